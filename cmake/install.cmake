@@ -1,0 +1,22 @@
+# What an installation holds:
+#
+#   bin/hypermla            the command line, one file that needs no library
+#   lib/libhypermla.so      include/hypermla/hypermla.h, and find_package(hypermla)
+#   share/hypermla/         what is compiled at run time: the kernels' sources and conf; both of the above find it from
+#                           their own place, so an installation can be moved
+#
+# Components: runtime (bin and share) and development (lib and include).
+include(CMakePackageConfigHelpers)
+
+set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
+install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
+install(FILES include/hypermla/dtype.h DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)
+
+install(TARGETS hypermla EXPORT hypermla LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(DIRECTORY include/hypermla DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/hypermla)
+install(EXPORT hypermla NAMESPACE hypermla:: FILE hypermla-config.cmake DESTINATION ${package_dir} COMPONENT development)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/hypermla-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/hypermla-config-version.cmake DESTINATION ${package_dir} COMPONENT development)

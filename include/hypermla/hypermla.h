@@ -1,0 +1,85 @@
+// HyperMLA's C++ interface: plan a kernel for a problem, bind the caller's tensors, tune once, run on the caller's stream.
+//
+//   hypermla::DeviceHandle device;  // the first GPU, else the CPU
+//   hypermla::Kernel kernel("flash_attention", {{"b", "1"}, {"s", "16"}, {"t", "1024"}}, device);
+//   for (const hypermla::TensorInfo& info : kernel.tensors()) kernel.bind(info.name, pointer_for(info));
+//   kernel.tune();
+//   kernel.run(stream);
+//
+// run() neither allocates, nor synchronises, nor reads back, and may be captured in a CUDA graph. One Kernel is used by one
+// thread at a time. Every function throws hypermla::Error: one sentence that says what to do next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hypermla/dtype.h"
+#include "hypermla/error.h"
+
+namespace hypermla {
+
+class Device;
+
+// A CUDA device, or this CPU. Copies share it.
+class HYPERMLA_API DeviceHandle {
+ public:
+  // "cpu", "cuda", "cuda:1", or "auto": the first GPU, else the CPU.
+  explicit DeviceHandle(const std::string& name = "auto");
+  std::string name() const;  // "NVIDIA H200"
+  bool is_gpu() const;
+  void synchronize() const;
+
+ private:
+  friend class Kernel;
+  std::shared_ptr<Device> device_;
+};
+
+// A tensor that a kernel reads or writes: dense and row-major, in the device's memory, 16-byte aligned.
+struct TensorInfo {
+  std::string name;                 // "q"
+  std::vector<std::int64_t> shape;  // {b, h, s, d}
+  DType dtype;
+  bool is_input;     // otherwise the kernel writes it: an output or, where is_workspace, scratch
+  bool is_workspace;
+  std::size_t bytes;
+};
+
+class HYPERMLA_API Kernel {
+ public:
+  // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others keep
+  // their defaults (`hypermla kernel <name> --help` lists them).
+  Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device = DeviceHandle(),
+         const std::string& version = "");
+  ~Kernel();
+  Kernel(Kernel&&) noexcept;
+  Kernel& operator=(Kernel&&) noexcept;
+
+  // The names of all kernels, "flash_attention", "flash_attention_v1", ...
+  static std::vector<std::string> list();
+
+  const std::vector<TensorInfo>& tensors() const;
+  // Gives a tensor its memory, which the caller owns. All must be bound before tune() or run(); bind again to change one.
+  void bind(const std::string& tensor, void* data);
+
+  // Chooses the tilings for this device: remembered ones, else measured now on the bound tensors (whose outputs it writes).
+  // Without it, run() uses the defaults. `max_iterations` limits the candidates per kernel; 0: all.
+  void tune(int max_iterations = 0);
+  // Compiles and loads, which the first run() otherwise does.
+  void prepare();
+  // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it returns
+  // when the work is done.
+  void run(void* stream = nullptr);
+
+  // Roofline time on a device of conf/devices.json; empty: the kernel's own device. Needs no tensors.
+  double predicted_seconds(const std::string& device = "") const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hypermla

@@ -1,0 +1,70 @@
+#include "flash_attention.h"
+
+#include "hypermla/plan/attention.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentionTiling> {
+ public:
+  void validate() const override {
+    validate_decompressed(problem);
+    require_power_of_two("Bm", tiling.Bm, 16, 256);
+    require_power_of_two("Bn", tiling.Bn, 16, 256);
+  }
+  void use_default_tiling() override { tiling = candidates().front(); }
+
+  std::vector<TensorSpec> tensors() const override { return decompressed_tensors(problem); }
+  ReferenceShape reference_shape() const override { return decompressed_reference_shape(problem); }
+  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
+    return decompressed_reference(problem, group, input);
+  }
+
+  std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
+    const FlashAttentionProblem at = problem;
+    CtKernelSpec<FlashAttentionProblem, FlashAttentionTiling> spec;
+    spec.name = "flash_attention";
+    spec.header = "cutile/mla/flash_attention/flash_attention/flash_attention.cuh";
+    spec.problem = {.b = 0, .s = 0, .t = 0, .h = 0, .d = at.d, .p = at.p, .dtype = at.dtype, .causal = at.causal};
+    spec.tiling = tiling;
+    spec.candidates = candidates();
+    spec.cost = decompressed_cost(at);
+    spec.grid = [at](const FlashAttentionTiling& tiling) {
+      return Grid{ceil_div(at.s, tiling.Bm), unsigned(at.h), unsigned(at.b)};
+    };
+    spec.arguments = [at, tensors](const FlashAttentionTiling&) {
+      auto pointer = [&](const char* name) { return tensors.at(name).data; };
+      return Arguments(pointer("q"), pointer("qpe"), pointer("k"), pointer("v"), pointer("kpe"), pointer("o"),
+                       pointer("lse"), softmax_scale(at.d, at.p), at.b, at.h, at.s, at.t);
+    };
+    // Padded rows and tokens are computed too.
+    spec.executed = [at, cost = spec.cost](const FlashAttentionTiling& tiling) {
+      return Cost{cost.flops * padding(at.s, tiling.Bm) * padding(at.t, tiling.Bn), cost.bytes};
+    };
+    return std::make_unique<CtKernel>(std::move(spec));
+  }
+
+ private:
+  // {Bm, Bn, num_warps, occupancy}: the best first guess leads, the tuner measures the others. None of the GPU's keeps a
+  // stack frame (Bn = 256, and Bm = 32 with Bn = 64, would).
+  std::vector<FlashAttentionTiling> candidates() const {
+    const int s = problem.s;
+    if (!target.is_gpu()) {
+      if (s <= 16) return {{16, 64, 1, 1}, {16, 128, 1, 1}};
+      return {{64, 64, 1, 1}, {32, 64, 1, 1}, {64, 128, 1, 1}};
+    }
+    if (!target.has_large_blocks()) {
+      if (s <= 16) return {{16, 64, 4, 2}, {16, 32, 4, 4}};
+      return {{64, 64, 4, 1}, {16, 64, 4, 2}};
+    }
+    if (s <= 16) return {{16, 128, 4, 2}, {16, 64, 4, 2}, {16, 32, 4, 4}, {16, 64, 4, 1}};
+    if (s <= 64) return {{64, 64, 4, 2}, {32, 32, 4, 2}, {64, 128, 4, 1}, {64, 32, 4, 2}, {16, 128, 4, 2}};
+    return {{128, 128, 8, 1}, {128, 64, 8, 1}, {64, 64, 4, 2}, {64, 128, 4, 1}};
+  }
+};
+
+HYPERMLA_REGISTER(FlashAttentionPlan, "attention over decompressed keys and values, for prefill (s >= 128)")
+
+}  // namespace
+}  // namespace hypermla

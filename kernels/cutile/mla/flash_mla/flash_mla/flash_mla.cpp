@@ -1,0 +1,75 @@
+#include "flash_mla.h"
+
+#include <algorithm>
+
+#include "hypermla/plan/attention.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
+ public:
+  void validate() const override {
+    validate_latent(problem);
+    require_power_of_two("Bm", tiling.Bm, 16, 256);
+    require_power_of_two("Bn", tiling.Bn, 16, 256);
+    require_power_of_two("Bv", tiling.Bv, 16, problem.k);
+    require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+  }
+  void use_default_tiling() override { tiling = candidates().front(); }
+
+  std::vector<TensorSpec> tensors() const override { return latent_tensors(problem); }
+  ReferenceShape reference_shape() const override { return latent_reference_shape(problem); }
+  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
+    return latent_reference(problem, group, input);
+  }
+
+  std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
+    const FlashMlaProblem at = problem;
+    CtKernelSpec<FlashMlaProblem, FlashMlaTiling> spec;
+    spec.name = "flash_mla";
+    spec.header = "cutile/mla/flash_mla/flash_mla/flash_mla.cuh";
+    spec.problem = {
+        .b = 0, .s = 0, .t = 0, .h = 0, .d = 0, .p = at.p, .k = at.k, .dtype = at.dtype, .causal = at.causal};
+    spec.tiling = tiling;
+    spec.candidates = candidates();
+    spec.cost = latent_cost(at);
+    spec.grid = [at](const FlashMlaTiling& tiling) {
+      return Grid{ceil_div(at.h * at.s, tiling.Bm), unsigned(at.k / tiling.Bv), unsigned(at.b)};
+    };
+    spec.arguments = [at, tensors](const FlashMlaTiling&) {
+      auto pointer = [&](const char* name) { return tensors.at(name).data; };
+      return Arguments(pointer("qc"), pointer("qpe"), pointer("z"), pointer("kpe"), pointer("o"), pointer("lse"),
+                       softmax_scale(at.d, at.p), at.b, at.h, at.s, at.t);
+    };
+    spec.executed = [at](const FlashMlaTiling& tiling) { return latent_executed(at, tiling); };
+    return std::make_unique<CtKernel>(std::move(spec));
+  }
+
+ private:
+  // {Bm, Bn, Bv, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. Two warpgroups
+  // (8 warps) hold the whole 64 x 512 accumulator; GPUs with small blocks make the scores several times instead.
+  std::vector<FlashMlaTiling> candidates() const {
+    std::vector<FlashMlaTiling> tilings;
+    if (!target.is_gpu())
+      tilings = {{64, 64, 512, 512, 1, 1}, {64, 128, 512, 512, 1, 1}, {32, 64, 512, 512, 1, 1}};
+    else if (target.has_large_blocks())
+      tilings = {{64, 64, 512, 128, 8, 1}, {64, 64, 512, 256, 8, 1}, {64, 64, 512, 64, 8, 1},  {64, 64, 512, 512, 8, 1},
+                 {64, 32, 512, 128, 8, 1}, {128, 64, 256, 64, 8, 1}, {64, 128, 256, 128, 4, 1}};
+    else if (target.arch == "sm_120" || target.arch == "sm_121")
+      tilings = {{64, 32, 512, 128, 8, 1}};
+    else
+      tilings = {{32, 32, 128, 64, 8, 1}};
+    for (FlashMlaTiling& tiling : tilings) {
+      tiling.Bv = std::min(tiling.Bv, problem.k);
+      tiling.Bk = std::min(tiling.Bk, problem.k);
+    }
+    return tilings;
+  }
+};
+
+HYPERMLA_REGISTER(FlashMlaPlan, "attention in the latent space with absorbed projections, for decoding (s = 1)")
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,281 @@
+// hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it convenient
+// and checks what is bound. Only the stable ABI of Python 3.11 is used.
+#include <Python.h>
+
+#include <new>
+
+#include "hypermla/hypermla.h"
+
+namespace {
+
+PyObject* g_error = nullptr;  // hypermla.Error
+
+// DLPack's structures (its specification, version 1.0): what __dlpack__() puts into a capsule.
+struct DLDevice {
+  std::int32_t type, id;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t ndim;
+  std::uint8_t code, bits;
+  std::uint16_t lanes;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements; null: dense and row-major
+  std::uint64_t byte_offset;
+};
+struct DLManagedTensorVersioned {
+  std::uint32_t major, minor;
+  void* manager_context;
+  void (*deleter)(DLManagedTensorVersioned*);
+  std::uint64_t flags;
+  DLTensor tensor;
+};
+constexpr std::uint64_t kReadOnly = 1;
+
+struct KernelObject {
+  PyObject_HEAD
+  hypermla::Kernel* kernel;
+  bool is_gpu;
+  bool busy;  // inside a call that has released the interpreter lock
+};
+KernelObject* as_kernel(PyObject* self) { return reinterpret_cast<KernelObject*>(self); }
+
+// Calls `body`, turning what it throws into a Python exception; null then.
+template <class Body>
+PyObject* guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const hypermla::Error& error) {
+    PyErr_SetString(g_error, error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// The same without the interpreter lock, for what may take long. One kernel serves one thread at a time.
+template <class Body>
+PyObject* guarded_unlocked(KernelObject* self, Body&& body) {
+  if (self->busy) {
+    PyErr_SetString(g_error, "this Kernel is in use by another thread; give each thread a Kernel of its own");
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    struct Unlocked {
+      KernelObject* self;
+      PyThreadState* state;
+      explicit Unlocked(KernelObject* kernel) : self(kernel) {
+        self->busy = true;
+        state = PyEval_SaveThread();
+      }
+      ~Unlocked() {
+        PyEval_RestoreThread(state);
+        self->busy = false;
+      }
+    };
+    {
+      Unlocked unlocked(self);
+      body(*self->kernel);
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+const char* dtype_name(hypermla::DType dtype) {
+  switch (dtype) {
+    case hypermla::DType::bfloat16: return "bfloat16";
+    case hypermla::DType::float16: return "float16";
+    case hypermla::DType::float32: return "float32";
+  }
+  return "";
+}
+
+PyObject* shape_tuple(const std::int64_t* values, Py_ssize_t count) {
+  PyObject* tuple = PyTuple_New(count);
+  for (Py_ssize_t i = 0; tuple && i < count; ++i) {
+    PyObject* value = PyLong_FromLongLong(values[i]);
+    if (!value || PyTuple_SetItem(tuple, i, value) != 0) {  // which takes the reference, also when it fails
+      Py_DECREF(tuple);
+      return nullptr;
+    }
+  }
+  return tuple;
+}
+
+// Kernel(name, version, device, problem: dict[str, str])
+PyObject* kernel_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  const char *name, *version, *device;
+  PyObject* problem;
+  if (!PyArg_ParseTuple(arguments, "sssO!", &name, &version, &device, &PyDict_Type, &problem)) return nullptr;
+  std::map<std::string, std::string> fields;
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(problem, &at, &key, &value);) {
+    const char* field = PyUnicode_AsUTF8AndSize(key, nullptr);
+    const char* text = field ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
+    if (!text) return nullptr;
+    fields[field] = text;
+  }
+  return guarded([&]() -> PyObject* {
+    const hypermla::DeviceHandle handle(device);
+    auto kernel = std::make_unique<hypermla::Kernel>(name, fields, handle, version);
+    auto* allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    PyObject* self = allocate(type, 0);
+    if (!self) return nullptr;
+    as_kernel(self)->kernel = kernel.release();
+    as_kernel(self)->is_gpu = handle.is_gpu();
+    return self;
+  });
+}
+
+void kernel_delete(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete as_kernel(self)->kernel;
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+// [(name, shape, dtype, role)]
+PyObject* kernel_tensors(PyObject* self, PyObject*) {
+  PyObject* list = PyList_New(0);
+  if (!list) return nullptr;
+  for (const hypermla::TensorInfo& info : as_kernel(self)->kernel->tensors()) {
+    const char* role = info.is_input ? "input" : info.is_workspace ? "workspace" : "output";
+    PyObject* shape = shape_tuple(info.shape.data(), Py_ssize_t(info.shape.size()));
+    PyObject* row = shape ? Py_BuildValue("(sNss)", info.name.c_str(), shape, dtype_name(info.dtype), role) : nullptr;
+    const bool added = row && PyList_Append(list, row) == 0;
+    Py_XDECREF(row);
+    if (!added) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+  }
+  return list;
+}
+
+PyObject* kernel_is_gpu(PyObject* self, PyObject*) { return PyBool_FromLong(as_kernel(self)->is_gpu); }
+
+PyObject* kernel_bind(PyObject* self, PyObject* arguments) {
+  const char* name;
+  PyObject* address;
+  if (!PyArg_ParseTuple(arguments, "sO", &name, &address)) return nullptr;
+  void* data = PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.bind(name, data); });
+}
+
+PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
+  int max_iterations;
+  if (!PyArg_ParseTuple(arguments, "i", &max_iterations)) return nullptr;
+  return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.tune(max_iterations); });
+}
+
+PyObject* kernel_prepare(PyObject* self, PyObject*) {
+  return guarded_unlocked(as_kernel(self), [](hypermla::Kernel& kernel) { kernel.prepare(); });
+}
+
+PyObject* kernel_run(PyObject* self, PyObject* address) {
+  void* stream = PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.run(stream); });
+}
+
+PyObject* kernel_predicted_seconds(PyObject* self, PyObject* arguments) {
+  const char* device;
+  if (!PyArg_ParseTuple(arguments, "s", &device)) return nullptr;
+  return guarded([&] { return PyFloat_FromDouble(as_kernel(self)->kernel->predicted_seconds(device)); });
+}
+
+PyObject* list_kernels(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    const std::vector<std::string> names = hypermla::Kernel::list();
+    PyObject* list = PyList_New(Py_ssize_t(names.size()));
+    for (std::size_t i = 0; list && i < names.size(); ++i) {
+      PyObject* name = PyUnicode_FromString(names[i].c_str());
+      if (!name || PyList_SetItem(list, Py_ssize_t(i), name) != 0) {
+        Py_DECREF(list);
+        return nullptr;
+      }
+    }
+    return list;
+  });
+}
+
+// What a DLPack capsule describes: (address, device type, device id, type code, bits, lanes, shape, strides or None,
+// read-only). The capsule keeps its tensor; whoever made it must outlive the use of the address.
+PyObject* read_dlpack(PyObject*, PyObject* capsule) {
+  const DLTensor* tensor = nullptr;
+  bool read_only = false;
+  if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    if (managed->major != 1) {
+      PyErr_SetString(g_error, "this tensor speaks another major version of DLPack than 1; bind its address instead");
+      return nullptr;
+    }
+    tensor = &managed->tensor;
+    read_only = managed->flags & kReadOnly;
+  } else {
+    tensor = static_cast<DLTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));  // the first member of DLManagedTensor
+  }
+  if (!tensor) return nullptr;
+  PyObject* shape = shape_tuple(tensor->shape, tensor->ndim);
+  PyObject* strides = tensor->strides ? shape_tuple(tensor->strides, tensor->ndim) : Py_NewRef(Py_None);
+  PyObject* address = PyLong_FromVoidPtr(static_cast<char*>(tensor->data) + tensor->byte_offset);
+  if (!shape || !strides || !address) {
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(address);
+    return nullptr;
+  }
+  return Py_BuildValue("(NiiiiiNNN)", address, int(tensor->device.type), int(tensor->device.id), int(tensor->code),
+                       int(tensor->bits), int(tensor->lanes), shape, strides, PyBool_FromLong(read_only));
+}
+
+// Where the bytes of a memoryview are. The memoryview keeps them there.
+PyObject* buffer_address(PyObject*, PyObject* view) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(view, &buffer, PyBUF_FULL_RO) != 0) return nullptr;
+  PyObject* address = PyLong_FromVoidPtr(buffer.buf);
+  PyBuffer_Release(&buffer);
+  return address;
+}
+
+PyMethodDef kernel_methods[] = {{"tensors", kernel_tensors, METH_NOARGS, nullptr},
+                                {"is_gpu", kernel_is_gpu, METH_NOARGS, nullptr},
+                                {"bind", kernel_bind, METH_VARARGS, nullptr},
+                                {"tune", kernel_tune, METH_VARARGS, nullptr},
+                                {"prepare", kernel_prepare, METH_NOARGS, nullptr},
+                                {"run", kernel_run, METH_O, nullptr},
+                                {"predicted_seconds", kernel_predicted_seconds, METH_VARARGS, nullptr},
+                                {}};
+PyType_Slot kernel_slots[] = {{Py_tp_new, reinterpret_cast<void*>(kernel_new)},
+                              {Py_tp_dealloc, reinterpret_cast<void*>(kernel_delete)},
+                              {Py_tp_methods, kernel_methods},
+                              {}};
+PyType_Spec kernel_spec = {"hypermla._hypermla.Kernel", sizeof(KernelObject), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
+
+PyMethodDef module_methods[] = {{"list", list_kernels, METH_NOARGS, nullptr},
+                                {"read_dlpack", read_dlpack, METH_O, nullptr},
+                                {"buffer_address", buffer_address, METH_O, nullptr},
+                                {}};
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_hypermla", nullptr, -1, module_methods,
+                                 nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__hypermla() {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (!module) return nullptr;
+  g_error = PyErr_NewException("hypermla.Error", PyExc_RuntimeError, nullptr);
+  PyObject* kernel = PyType_FromSpec(&kernel_spec);
+  if (!g_error || !kernel || PyModule_AddObjectRef(module, "Error", g_error) != 0 ||
+      PyModule_AddObjectRef(module, "Kernel", kernel) != 0) {
+    Py_XDECREF(kernel);
+    Py_DECREF(module);
+    return nullptr;
+  }
+  Py_DECREF(kernel);
+  return module;
+}

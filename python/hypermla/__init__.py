@@ -1,0 +1,212 @@
+"""HyperMLA: Multi-head Latent Attention kernels.
+
+    import hypermla
+    kernel = hypermla.Kernel("flash_attention", b=1, s=16, t=1024, h=8)    # the first GPU, else the CPU
+    for tensor in kernel.tensors:
+        kernel.bind(tensor.name, torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="cuda"))
+    kernel.tune()
+    kernel.run(torch.cuda.current_stream())
+
+run() neither allocates nor synchronises, and may be captured in a CUDA graph. Everything raises hypermla.Error, whose
+message says what to do next.
+"""
+
+from typing import NamedTuple
+
+from hypermla import _hypermla
+from hypermla._hypermla import Error, list
+
+__all__ = ["Error", "Kernel", "TensorInfo", "list"]
+
+
+class TensorInfo(NamedTuple):
+    """A tensor that a kernel reads or writes: dense, row-major, 16-byte aligned."""
+
+    name: str
+    shape: tuple
+    dtype: str  # "bfloat16", "float16" or "float32"
+    role: str  # "input", "output" or "workspace"
+
+
+class _Memory(NamedTuple):
+    """What an object says of its memory; None: it does not say."""
+
+    address: int
+    keep: object  # what must live as long as the memory is used
+    gpu: object = None  # True or False
+    ordinal: object = None  # of the GPU
+    shape: object = None
+    dtypes: tuple = None  # names that its elements may stand for
+    dense: bool = True
+    read_only: bool = False
+    bytes: int = None
+
+
+# Integers of 16 bits carry bfloat16, which neither NumPy nor the buffer protocol has.
+_DLPACK = {(2, 16): ("float16",), (4, 16): ("bfloat16",), (2, 32): ("float32",), (1, 16): ("bfloat16",)}
+_LETTERS = {"e": ("float16",), "f": ("float32",), "H": ("bfloat16",)}
+_TYPESTR = {"f2": ("float16",), "f4": ("float32",), "u2": ("bfloat16",), "V2": ("bfloat16",)}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLDeviceType
+
+
+def _dense(shape, strides):
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _from_dlpack(tensor):
+    device, _ = tensor.__dlpack_device__()
+    # -1: no synchronisation; the caller orders its streams.
+    stream = {"stream": -1} if device == _CUDA else {}
+    try:
+        capsule = tensor.__dlpack__(max_version=(1, 0), **stream)
+    except TypeError:  # an older producer
+        capsule = tensor.__dlpack__(**stream)
+    address, device, ordinal, code, bits, lanes, shape, strides, read_only = _hypermla.read_dlpack(capsule)
+    return _Memory(
+        address,
+        (tensor, capsule),
+        gpu=None if device == _CUDA_MANAGED else device == _CUDA,
+        ordinal=ordinal if device == _CUDA else None,
+        shape=shape,
+        dtypes=_DLPACK.get((code, bits), ()) if lanes == 1 else (),
+        dense=strides is None or _dense(shape, strides),
+        read_only=read_only,
+    )
+
+
+def _from_cuda_array(tensor):
+    said = tensor.__cuda_array_interface__
+    address, read_only = said["data"]
+    shape, strides = tuple(said["shape"]), said.get("strides")
+    item = int(said["typestr"][2:])
+    return _Memory(
+        address,
+        tensor,
+        gpu=True,
+        shape=shape,
+        dtypes=_TYPESTR.get(said["typestr"][1:], ()),
+        dense=strides is None or _dense(shape, [stride / item for stride in strides]),
+        read_only=read_only,
+    )
+
+
+def _from_buffer(tensor):
+    view = memoryview(tensor)
+    raw = view.itemsize == 1  # bytes have no type of their own: only their number is compared
+    return _Memory(
+        _hypermla.buffer_address(view),
+        view,
+        gpu=False,
+        shape=None if raw else view.shape,
+        dtypes=None if raw else _LETTERS.get(view.format.lstrip("@=<"), ()),
+        dense=view.c_contiguous,
+        read_only=view.readonly,
+        bytes=view.nbytes,
+    )
+
+
+def _memory(tensor):
+    if isinstance(tensor, int):
+        return _Memory(tensor, None)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        return _from_cuda_array(tensor)
+    if hasattr(tensor, "__dlpack__"):
+        return _from_dlpack(tensor)
+    return _from_buffer(tensor)
+
+
+class Kernel:
+    """One kernel for one problem on one device. Use it from one thread at a time.
+
+    `name` and `version` as on the command line: "flash_attention", "v1". `device` is "cpu", "cuda", "cuda:1" or "auto": the
+    first GPU, else the CPU. The problem's fields are keywords (`hypermla kernel <name> --help` lists them); those not given
+    keep their defaults.
+    """
+
+    def __init__(self, name, version=None, device="auto", **problem):
+        fields = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in problem.items()}
+        self._kernel = _hypermla.Kernel(name, version or "", device, fields)
+        self._ordinal = int(device.partition(":")[2] or 0)
+        self._tensors = tuple(TensorInfo(*row) for row in self._kernel.tensors())
+        self._bound = {}
+
+    @property
+    def tensors(self):
+        """All tensors of the kernel, in the order of its documentation."""
+        return self._tensors
+
+    @property
+    def is_gpu(self):
+        return self._kernel.is_gpu()
+
+    def bind(self, name, tensor):
+        """Gives a tensor its memory and keeps `tensor` alive.
+
+        `tensor` is anything with __dlpack__, __cuda_array_interface__ or the buffer protocol, and then its type, shape,
+        layout and device are checked; or an address, and then nothing is. Unsigned integers of 16 bits count as bfloat16,
+        and a buffer of bytes as any type.
+        """
+        info = next((info for info in self._tensors if info.name == name), None)
+        if info is None:
+            raise Error(f"there is no tensor '{name}'; this kernel has {', '.join(info.name for info in self._tensors)}")
+        try:
+            memory = _memory(tensor)
+        except (TypeError, BufferError, KeyError, ValueError) as error:
+            raise Error(
+                f"a {type(tensor).__name__} cannot be bound to '{name}' ({error}); give it an array or tensor with DLPack, "
+                "a CUDA array, a buffer or an address"
+            ) from error
+        self._check(info, memory)
+        self._kernel.bind(name, memory.address)
+        self._bound[name] = memory.keep
+
+    def _check(self, info, memory):
+        def wants(what, given):
+            raise Error(f"tensor '{info.name}' must be {what}, not {given}")
+
+        if memory.dtypes is not None and info.dtype not in memory.dtypes:
+            wants(f"of {info.dtype}", f"of {' or '.join(memory.dtypes) or 'another type'}")
+        if memory.shape is not None and tuple(memory.shape) != info.shape:
+            wants(f"of shape {_text(info.shape)}", _text(memory.shape))
+        if memory.shape is None and memory.bytes is not None:
+            size = _ITEM_BYTES[info.dtype]
+            for extent in info.shape:
+                size *= extent
+            if memory.bytes != size:
+                wants(f"of {size} bytes", f"of {memory.bytes}")
+        if not memory.dense:
+            wants("dense and row-major", "strided; copy it first")
+        if memory.read_only and info.role != "input":
+            wants("writable", "read-only")
+        if memory.gpu is not None and memory.gpu != self.is_gpu:
+            wants("in the memory of " + ("the GPU" if self.is_gpu else "the CPU"), "elsewhere; copy it first")
+        if memory.ordinal is not None and memory.ordinal != self._ordinal:
+            wants(f"on GPU {self._ordinal}", f"on GPU {memory.ordinal}")
+
+    def tune(self, max_iterations=0):
+        """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs it
+        writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
+        self._kernel.tune(max_iterations)
+
+    def prepare(self):
+        """Compiles and loads, which the first run() otherwise does."""
+        self._kernel.prepare()
+
+    def run(self, stream=None):
+        """Enqueues the kernel on `stream`: an address or an object with .cuda_stream, such as PyTorch's; None is the
+        default stream. On the CPU it returns when the work is done."""
+        self._kernel.run(0 if stream is None else getattr(stream, "cuda_stream", stream))
+
+    def predicted_seconds(self, device=None):
+        """Roofline time on a device of conf/devices.json; None: the kernel's own. Needs no tensors."""
+        return self._kernel.predicted_seconds(device or "")
+
+
+def _text(shape):
+    return "[" + ", ".join(str(extent) for extent in shape) + "]"

@@ -1,0 +1,116 @@
+# What ./hypermla and ./test share: set the machine up and build. To be sourced by bash, with `root` set to the checkout.
+#
+# Every step leaves its mark last, so an interrupted one is done again and a finished one costs a look. Progress goes to
+# standard error, logs to build/; a failure is one sentence, after the lines of the log that explain it.
+
+packages=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev)
+test_packages=(libgtest-dev python3-dev)
+python=/usr/bin/python3
+[[ -x $python ]] || python=$(command -v python3 || true)
+venv=$root/.venv
+
+note() { echo "hypermla: $*" >&2; }
+die() {
+  note "$*"
+  exit 1
+}
+# The end of a log, without addresses.
+show_log() { tail -n "${2:-5}" "$1" | sed -E 's#[a-z]+://[^ ]+#<address>#g' >&2; }
+
+lock() {
+  mkdir -p "$root/build" 2>/dev/null || die "$root cannot be written; copy the checkout to a place of your own"
+  exec 9>"$root/build/lock"
+  flock -n 9 || { note "waiting for another ./hypermla that is building"; flock 9; }
+}
+unlock() { exec 9>&-; }
+
+can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
+
+has_header() { echo "#include <$1>" | "${CXX:-g++}" -E -x c++ -std=c++20 - >/dev/null 2>&1; }
+
+# Whether what a Debian package would bring is there, from wherever it came.
+has_package() {
+  case $1 in
+    g++) command -v "${CXX:-g++}" >/dev/null ;;
+    cmake) command -v cmake >/dev/null ;;
+    ninja-build) command -v ninja >/dev/null ;;
+    python3-venv) [[ -n $python ]] && "$python" -c 'import ensurepip, venv' 2>/dev/null ;;
+    python3-dev) "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ;;
+    libfmt-dev) has_header fmt/format.h ;;
+    nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
+    libcli11-dev) has_header CLI/CLI.hpp ;;
+    libgtest-dev) has_header gtest/gtest.h ;;
+  esac
+}
+
+install_packages() {
+  local missing=() name log=$root/build/apt.log
+  for name in "$@"; do has_package "$name" || missing+=("$name"); done
+  ((${#missing[@]})) || return 0
+  local line="apt-get install -y ${missing[*]}"
+  command -v apt-get >/dev/null ||
+    die "missing: ${missing[*]} (Debian's names); install them with this system's package manager, then run this again"
+  ((EUID == 0)) || die "missing packages; run \`sudo $line\`, then run this again"
+  note "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  local get=(apt-get install -y --no-install-recommends "${missing[@]}")
+  # The lists of a fresh machine are empty or old; those of any other need no update.
+  "${get[@]}" >"$log" 2>&1 9>&- || { apt-get update >"$log" 2>&1 9>&- && "${get[@]}" >>"$log" 2>&1 9>&-; } ||
+    { show_log "$log"; die "apt-get failed; run \`apt-get update && $line\` where there is a network, then run this again"; }
+}
+
+# The compilers of kernels for GPUs: wheels pinned in requirements.txt, in an environment of this checkout.
+install_wheels() {
+  [[ -n ${HYPERMLA_CUDA_ROOT:-} && -e $HYPERMLA_CUDA_ROOT/include/cuda.h ]] && return 0
+  cmp -s "$root/requirements.txt" "$venv/installed.txt" && return 0
+  local log=$root/build/pip.log
+  note "installing the CUDA Tile compilers into .venv (300 MB to download)"
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" >"$log" 2>&1 9>&- ||
+    { show_log "$log"; die "python could not make the environment .venv; see build/pip.log"; }
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off -r "$root/requirements.txt" \
+    >"$log" 2>&1 9>&- ||
+    { show_log "$log" 2; die "the wheels of requirements.txt could not be installed; run this again where there is a network, or set HYPERMLA_CUDA_ROOT to a CUDA toolkit 13.3 or newer"; }
+  cp "$root/requirements.txt" "$venv/installed.tmp"
+  mv "$venv/installed.tmp" "$venv/installed.txt"
+}
+
+install_all() {
+  install_packages "${packages[@]}" "$@"
+  install_wheels
+}
+
+# Arguments: settings that differ from those of the first time. A build directory that was copied from another place, or one
+# that was interrupted, starts afresh.
+configure() {
+  local cache=$root/build/CMakeCache.txt log=$root/build/cmake.log begin=()
+  if [[ ! -e $root/build/build.ninja ]] || ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" 2>/dev/null; then
+    begin=(--fresh --preset default -DHYPERMLA_BUILD_TESTS=OFF "-DPython_EXECUTABLE=$python")
+  elif (($# == 0)); then
+    return 0  # ninja itself runs cmake again when a CMakeLists.txt or the set of sources has changed
+  fi
+  cmake -S "$root" -B "$root/build" "${begin[@]}" "$@" >"$log" 2>&1 9>&- ||
+    { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
+}
+
+# Builds the targets. On a terminal ninja shows its progress; elsewhere a line for every quarter.
+build() {
+  local log=$root/build/build.log begin=$SECONDS
+  touch "$root/build/building"  # what changes from now on is newer than this build
+  note "building (two minutes on two cores when everything is new)"
+  if [[ -t 2 ]]; then
+    cmake --build "$root/build" --target "$@" >&2 9>&- || die "the build failed; the lines above say why"
+  else
+    NINJA_STATUS='[%p] ' cmake --build "$root/build" --target "$@" 2>&1 9>&- | tee "$log" | show_quarters >&2
+    ((PIPESTATUS[0] == 0)) || { grep -A 12 -E 'FAILED|error' "$log" | head -60 >&2 || true; die "the build failed; the lines above say why"; }
+  fi
+  mv "$root/build/building" "$root/build/built"
+  note "built in $((SECONDS - begin)) s"
+}
+show_quarters() {
+  local line percent next=25
+  while IFS= read -r line; do
+    [[ $line =~ ^\[\ *([0-9]+)%\] ]] || continue
+    percent=${BASH_REMATCH[1]}
+    ((percent < next)) || { echo "hypermla: built $percent %"; next=$((percent / 25 * 25 + 25)); }
+  done
+}

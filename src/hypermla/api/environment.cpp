@@ -1,0 +1,129 @@
+#include "hypermla/api/environment.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+#include <thread>
+
+#include "hypermla/base/error.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+bool is_root(const fs::path& path) {
+  std::error_code unreadable;  // is as good as absent
+  return fs::exists(path / "kernels/cutile/tile.h", unreadable);
+}
+
+// The image (program or library) that this code was linked into.
+fs::path own_image() {
+  Dl_info info{};
+  dladdr(reinterpret_cast<void*>(&is_root), &info);
+  std::error_code error;
+  // A program is known to dladdr by the name it was started with; the kernel knows better.
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path image = info.dli_fname ? fs::absolute(info.dli_fname, error) : program;
+  return image.filename() == program.filename() ? program : image;
+}
+
+fs::path find_root() {
+  if (const std::string root = variable("HYPERMLA_ROOT"); !root.empty()) {
+    if (is_root(root)) return fs::absolute(root);  // the process may change its directory
+    fail("HYPERMLA_ROOT={} does not hold kernels/cutile; point it at a checkout or at <prefix>/share/hypermla", root);
+  }
+  const fs::path image = own_image();
+  for (fs::path directory = image.parent_path();; directory = directory.parent_path()) {
+    for (const fs::path& candidate : {directory, directory / "share/hypermla"})
+      if (is_root(candidate)) return candidate;
+    if (directory == directory.parent_path()) break;
+  }
+  fail("the kernels' sources were not found near {}; set HYPERMLA_ROOT to a checkout or to <prefix>/share/hypermla",
+       image.string());
+}
+
+fs::path find_cache(const fs::path& root) {
+  if (const std::string path = variable("HYPERMLA_CACHE_DIR"); !path.empty()) return fs::absolute(path);
+  if (fs::exists(root / "CMakeLists.txt")) return root / ".cache";
+  if (const std::string path = variable("XDG_CACHE_HOME"); !path.empty()) return fs::path(path) / "hypermla";
+  if (const std::string path = variable("HOME"); !path.empty()) return fs::path(path) / ".cache/hypermla";
+  fail("there is no place for a cache: set HYPERMLA_CACHE_DIR");
+}
+
+// Where wheels put the toolkit: <environment>/lib/python3.N/site-packages/nvidia/cu13, for the checkout's own environment
+// and for the one that this library is installed in.
+std::vector<fs::path> wheel_roots(const fs::path& root) {
+  std::vector<fs::path> roots;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(root / ".venv/lib", error))
+    roots.push_back(entry.path() / "site-packages/nvidia/cu13");
+  for (fs::path directory = own_image().parent_path(); directory != directory.parent_path();
+       directory = directory.parent_path())
+    if (directory.filename() == "site-packages") roots.push_back(directory / "nvidia/cu13");
+  return roots;
+}
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> result;
+  for (std::string word; stream >> word;) result.push_back(word);
+  return result;
+}
+
+}  // namespace
+
+Environment Environment::detect() {
+  Environment environment;
+  environment.root = find_root();
+  environment.cache = find_cache(environment.root);
+  std::vector<fs::path> roots = {variable("HYPERMLA_CUDA_ROOT")};
+  for (const fs::path& root : wheel_roots(environment.root)) roots.push_back(root);
+  roots.push_back(variable("CUDA_HOME"));
+  roots.push_back("/usr/local/cuda");
+  environment.toolchain = Toolchain::find(roots, {variable("CXX"), "g++", "c++", "clang++"}, variable("PATH"));
+  environment.host_flags = words(variable("HYPERMLA_HOST_FLAGS"));
+  return environment;
+}
+
+CompilerConfig Environment::compiler_config() const {
+  CompilerConfig config;
+  config.kernel_root = kernel_root();
+  config.include_root = root / "include";
+  config.cache = cache / "kernels";
+  config.toolchain = toolchain;
+  config.host_flags = host_flags;
+  config.jobs = int(std::max(1u, std::thread::hardware_concurrency()));
+  return config;
+}
+
+DeviceTable Environment::devices() const { return DeviceTable::load(root / "conf/devices.json", measured_devices()); }
+
+DeviceSpec spec_for(const DeviceTable& table, const Device& device) {
+  const DeviceInfo& info = device.info();
+  if (table.contains(info.name)) {
+    DeviceSpec spec = table.find(info.name);
+    if (spec.sm_count == 0) spec.sm_count = info.processors;
+    return spec;
+  }
+  DeviceSpec spec = device.is_gpu() ? DeviceSpec{} : table.find("CPU");
+  spec.name = info.name;
+  spec.sm_count = info.processors;
+  if (device.is_gpu()) {
+    // About a mid-range GPU; only the ratio matters here.
+    spec.bfloat16_tflops = spec.float16_tflops = 150;
+    spec.float32_tflops = 30;
+    spec.peak_gbps = 1000;
+    spec.note = "a guess: this device is not in conf/devices.json; `hypermla device --measure` adds it";
+  }
+  return spec;
+}
+
+}  // namespace hypermla

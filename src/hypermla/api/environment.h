@@ -1,0 +1,41 @@
+// The one place that reads the environment and looks around the file system: where kernels, conf and caches are, and which
+// compilers there are. Everything below takes paths.
+//
+//   HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's own place)
+//   HYPERMLA_CACHE_DIR   compiled kernels, tuning results, measured devices  (default: .cache in a checkout, else
+//                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla)
+//   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, then CUDA_HOME)
+//   CXX                  C++20 compiler for kernels on the CPU               (default: g++, then c++, then clang++)
+//   HYPERMLA_HOST_FLAGS  further compiler flags for CPU kernels, such as -DHYPERMLA_TILE_DEBUG
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "hypermla/compile/compiler.h"
+#include "hypermla/device/device.h"
+#include "hypermla/roofline/device_spec.h"
+
+namespace hypermla {
+
+struct Environment {
+  std::filesystem::path root;
+  std::filesystem::path cache;
+  Toolchain toolchain;
+  std::vector<std::string> host_flags;
+
+  // Throws Error when the kernels' sources are not found.
+  static Environment detect();
+
+  std::filesystem::path kernel_root() const { return root / "kernels"; }
+  std::filesystem::path history_root() const { return cache / "kernel-autotune"; }
+  std::filesystem::path measured_devices() const { return cache / "devices.json"; }
+  CompilerConfig compiler_config() const;
+  DeviceTable devices() const;
+};
+
+// The roofline of a device: its own entry; else, for a CPU, the entry "CPU" with the number of its cores; else a rough guess
+// for an unknown GPU, enough to order candidates by.
+DeviceSpec spec_for(const DeviceTable& table, const Device& device);
+
+}  // namespace hypermla

@@ -1,0 +1,121 @@
+#include "hypermla/hypermla.h"
+
+#include <mutex>
+
+#include "hypermla/api/environment.h"
+#include "hypermla/plan/registry.h"
+#include "hypermla/tune/autotune.h"
+
+namespace hypermla {
+namespace {
+
+// What all kernels of a process share: the environment is read and the compiler's threads are started once.
+struct Shared {
+  Environment environment = Environment::detect();
+  DeviceTable devices = environment.devices();
+  Compiler compiler{environment.compiler_config()};
+};
+Shared& shared() {
+  static Shared instance;
+  return instance;
+}
+
+}  // namespace
+
+DeviceHandle::DeviceHandle(const std::string& name) : device_(make_device(name)) {}
+std::string DeviceHandle::name() const { return device_->info().name; }
+bool DeviceHandle::is_gpu() const { return device_->is_gpu(); }
+void DeviceHandle::synchronize() const { device_->synchronize(); }
+
+struct Kernel::State {
+  std::shared_ptr<Device> device;
+  std::unique_ptr<KernelPlan> plan;
+  std::vector<TensorInfo> infos;
+  Tensors tensors;
+  std::map<std::string, Json> tilings;  // by kernel: what tune() chose
+  std::unique_ptr<Executable> executable;  // prepared over the bound tensors; null after a bind()
+};
+
+Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device,
+               const std::string& version)
+    : state_(std::make_unique<State>()) {
+  state_->device = device.device_;
+  state_->plan = Registry::instance().find(name, version).make();
+  state_->plan->target = Target::of(device.device_->info());
+  for (const auto& [field, value] : problem) {
+    std::vector<std::string> names;
+    bool known = false;
+    for (FieldRef& ref : state_->plan->problem_fields()) {
+      names.emplace_back(ref.name);
+      if (ref.name != field) continue;
+      ref.parse(value);
+      known = true;
+    }
+    if (!known) fail("{} has no field '{}'; did you mean {}?", name, field, nearest(field, names));
+  }
+  state_->plan->use_default_tiling();
+  state_->plan->validate();
+  state_->tensors = empty_tensors(*state_->plan);
+  for (const TensorSpec& spec : state_->plan->tensors())
+    state_->infos.push_back({spec.name, spec.shape, spec.dtype, spec.role == Role::input, spec.role == Role::workspace,
+                             state_->tensors[spec.name].bytes()});
+}
+Kernel::~Kernel() = default;
+Kernel::Kernel(Kernel&&) noexcept = default;
+Kernel& Kernel::operator=(Kernel&&) noexcept = default;
+
+std::vector<std::string> Kernel::list() {
+  std::vector<std::string> names;
+  for (const KernelEntry& entry : Registry::instance().all()) names.push_back(entry.name());
+  return names;
+}
+
+const std::vector<TensorInfo>& Kernel::tensors() const { return state_->infos; }
+
+void Kernel::bind(const std::string& tensor, void* data) {
+  auto found = state_->tensors.find(tensor);
+  if (found == state_->tensors.end()) {
+    std::vector<std::string> names;
+    for (const TensorInfo& info : state_->infos) names.push_back(info.name);
+    fail("there is no tensor '{}'; this kernel has {}", tensor, fmt::join(names, ", "));
+  }
+  if (!data || reinterpret_cast<std::uintptr_t>(data) % 16 != 0)
+    fail("tensor '{}' must be bound to 16-byte aligned memory", tensor);
+  if (found->second.data == data) return;
+  found->second.data = data;
+  state_->executable.reset();
+}
+
+void Kernel::prepare() {
+  if (state_->executable) return;
+  for (const auto& [name, tensor] : state_->tensors)
+    if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
+  auto executable = state_->plan->plan(state_->tensors);
+  for (CtKernel* kernel : executable->kernels())
+    if (auto tuned = state_->tilings.find(kernel->name()); tuned != state_->tilings.end())
+      kernel->set_tiling(tuned->second);
+  executable->prepare(shared().compiler, *state_->device);
+  state_->executable = std::move(executable);
+}
+
+void Kernel::tune(int max_iterations) {
+  prepare();
+  AutotuneOptions options;
+  options.history_root = shared().environment.history_root();
+  options.tuner.max_iterations = max_iterations;
+  const AutotuneResult result = autotune(*state_->plan, *state_->executable, shared().compiler, *state_->device,
+                                         spec_for(shared().devices, *state_->device), options);
+  for (const auto& stage : result.stages) state_->tilings[stage.kernel] = stage.tiling;
+}
+
+void Kernel::run(void* stream) {
+  if (!state_->executable) prepare();
+  state_->executable->run(stream);
+}
+
+double Kernel::predicted_seconds(const std::string& device) const {
+  const DeviceSpec spec = device.empty() ? spec_for(shared().devices, *state_->device) : shared().devices.find(device);
+  return plan_empty(*state_->plan)->predict(spec, state_->plan->dtype()).seconds;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,22 @@
+// How the library throws its one exception type, hypermla/error.h.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hypermla/error.h"
+
+namespace hypermla {
+
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(fmt::format(format, std::forward<Args>(args)...));
+}
+
+// The candidate that differs from `word` by the fewest edits, for "did you mean"; empty when `candidates` is.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace hypermla

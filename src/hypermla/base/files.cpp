@@ -1,0 +1,171 @@
+#include "hypermla/base/files.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <random>
+#include <regex>
+#include <system_error>
+#include <utility>
+
+#include "hypermla/base/error.h"
+
+namespace hypermla {
+namespace {
+namespace fs = std::filesystem;
+
+FileDescriptor open_file(const fs::path& path, int flags) {
+  int number;
+  do number = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  while (number < 0 && errno == EINTR);
+  return FileDescriptor(number);
+}
+
+// Writes and syncs; returns an errno, 0 for success.
+int write_all(int descriptor, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(descriptor, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return errno;
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return ::fsync(descriptor) == 0 ? 0 : errno;
+}
+
+// 0, or an errno: EWOULDBLOCK when another holds it, something else when the file system knows no locks.
+int lock(int descriptor, int operation) {
+  int result;
+  do result = ::flock(descriptor, operation);
+  while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+// Whether a name is a Scratch's and its maker is dead. The lock tells; the process number, which repeats and differs between
+// containers, only where there are no locks. `held` keeps the lock while the caller removes the thing.
+bool abandoned(const fs::path& path, FileDescriptor& held) {
+  static const std::regex pattern(R"(.*\.(\d{1,10})\.[0-9a-f]{16}\.tmp)");
+  std::smatch match;
+  const std::string name = path.filename().string();
+  if (!std::regex_match(name, match, pattern)) return false;
+  held = open_file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!held) return false;
+  const int error = lock(held.number(), LOCK_EX | LOCK_NB);
+  if (error == 0 || error == EWOULDBLOCK) return error == 0;
+  return ::kill(static_cast<pid_t>(std::stoll(match[1])), 0) != 0 && errno == ESRCH;
+}
+
+}  // namespace
+
+void fail_file(std::string_view verb, const fs::path& path, int error) {
+  const std::string reason = std::generic_category().message(error);
+  std::string_view advice = "check the path and the state of its disk, then try again";
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR: advice = "check the path"; break;
+    case EISDIR: advice = "give the path of a file"; break;
+    case ENOSPC:
+    case EDQUOT: advice = "free some space or choose another directory"; break;
+    case EFBIG: advice = "raise the file size limit of this process (ulimit -f) or choose another directory"; break;
+    case EROFS:
+    case EACCES:
+    case EPERM: advice = "change its permissions or choose another directory"; break;
+    case EMFILE:
+    case ENFILE: advice = "raise the limit of open files (ulimit -n)"; break;
+  }
+  fail("could not {} '{}' ({}); {}", verb, path.string(), reason, advice);
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (number_ >= 0) ::close(number_);
+}
+
+std::string read_file(const fs::path& path) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  if (!file) fail_file("read", path, errno);
+  struct stat status {};
+  std::string bytes;
+  if (::fstat(file.number(), &status) == 0) bytes.reserve(static_cast<std::size_t>(status.st_size));
+  char block[1 << 16];
+  for (;;) {
+    const ssize_t count = ::read(file.number(), block, sizeof block);
+    if (count == 0) return bytes;
+    if (count > 0) bytes.append(block, static_cast<std::size_t>(count));
+    if (count < 0 && errno != EINTR) fail_file("read", path, errno);
+  }
+}
+
+void write_file_atomic(const fs::path& path, std::string_view bytes) {
+  const Scratch scratch(path, Scratch::Kind::file);
+  if (const int error = write_all(scratch.descriptor(), bytes)) fail_file("write", path, error);
+  if (::rename(scratch.path().c_str(), path.c_str()) != 0) fail_file("write", path, errno);
+  sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
+}
+
+void write_new_file(const fs::path& path, std::string_view bytes) {
+  const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  if (!file) fail_file("write", path, errno);
+  if (const int error = write_all(file.number(), bytes)) fail_file("write", path, error);
+}
+
+void make_directories(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_file("write", path, error.value());
+  if (!fs::is_directory(path)) fail_file("write", path, ENOTDIR);
+}
+
+void sync_directory(const fs::path& path) {
+  const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
+  if (!directory) fail_file("write", path, errno);
+  // Some file systems cannot sync a directory and say so by EINVAL; their renames are as durable as they get.
+  if (::fsync(directory.number()) != 0 && errno != EINVAL) fail_file("write", path, errno);
+}
+
+FileDescriptor lock_directory(const fs::path& path) {
+  FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
+  if (directory) lock(directory.number(), LOCK_EX);
+  return directory;
+}
+
+fs::path scratch_path(const fs::path& target) {
+  std::random_device random;
+  return fmt::format("{}.{}.{:08x}{:08x}.tmp", target.string(), ::getpid(), random(), random());
+}
+
+Scratch::Scratch(const fs::path& target, Kind kind) {
+  // A sweep of another process may take the thing in the instant between its creation and its lock: then again.
+  for (struct stat status {}; status.st_nlink == 0;) {
+    path_ = scratch_path(target);
+    if (kind == Kind::directory && ::mkdir(path_.c_str(), 0777) != 0) fail_file("write", target, errno);
+    lock_ = open_file(path_, kind == Kind::directory ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL);
+    if (!lock_ && kind == Kind::directory && errno == ENOENT) continue;
+    if (!lock_) fail_file("write", target, errno);
+    lock(lock_.number(), LOCK_EX);
+    if (::fstat(lock_.number(), &status) != 0) fail_file("write", target, errno);
+  }
+}
+
+Scratch::~Scratch() {
+  std::error_code ignored;  // what cannot be removed now is swept later
+  fs::remove_all(path_, ignored);
+}
+
+void sweep_scratch(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator item(directory, error), end; !error && item != end; item.increment(error)) {
+    FileDescriptor held;
+    std::error_code ignored;  // a read-only directory keeps its leftovers
+    if (abandoned(item->path(), held)) fs::remove_all(item->path(), ignored);
+  }
+}
+
+}  // namespace hypermla

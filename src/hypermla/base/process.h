@@ -1,0 +1,28 @@
+// Runs another program: a compiler, a profiler. No shell is involved, so arguments need no quoting.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace hypermla {
+
+struct ProcessOptions {
+  std::map<std::string, std::string> environment = {};  // set on top of what this process has
+  std::string input = {};                               // what the program reads from its standard input
+  std::chrono::milliseconds timeout{0};            // 0: as long as it takes
+};
+
+struct ProcessResult {
+  int status = 0;          // exit code, or 128 + the signal that ended it
+  bool timed_out = false;  // it was killed, with everything it had started, because the timeout passed
+  std::string out;
+  std::string err;
+};
+
+// argv[0] is a path or a name to be found on PATH. The program inherits no open file but its three standard ones.
+// Throws Error when it cannot be started; that it failed is told by `status`.
+ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options = {});
+
+}  // namespace hypermla

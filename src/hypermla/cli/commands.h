@@ -1,0 +1,20 @@
+// The commands of `hypermla`. Each takes the words after its name and returns the exit status: 0, or 1 when what was asked
+// for was done and the answer is no (a check failed). Everything else is an Error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace hypermla {
+
+using Words = std::vector<std::string>;
+
+int kernel_command(const Words& words);
+int predict_command(const Words& words);
+int compile_command(const Words& words);
+int verify_command(const Words& words);
+int device_command(const Words& words);
+int compile_job_command(const Words& words);  // a worker's life: one job from standard input
+int list_command();
+
+}  // namespace hypermla

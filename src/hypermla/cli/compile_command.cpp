@@ -1,0 +1,112 @@
+#include <cstdio>
+#include <set>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/cli/session.h"
+#include "hypermla/plan/cases.h"
+#include "hypermla/plan/registry.h"
+#include "hypermla/tune/ceilings.h"
+
+namespace hypermla {
+namespace {
+
+struct Job {
+  KernelSource source;
+  std::string arch;
+  std::shared_future<CacheEntry> entry;
+};
+
+// The kernels of one plan as it stands: default tilings, or all candidates as well.
+void add_sources(KernelPlan& plan, bool candidates, std::vector<KernelSource>& sources, std::set<std::string>& seen) {
+  auto add = [&](KernelSource source) {
+    if (seen.insert(source.instance).second) sources.push_back(std::move(source));
+  };
+  const std::unique_ptr<Executable> executable = plan_empty(plan);
+  for (CtKernel* kernel : executable->kernels()) {
+    add(kernel->source(kernel->tiling()));
+    if (!candidates) continue;
+    for (const Json& tiling : kernel->candidates()) add(kernel->source(tiling));
+  }
+}
+
+}  // namespace
+
+int compile_command(const Words& words) {
+  std::string name = "all";
+  std::string version;
+  Words rest = words;
+  if (!rest.empty() && rest[0].rfind("-", 0) != 0) {
+    name = rest[0];
+    rest.erase(rest.begin());
+  }
+  if (!rest.empty() && rest[0].rfind("-", 0) != 0) {
+    version = rest[0];
+    rest.erase(rest.begin());
+  }
+
+  std::vector<std::string> archs;
+  bool candidates = false, cases = false, forbid_spills = false;
+  CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
+               "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
+               "hypermla compile [<kernel>|all] [version]");
+  app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
+      ->delimiter(',');
+  app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
+  app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
+  app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
+  std::unique_ptr<KernelPlan> one;
+  if (name != "all") {
+    one = Registry::instance().find(name, version).make();
+    add_fields(app, one->problem_fields(), "Problem");
+  }
+  if (!parse(app, rest)) return 0;
+
+  Compiler compiler(worker_config(Environment::detect()));
+  std::vector<Job> jobs;
+  if (archs.empty()) archs = {make_device("auto")->info().arch};
+  for (std::string& arch : archs) {
+    const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
+    std::vector<KernelSource> sources;
+    std::set<std::string> seen;
+    if (one) {
+      one->target = target;
+      one->use_default_tiling();
+      one->validate();
+      add_sources(*one, candidates, sources, seen);
+    } else {
+      sources.push_back(stream_read_source());  // of `hypermla device --measure`
+      for (const KernelEntry& entry : Registry::instance().all()) {
+        std::unique_ptr<KernelPlan> plan = entry.make();
+        plan->target = target;
+        for (const Json& problem : cases ? correctness_cases(*plan) : representative_problems(*plan)) {
+          set_problem(*plan, problem);
+          add_sources(*plan, candidates || cases, sources, seen);
+        }
+      }
+    }
+    for (const KernelSource& source : sources)
+      jobs.push_back({source, target.arch, compiler.compile_ahead(source, target.arch)});
+  }
+  int failed = 0, spilled = 0;
+  for (Job& job : jobs) {
+    try {
+      const Json& report = job.entry.get().report;
+      const int frame = report.value("frame_bytes", 0);
+      spilled += frame > 0;
+      fmt::print("{:<22} {:<10} {:>3} registers {:>5} B frame {:>7} B shared  {}\n", job.source.name, job.arch,
+                 report.value("registers", 0), frame, report.value("shared_bytes", 0),
+                 job.source.instance.substr(job.source.instance.rfind("Tiling{") + 6));
+    } catch (const Error& error) {
+      ++failed;
+      fmt::print("{:<22} {:<10} FAILED {}\n", job.source.name, job.arch, error.what());
+    }
+    std::fflush(stdout);
+  }
+  fmt::print("{} compiled, {} failed, {} with a stack frame; cache {}\n", int(jobs.size()) - failed, failed, spilled,
+             compiler.config().cache.string());
+  return failed > 0 || (forbid_spills && spilled > 0) ? 1 : 0;
+}
+
+}  // namespace hypermla

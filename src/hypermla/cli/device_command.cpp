@@ -1,0 +1,61 @@
+#include <cstdio>
+#include <ctime>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/cli/session.h"
+#include "hypermla/roofline/roofline.h"
+#include "hypermla/tune/ceilings.h"
+
+namespace hypermla {
+namespace {
+
+void print_device(const Device& device) {
+  const DeviceInfo& info = device.info();
+  fmt::print("{}: {}, {} {}, {:.1f} GB, {:.0f} MB last-level cache{}\n", info.name, info.arch, info.processors,
+             device.is_gpu() ? "SMs" : "cores", info.memory_bytes * 1e-9, info.cache_bytes / 1048576.0,
+             info.driver.empty() ? "" : ", driver " + info.driver);
+}
+
+}  // namespace
+
+int device_command(const Words& words) {
+  std::string name = "auto";
+  bool measure = false;
+  CLI::App app("What was found on this machine: devices, driver, compilers, caches.\n", "hypermla device");
+  app.add_option("--device", name, "the device to measure: auto (the first GPU, else the CPU), cpu, cuda or cuda:N");
+  app.add_flag("--measure", measure, "measure its ceilings and add them to the table of devices");
+  if (!parse(app, words)) return 0;
+
+  Session session(name);
+  if (const auto why = cuda_unavailable()) fmt::print("GPU        none: {}\n", *why);
+  fmt::print("device     ");
+  print_device(*session.device);
+  const Json tools = describe(session.environment.toolchain);
+  auto found = [](const std::string& path, const std::string& version) {
+    return path.empty() ? std::string("not found") : path + " (" + version + ")";
+  };
+  fmt::print("tile       {}\n", found(tools["cuda_root"], "NVRTC " + tools["nvrtc"].get<std::string>()));
+  fmt::print("c++        {}\n", found(tools["cxx"], tools["cxx_version"]));
+  fmt::print("kernels    {}\n", session.environment.kernel_root().string());
+  fmt::print("cache      {}\n", session.environment.cache.string());
+  auto peak = [&](DType dtype) { return session.spec.peak_tflops(dtype); };
+  fmt::print("roofline   {}: {:.4g} TFLOP/s bfloat16, {:.4g} GB/s, ridge {:.1f} FLOP/byte\n", session.spec.name,
+             peak(DType::bfloat16), session.spec.peak_gbps, ridge(session.spec, DType::bfloat16));
+  if (!measure) return 0;
+
+  Json measured = measure_ceilings(session.device, session.compiler);
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  std::strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
+  measured["date"] = date;
+  save_measured(session.environment.measured_devices(), session.device->info().name, measured);
+  for (const auto& [key, value] : measured.items())
+    fmt::print("measured   {:<26} {}\n", key, value.is_number() ? fmt::format("{:.1f}", value.get<double>()) : value.get<std::string>());
+  fmt::print("added to   {}\n", session.environment.measured_devices().string());
+  return 0;
+}
+
+}  // namespace hypermla

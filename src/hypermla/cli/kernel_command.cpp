@@ -1,0 +1,196 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/cli/session.h"
+#include "hypermla/plan/check.h"
+#include "hypermla/plan/registry.h"
+#include "hypermla/profile/profile.h"
+
+namespace hypermla {
+namespace {
+
+struct Flags {
+  std::string device = "auto";
+  bool no_autotune = false;
+  bool retune = false;
+  int tune_max_iters = 0;
+  std::string prof_type = "event";
+  std::string out_dir;
+  bool check = false;
+  int bench_runs = 20;
+  std::uint64_t seed = 0;
+};
+
+void add_flags(CLI::App& app, Flags& flags) {
+  app.add_option("--device", flags.device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
+  app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
+  app.add_option("--seed", flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
+  app.add_flag("--no_autotune", flags.no_autotune, "use the tiling flags, or the default tiling")->group("Tune");
+  app.add_flag("--retune", flags.retune, "forget what was measured before")->group("Tune");
+  app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
+      ->check(CLI::Range(0, 1'000'000).description(""))
+      ->group("Tune");
+  app.add_option("--prof_type", flags.prof_type, "annotation, event, ncu, nsys or disabled (default event)")
+      ->group("Profile");
+  app.add_option("--bench_runs", flags.bench_runs, "repetitions of a measurement (default 20)")
+      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->group("Profile");
+  app.add_option("--out_dir", flags.out_dir, "where the profile goes (default out/profiles/<mode>/<kernel>/...)")
+      ->group("Profile");
+}
+
+void require_event_or_none(const std::string& prof_type) {
+  const ProfileMode mode = profile_mode_from_name(prof_type);
+  if (mode != ProfileMode::event && mode != ProfileMode::disabled)
+    fail("--prof_type={} is not available yet; use --prof_type=event or --prof_type=disabled", prof_type);
+}
+
+// In floating point, which no size overflows. Memory that is promised but not there would end the process later.
+void require_memory(const KernelPlan& plan, const DeviceInfo& info) {
+  double bytes = 0;
+  for (const TensorSpec& spec : plan.tensors()) {
+    double tensor = dtype_bytes(spec.dtype);
+    for (std::int64_t extent : spec.shape) tensor *= double(extent);
+    bytes += tensor;
+  }
+  if (!(bytes < double(info.memory_bytes)))
+    fail("the tensors need {:.1f} GB, but this device has {:.1f} GB; choose a smaller b, h or t", bytes * 1e-9,
+         info.memory_bytes * 1e-9);
+}
+
+// On a terminal one line that is rewritten, elsewhere a line for every kernel.
+class Progress {
+ public:
+  void show(const AutotuneOptions::Progress& at) {
+    last_ = fmt::format("tuning {}: {} of at most {} measurements, best {:.1f} us", at.kernel, at.measured,
+                        std::max(at.measured, at.candidates), at.best_seconds * 1e6);
+    if (!::isatty(2)) return;
+    const int width = 24, done = std::min(width, width * at.measured / std::max(at.candidates, 1));
+    fmt::print(stderr, "\r\033[K[{:=<{}}{: <{}}] {}", "", done, "", width - done, last_);
+    std::fflush(stderr);
+  }
+  void finish() {
+    if (last_.empty()) return;
+    fmt::print(stderr, "{}{}\n", ::isatty(2) ? "\r\033[K" : "", last_);
+    last_.clear();
+  }
+
+ private:
+  std::string last_;
+};
+
+std::string tiling_text(const Json& tiling) {
+  std::string text;
+  for (const auto& [name, value] : tiling.items()) text += fmt::format(" {}={}", name, value.dump());
+  return text;
+}
+
+AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session) {
+  if (flags.no_autotune) {
+    executable.prepare(session.compiler, *session.device);
+    return {};
+  }
+  AutotuneOptions options;
+  options.history_root = session.environment.history_root();
+  options.retune = flags.retune;
+  options.tuner.max_iterations = flags.tune_max_iters;
+  Progress progress;
+  options.progress = [&](const AutotuneOptions::Progress& at) { progress.show(at); };
+  AutotuneResult result = autotune(plan, executable, session.compiler, *session.device, session.spec, options);
+  progress.finish();
+  return result;
+}
+
+void print_profile(const ProfileResult& result) {
+  const Json& profile = result.json();
+  for (const auto& [flavour, timing] : profile.at("timing").items())
+    fmt::print("{:<9} {:>10.1f} us  {:>8.2f} TFLOP/s  {:>7.1f} GB/s  {:>5.1f} % of the roofline\n", flavour,
+               timing.at("median_us").get<double>(), timing.at("tflops").get<double>(), timing.at("gbps").get<double>(),
+               100 * timing.at("roofline_fraction").get<double>());
+  if (profile.contains("host_us_per_run"))
+    fmt::print("run()     {:>10.1f} us of host time\n", profile["host_us_per_run"].get<double>());
+  fmt::print("report    {}\n", (result.directory() / "report.md").string());
+}
+
+}  // namespace
+
+int kernel_command(const Words& words) {
+  if (words.empty() || words[0] == "--help" || words[0] == "-h") {
+    fmt::print("Usage: hypermla kernel <kernel> [version] [flags]\n\n"
+               "Run, tune, check and profile one kernel. `hypermla kernel <kernel> --help` lists its flags.\n\n");
+    list_command();
+    if (words.empty()) fail("which kernel? For example: hypermla kernel flash_attention --b=1 --s=16 --t=1024");
+    return 0;
+  }
+  const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
+  const KernelEntry entry = Registry::instance().find(words[0], versioned ? words[1] : "");
+  const Words rest(words.begin() + (versioned ? 2 : 1), words.end());
+
+  // Twice: problem and device decide the default tiling, and the user's tiling flags come on top of that.
+  std::unique_ptr<KernelPlan> plan = entry.make();
+  Flags flags;
+  std::unique_ptr<Session> session_owner;
+  for (int pass = 0; pass < 2; ++pass) {
+    CLI::App app(fmt::format("{}\n", entry.summary), "hypermla kernel " + words[0]);
+    add_fields(app, plan->problem_fields(), "Problem");
+    add_fields(app, plan->tiling_fields(), "Tiling (with --no_autotune)");
+    flags = {};
+    add_flags(app, flags);
+    if (!parse(app, rest)) return 0;
+    if (pass == 1) break;
+    require_event_or_none(flags.prof_type);
+    session_owner = std::make_unique<Session>(flags.device);
+    plan->target = Target::of(session_owner->device->info());
+    plan->use_default_tiling();
+  }
+  plan->validate();
+  Session& session = *session_owner;
+  const ProfileMode mode = profile_mode_from_name(flags.prof_type);
+  const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
+  const DeviceInfo& info = session.device->info();
+  if (flags.device == "auto" && !session.device->is_gpu())
+    fmt::print("no GPU here ({}): running the same kernel on the CPU\n", *cuda_unavailable());
+  fmt::print("{} {} on {} ({}, {} {})\n", entry.full_name(), entry.version, info.name, info.arch, info.processors,
+             session.device->is_gpu() ? "SMs" : "cores");
+
+  require_memory(*plan, info);
+  AllocatedTensors tensors(*plan, session.device, seed);
+  std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
+  const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
+  for (CtKernel* kernel : executable->kernels()) fmt::print("tiling    {}:{}\n", kernel->name(), tiling_text(kernel->tiling()));
+
+  bool passed = true;
+  if (flags.check) {
+    const CheckResult result = check(*plan, *executable, tensors, *session.device, seed);
+    fmt::print("check     {} (seed {})\n{}", result.passed ? "passed" : "FAILED", seed, to_text(result));
+    passed = result.passed;
+  }
+  if (mode == ProfileMode::event && passed)
+    print_profile(event_profile({.kernel = entry,
+                                 .plan = *plan,
+                                 .executable = *executable,
+                                 .device = *session.device,
+                                 .spec = session.spec,
+                                 .tuning = tuning,
+                                 .out_dir = flags.out_dir,
+                                 .bench_runs = flags.bench_runs}));
+  if (mode == ProfileMode::disabled && !flags.check) {
+    executable->run(session.device->stream());
+    session.device->synchronize();
+  }
+  return passed ? 0 : 1;
+}
+
+int list_command() {
+  for (const KernelEntry& entry : Registry::instance().all())
+    fmt::print("{:<34} {:<4} {}\n", entry.language + "." + entry.layer + "." + entry.design, entry.version, entry.summary);
+  return 0;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,69 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <new>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/version.h"
+
+namespace {
+
+struct Command {
+  const char* name;
+  const char* summary;  // empty: not for users
+  std::function<int(const hypermla::Words&)> run;
+};
+
+const Command kCommands[] = {
+    {"kernel", "run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]",
+     hypermla::kernel_command},
+    {"predict", "roofline time of a kernel on every known device, without running it", hypermla::predict_command},
+    {"compile", "compile kernels ahead of time, for any GPU, without one", hypermla::compile_command},
+    {"verify", "run the correctness cases on this device and record the result", hypermla::verify_command},
+    {"device", "what was found: devices, driver, toolchain; --measure adds this machine", hypermla::device_command},
+    {"compile-job", "", hypermla::compile_job_command},
+};
+
+std::string usage() {
+  std::string text =
+      "HyperMLA: Multi-head Latent Attention kernels, and the framework they are written, tuned and checked in.\n\n"
+      "Usage: hypermla <command> [arguments]      hypermla <command> --help      hypermla --list\n\nCommands:\n";
+  for (const Command& command : kCommands)
+    if (*command.summary) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  text += "\nOptions:\n  --list     all kernels and versions\n  --version  the version of this program\n  --help     this text\n";
+  return text;
+}
+
+int run(const hypermla::Words& words) {
+  const std::string first = words.empty() ? "--help" : words.front();
+  if (first == "--help" || first == "-h" || first == "help") return std::fputs(usage().c_str(), stdout), 0;
+  if (first == "--version") return std::puts("hypermla " HYPERMLA_VERSION), 0;
+  if (first == "--list") return hypermla::list_command();
+  std::vector<std::string> names = {"--list", "--version", "--help"};
+  for (const Command& command : kCommands) {
+    if (first == command.name) return command.run({words.begin() + 1, words.end()});
+    // A kernel may be named in full: `hypermla kernel.cutile.mla.flash_attention v1`.
+    if (first.rfind("kernel.", 0) == 0 && std::string(command.name) == "kernel") {
+      hypermla::Words rest(words.begin() + 1, words.end());
+      rest.insert(rest.begin(), first.substr(7));
+      return command.run(rest);
+    }
+    if (*command.summary) names.push_back(command.name);
+  }
+  hypermla::fail("unknown command '{}'; did you mean {}? `hypermla --help` lists all", first,
+                 hypermla::nearest(first, names));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const std::bad_alloc&) {
+    std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "hypermla: {}\n", error.what());
+  }
+  return 2;
+}

@@ -1,0 +1,48 @@
+#include "hypermla/cli/options.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "hypermla/base/error.h"
+
+namespace hypermla {
+
+void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group) {
+  for (const FieldRef& field : fields) {
+    const std::string flag = "--" + std::string(field.name);
+    const std::string help = fmt::format("{} (default {})", field.help, field.text());
+    // CLI11's own conversions are not used: parse() says what the field accepts.
+    auto set = [field](const std::vector<std::string>& values) {
+      FieldRef(field).parse(values.empty() || values.back().empty() ? "true" : values.back());
+      return true;
+    };
+    CLI::Option* option = app.add_option(flag, CLI::callback_t(set), help)->type_name(std::string(field.type_name()));
+    if (std::holds_alternative<bool*>(field.value)) option->expected(0, 1);  // --causal alone means true
+    option->group(group)->take_last();
+  }
+}
+
+bool parse(CLI::App& app, std::vector<std::string> arguments) {
+  app.allow_extras();
+  app.get_formatter()->column_width(36);
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  try {
+    app.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    fail("{}; see {} --help", error.what(), app.get_name());
+  }
+  for (const std::string& extra : app.remaining()) {
+    if (extra.rfind("-", 0) != 0) fail("'{}' is not expected here; see {} --help", extra, app.get_name());
+    const std::string flag = extra.substr(0, extra.find('='));
+    std::vector<std::string> flags;
+    for (const CLI::Option* option : app.get_options())
+      for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    fail("unknown flag {}; did you mean {}? See {} --help", flag, nearest(flag, flags), app.get_name());
+  }
+  return true;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,31 @@
+#include "hypermla/cli/session.h"
+
+#include <iostream>
+#include <iterator>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+
+namespace hypermla {
+
+CompilerConfig worker_config(const Environment& environment) {
+  CompilerConfig config = environment.compiler_config();
+  config.worker = std::filesystem::read_symlink("/proc/self/exe");
+  return config;
+}
+
+Session::Session(const std::string& name)
+    : environment(Environment::detect()),
+      device(make_device(name)),
+      spec(spec_for(environment.devices(), *device)),
+      compiler(worker_config(environment)) {}
+
+int compile_job_command(const Words&) try {
+  run_compile_job(Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {})));
+  return 0;
+} catch (const Error& error) {
+  std::cerr << error.what() << "\n";  // the parent makes it its own error
+  return 2;
+}
+
+}  // namespace hypermla

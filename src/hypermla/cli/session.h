@@ -1,0 +1,24 @@
+// What every command that runs kernels starts from.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "hypermla/api/environment.h"
+
+namespace hypermla {
+
+struct Session {
+  // `device` as in make_device().
+  explicit Session(const std::string& device);
+
+  Environment environment;
+  std::shared_ptr<Device> device;
+  DeviceSpec spec;
+  Compiler compiler;
+};
+
+// The compiler of a command: its jobs are processes of this very program.
+CompilerConfig worker_config(const Environment& environment);
+
+}  // namespace hypermla

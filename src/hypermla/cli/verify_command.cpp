@@ -1,0 +1,144 @@
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/cli/session.h"
+#include "hypermla/plan/cases.h"
+#include "hypermla/plan/check.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Tally {
+  int cases = 0, failed = 0;
+  std::map<std::string, double> worst;  // relative error by output
+};
+
+void run_case(const KernelEntry& entry, KernelPlan& plan, Executable& executable, AllocatedTensors& tensors,
+              Session& session, Tally& tally) {
+  executable.prepare(session.compiler, *session.device);
+  const CheckResult result = check(plan, executable, tensors, *session.device, 1);
+  ++tally.cases;
+  for (const OutputError& error : result.outputs)
+    tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
+  if (result.passed) return;
+  ++tally.failed;
+  fmt::print("FAILED {} {}\n", entry.full_name(), problem_key(plan));
+  for (CtKernel* kernel : executable.kernels()) fmt::print("  {} {}\n", kernel->name(), kernel->tiling().dump());
+  fmt::print("{}", to_text(result));
+}
+
+// Every case with its default tiling, and every candidate tiling on the ragged ones.
+Tally verify(const KernelEntry& entry, Session& session) {
+  std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = Target::of(session.device->info());
+  Tally tally;
+  std::uint64_t seed = std::uint64_t(std::time(nullptr));
+  for (const Json& problem : correctness_cases(*plan)) {
+    set_problem(*plan, problem);
+    AllocatedTensors tensors(*plan, session.device, seed += 1000);
+    std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
+    run_case(entry, *plan, *executable, tensors, session, tally);
+    const bool ragged = problem.value("s", 1) % 16 != 0 && problem.value("dtype", "") == "bfloat16";
+    if (!ragged) continue;
+    for (CtKernel* kernel : executable->kernels()) {
+      const Json chosen = kernel->tiling();
+      for (const Json& tiling : kernel->candidates()) {
+        if (tiling == chosen) continue;
+        kernel->set_tiling(tiling);
+        run_case(entry, *plan, *executable, tensors, session, tally);
+      }
+      kernel->set_tiling(chosen);
+    }
+  }
+  return tally;
+}
+
+Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
+  Json all;
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  const std::unique_ptr<Executable> executable = plan_empty(*plan);
+  for (CtKernel* kernel : executable->kernels()) all[kernel->name()] = compiler.fingerprint(kernel->header());
+  return all;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::tm utc{};
+  std::strftime(text, sizeof text, "%Y-%m-%d", gmtime_r(&now, &utc));
+  return text;
+}
+
+}  // namespace
+
+int verify_command(const Words& words) {
+  std::string kernel, version, device = "auto", record;
+  bool records_only = false;
+  CLI::App app("Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
+               "On a GPU the result is recorded: kernel fingerprint, device, driver, date, cases and worst errors.\n",
+               "hypermla verify");
+  app.add_option("kernel", kernel, "one kernel (default: all)");
+  app.add_option("version", version, "its version");
+  app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N");
+  app.add_option("--record", record, "where to record (default: results/verified.json, and only on a GPU)");
+  app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
+  if (!parse(app, words)) return 0;
+
+  std::vector<KernelEntry> entries = Registry::instance().all();
+  if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
+  const Environment environment = Environment::detect();
+  const bool explicit_record = !record.empty();
+  const fs::path path = explicit_record ? fs::path(record) : environment.root / "results/verified.json";
+
+  if (records_only) {
+    const Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
+    const Compiler compiler(environment.compiler_config());
+    int stale = 0;
+    for (const KernelEntry& entry : entries) {
+      bool matches = false;
+      const Json by_device = records.value(entry.full_name(), Json::object());
+      for (const auto& [name, one] : by_device.items())
+        matches |= one.at("fingerprint") == fingerprints(entry, compiler) && one.at("failed") == 0;
+      stale += !matches;
+      fmt::print("{:<40} {}\n", entry.full_name(), matches ? "recorded" : "NOT RECORDED: run `hypermla verify` on a GPU");
+    }
+    return stale ? 1 : 0;
+  }
+
+  Session session(device);
+  fmt::print("verifying on {} ({})\n", session.device->info().name, session.device->info().arch);
+  int failed = 0;
+  for (const KernelEntry& entry : entries) {
+    const auto begin = std::chrono::steady_clock::now();
+    const Tally tally = verify(entry, session);
+    failed += tally.failed;
+    std::string worst;
+    for (const auto& [output, error] : tally.worst) worst += fmt::format("  {} {:.1e}", output, error);
+    fmt::print("{:<40} {} cases, {} failed, worst relative error{}  ({:.1f} s)\n", entry.full_name(), tally.cases,
+               tally.failed, worst, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    std::fflush(stdout);
+    if (!session.device->is_gpu() && !explicit_record) continue;
+    Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
+    Json& one = records[entry.full_name()][session.device->info().name];
+    one = {{"fingerprint", fingerprints(entry, session.compiler)},
+           {"arch", session.device->info().arch},
+           {"driver", session.device->info().driver},
+           {"date", today()},
+           {"cases", tally.cases},
+           {"failed", tally.failed},
+           {"worst_relative_error", tally.worst}};
+    make_directories(fs::absolute(path).parent_path());
+    write_file_atomic(path, records.dump(2) + "\n");
+  }
+  return failed ? 1 : 0;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,46 @@
+// The two roads from a kernel's source to something a device can load. Each returns the files of a cache entry.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "hypermla/base/fields.h"
+
+namespace hypermla {
+
+struct BackendOutput {
+  std::map<std::string, std::string> files;  // name -> bytes
+  Json report;                               // artifact, function, registers, frame_bytes, shared_bytes, compiler, ...
+};
+
+struct BackendInput {
+  std::string source;    // text of the translation unit: includes one kernel header
+  std::string instance;  // the template instance to compile
+  std::string arch;      // sm_90, x86-64-v4
+  std::vector<std::filesystem::path> include_paths;
+  std::filesystem::path work_directory;  // where intermediate files may be written
+};
+
+// CUDA Tile C++ -> Tile IR (NVRTC, in this process, one at a time) -> cubin (tileiras).
+// Throws Error with the compiler's own first lines.
+BackendOutput compile_tile(const std::filesystem::path& cuda_root, const BackendInput& input);
+// The same source -> shared library for this CPU, through the host compiler.
+BackendOutput compile_host(const std::filesystem::path& cxx, const BackendInput& input,
+                           const std::vector<std::string>& extra_flags);
+
+std::filesystem::path nvrtc_library(const std::filesystem::path& cuda_root);  // empty when there is none
+std::string nvrtc_version(const std::filesystem::path& cuda_root);
+std::string cxx_version(const std::filesystem::path& cxx);
+
+// What a cubin says of its one kernel, read from the ELF without a GPU or a tool.
+struct CubinResources {
+  std::string function;
+  int registers = 0;
+  int frame_bytes = 0;  // per thread; spills live here, and a kernel without a frame has none
+  int shared_bytes = 0;
+};
+CubinResources read_cubin(const std::string& cubin);
+
+}  // namespace hypermla

@@ -1,0 +1,51 @@
+// The store of compiled kernels. An entry is a directory that explains itself:
+//
+//   <root>/<key>/kernel.cu      what was compiled
+//   <root>/<key>/kernel.cubin   the artifact, or several, under any names
+//   <root>/<key>/report.json    registers, spills, compiler version; bytes and hash of each file; a hash of itself
+//
+// The key is the hash of all that the artifact depends on, so entries never change: they are published whole or not at all.
+// Any number of processes may use one root at once and be killed at any moment. Every entry that find() returns is whole.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "hypermla/base/fields.h"
+
+namespace hypermla {
+
+struct CacheEntry {
+  std::filesystem::path dir;
+  Json report;  // as published, plus "files": {name: {"bytes": n, "hash": content_hash}} and "hash"
+
+  std::filesystem::path path(const std::string& name) const;  // throws Error when the entry holds no such file
+};
+
+class KernelCache {
+ public:
+  // Touches no file: the root is created by the first publish() and may be read-only where nothing is published.
+  explicit KernelCache(std::filesystem::path root) : root_(std::move(root)) {}
+
+  // The entry, its files read and compared with their hashes. A damaged one is removed and reported as absent, so that its
+  // kernel is compiled again.
+  std::optional<CacheEntry> find(const std::string& key) const;
+
+  // Stores an entry made of `files` (name to bytes) and returns it, or the one that another process had published meanwhile.
+  // Throws Error, leaving nothing behind, when the disk is full or not writable.
+  CacheEntry publish(const std::string& key, const std::map<std::string, std::string>& files, Json report) const;
+
+  // Removes what killed processes have left half written.
+  void sweep() const;
+
+  const std::filesystem::path& root() const { return root_; }
+
+ private:
+  std::filesystem::path entry_path(const std::string& key) const;
+
+  std::filesystem::path root_;
+};
+
+}  // namespace hypermla

@@ -1,0 +1,201 @@
+#include "hypermla/compile/compiler.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+#include "hypermla/base/hash.h"
+#include "hypermla/base/process.h"
+#include "hypermla/compile/backends.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Part of every key; raised when the flags or the layout of an entry change.
+constexpr const char* kFormat = "hypermla kernel 1";
+
+bool is_gpu_arch(const std::string& arch) { return arch.rfind("sm_", 0) == 0; }
+
+std::string translation_unit(const KernelSource& source) {
+  return "// " + source.instance + "\n#include \"" + source.header + "\"\n";
+}
+
+// Path -> text of a file and of everything it includes that is found in `paths`, or beside the includer. What is not found
+// there belongs to the compiler.
+void collect_closure(const fs::path& file, const std::vector<fs::path>& paths, std::map<std::string, std::string>& closure) {
+  const fs::path normal = file.lexically_normal();
+  if (closure.count(normal.string())) return;
+  const std::string& text = closure[normal.string()] = read_file(normal);
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t hash = line.find_first_not_of(" \t");
+    if (hash == std::string::npos || line.compare(hash, 8, "#include") != 0) continue;
+    const std::size_t open = line.find_first_of("\"<", hash);
+    const std::size_t close = open == std::string::npos ? open : line.find_first_of("\">", open + 1);
+    if (close == std::string::npos) continue;
+    const std::string name = line.substr(open + 1, close - open - 1);
+    std::vector<fs::path> directories = paths;
+    if (line[open] == '"') directories.insert(directories.begin(), normal.parent_path());
+    for (const fs::path& directory : directories)
+      if (fs::exists(directory / name)) {
+        collect_closure(directory / name, paths, closure);
+        break;
+      }
+  }
+}
+
+// Hashes the files under their names below the nearest of `paths`, so that a moved checkout keeps its cache.
+std::string closure_text(const fs::path& header, const std::vector<fs::path>& paths) {
+  std::map<std::string, std::string> closure;
+  collect_closure(header, paths, closure);
+  std::vector<std::string> parts;
+  for (const auto& [path, text] : closure) {
+    std::string shortest = path;
+    for (const fs::path& directory : paths) {
+      const std::string relative = fs::path(path).lexically_relative(directory.lexically_normal()).string();
+      if (!relative.empty() && relative.rfind("..", 0) != 0 && relative.size() < shortest.size()) shortest = relative;
+    }
+    parts.push_back(shortest + "\n" + text + "\n");
+  }
+  std::sort(parts.begin(), parts.end());
+  std::string all;
+  for (const std::string& part : parts) all += part;
+  return all;
+}
+
+}  // namespace
+
+Compiler::Compiler(CompilerConfig config) : config_(std::move(config)), cache_(config_.cache) {
+  for (int i = 0; i < std::max(config_.jobs, 1); ++i)
+    threads_.emplace_back([this] {
+      for (;;) {
+        std::packaged_task<CacheEntry()> task;
+        {
+          std::unique_lock lock(mutex_);
+          wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+          if (stopping_) return;
+          task = std::move(queue_.front());
+          queue_.pop_front();
+        }
+        task();
+      }
+    });
+}
+
+Compiler::~Compiler() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::vector<fs::path> Compiler::include_paths(const std::string& arch) const {
+  const fs::path tile = config_.kernel_root / "cutile";
+  std::vector<fs::path> paths = {config_.kernel_root, tile, config_.include_root};
+  if (!is_gpu_arch(arch)) paths.push_back(tile / "tile_host");  // stands in for <cuda_tile.h>
+  return paths;
+}
+
+std::string Compiler::key(const KernelSource& source, const std::string& arch) const {
+  std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source);
+  if (!is_gpu_arch(arch))
+    for (const std::string& flag : config_.host_flags) text += flag + "\n";
+  text += closure_text(config_.kernel_root / source.header, include_paths(arch));
+  if (!is_gpu_arch(arch)) text += closure_text(config_.kernel_root / "cutile/tile_host/entry.h", include_paths(arch));
+  return source.name + "-" + arch + "-" + content_hash(text);
+}
+
+std::string Compiler::fingerprint(const std::string& header) const {
+  return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90")));
+}
+
+bool Compiler::available(const KernelSource& source, const std::string& arch) const {
+  const bool has_compiler = !(is_gpu_arch(arch) ? config_.toolchain.cuda_root : config_.toolchain.cxx).empty();
+  return has_compiler || cache_.find(key(source, arch)).has_value();
+}
+
+CacheEntry Compiler::compile_here(const KernelSource& source, const std::string& arch) {
+  const std::string entry_key = key(source, arch);
+  if (auto entry = cache_.find(entry_key)) return *entry;
+  const Toolchain& tools = config_.toolchain;
+  const BackendInput input{translation_unit(source), source.instance, arch, include_paths(arch), config_.cache};
+  make_directories(config_.cache);
+  BackendOutput output;
+  if (is_gpu_arch(arch)) {
+    if (tools.cuda_root.empty())
+      fail("{} is not in the cache for {} and no CUDA Tile compiler was found; run ./hypermla once to install the pinned "
+           "wheels, or set HYPERMLA_CUDA_ROOT", source.name, arch);
+    output = compile_tile(tools.cuda_root, input);
+  } else {
+    if (tools.cxx.empty())
+      fail("{} is not in the cache for this CPU and no C++ compiler was found; install g++ or set CXX", source.name);
+    output = compile_host(tools.cxx, input, config_.host_flags);
+  }
+  output.files["kernel.cu"] = input.source;
+  output.report["name"] = source.name;
+  output.report["instance"] = source.instance;
+  output.report["arch"] = arch;
+  return cache_.publish(entry_key, output.files, output.report);
+}
+
+CacheEntry Compiler::compile(const KernelSource& source, const std::string& arch) {
+  return compile_ahead(source, arch).get();
+}
+
+std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& source, const std::string& arch) {
+  const std::string entry_key = key(source, arch);
+  std::lock_guard lock(mutex_);
+  if (auto found = pending_.find(entry_key); found != pending_.end()) return found->second;
+  std::packaged_task<CacheEntry()> task([this, source, arch, entry_key]() -> CacheEntry {
+    if (auto entry = cache_.find(entry_key)) return *entry;
+    if (config_.worker.empty()) return compile_here(source, arch);
+    const ProcessResult result =
+        run_process({config_.worker.string(), "compile-job"}, {.input = to_json(source, arch, config_).dump()});
+    if (result.status != 0) {
+      const std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);
+      fail("{}", said.empty() ? fmt::format("the compiler process for {} died (status {})", source.name, result.status)
+                              : said);
+    }
+    if (auto entry = cache_.find(entry_key)) return *entry;
+    fail("{} was compiled, but its cache entry is gone; check that {} is on a working disk", source.name,
+         config_.cache.string());
+  });
+  std::shared_future<CacheEntry> future = task.get_future().share();
+  pending_[entry_key] = future;
+  queue_.push_back(std::move(task));
+  wake_.notify_one();
+  return future;
+}
+
+Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config) {
+  return {{"name", source.name},
+          {"header", source.header},
+          {"instance", source.instance},
+          {"arch", arch},
+          {"kernel_root", config.kernel_root.string()},
+          {"include_root", config.include_root.string()},
+          {"cache", config.cache.string()},
+          {"cuda_root", config.toolchain.cuda_root.string()},
+          {"cxx", config.toolchain.cxx.string()},
+          {"host_flags", config.host_flags}};
+}
+
+void run_compile_job(const Json& job) {
+  CompilerConfig config;
+  config.kernel_root = job.at("kernel_root").get<std::string>();
+  config.include_root = job.at("include_root").get<std::string>();
+  config.cache = job.at("cache").get<std::string>();
+  config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();
+  config.toolchain.cxx = job.at("cxx").get<std::string>();
+  config.host_flags = job.at("host_flags").get<std::vector<std::string>>();
+  const KernelSource source{job.at("name"), job.at("header"), job.at("instance")};
+  Compiler(config).compile_here(source, job.at("arch"));
+}
+
+}  // namespace hypermla

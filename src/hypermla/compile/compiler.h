@@ -1,0 +1,84 @@
+// From a kernel's source to a loadable artifact, through the cache.
+//
+// The key is what the artifact depends on: the text of the instance, every file it includes from this project, the target
+// and the flags; never the presence or the version of a compiler. So a machine without one runs what was compiled
+// elsewhere, and the version is recorded in the entry's report.json instead.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hypermla/compile/cache.h"
+#include "hypermla/compile/toolchain.h"
+
+namespace hypermla {
+
+// One instance of one kernel template.
+struct KernelSource {
+  std::string name;      // "flash_attention"
+  std::string header;    // below the kernel root: "cutile/mla/flash_attention/flash_attention/flash_attention.cuh"
+  std::string instance;  // "hypermla::flash_attention<hypermla::FlashAttentionProblem{.d = 128, ...}, ...>"
+};
+
+struct CompilerConfig {
+  std::filesystem::path kernel_root;   // the directory `kernels/`
+  std::filesystem::path include_root;  // the directory that holds hypermla/dtype.h
+  std::filesystem::path cache;
+  Toolchain toolchain;
+  // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC compiles
+  // serially within one. Empty: compile in this process.
+  std::filesystem::path worker;
+  int jobs = 1;
+  std::vector<std::string> host_flags;  // further flags for CPU kernels: a debug build, sanitizers
+};
+
+class Compiler {
+ public:
+  explicit Compiler(CompilerConfig config);
+  ~Compiler();
+
+  const CompilerConfig& config() const { return config_; }
+  const KernelCache& cache() const { return cache_; }
+
+  // The entry for `source` on `arch` (sm_90, x86-64-v4, ...): cached, or compiled now. Throws Error when it neither is
+  // cached nor compiles, or when no compiler was found.
+  CacheEntry compile(const KernelSource& source, const std::string& arch);
+  // The same in the background, at most `jobs` at a time, in the order of the calls.
+  std::shared_future<CacheEntry> compile_ahead(const KernelSource& source, const std::string& arch);
+  // Whether compile() can succeed: it is cached, or there is a compiler for the target.
+  bool available(const KernelSource& source, const std::string& arch) const;
+
+  // 32 hex digits over the header and everything of this project that it includes, as compiled for GPUs: what a tuning
+  // result and a correctness record are valid for.
+  std::string fingerprint(const std::string& header) const;
+
+  // The worker's half: compiles in this process and publishes. `compile-job` calls it.
+  CacheEntry compile_here(const KernelSource& source, const std::string& arch);
+
+ private:
+  std::string key(const KernelSource& source, const std::string& arch) const;
+  std::vector<std::filesystem::path> include_paths(const std::string& arch) const;
+
+  CompilerConfig config_;
+  KernelCache cache_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::packaged_task<CacheEntry()>> queue_;
+  std::map<std::string, std::shared_future<CacheEntry>> pending_;
+  std::vector<std::thread> threads_;
+  bool stopping_ = false;
+};
+
+// The job a worker reads from its standard input, and back.
+Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config);
+void run_compile_job(const Json& job);
+
+}  // namespace hypermla

@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "hypermla/base/error.h"
+#include "hypermla/device/driver.h"
+
+namespace hypermla {
+namespace {
+
+class CudaFunction : public Function {
+ public:
+  CudaFunction(CUmodule module, CUfunction function) : module_(module), function_(function) {}
+  ~CudaFunction() override { CudaDriver::get().cuModuleUnload(module_); }
+
+  // CUDA Tile kernels choose their threads themselves: the block is (1, 1, 1) and shared memory is static.
+  void launch(Grid grid, void** arguments, StreamHandle stream) override {
+    HYPERMLA_CUDA(cuLaunchKernel(function_, grid.x, grid.y, grid.z, 1, 1, 1, 0, static_cast<CUstream>(stream), arguments,
+                                 nullptr));
+  }
+
+ private:
+  CUmodule module_;
+  CUfunction function_;
+};
+
+class CudaRecording : public Recording {
+ public:
+  explicit CudaRecording(CUgraphExec graph) : graph_(graph) {}
+  ~CudaRecording() override { CudaDriver::get().cuGraphExecDestroy(graph_); }
+  void replay(StreamHandle stream) override { HYPERMLA_CUDA(cuGraphLaunch(graph_, static_cast<CUstream>(stream))); }
+
+ private:
+  CUgraphExec graph_;
+};
+
+class CudaDevice : public Device {
+ public:
+  explicit CudaDevice(int ordinal) {
+    int count = 0;
+    HYPERMLA_CUDA(cuDeviceGetCount(&count));
+    if (ordinal < 0 || ordinal >= count)
+      fail("there is no CUDA device {}: this machine has {}; choose --device=cpu or one below that number", ordinal, count);
+    HYPERMLA_CUDA(cuDeviceGet(&device_, ordinal));
+    HYPERMLA_CUDA(cuDevicePrimaryCtxRetain(&context_, device_));
+    HYPERMLA_CUDA(cuCtxSetCurrent(context_));
+    char name[256] = "";
+    HYPERMLA_CUDA(cuDeviceGetName(name, sizeof name, device_));
+    std::size_t memory = 0;
+    HYPERMLA_CUDA(cuDeviceTotalMem(&memory, device_));
+    int version = 0;
+    HYPERMLA_CUDA(cuDriverGetVersion(&version));
+    power_ = PowerMeter(fmt::format("{:08x}:{:02x}:{:02x}.0", attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
+                                    attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+                                    attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)));
+    info_.name = name;
+    info_.arch = fmt::format("sm_{}{}", attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                             attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    info_.processors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    info_.memory_bytes = memory;
+    info_.cache_bytes = static_cast<std::size_t>(attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
+    info_.driver = fmt::format("{}.{} ({})", version / 1000, version % 1000 / 10, power_.driver_version());
+    HYPERMLA_CUDA(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+    HYPERMLA_CUDA(cuEventCreate(&begin_, CU_EVENT_DEFAULT));
+    HYPERMLA_CUDA(cuEventCreate(&end_, CU_EVENT_DEFAULT));
+  }
+  ~CudaDevice() override {
+    const CudaDriver& cuda = CudaDriver::get();
+    if (flush_) cuda.cuMemFree(flush_);
+    cuda.cuEventDestroy(begin_);
+    cuda.cuEventDestroy(end_);
+    cuda.cuStreamDestroy(stream_);
+    cuda.cuDevicePrimaryCtxRelease(device_);
+  }
+
+  bool is_gpu() const override { return true; }
+
+  void* allocate(std::size_t bytes) override {
+    CUdeviceptr data = 0;
+    if (CudaDriver::get().cuMemAlloc(&data, std::max<std::size_t>(bytes, 1)) != CUDA_SUCCESS) {
+      std::size_t free = 0, total = 0;
+      CudaDriver::get().cuMemGetInfo(&free, &total);
+      fail("{:.2f} GB of device memory do not fit: {:.2f} of {:.2f} GB are free; choose a smaller b or t", bytes / 1e9,
+           free / 1e9, total / 1e9);
+    }
+    return reinterpret_cast<void*>(data);
+  }
+  void release(void* data) noexcept override { CudaDriver::get().cuMemFree(address(data)); }
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override {
+    HYPERMLA_CUDA(cuMemcpyHtoD(address(to), from, bytes));
+  }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override {
+    HYPERMLA_CUDA(cuCtxSetCurrent(context_));  // the caller may be a thread of the reference
+    HYPERMLA_CUDA(cuMemcpyDtoH(to, address(const_cast<void*>(from)), bytes));
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    HYPERMLA_CUDA(cuMemcpyDtoD(address(to), address(const_cast<void*>(from)), bytes));
+  }
+  void fill(void* data, unsigned char byte, std::size_t bytes) override {
+    if (bytes) HYPERMLA_CUDA(cuMemsetD8(address(data), byte, bytes));
+    synchronize();
+  }
+
+  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& name) override {
+    std::ifstream file(artifact, std::ios::binary);
+    std::string image((std::istreambuf_iterator<char>(file)), {});
+    CUmodule module = nullptr;
+    HYPERMLA_CUDA(cuModuleLoadData(&module, image.data()));
+    CUfunction function = nullptr;
+    HYPERMLA_CUDA(cuModuleGetFunction(&function, module, name.c_str()));
+    HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; the first run() shall not pay for it
+    return std::make_unique<CudaFunction>(module, function);
+  }
+
+  StreamHandle stream() override { return stream_; }
+  void synchronize() override { HYPERMLA_CUDA(cuCtxSynchronize()); }
+
+  std::unique_ptr<Recording> record(const Work& work) override {
+    CUgraph graph = nullptr;
+    HYPERMLA_CUDA(cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    try {
+      work(stream_);
+    } catch (...) {
+      CudaDriver::get().cuStreamEndCapture(stream_, &graph);
+      if (graph) CudaDriver::get().cuGraphDestroy(graph);
+      throw;
+    }
+    HYPERMLA_CUDA(cuStreamEndCapture(stream_, &graph));
+    CUgraphExec executable = nullptr;
+    CUresult result = CudaDriver::get().cuGraphInstantiate(&executable, graph, 0);
+    CudaDriver::get().cuGraphDestroy(graph);
+    cuda_check(result, "cuGraphInstantiate");
+    return std::make_unique<CudaRecording>(executable);
+  }
+
+  double time(const Work& work) override {
+    HYPERMLA_CUDA(cuEventRecord(begin_, stream_));
+    work(stream_);
+    HYPERMLA_CUDA(cuEventRecord(end_, stream_));
+    HYPERMLA_CUDA(cuEventSynchronize(end_));
+    float milliseconds = 0;
+    HYPERMLA_CUDA(cuEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds * 1e-3;
+  }
+
+  void flush_cache(StreamHandle stream) override {
+    const std::size_t bytes = 2 * info_.cache_bytes;
+    if (!flush_) HYPERMLA_CUDA(cuMemAlloc(&flush_, bytes));
+    HYPERMLA_CUDA(cuMemsetD32Async(flush_, 0, bytes / 4, static_cast<CUstream>(stream)));
+  }
+
+  std::optional<PowerSample> power() override { return power_.sample(); }
+
+ private:
+  static CUdeviceptr address(void* data) { return reinterpret_cast<CUdeviceptr>(data); }
+  int attribute(CUdevice_attribute which) const {
+    int value = 0;
+    HYPERMLA_CUDA(cuDeviceGetAttribute(&value, which, device_));
+    return value;
+  }
+
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  CUstream stream_ = nullptr;
+  CUevent begin_ = nullptr, end_ = nullptr;
+  CUdeviceptr flush_ = 0;
+  PowerMeter power_{""};
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_cuda_device(int ordinal) { return std::make_shared<CudaDevice>(ordinal); }
+
+std::optional<std::string> cuda_unavailable() {
+  try {
+    int count = 0;
+    HYPERMLA_CUDA(cuDeviceGetCount(&count));
+    if (count == 0) return "the CUDA driver sees no GPU";
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::shared_ptr<Device> make_device(const std::string& name) {
+  if (name == "cpu") return make_cpu_device();
+  if (name == "auto") return cuda_unavailable() ? make_cpu_device() : make_cuda_device();
+  if (name == "cuda") return make_cuda_device();
+  if (name.rfind("cuda:", 0) == 0 && name.size() > 5 && name.find_first_not_of("0123456789", 5) == std::string::npos &&
+      name.size() < 9)
+    return make_cuda_device(std::stoi(name.substr(5)));
+  fail("unknown device '{}'; choose auto, cpu, cuda or cuda:N", name);
+}
+
+}  // namespace hypermla

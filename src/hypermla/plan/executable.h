@@ -1,0 +1,170 @@
+// What a plan builds and a stream runs: kernels, and compositions of kernels that are executables again.
+//
+//   CtKernel        one CUDA Tile C++ kernel with a tiling
+//   KernelPipeline  stages in order, each depending on the ones before
+//
+// An executable is built without compiling anything, so that predictions need neither tensors nor compilers. prepare()
+// compiles and loads; run() then only launches: it neither allocates, nor synchronises, nor reads back, and may be captured
+// in a CUDA graph.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hypermla/compile/compiler.h"
+#include "hypermla/device/device.h"
+#include "hypermla/roofline/roofline.h"
+
+namespace hypermla {
+
+class CtKernel;
+
+class Executable {
+ public:
+  explicit Executable(std::string name) : name_(std::move(name)) {}
+  virtual ~Executable() = default;
+
+  const std::string& name() const { return name_; }
+  // Compiles what the present tilings need, loads it and packs the arguments. Call again after a tiling changed.
+  virtual void prepare(Compiler& compiler, Device& device) = 0;
+  virtual void run(StreamHandle stream) = 0;
+  // All kernels, in launch order; the tuner and the profilers walk them.
+  virtual std::vector<CtKernel*> kernels() = 0;
+  // The algorithm's work, whatever the tiling.
+  virtual Cost cost() const = 0;
+  virtual Prediction predict(const DeviceSpec& device, DType dtype) const = 0;
+
+ private:
+  std::string name_;
+};
+
+// Kernel arguments by value, laid out as the driver wants them: a pointer to each.
+class Arguments {
+ public:
+  template <class... Ts>
+  explicit Arguments(Ts... values) {
+    (add(values), ...);
+  }
+  void** pointers() {
+    pointers_.clear();
+    for (Slot& slot : slots_) pointers_.push_back(&slot);
+    return pointers_.data();
+  }
+
+ private:
+  union Slot {
+    void* pointer;
+    int integer;
+    float real;
+  };
+  void add(void* value) { slots_.push_back({.pointer = value}); }
+  void add(int value) { slots_.push_back({.integer = value}); }
+  void add(float value) { slots_.push_back({.real = value}); }
+  std::vector<Slot> slots_;
+  std::vector<void*> pointers_;
+};
+
+// How one kernel follows from its tiling. `Tiling` is a struct with a field list (base/fields.h).
+template <class Problem, class Tiling>
+struct CtKernelSpec {
+  std::string name;     // of the kernel template and of its files; FlashAttentionTiling belongs to flash_attention
+  std::string header;   // below the kernel root
+  Problem problem;      // as the kernel sees it: what it learns at run time is 0
+  Tiling tiling;
+  std::vector<Tiling> candidates;  // for the tuner; legal for the problem
+  Cost cost;                       // the algorithm's work
+  std::function<Grid(const Tiling&)> grid;
+  std::function<Arguments(const Tiling&)> arguments;
+  std::function<Cost(const Tiling&)> executed;  // with padded rows and repeated reads: orders the candidates
+  // The tiling as a template argument, where the kernel learns some of its fields at run time; null: all of it.
+  std::function<Tiling(Tiling)> at_compile_time;
+};
+
+class CtKernel : public Executable {
+ public:
+  template <class Problem, class Tiling>
+  explicit CtKernel(CtKernelSpec<Problem, Tiling> spec);
+
+  const Json& tiling() const { return tiling_; }
+  void set_tiling(const Json& tiling);  // throws Error when it names an unknown field
+  const std::vector<Json>& candidates() const { return candidates_; }
+  // The source for a tiling, without compiling it.
+  KernelSource source(const Json& tiling) const { return {name(), header_, instance_(tiling)}; }
+  const std::string& header() const { return header_; }
+  // Roofline time of what a tiling really executes, in whole waves over the device's processors.
+  double predict_seconds(const Json& tiling, const DeviceSpec& device, DType dtype) const;
+  Grid grid() const { return grid_(tiling_); }
+  // Of the last prepare(): registers, frame_bytes, ...; and where its files are.
+  const CacheEntry& entry() const { return *entry_; }
+  bool prepared() const { return function_ != nullptr; }
+
+  void prepare(Compiler& compiler, Device& device) override;
+  void run(StreamHandle stream) override { function_->launch(packed_grid_, pointers_, stream); }
+  std::vector<CtKernel*> kernels() override { return {this}; }
+  Cost cost() const override { return cost_; }
+  Prediction predict(const DeviceSpec& device, DType dtype) const override {
+    return hypermla::predict(cost_, device, dtype);
+  }
+
+ private:
+  std::string header_;
+  Json tiling_;
+  std::vector<Json> candidates_;
+  Cost cost_;
+  // The typed functions of the spec, over JSON tilings.
+  std::function<std::string(const Json&)> instance_;
+  std::function<Json(const Json&)> normalize_;
+  std::function<Grid(const Json&)> grid_;
+  std::function<Arguments(const Json&)> arguments_;
+  std::function<Cost(const Json&)> executed_;
+
+  std::optional<CacheEntry> entry_;
+  std::string loaded_;  // directory of the entry that function_ was loaded from
+  std::unique_ptr<Function> function_;
+  Arguments packed_;
+  Grid packed_grid_;
+  void** pointers_ = nullptr;
+};
+
+class KernelPipeline : public Executable {
+ public:
+  KernelPipeline(std::string name, std::vector<std::unique_ptr<Executable>> stages)
+      : Executable(std::move(name)), stages_(std::move(stages)) {}
+
+  void prepare(Compiler& compiler, Device& device) override {
+    for (auto& stage : stages_) stage->prepare(compiler, device);
+  }
+  void run(StreamHandle stream) override {
+    for (auto& stage : stages_) stage->run(stream);
+  }
+  std::vector<CtKernel*> kernels() override;
+  Cost cost() const override;
+  Prediction predict(const DeviceSpec& device, DType dtype) const override;  // the sum of the stages
+
+ private:
+  std::vector<std::unique_ptr<Executable>> stages_;
+};
+
+// flash_attention_v2 -> FlashAttentionV2: the two spellings of a name.
+std::string camel_case(const std::string& snake_case);
+
+template <class Problem, class Tiling>
+CtKernel::CtKernel(CtKernelSpec<Problem, Tiling> spec)
+    : Executable(spec.name), header_(spec.header), tiling_(fields_json(spec.tiling)), cost_(spec.cost) {
+  for (const Tiling& candidate : spec.candidates) candidates_.push_back(fields_json(candidate));
+  const std::string type = camel_case(spec.name);
+  auto static_part = [=](const Tiling& tiling) { return spec.at_compile_time ? spec.at_compile_time(tiling) : tiling; };
+  instance_ = [=](const Json& tiling) {
+    return "hypermla::" + spec.name + "<hypermla::" + type + "Problem" + fields_initializer(spec.problem) +
+           ", hypermla::" + type + "Tiling" + fields_initializer(static_part(fields_from_json<Tiling>(tiling))) + ">";
+  };
+  const Tiling defaults = spec.tiling;
+  normalize_ = [=](const Json& tiling) { return fields_json(fields_from_json<Tiling>(tiling, defaults)); };
+  grid_ = [=](const Json& tiling) { return spec.grid(fields_from_json<Tiling>(tiling)); };
+  arguments_ = [=](const Json& tiling) { return spec.arguments(fields_from_json<Tiling>(tiling)); };
+  executed_ = [=](const Json& tiling) { return spec.executed(fields_from_json<Tiling>(tiling)); };
+}
+
+}  // namespace hypermla

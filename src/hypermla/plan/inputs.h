@@ -1,0 +1,38 @@
+// Memory for a plan's tensors: random inputs, poisoned outputs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "hypermla/device/device.h"
+#include "hypermla/plan/plan.h"
+
+namespace hypermla {
+
+class AllocatedTensors {
+ public:
+  // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`. They
+  // repeat with a prime period of about a million, from another start in every tensor, so that no index error hides.
+  AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed);
+
+  const Tensors& tensors() const { return tensors_; }
+  // Fills outputs and workspace with NaN, so that an element that nobody writes cannot look right.
+  void poison();
+  InputReader reader() const;
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::vector<TensorSpec> specs_;
+  std::vector<Buffer> buffers_;
+  Tensors tensors_;
+};
+
+// Elements [first, first + count) of a tensor on a device, as float. Any thread may call it.
+std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_t first, std::int64_t count);
+
+// Rounds to nearest even, as the hardware does; the bits of the 16-bit type.
+std::uint16_t to_half_bits(float value, DType dtype);
+float from_half_bits(std::uint16_t bits, DType dtype);
+
+}  // namespace hypermla

@@ -1,0 +1,36 @@
+#include "hypermla/plan/plan.h"
+
+namespace hypermla {
+
+Target Target::of_arch(const std::string& arch) {
+  static const std::map<std::string, int> kProcessors = {{"sm_80", 108},  {"sm_86", 84},   {"sm_89", 128},
+                                                         {"sm_90", 132},  {"sm_100", 148}, {"sm_103", 148},
+                                                         {"sm_120", 170}, {"sm_121", 48}};
+  const auto found = kProcessors.find(arch);
+  return {arch, found == kProcessors.end() ? 108 : found->second};
+}
+
+Tensors empty_tensors(const KernelPlan& plan) {
+  Tensors tensors;
+  for (const TensorSpec& spec : plan.tensors()) tensors[spec.name] = {nullptr, spec.dtype, spec.shape};
+  return tensors;
+}
+
+void set_problem(KernelPlan& plan, const Json& values) {
+  from_json(plan.problem_fields(), values);
+  plan.use_default_tiling();
+}
+
+std::string problem_key(KernelPlan& plan) {
+  std::string key;
+  for (const FieldRef& field : plan.problem_fields()) {
+    if (!key.empty()) key += '_';
+    if (std::holds_alternative<DType*>(field.value))
+      key += field.text();
+    else
+      key += std::string(field.name) + (std::holds_alternative<bool*>(field.value) ? "=" : "") + field.text();
+  }
+  return key;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,91 @@
+// A KernelPlan is one version of one kernel: its problem and tiling fields, its tensors, its reference, its cost, and how to
+// build the executable. CLI, tuner, checks, tests and benchmarks know kernels only through this interface.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/fields.h"
+#include "hypermla/plan/executable.h"
+#include "hypermla/tensor.h"
+
+namespace hypermla {
+
+enum class Role { input, output, workspace };
+
+struct TensorSpec {
+  std::string name;
+  Role role;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+};
+
+// By name. Inputs and outputs are the caller's; workspace too, so that run() never allocates.
+using Tensors = std::map<std::string, Tensor>;
+
+// Reads pieces of an input as float, from wherever it is; any thread may call it.
+using InputReader =
+    std::function<std::vector<float>(const std::string& tensor, std::int64_t first, std::int64_t count)>;
+
+// The reference computes outputs in independent groups, such as (batch element, head): group g makes the g-th of `groups`
+// equal, consecutive pieces of every output.
+struct ReferenceShape {
+  std::int64_t groups = 0;
+  double flops_per_group = 0;
+};
+using ReferenceOutputs = std::map<std::string, std::vector<double>>;
+
+// What a plan runs on, as far as tilings depend on it. The default is an H200.
+struct Target {
+  std::string arch = "sm_90";
+  int processors = 132;  // SMs or cores
+
+  bool is_gpu() const { return arch.rfind("sm_", 0) == 0; }
+  // Datacentre GPUs since Hopper: 227 KB of shared memory per block and wgmma or tcgen05.
+  bool has_large_blocks() const { return arch == "sm_90" || arch == "sm_100" || arch == "sm_103"; }
+
+  static Target of(const DeviceInfo& device) { return {device.arch, device.processors}; }
+  // A GPU of that architecture that is typical of it, for compilation ahead of time.
+  static Target of_arch(const std::string& arch);
+};
+
+class KernelPlan {
+ public:
+  virtual ~KernelPlan() = default;
+
+  Target target;
+
+  // Fields of this object, to be read and set in place.
+  virtual std::vector<FieldRef> problem_fields() = 0;
+  virtual std::vector<FieldRef> tiling_fields() = 0;
+  // The best guess for the problem on the target, used with --no_autotune and as the tuner's starting point. Writes the
+  // tiling fields.
+  virtual void use_default_tiling() = 0;
+  // Throws Error saying what is supported, when the problem or the tiling is not.
+  virtual void validate() const = 0;
+
+  virtual DType dtype() const = 0;
+  virtual std::vector<TensorSpec> tensors() const = 0;
+  virtual ReferenceShape reference_shape() const = 0;
+  virtual ReferenceOutputs reference(std::int64_t group, const InputReader& input) const = 0;
+
+  // The executable over these tensors. Data pointers may be null for predictions.
+  virtual std::unique_ptr<Executable> plan(const Tensors& tensors) const = 0;
+};
+
+// The tensors a plan asks for, without memory behind them.
+Tensors empty_tensors(const KernelPlan& plan);
+
+// The structure of a plan without tensors: for roofline predictions on any device.
+inline std::unique_ptr<Executable> plan_empty(const KernelPlan& plan) { return plan.plan(empty_tensors(plan)); }
+
+// Sets every problem field that `values` names; then the default tiling for that problem.
+void set_problem(KernelPlan& plan, const Json& values);
+
+// "b32_s16_t4096_h128_d128_p64_bfloat16": names directories and cache files.
+std::string problem_key(KernelPlan& plan);
+
+}  // namespace hypermla

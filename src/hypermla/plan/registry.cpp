@@ -1,0 +1,70 @@
+#include "hypermla/plan/registry.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace hypermla {
+namespace {
+
+int version_number(const KernelEntry& entry) { return std::stoi(entry.version.substr(1)); }
+
+std::string underscored(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+}  // namespace
+
+Registry& Registry::instance() {
+  static Registry registry;
+  return registry;
+}
+
+void Registry::add(const std::string& source_file, std::string summary,
+                   std::function<std::unique_ptr<KernelPlan>()> make) {
+  std::vector<std::string> parts;
+  for (const auto& part : std::filesystem::path(source_file).parent_path()) parts.push_back(part.string());
+  const std::size_t size = parts.size();
+  if (size < 5 || parts[size - 5] != "kernels")
+    fail("{} does not lie in kernels/<language>/<layer>/<design>/<version>/", source_file);
+  KernelEntry entry{parts[size - 4], parts[size - 3], parts[size - 2], "v0", "", std::move(summary), std::move(make)};
+  const std::string& directory = parts[size - 1];
+  if (directory != entry.design) {
+    const std::string suffix = directory.substr(std::min(directory.size(), entry.design.size()));
+    if (directory.rfind(entry.design + "_v", 0) != 0 || suffix.size() < 3 ||
+        suffix.size() > 2 + 6 || suffix[2] == '0' || suffix.find_first_not_of("0123456789", 2) != std::string::npos)
+      fail("kernel directory {} must be named {} or {}_v<N>, N = 1, 2, ...", directory, entry.design, entry.design);
+    entry.version = suffix.substr(1);
+  }
+  entry.directory = entry.language + "/" + entry.layer + "/" + entry.design + "/" + directory;
+  entries_.push_back(std::move(entry));
+}
+
+std::vector<KernelEntry> Registry::all() const {
+  std::vector<KernelEntry> sorted = entries_;
+  std::sort(sorted.begin(), sorted.end(), [](const KernelEntry& a, const KernelEntry& b) {
+    return std::tuple(a.language, a.design, version_number(a)) < std::tuple(b.language, b.design, version_number(b));
+  });
+  return sorted;
+}
+
+KernelEntry Registry::find(const std::string& kernel, const std::string& version) const {
+  const std::string wanted = underscored(kernel);
+  const std::string wanted_version = version.empty() ? "v0" : version;
+  std::vector<std::string> names, versions;
+  for (const KernelEntry& entry : all()) {
+    if (version.empty() && (wanted == entry.name() || wanted == entry.full_name())) return entry;
+    const std::string design = entry.language + "." + entry.layer + "." + entry.design;
+    names.push_back(entry.design);
+    names.push_back(design);
+    if (wanted != entry.design && wanted != design) continue;
+    if (entry.version == wanted_version) return entry;
+    versions.push_back(entry.version);
+  }
+  if (!versions.empty())
+    fail("{} has no version '{}'; did you mean {}? There are: {}", wanted, wanted_version,
+         nearest(wanted_version, versions), fmt::join(versions, ", "));
+  fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));
+}
+
+}  // namespace hypermla

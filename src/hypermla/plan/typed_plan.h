@@ -1,0 +1,42 @@
+// The part of a plan that follows from its two structs.
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#include "hypermla/plan/plan.h"
+
+namespace hypermla {
+
+template <class Problem, class Tiling>
+class TypedPlan : public KernelPlan {
+ public:
+  std::vector<FieldRef> problem_fields() override { return fields_of(problem); }
+  std::vector<FieldRef> tiling_fields() override { return fields_of(tiling); }
+  DType dtype() const override { return problem.dtype; }
+
+  Problem problem;
+  Tiling tiling;
+};
+
+// Preconditions that kernels share. All throw Error with the field, its value and what is supported.
+inline void require_positive(const char* name, int value) {
+  if (value < 1) fail("--{}={} is not supported: it must be at least 1", name, value);
+}
+inline void require_power_of_two(const char* name, int value, int least, int most) {
+  if (value < least || value > most || !std::has_single_bit(unsigned(value)))
+    fail("--{}={} is not supported: it must be a power of two from {} to {}", name, value, least, most);
+}
+inline void require_half_precision(DType dtype) {
+  if (dtype == DType::float32) fail("--dtype=float32 is not supported: choose bfloat16 or float16");
+}
+
+inline unsigned ceil_div(int value, int divisor) { return unsigned((value + divisor - 1) / divisor); }
+
+// How much larger an extent becomes when it is cut into whole tiles.
+inline double padding(int extent, int tile) { return double(ceil_div(extent, tile)) * tile / extent; }
+
+// The softmax scale of DeepSeek-V2 (arXiv 2405.04434, section 2.1): one over the root of the whole query dimension.
+inline float softmax_scale(int d, int p) { return 1.0f / std::sqrt(float(d + p)); }
+
+}  // namespace hypermla

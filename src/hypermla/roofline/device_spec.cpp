@@ -1,0 +1,146 @@
+#include "hypermla/roofline/device_spec.h"
+
+#include <algorithm>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+
+namespace hypermla {
+namespace {
+
+double number_of(std::string_view device, std::string_view key, const Json& value) {
+  if (!value.is_number() || !(value.get<double>() > 0))
+    fail("device '{}': {} is {}, but must be a positive number", device, key, value.dump());
+  return value.get<double>();
+}
+
+std::string text_of(std::string_view device, std::string_view key, const Json& value) {
+  if (!value.is_string()) fail("device '{}': {} is {}, but must be a string", device, key, value.dump());
+  return value.get<std::string>();
+}
+
+void check_measured(std::string_view device, const Json& measured) {
+  if (!measured.is_object()) fail("device '{}': measured is {}, but must be an object", device, measured.dump());
+  for (const auto& [key, value] : measured.items()) {
+    if (std::find(kMeasuredKeys.begin(), kMeasuredKeys.end(), key) == kMeasuredKeys.end()) {
+      fail("device '{}': measured has no key '{}'; did you mean '{}'?", device, key,
+           nearest(key, {kMeasuredKeys.begin(), kMeasuredKeys.end()}));
+    }
+    if (key == "date" || key == "note") {
+      text_of(device, key, value);
+    } else {
+      number_of(device, key, value);
+    }
+  }
+}
+
+Json parse_devices(const std::filesystem::path& path) {
+  Json devices;
+  try {
+    devices = Json::parse(read_file(path));
+  } catch (const Json::parse_error& error) {
+    fail("{} is not valid JSON: mend or remove it ({})", path.string(), error.what());
+  }
+  if (!devices.is_object()) fail("{} must be a JSON object of device name -> entry", path.string());
+  for (const auto& [name, entry] : devices.items()) {
+    if (!entry.is_object()) fail("{}: the entry of '{}' must be an object", path.string(), name);
+  }
+  return devices;
+}
+
+Json parse_overlay(const std::filesystem::path& path) {
+  if (path.empty() || !std::filesystem::exists(path)) return Json::object();
+  return parse_devices(path);
+}
+
+}  // namespace
+
+double DeviceSpec::peak_tflops(DType dtype) const {
+  const double tflops = dtype == DType::bfloat16  ? bfloat16_tflops
+                        : dtype == DType::float16 ? float16_tflops
+                                                  : float32_tflops;
+  if (!(tflops > 0)) {
+    fail(
+        "the {} rate of device '{}' is not known: run `hypermla device --measure`, or add "
+        "peak_{}_float32_tflops to its entry in devices.json",
+        dtype_name(dtype), name, dtype_name(dtype));
+  }
+  return tflops;
+}
+
+DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
+  DeviceSpec spec;
+  spec.name = name;
+  std::vector<std::string> known;
+  const auto read = [&](std::string_view key, auto&& use) {
+    known.emplace_back(key);
+    if (const auto found = entry.find(key); found != entry.end()) use(key, *found);
+  };
+  const auto number = [&](double& to) {
+    return [&to, name](std::string_view key, const Json& value) { to = number_of(name, key, value); };
+  };
+  read("peak_bfloat16_float32_tflops", number(spec.bfloat16_tflops));
+  read("peak_float16_float32_tflops", number(spec.float16_tflops));
+  read("peak_float32_float32_tflops", number(spec.float32_tflops));
+  read("peak_dram_bw_GBps", number(spec.peak_gbps));
+  read("l2_MB", number(spec.l2_mb));
+  read("sm_count",
+       [&](std::string_view key, const Json& value) { spec.sm_count = static_cast<int>(number_of(name, key, value)); });
+  read("note", [&](std::string_view key, const Json& value) { spec.note = text_of(name, key, value); });
+  read("measured", [&](std::string_view, const Json& value) {
+    check_measured(name, value);
+    spec.measured = value;
+  });
+  for (const auto& [key, value] : entry.items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      fail("device '{}' has no key '{}'; did you mean '{}'?", name, key, nearest(key, known));
+  }
+
+  const auto measured = [&](const char* key) { return spec.measured.value(key, 0.0); };
+  const double vector_tflops = measured("fma_gflops") / 1e3;
+  const double matmul_tflops = measured("matmul_burst_tflops");
+  const double tensor_tflops = matmul_tflops > 0 ? matmul_tflops : vector_tflops;
+  if (spec.bfloat16_tflops == 0) spec.bfloat16_tflops = tensor_tflops;
+  if (spec.float16_tflops == 0) spec.float16_tflops = tensor_tflops;
+  if (spec.float32_tflops == 0) spec.float32_tflops = vector_tflops;
+  if (spec.peak_gbps == 0) spec.peak_gbps = measured("read_GBps");
+  return spec;
+}
+
+DeviceTable DeviceTable::load(const std::filesystem::path& devices, const std::filesystem::path& overlay) {
+  Json entries = parse_devices(devices);
+  const Json changes = parse_overlay(overlay);
+  for (const auto& [name, entry] : changes.items()) {
+    for (const auto& [key, value] : entry.items()) entries[name][key] = value;
+  }
+  DeviceTable table;
+  for (const auto& [name, entry] : entries.items()) table.specs_.emplace(name, device_spec_from_json(name, entry));
+  return table;
+}
+
+std::vector<std::string> DeviceTable::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, spec] : specs_) names.push_back(name);
+  return names;
+}
+
+const DeviceSpec& DeviceTable::find(const std::string& name) const {
+  const auto found = specs_.find(name);
+  if (found == specs_.end()) {
+    fail(
+        "device '{}' has no entry in devices.json; did you mean '{}'? `hypermla device --measure` adds the present "
+        "device",
+        name, nearest(name, names()));
+  }
+  return found->second;
+}
+
+void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured) {
+  check_measured(name, measured);
+  Json devices = parse_overlay(overlay);
+  devices[name]["measured"] = measured;
+  if (overlay.has_parent_path()) make_directories(overlay.parent_path());
+  write_file_atomic(overlay, devices.dump(2) + "\n");
+}
+
+}  // namespace hypermla

@@ -1,0 +1,68 @@
+// What a device can do at most, for roofline predictions: conf/devices.json, and over it a file with what
+// `hypermla device --measure` found on the user's own devices.
+//
+// One entry, by the name that the driver reports. Every key is optional:
+//   peak_{bfloat16,float16,float32}_float32_tflops  multiply-accumulate rate on that element type, fp32 accumulation
+//   peak_dram_bw_GBps                               memory bandwidth, 10^9 bytes per second
+//   sm_count, l2_MB                                 SMs (cores of a CPU); last-level cache
+//   note                                            where the figures come from
+//   measured                                        an object: see kMeasuredKeys
+// A device without a peak takes the measured figure in its place: matmul_burst_tflops or, without tensor cores,
+// fma_gflops; read_GBps.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hypermla/base/fields.h"
+#include "hypermla/dtype.h"
+
+namespace hypermla {
+
+// The keys of "measured". A burst is a few milliseconds after idle; sustained is what remains once the power cap rules.
+// fma_gflops is fp32 on the vector units, all cores or SMs. All are numbers, but date (YYYY-MM-DD) and note.
+inline constexpr std::array<std::string_view, 7> kMeasuredKeys = {
+    "matmul_burst_tflops", "matmul_sustained_tflops", "read_GBps", "copy_GBps", "fma_gflops", "date", "note"};
+
+struct DeviceSpec {
+  std::string name;
+  double bfloat16_tflops = 0;  // 0: not known
+  double float16_tflops = 0;
+  double float32_tflops = 0;
+  double peak_gbps = 0;
+  int sm_count = 0;
+  double l2_mb = 0;
+  std::string note;
+  Json measured = Json::object();
+
+  // TFLOP/s with fp32 accumulation. Throws Error when neither the file nor a measurement has it.
+  double peak_tflops(DType dtype) const;
+};
+
+// One entry of the file. Throws Error naming the device and the key that is unknown or has the wrong type.
+DeviceSpec device_spec_from_json(std::string_view name, const Json& entry);
+
+class DeviceTable {
+ public:
+  // `overlay` has the same format; it may be empty or not exist. A key in it replaces the same key of the same device,
+  // "measured" as a whole, so that figures of two dates do not mix. Throws Error when a file cannot be read or parsed.
+  static DeviceTable load(const std::filesystem::path& devices, const std::filesystem::path& overlay = {});
+
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return specs_.count(name) != 0; }
+  // Throws Error naming the nearest entry. The entry "CPU" stands for a CPU that nobody measured.
+  const DeviceSpec& find(const std::string& name) const;
+
+ private:
+  std::map<std::string, DeviceSpec> specs_;
+};
+
+// Sets the "measured" object of one device in the overlay file and keeps the rest of the file; makes the file and its
+// directory when there is none. Throws Error for a key outside kMeasuredKeys.
+void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured);
+
+}  // namespace hypermla

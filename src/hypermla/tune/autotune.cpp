@@ -1,0 +1,79 @@
+#include "hypermla/tune/autotune.h"
+
+#include <algorithm>
+
+#include "hypermla/tune/history.h"
+#include "hypermla/tune/measure.h"
+
+namespace hypermla {
+namespace {
+
+// The present tiling is one even when the list lacks it, so tuning never ends below the default. On a machine without a
+// compiler, those that the cache holds.
+std::vector<Candidate> present_candidates(const CtKernel& kernel, const Compiler& compiler, const std::string& arch,
+                                          const DeviceSpec& spec, DType dtype) {
+  std::vector<Json> tilings = kernel.candidates();
+  if (std::find(tilings.begin(), tilings.end(), kernel.tiling()) == tilings.end()) tilings.push_back(kernel.tiling());
+  std::vector<Candidate> candidates;
+  for (const Json& tiling : tilings)
+    if (compiler.available(kernel.source(tiling), arch))
+      candidates.push_back({tiling, kernel.predict_seconds(tiling, spec, dtype)});
+  if (candidates.empty())
+    fail("no tiling of {} is in the cache for {} and no compiler was found; run ./hypermla once to install the pinned "
+         "wheels, or carry a cache filled by `hypermla compile --arch={} --candidates`", kernel.name(), arch, arch);
+  return candidates;
+}
+
+AutotuneResult::Stage tune_kernel(CtKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
+                                  Device& device, const DeviceSpec& spec, const AutotuneOptions& options) {
+  const std::vector<Candidate> candidates =
+      present_candidates(kernel, compiler, device.info().arch, spec, plan.dtype());
+  const TuningHistory store(options.history_root, kernel.name() + "-" + compiler.fingerprint(kernel.header()),
+                            problem_key(plan), device.info().name + "-" + device.info().arch);
+  Tuner tuner(candidates, options.tuner, options.retune ? Json(nullptr) : store.load());
+  AutotuneResult::Stage stage{kernel.name(), {}, store.path(), 0};
+
+  const int ahead = std::max(1, compiler.config().jobs);
+  while (auto index = tuner.next()) {
+    const Json& tiling = candidates[*index].tiling;
+    std::shared_future<CacheEntry> compiled = compiler.compile_ahead(kernel.source(tiling), device.info().arch);
+    for (int next : tuner.upcoming(ahead))
+      compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
+    try {
+      compiled.get();
+      kernel.set_tiling(tiling);
+      executable.prepare(compiler, device);
+      const Timing timing = measure_hot(
+          device, [&](StreamHandle stream) { executable.run(stream); }, tuner.samples_wanted(*index));
+      tuner.record(*index, timing.seconds);
+    } catch (const Error& error) {
+      tuner.reject(*index, error.what());
+    }
+    store.save(tuner.history());
+    ++stage.measured;
+    if (options.progress && tuner.best())
+      options.progress({kernel.name(), stage.measured, int(candidates.size()), tuner.median_seconds(*tuner.best()),
+                        candidates[*tuner.best()].tiling});
+  }
+  if (!tuner.best()) {
+    std::string why;
+    for (const Json& entry : tuner.history()) why = entry.value("rejected", why);
+    fail("no tiling of {} works here; the last one failed so: {}", kernel.name(), why);
+  }
+  stage.tiling = candidates[*tuner.best()].tiling;
+  kernel.set_tiling(stage.tiling);
+  executable.prepare(compiler, device);
+  return stage;
+}
+
+}  // namespace
+
+AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
+                        const DeviceSpec& spec, const AutotuneOptions& options) {
+  AutotuneResult result;
+  for (CtKernel* kernel : executable.kernels())
+    result.stages.push_back(tune_kernel(*kernel, plan, executable, compiler, device, spec, options));
+  return result;
+}
+
+}  // namespace hypermla

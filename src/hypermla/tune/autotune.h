@@ -1,0 +1,43 @@
+// Finds the tiling of every kernel of an executable on a device: compiles ahead in the background, measures, remembers.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "hypermla/plan/plan.h"
+#include "hypermla/tune/tuner.h"
+
+namespace hypermla {
+
+struct AutotuneOptions {
+  std::filesystem::path history_root;  // of the results; see tune/history.h
+  bool retune = false;                 // forget what was measured before
+  TunerOptions tuner;
+  // Told after every step; may be empty.
+  struct Progress {
+    std::string kernel;
+    int measured = 0, candidates = 0;
+    double best_seconds = 0;
+    Json best_tiling;
+  };
+  std::function<void(const Progress&)> progress;
+};
+
+struct AutotuneResult {
+  struct Stage {
+    std::string kernel;
+    Json tiling;
+    std::filesystem::path history;  // autotuning.json
+    int measured = 0;               // in this call; 0 when everything was remembered
+  };
+  std::vector<Stage> stages;
+};
+
+// Measures the whole executable for every candidate of one kernel at a time, in launch order: what one stage leaves for the
+// next counts too. The executable is left prepared with the best tilings. Candidates that do not compile or run are
+// rejected with the reason; throws Error when none is left.
+AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
+                        const DeviceSpec& spec, const AutotuneOptions& options);
+
+}  // namespace hypermla

@@ -1,0 +1,35 @@
+// The store of tuning results:
+//
+//   <root>/<kernel fingerprint>/<problem key>/<device key>/autotuning.json
+//
+// A result counts for one source of one kernel, one problem and one device; a change of any starts a new file.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+#include "hypermla/base/fields.h"
+
+namespace hypermla {
+
+class TuningHistory {
+ public:
+  // Each part becomes one directory; characters other than letters, digits, '.', '-' and '_' become '_', so a device may
+  // be given by its name. Throws Error when a part is empty or only dots.
+  TuningHistory(const std::filesystem::path& root, std::string_view kernel_fingerprint, std::string_view problem_key,
+                std::string_view device_key);
+
+  const std::filesystem::path& path() const { return path_; }
+
+  // What was saved last, an empty array when nothing was. A file that is no JSON array is renamed to "*.corrupt" and counts
+  // as nothing, so that the kernel is tuned again. Throws Error when the file exists but cannot be read.
+  Json load() const;
+
+  // Replaces the file; a process killed meanwhile loses this save and nothing before it. Throws Error (disk full...).
+  void save(const Json& history) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace hypermla

@@ -1,0 +1,86 @@
+// The autotuner: decides what to measure next, from predictions and from the times seen so far. It owns no device, clock or
+// file; a loop elsewhere compiles, measures and stores:
+//
+//   Tuner tuner(candidates, options, store.load());
+//   while (auto index = tuner.next()) {
+//     compile ahead what tuner.upcoming(cores) names;
+//     tuner.record(*index, measure(*index, tuner.samples_wanted(*index)));   // or tuner.reject(*index, "why")
+//     store.save(tuner.history());
+//   }
+//   use(candidates[*tuner.best()])
+//
+// Every decision is a function of the candidates, the options and the samples alone: a history resumes where it stopped.
+//
+// First pass: candidates in order of prediction, `samples_first` samples each. One whose fastest sample exceeds `drop_ratio` x
+// the best median is measured no more. (Not its median: disturbances only ever make a kernel slower, and two of three
+// samples are disturbed often enough to lose the best candidate.)
+// Rounds: the candidate with the fewest samples among those that may still be the best gets `samples_first` more, until it
+// has `samples_max` or its interval lies wholly above the leader's. The interval is that of the order statistics around the
+// median which covers the true median with a probability of 95 % whatever the noise is like (H. A. David, H. N. Nagaraja:
+// Order Statistics, section 7.1); six samples are the fewest that have one.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hypermla/base/fields.h"
+
+namespace hypermla {
+
+struct Candidate {
+  Json tiling;
+  double predicted_seconds;  // not finite or not positive: unknown, measured last and never pruned
+};
+
+struct TunerOptions {
+  int max_iterations = 0;    // candidates to measure, those of the history included; 0: all. Rejected ones are free.
+  int samples_first = 3;     // samples of one measurement
+  int samples_max = 15;      // samples of one candidate
+  double drop_ratio = 1.25;  // clearly slower: fastest sample above this times the best median
+  double prune_ratio = 4;    // never measured: prediction above this times the best prediction
+};
+
+class Tuner {
+ public:
+  // `history` is what history() returned, or null. Entries whose tiling is no candidate are kept but decide nothing;
+  // malformed ones are dropped. Throws Error when an option makes no sense.
+  Tuner(std::vector<Candidate> candidates, TunerOptions options = {}, const Json& history = nullptr);
+
+  // Indices are positions in the candidates as given.
+  std::optional<int> next() const;         // what to measure now; empty when done
+  int samples_wanted(int index) const;     // how many samples to take of it
+  std::vector<int> upcoming(int n) const;  // the next n, at most, that are to be measured for the first time
+
+  // Adds samples. Those that are not finite and positive are discarded; when none is left the candidate is rejected.
+  void record(int index, const std::vector<double>& seconds);
+  // Takes a candidate out for good: it does not compile, run or give the right result.
+  void reject(int index, std::string why);
+
+  bool done() const { return !next(); }
+  std::optional<int> best() const;          // lowest median; empty when nothing was measured
+  double median_seconds(int index) const;   // infinite when nothing was measured
+  // [{"tiling": {}, "predicted_seconds": s, "median_seconds": s, "seconds": [s...], "rejected": "why"}], in order of
+  // prediction, without what is unknown.
+  Json history() const;
+
+ private:
+  struct State {
+    std::string tiling;  // as text with sorted keys: its identity
+    std::vector<double> seconds;
+    std::string rejected;               // why; empty when it is not
+    double fastest, median, low, high;  // of `seconds`; low to high is the 95 % interval around the median
+  };
+  static void set_seconds(State& state, std::vector<double> seconds);
+  int check(int index) const;  // the index; throws Error when it is none
+  void resume(const Json& history);
+  int measured() const;  // how many candidates have samples
+
+  std::vector<Candidate> candidates_;
+  TunerOptions options_;
+  std::vector<State> states_;
+  std::vector<int> order_;  // by prediction, without the pruned and the repeated
+  std::vector<Json> foreign_;
+};
+
+}  // namespace hypermla

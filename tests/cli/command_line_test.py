@@ -1,0 +1,172 @@
+"""What the command line says: help, lists, and the sentence for everything that is wrong."""
+
+import re
+import unittest
+
+from support import CHECKOUT, SMALL, CommandCase, kernel_directories, run
+
+USAGE = """\
+HyperMLA: Multi-head Latent Attention kernels, and the framework they are written, tuned and checked in.
+
+Usage: hypermla <command> [arguments]      hypermla <command> --help      hypermla --list
+
+Commands:
+  kernel     run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]
+  predict    roofline time of a kernel on every known device, without running it
+  compile    compile kernels ahead of time, for any GPU, without one
+  verify     run the correctness cases on this device and record the result
+  device     what was found: devices, driver, toolchain; --measure adds this machine
+
+Options:
+  --list     all kernels and versions
+  --version  the version of this program
+  --help     this text
+"""
+
+
+def fields(header, struct_suffix):
+    """[(name, default, help)] of a kernel's own <Name>Problem or <Name>Tiling."""
+    text = header.read_text()
+    camel = "".join(part.capitalize() for part in header.stem.split("_"))
+    start = text.index(f"struct {camel}{struct_suffix} ")
+    body = text[start : text.index("\n};", start)]
+    defaults = dict(re.findall(r"^  \w+ (\w+) = ([\w.:-]+);", body, re.M))
+    return [
+        (name, defaults[name].split("::")[-1], text)
+        for name, text in re.findall(r'field\("(\w+)", self\.\w+,\s*"([^"]*)"\)', body)
+    ]
+
+
+class Help(CommandCase):
+    def test_without_words_and_with_help_the_usage(self):
+        for words in ([], ["--help"], ["-h"], ["help"]):
+            self.assertEqual(self.succeed(*words).out, USAGE)
+
+    def test_every_command_has_help(self):
+        for command in re.findall(r"^  (\w+)  ", USAGE.split("Options:")[0], re.M):
+            with self.subTest(command):
+                self.assertIn(f"hypermla {command}", self.succeed(command, "--help").out)
+
+    def test_version_is_that_of_the_project(self):
+        version = re.search(r"project\(hypermla VERSION ([\d.]+)", (CHECKOUT / "CMakeLists.txt").read_text())[1]
+        self.assertEqual(self.succeed("--version").out, f"hypermla {version}\n")
+
+    def test_list_is_what_the_kernel_directories_are(self):
+        rows = [line.split()[:2] for line in self.succeed("--list").out.splitlines()]
+        expected = [[name, version] for name, version, _ in kernel_directories()]
+        self.assertTrue(expected)
+        self.assertEqual(sorted(rows), sorted(expected))
+
+    def test_kernel_help_shows_every_field_in_its_group(self):
+        for name, version, directory in kernel_directories():
+            with self.subTest(f"{name} {version}"):
+                text = self.succeed("kernel", name, version, "--help").out
+                problem, rest = text.split("Problem:")[1].split("Tiling (with --no_autotune):")
+                tiling = rest.split("Run:")[0]
+                header = directory / f"{directory.name}.h"
+                listed = fields(header, "Problem")
+                self.assertTrue(listed)
+                for field, default, words in listed:
+                    self.assertRegex(problem, rf"--{field} \w+ +{re.escape(words)} \(default {default}\)")
+                for field, _, words in fields(header, "Tiling"):
+                    self.assertRegex(tiling, rf"--{field} \w+ +{re.escape(words)} \(default ")
+                for flag in ("device", "check", "seed", "no_autotune", "retune", "tune_max_iters", "prof_type", "bench_runs",
+                             "out_dir"):
+                    self.assertIn(f"--{flag}", rest)
+
+
+class Refusals(CommandCase):
+    def check(self, expected, *words):
+        self.assertEqual(self.refuse(*words), expected)
+
+    def test_unknown_words_name_the_nearest_known(self):
+        self.check("unknown command 'kernl'; did you mean kernel? `hypermla --help` lists all", "kernl")
+        self.check("unknown command '--lst'; did you mean --list? `hypermla --help` lists all", "--lst")
+        self.check("unknown kernel 'flash-atention'; did you mean flash_attention? `hypermla --list` shows all",
+                   "kernel", "flash-atention")
+        self.assertIn("flash_attention has no version 'v77'; did you mean v",
+                      self.refuse("kernel", "flash_attention", "v77"))
+        self.check("unknown flag --caussal; did you mean --causal? See hypermla kernel flash_attention --help",
+                   "kernel", "flash_attention", "--caussal")
+        self.check("'stray' is not expected here; see hypermla kernel flash_attention --help",
+                   "kernel", "flash_attention", "v0", "stray")
+
+    def test_bad_values(self):
+        for flag, expected in {
+            "--b=0": "--b=0 is not supported: it must be at least 1",
+            "--s=-1": "--s=-1 is not supported: it must be at least 1",
+            "--b=x": "b cannot be 'x'; give it an integer of 32 bits",
+            "--b=1.5": "b cannot be '1.5'; give it an integer of 32 bits",
+            "--b=99999999999": "b cannot be '99999999999'; give it an integer of 32 bits",
+            "--d=100": "--d=100 is not supported: it must be a power of two from 16 to 256",
+            "--dtype=int8": "dtype cannot be 'int8'; give it bfloat16, float16 or float32",
+            "--causal=maybe": "causal cannot be 'maybe'; give it true or false",
+            "--Bm=3": "--Bm=3 is not supported: it must be a power of two from 16 to 256",
+            "--device=tpu": "unknown device 'tpu'; choose auto, cpu, cuda or cuda:N",
+            "--prof_type=some": "unknown profiling mode 'some'; choose one of annotation, event, ncu, nsys, disabled",
+        }.items():
+            with self.subTest(flag):
+                self.check(expected, "kernel", "flash_attention", "--no_autotune", flag)
+
+    def test_a_flag_without_its_value(self):
+        self.assertIn("hypermla kernel flash_attention --help", self.refuse("kernel", "flash_attention", "--b"))
+        self.assertIn("--bench_runs", self.refuse("kernel", "flash_attention", "--bench_runs=0"))
+
+    def test_a_problem_that_does_not_fit(self):
+        for size in ("--b=100000", "--b=2000000000"):  # the second overflows 64 bits
+            sentence = self.refuse("kernel", "flash_attention", "--device=cpu", size, "--t=2000000000", "--h=64")
+            self.assertRegex(sentence, r"^the tensors need [\d.e+]+ GB, but this device has [\d.]+ GB; choose a smaller b, h or t$")
+
+    def test_a_missing_gpu(self):
+        if "GPU        none" not in run("device").out:
+            self.skipTest("this machine has a GPU")
+        self.assertIn("--device=cpu", self.refuse("kernel", "flash_attention", "--device=cuda"))
+
+    def test_profilers_that_are_not_there_yet(self):
+        for mode in ("annotation", "ncu", "nsys"):
+            self.check(f"--prof_type={mode} is not available yet; use --prof_type=event or --prof_type=disabled",
+                       "kernel", "flash_attention", f"--prof_type={mode}")
+
+
+class Spellings(CommandCase):
+    def prediction(self, *words):
+        return self.succeed("predict", *words).out
+
+    def test_equals_sign_or_blank(self):
+        shape = ["--s=16", "--t=4096"]
+        self.assertEqual(self.prediction("flash_mla", "--b=32", *shape), self.prediction("flash_mla", "--b", "32", *shape))
+        self.assertNotEqual(self.prediction("flash_mla", "--b=32", *shape), self.prediction("flash_mla", "--b=16", *shape))
+
+    def test_a_bool_needs_no_value(self):
+        self.assertEqual(self.prediction("flash_mla", "--causal"), self.prediction("flash_mla", "--causal=true"))
+        self.assertNotEqual(self.prediction("flash_mla", "--causal"), self.prediction("flash_mla", "--causal=false"))
+
+    def test_hyphens_full_names_and_v0(self):
+        shape = SMALL + ["--no_autotune", "--prof_type=disabled", "--check", "--seed=1"]
+        outputs = {
+            self.succeed(*words, *shape).out
+            for words in (["kernel", "flash_attention"], ["kernel", "flash-attention", "v0"],
+                          ["kernel", "cutile.mla.flash_attention"], ["kernel.cutile.mla.flash_attention", "v0"])
+        }
+        self.assertEqual(len(outputs), 1, outputs)
+
+
+class Predictions(CommandCase):
+    def test_known_shapes(self):
+        # docs/cost-analysis.md: 584.1 GFLOP at 989 TFLOP/s; the same latent attention for one query is bound by memory.
+        many = self.succeed("predict", "flash_mla", "--b=32", "--s=16", "--t=4096").out
+        self.assertIn("584.1 GFLOP, 0.2939 GB, 1987.7 FLOP/byte", many)
+        self.assertRegex(many, r"\nNVIDIA H200 +590\.6 us  compute bound, ridge 206\.0\n")
+        one = self.succeed("predict", "flash_mla", "--b=32", "--s=1", "--t=4096").out
+        self.assertRegex(one, r"\nNVIDIA H200 +\d+\.\d us  (compute|memory) bound")
+
+    def test_every_known_device_has_a_row(self):
+        import json
+
+        text = self.succeed("predict", "flash_attention").out
+        for name in json.loads((CHECKOUT / "conf/devices.json").read_text()):
+            self.assertIn(f"\n{name} ", text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,210 @@
+"""Runs of a kernel on the CPU: checks, tilings, profiles, and caches that are shared, cold, warm, absent or broken."""
+
+import json
+import os
+import signal
+import time
+import unittest
+
+from support import SMALL, CommandCase, finish, kernel_directories, run, start
+
+KERNEL = ["kernel", "flash_attention", *SMALL]
+QUICK = [*KERNEL, "--no_autotune", "--prof_type=disabled", "--check"]
+
+
+def entries(cache):
+    return sorted(path.name for path in (cache / "kernels").iterdir() if (path / "report.json").exists())
+
+
+class Check(CommandCase):
+    def test_every_kernel_passes(self):
+        for name, version, _ in kernel_directories():
+            with self.subTest(f"{name} {version}"):
+                shape = ["--b=1", "--s=5", "--h=2"]
+                if "--t " in self.succeed("kernel", name, version, "--help").out:
+                    shape.append("--t=70")
+                done = self.succeed("kernel", name, version, *shape, "--device=cpu", "--no_autotune", "--check",
+                                    "--prof_type=disabled")
+                self.assertIn("check     passed", done.out)
+
+    def test_a_seed_repeats_a_run(self):
+        outputs = {self.succeed(*QUICK, f"--seed={seed}").out for seed in (7, 7, 8)}
+        self.assertEqual(len(outputs), 2)
+
+    def test_what_runs_where_is_said_first(self):
+        first = self.succeed(*QUICK).out.splitlines()[0]
+        self.assertRegex(first, r"^cutile\.mla\.flash_attention v0 on .+ \(.+, \d+ cores\)$")
+
+
+class Profile(CommandCase):
+    def test_event_profile_writes_its_files(self):
+        out = self.directory / "profile"
+        done = self.succeed("kernel", "flash_mla_split_kv", "--b=1", "--s=1", "--t=256", "--h=2", "--device=cpu",
+                            "--tune_max_iters=1", "--bench_runs=3", f"--out_dir={out}")
+        self.assertIn(f"report    {out}/report.md\n", done.out)
+        profile = json.loads((out / "profile.json").read_text())
+        params = json.loads((out / "params.json").read_text())
+        self.assertEqual((params["b"], params["s"], params["t"], params["h"]), (1, 1, 256, 2))
+        self.assertEqual(params, profile["problem"])
+        self.assertEqual(profile["kernel"], "cutile.mla.flash_mla_split_kv")
+        stages = [stage["name"] for stage in profile["stages"]]
+        self.assertEqual(stages, ["flash_mla_split_kv", "flash_mla_split_kv_reduce"])
+        for stage in profile["stages"]:
+            name = stage["name"]
+            self.assertEqual(json.loads((out / f"tiling/{name}.json").read_text()), stage["tiling"])
+            self.assertTrue(json.loads((out / f"tiling/{name}/autotuning.json").read_text()))
+            report = json.loads((out / f"compiled/{name}/report.json").read_text())
+            self.assertEqual(report["name"], name)
+            self.assertTrue((out / f"compiled/{name}" / report["artifact"]).stat().st_size > 0)
+        for timing in profile["timing"].values():
+            self.assertGreater(timing["median_us"], 0)
+            self.assertLessEqual(timing["low_us"], timing["median_us"])
+            self.assertLessEqual(timing["median_us"], timing["high_us"])
+        report = (out / "report.md").read_text()
+        self.assertIn("# Profile: cutile.mla.flash_mla_split_kv (v0)", report)
+        self.assertIn("b=1, s=1, t=256, h=2", report)
+
+    def test_without_out_dir_a_new_directory_below_out(self):
+        self.succeed(*KERNEL, "--no_autotune", "--bench_runs=1")
+        made = list(self.directory.glob("out/profiles/event/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
+        self.assertEqual(len(made), 1)
+
+    def test_disabled_writes_nothing(self):
+        self.succeed(*QUICK)
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_tiling_flags_take_effect(self):
+        for bm in (16, 32):
+            out = self.directory / str(bm)
+            self.succeed(*KERNEL, "--no_autotune", f"--Bm={bm}", "--Bn=32", "--bench_runs=1", f"--out_dir={out}")
+            tiling = json.loads((out / "tiling/flash_attention.json").read_text())
+            self.assertEqual((tiling["Bm"], tiling["Bn"]), (bm, 32))
+            self.assertIn(f".Bm = {bm}, .Bn = 32", (out / "compiled/flash_attention/kernel.cu").read_text())
+
+
+class Tuning(CommandCase):
+    def test_what_was_measured_is_remembered(self):
+        cache = self.directory / "cache"
+        first = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", HYPERMLA_CACHE_DIR=cache)
+        self.assertIn("measurements, best", first.err)
+        histories = list(cache.glob("kernel-autotune/*/*/*/autotuning.json"))
+        self.assertEqual(len(histories), 1)
+        before = histories[0].read_bytes()
+        again = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", HYPERMLA_CACHE_DIR=cache)
+        self.assertEqual(again.out, first.out)
+        self.assertEqual(again.err, "")
+        self.assertEqual(histories[0].read_bytes(), before)
+        retuned = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", "--retune", HYPERMLA_CACHE_DIR=cache)
+        self.assertIn("measurements, best", retuned.err)
+
+
+class Caches(CommandCase):
+    def test_a_warm_cache_needs_no_compiler(self):
+        cache = self.directory / "cache"
+        cold = self.succeed(*QUICK, "--seed=1", HYPERMLA_CACHE_DIR=cache)
+        bare = {"HYPERMLA_CACHE_DIR": cache, "PATH": self.directory, "CXX": None, "HYPERMLA_CUDA_ROOT": None}
+        begin = time.monotonic()
+        warm = self.succeed(*QUICK, "--seed=1", **bare)
+        self.assertEqual(warm.out, cold.out)
+        self.assertLess(time.monotonic() - begin, 5)
+        sentence = self.refuse(*QUICK, "--Bn=32", **bare)
+        self.assertIn("no C++ compiler was found; install g++ or set CXX", sentence)
+
+    def test_a_cache_that_cannot_be_written(self):
+        (self.directory / "file").write_text("in the way")
+        sentence = self.refuse(*QUICK, HYPERMLA_CACHE_DIR=self.directory / "file/cache")
+        self.assertIn(str(self.directory / "file"), sentence)
+
+    def test_a_read_only_cache(self):
+        cache = self.directory / "cache"
+        self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache)
+        everything = [cache, *cache.rglob("*")]
+        for path in everything:
+            path.chmod(path.stat().st_mode & ~0o222)
+        try:
+            self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache)
+            if os.access(cache, os.W_OK):
+                self.skipTest("root writes everywhere")
+            self.assertIn(str(cache), self.refuse(*QUICK, "--Bn=32", HYPERMLA_CACHE_DIR=cache))
+        finally:
+            for path in everything:
+                path.chmod(path.stat().st_mode | 0o700)
+
+    def test_a_damaged_entry_is_compiled_again(self):
+        cache = self.directory / "cache"
+        self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache)
+        (entry,) = entries(cache)
+        artifact = cache / "kernels" / entry / "kernel.so"
+        whole = artifact.read_bytes()
+        artifact.write_bytes(whole[: len(whole) // 2])
+        self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache)
+        self.assertEqual(entries(cache), [entry])
+        self.assertEqual(len(artifact.read_bytes()), len(whole))
+
+    def test_two_processes_at_once(self):
+        cache = self.directory / "cache"
+        running = [start(*QUICK, "--seed=1", cwd=self.directory, HYPERMLA_CACHE_DIR=cache) for _ in range(2)]
+        done = [finish(process) for process in running]
+        for one in done:
+            self.assertEqual(one.status, 0, one)
+        self.assertEqual(done[0].out, done[1].out)
+        self.assertEqual(len(entries(cache)), 1)
+
+    def test_a_killed_process_leaves_a_usable_cache(self):
+        cache = self.directory / "cache"
+        for delay in (0.05, 0.6):  # before and during the compilation
+            process = start(*QUICK, cwd=self.directory, HYPERMLA_CACHE_DIR=cache)
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            self.assertEqual(process.returncode, -signal.SIGKILL)
+        self.assertIn("check     passed", self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache).out)
+        self.assertEqual(len(entries(cache)), 1)
+
+
+class Compilation(CommandCase):
+    """For a GPU, without one."""
+
+    def setUp(self):
+        super().setUp()
+        if "tile       not found" in self.succeed("device").out:
+            self.skipTest("no CUDA Tile compiler here")
+
+    def test_an_entry_explains_itself(self):
+        cache = self.directory / "cache"
+        done = self.succeed("compile", "flash_attention", "--s=16", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache)
+        self.assertRegex(done.out, r"(?m)^flash_attention +sm_90 +\d+ registers +0 B frame +\d+ B shared +\{")
+        self.assertIn("1 compiled, 0 failed, 0 with a stack frame", done.out)
+        (name,) = entries(cache)
+        entry = cache / "kernels" / name
+        self.assertTrue(name.startswith("flash_attention-sm_90-"))
+        self.assertEqual((entry / "kernel.cubin").read_bytes()[:4], b"\x7fELF")
+        self.assertGreater((entry / "remarks.txt").stat().st_size, 0)
+        self.assertIn("hypermla::flash_attention<", (entry / "kernel.cu").read_text())
+        report = json.loads((entry / "report.json").read_text())
+        self.assertEqual((report["arch"], report["artifact"]), ("sm_90", "kernel.cubin"))
+        self.assertGreater(report["registers"], 0)
+        begin = time.monotonic()
+        again = self.succeed("compile", "flash_attention", "--s=16", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache,
+                             PATH=self.directory)
+        self.assertEqual(again.out, done.out)
+        self.assertLess(time.monotonic() - begin, 2)
+
+    def test_a_failure_is_a_row_and_status_1(self):
+        done = run("compile", "flash_attention", "--arch=sm_12", cwd=self.directory,
+                   HYPERMLA_CACHE_DIR=self.directory / "cache")
+        self.assertEqual(done.status, 1, done)
+        self.assertRegex(done.out, r"(?m)^flash_attention +sm_12 +FAILED hypermla::flash_attention<.* does not compile")
+        self.assertIn("0 compiled, 1 failed", done.out)
+
+
+class DeviceReport(CommandCase):
+    def test_what_was_found(self):
+        out = self.succeed("device", "--device=cpu").out
+        for row in ("device", "tile", r"c\+\+", "kernels", "cache", "roofline"):
+            self.assertRegex(out, rf"(?m)^{row} +\S")
+        self.assertRegex(out, r"(?m)^roofline .*TFLOP/s bfloat16, .*GB/s, ridge .* FLOP/byte$")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,78 @@
+"""`cmake --install`: what is installed works from wherever it lies, for the command line and for a C++ user."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+CXX = os.environ.get("CXX", "g++")
+
+
+def run(*command, **options):
+    return subprocess.run(command, text=True, check=False, capture_output=True, timeout=600, **options)
+
+
+class Installation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory(prefix="hypermla-test-")
+        cls.directory = pathlib.Path(cls.temporary.name)
+        first = cls.directory / "first"
+        for component in ("runtime", "development"):
+            subprocess.run(["cmake", "--install", BUILD, "--prefix", first, "--component", component], check=True,
+                           stdout=subprocess.DEVNULL)
+        # Moved, so that nothing can depend on where it was put first.
+        cls.prefix = first.rename(cls.directory / "moved")
+        cls.environment = {**os.environ, "HYPERMLA_CACHE_DIR": str(cls.directory / "cache")}
+        cls.environment.pop("HYPERMLA_ROOT", None)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def succeed(self, *command, **options):
+        done = run(*command, env=self.environment, cwd=self.directory, **options)
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def test_the_command_line_runs(self):
+        out = self.succeed(self.prefix / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40", "--h=1",
+                           "--device=cpu", "--no_autotune", "--check", "--prof_type=disabled")
+        self.assertIn("check     passed", out)
+        self.assertIn(f"kernels    {self.prefix}/share/hypermla/kernels\n", self.succeed(self.prefix / "bin/hypermla", "device"))
+
+    def test_only_what_is_used_is_installed(self):
+        for path in (self.prefix / "share/hypermla").rglob("*"):
+            if path.is_file():
+                self.assertIn(path.suffix, {".h", ".cuh", ".json"}, path)
+        self.assertEqual({path.name for path in (self.prefix / "include/hypermla").iterdir()},
+                         {path.name for path in (CHECKOUT / "include/hypermla").iterdir()})
+
+    def test_every_public_header_compiles_alone(self):
+        for header in sorted((self.prefix / "include/hypermla").iterdir()):
+            with self.subTest(header.name):
+                self.succeed(CXX, "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c++",
+                             f"-I{self.prefix}/include", "-", input=f"#include <hypermla/{header.name}>\n")
+
+    def test_the_library_exports_its_interface_only(self):
+        (library,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]
+        names = self.succeed("nm", "-D", "-C", "--defined-only", library).splitlines()
+        own = [name for name in names if "hypermla" in name]
+        self.assertTrue(any("hypermla::Kernel::run" in name for name in own))
+        self.assertFalse([name for name in own if "hypermla::Compiler" in name or "hypermla::Registry" in name])
+
+    def test_the_example_builds_against_it_and_runs(self):
+        build = self.directory / "example"
+        self.succeed("cmake", "-G", "Ninja", "-S", CHECKOUT / "examples/cpp", "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                     "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+        self.succeed("cmake", "--build", build)
+        self.assertRegex(self.succeed(build / "example"), r"^flash_attention ran on .+; an H200 would take [\d.]+ us\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,88 @@
+"""A new version of a kernel is one directory and nothing else: clones one by substituting its name, and uses the clone.
+
+The clone is configured in a copy of the sources, as a developer would; of the compilation only what is new is done, the
+other objects being those of the present build.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+OLD, NEW = "flash_attention", "flash_attention_v9"
+OLD_TYPE, NEW_TYPE = "FlashAttention", "FlashAttentionV9"
+SOURCES = ["CMakeLists.txt", "cmake", "conf", "include", "kernels", "src"]
+
+
+def cached(variable):
+    for line in (BUILD / "CMakeCache.txt").read_text().splitlines():
+        if line.startswith(variable + ":"):
+            return line.split("=", 1)[1]
+    return ""
+
+
+class NewVersion(unittest.TestCase):
+    def run_in(self, directory, *command):
+        done = subprocess.run(command, cwd=directory, text=True, check=False, capture_output=True, timeout=600,
+                              env={**os.environ, "HYPERMLA_CACHE_DIR": str(self.root / "cache")})
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def test_a_clone_builds_lists_and_passes(self):
+        temporary = tempfile.TemporaryDirectory(prefix="hypermla-test-")
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name)
+        checkout, build = self.root / "checkout", self.root / "checkout/build"
+        checkout.mkdir()
+        for name in SOURCES:
+            copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
+            copy(CHECKOUT / name, checkout / name)
+
+        design = checkout / "kernels/cutile/mla" / OLD
+        (design / NEW).mkdir()
+        for file in (design / OLD).iterdir():
+            # In <design>/<version>/<file> the design keeps its name.
+            text = re.sub(rf"{OLD}(?!/{OLD}/)", NEW, file.read_text()).replace(OLD_TYPE, NEW_TYPE)
+            (design / NEW / file.name.replace(OLD, NEW)).write_text(text)
+
+        self.run_in(checkout, "cmake", "-G", "Ninja", "-S", checkout, "-B", build, "-DHYPERMLA_BUILD_TESTS=OFF",
+                    f"-DHYPERMLA_CUDA_INCLUDE={cached('HYPERMLA_CUDA_INCLUDE')}")
+        objects = [line.split(":")[0] for line in
+                   self.run_in(build, "ninja", "-t", "targets", "all").splitlines() if f"/{NEW}.cpp.o:" in line]
+        self.assertEqual(len(objects), 1, objects)
+        self.run_in(build, "ninja", *objects)
+        for target in ("hypermla_objects", "hypermla_cli"):
+            for path in (BUILD / f"CMakeFiles/{target}.dir").rglob("*.o"):
+                copy = build / path.relative_to(BUILD)
+                if not copy.exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, copy)
+        link = self.run_in(build, "ninja", "-t", "commands", "bin/hypermla").splitlines()[-1]
+        self.assertIn(f"/{NEW}.cpp.o", link)
+        (build / "bin").mkdir(exist_ok=True)
+        self.run_in(build, "sh", "-c", link)
+
+        binary = build / "bin/hypermla"
+        listed = self.run_in(checkout, binary, "--list")
+        self.assertRegex(listed, r"(?m)^cutile\.mla\.flash_attention +v9 ")
+        self.assertEqual(len(listed.splitlines()), len(list(checkout.glob("kernels/*/mla/*/*/"))))
+        shape = ["--b=1", "--s=5", "--t=70", "--h=2", "--device=cpu"]
+        done = self.run_in(checkout, binary, "kernel", "flash_attention", "v9", *shape, "--check", "--tune_max_iters=1",
+                           f"--out_dir={self.root}/out", "--bench_runs=1")
+        self.assertIn("cutile.mla.flash_attention_v9 v9 on ", done)
+        self.assertIn("check     passed", done)
+        entries = [path.name for path in (self.root / "cache/kernels").iterdir()]
+        self.assertTrue(entries and all(name.startswith(NEW + "-") for name in entries), entries)
+        self.assertIn("check     passed", self.run_in(checkout, binary, "kernel", "flash_attention", *shape, "--check",
+                                                      "--no_autotune", "--prof_type=disabled"))
+
+
+if __name__ == "__main__":
+    unittest.main()

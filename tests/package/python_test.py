@@ -1,0 +1,216 @@
+"""The Python package, from the build tree or, with HYPERMLA_TEST_INSTALLED=1, as installed beside the running Python."""
+
+import array
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import threading
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT, kernel_directories
+
+if not os.environ.get("HYPERMLA_TEST_INSTALLED"):
+    sys.path.insert(0, str(BUILD / "python"))
+import hypermla
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+SHAPE = {"b": 1, "s": 3, "t": 40, "h": 2, "device": "cpu"}
+ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def new_kernel(**fields):
+    return hypermla.Kernel("flash_attention", **{**SHAPE, "dtype": "float16", **fields})
+
+
+def byte_count(tensor):
+    count = ITEM[tensor.dtype]
+    for extent in tensor.shape:
+        count *= extent
+    return count
+
+
+class Example(unittest.TestCase):
+    def test_it_runs(self):
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/attention.py"], env=variables, text=True,
+                              check=False, capture_output=True, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"^lse 6\.9315, on an H200 in [\d.]+ us\n$")  # log(1024)
+
+
+class Plan(unittest.TestCase):
+    def test_list(self):
+        self.assertEqual(len(hypermla.list()), len(kernel_directories()))
+        self.assertIn("flash_attention", hypermla.list())
+
+    def test_tensors(self):
+        tensors = {tensor.name: tensor for tensor in new_kernel().tensors}
+        self.assertEqual(tensors["q"], ("q", (1, 2, 3, 128), "float16", "input"))
+        self.assertEqual(tensors["lse"], ("lse", (1, 2, 3), "float32", "output"))
+
+    def test_a_prediction_needs_no_tensors(self):
+        kernel = new_kernel()
+        self.assertGreater(kernel.predicted_seconds("NVIDIA H200"), 0)
+        self.assertGreater(kernel.predicted_seconds(), kernel.predicted_seconds("NVIDIA H200"))
+
+    def test_errors_are_sentences(self):
+        for call, expected in {
+            lambda: hypermla.Kernel("flash_atention"): "did you mean flash_attention",
+            lambda: hypermla.Kernel("flash_attention", "v77"): "no version 'v77'",
+            lambda: new_kernel(bb=3): "no field 'bb'",
+            lambda: new_kernel(b=0): "at least 1",
+            lambda: new_kernel(device="tpu"): "unknown device 'tpu'",
+            lambda: new_kernel().predicted_seconds("No GPU"): "No GPU",
+            lambda: new_kernel().run(): "is not bound",
+            lambda: new_kernel().bind("nothing", 16): "no tensor 'nothing'; this kernel has q, ",
+            lambda: new_kernel().bind("q", 17): "16-byte aligned",
+            lambda: new_kernel().bind("q", "text"): "a str cannot be bound to 'q'",
+            lambda: new_kernel().bind("q", bytearray(10)): "must be of 1536 bytes, not of 10",
+            lambda: new_kernel().bind("q", array.array("f", bytes(4 * 768))): "must be of float16, not of float32",
+            lambda: new_kernel().bind("o", bytes(1536)): "must be writable, not read-only",
+        }.items():
+            with self.subTest(expected), self.assertRaisesRegex(hypermla.Error, expected):
+                call()
+
+
+class Buffers(unittest.TestCase):
+    def test_ones_stay_ones(self):
+        """Softmax weights sum to 1, so attention over values of 1 is 1, and lse is the score plus log(t)."""
+        kernel = new_kernel()
+        memory = {}
+        for tensor in kernel.tensors:
+            memory[tensor.name] = bytearray(byte_count(tensor))
+            if tensor.role == "input":
+                memory[tensor.name][:] = struct.pack("<e", 1.0 if tensor.name == "v" else 0.0) * (byte_count(tensor) // 2)
+            kernel.bind(tensor.name, memory[tensor.name])
+        kernel.run()
+        self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3C00})
+        for value in memoryview(memory["lse"]).cast("f"):
+            self.assertAlmostEqual(value, 3.6888794541, places=5)  # log(40)
+        kernel.tune(max_iterations=1)
+        memory["o"][:] = bytes(len(memory["o"]))
+        kernel.run(stream=0)
+        self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3C00})
+
+    def test_bound_memory_is_kept(self):
+        kernel = new_kernel()
+        for tensor in kernel.tensors:
+            kernel.bind(tensor.name, bytearray(byte_count(tensor)))
+        kernel.run()
+        held = bytearray(1536)
+        kernel.bind("q", held)
+        with self.assertRaises(BufferError):
+            held.append(0)  # would move it
+        del kernel
+        held.append(0)
+
+    def test_one_kernel_serves_one_thread(self):
+        kernel = new_kernel(s=64, t=4096, h=8)
+        for tensor in kernel.tensors:
+            kernel.bind(tensor.name, bytearray(byte_count(tensor)))
+        kernel.prepare()
+        running, refused = threading.Event(), []
+
+        def other():
+            running.wait()
+            while not refused and thread.is_alive():
+                try:
+                    kernel.prepare()
+                except hypermla.Error as error:
+                    refused.append(str(error))
+
+        def many():
+            running.set()
+            for _ in range(20):
+                try:
+                    kernel.run()
+                except hypermla.Error as error:
+                    refused.append(str(error))
+
+        thread = threading.Thread(target=many)
+        second = threading.Thread(target=other)
+        second.start()
+        thread.start()
+        thread.join()
+        second.join()
+        self.assertTrue(any("another thread" in text for text in refused))
+
+
+@unittest.skipIf(numpy is None, "NumPy is not installed")
+class NumPy(unittest.TestCase):
+    def arrays(self, kernel, dtypes):
+        random = numpy.random.default_rng(1)
+        arrays = {}
+        for tensor in kernel.tensors:
+            values = random.standard_normal(tensor.shape) if tensor.role == "input" else numpy.full(tensor.shape, numpy.nan)
+            arrays[tensor.name] = values.astype(dtypes[tensor.dtype])
+            kernel.bind(tensor.name, arrays[tensor.name])
+        return arrays
+
+    def test_attention(self):
+        kernel = new_kernel(causal=True)
+        x = self.arrays(kernel, {"float16": numpy.float16, "float32": numpy.float32})
+        kernel.run()
+        x = {name: value.astype(numpy.float64) for name, value in x.items()}
+        score = x["q"] @ x["k"].swapaxes(2, 3) + x["qpe"] @ x["kpe"][:, None].swapaxes(2, 3)
+        score /= (128 + 64) ** 0.5
+        score[..., numpy.arange(40)[None, :] > 40 - 3 + numpy.arange(3)[:, None]] = -numpy.inf
+        weight = numpy.exp(score - score.max(-1, keepdims=True))
+        numpy.testing.assert_allclose(x["o"], weight / weight.sum(-1, keepdims=True) @ x["v"], atol=4e-3)
+        numpy.testing.assert_allclose(x["lse"], numpy.log(numpy.exp(score).sum(-1)), atol=2e-3)
+
+    def test_refusals(self):
+        kernel = new_kernel()
+        good = numpy.zeros((1, 2, 3, 128), numpy.float16)
+        for value, expected in (
+            (good.astype(numpy.float32), "must be of float16, not of float32"),
+            (good[:, :, :2], r"must be of shape \[1, 2, 3, 128\], not \[1, 2, 2, 128\]"),
+            (numpy.zeros((1, 2, 128, 3), numpy.float16).swapaxes(2, 3), "must be dense and row-major"),
+            (good.astype(numpy.uint16), "must be of float16, not of bfloat16"),
+        ):
+            with self.assertRaisesRegex(hypermla.Error, expected):
+                kernel.bind("q", value)
+        good.setflags(write=False)
+        kernel.bind("q", good)
+        with self.assertRaisesRegex(hypermla.Error, "read-only|readonly"):
+            kernel.bind("o", good)
+
+    def test_integers_carry_bfloat16(self):
+        kernel = new_kernel(dtype="bfloat16")
+        kernel.bind("q", numpy.zeros((1, 2, 3, 128), numpy.uint16))
+
+
+class Arrays(unittest.TestCase):
+    """The two protocols of GPU tensors, whose memory a kernel of the CPU must refuse."""
+
+    def test_a_cuda_array(self):
+        class Tensor:
+            __cuda_array_interface__ = {"data": (256, False), "shape": (1, 2, 3, 128), "typestr": "<f2", "version": 3}
+
+        with self.assertRaisesRegex(hypermla.Error, "must be in the memory of the CPU"):
+            new_kernel().bind("q", Tensor())
+        Tensor.__cuda_array_interface__ = {**Tensor.__cuda_array_interface__, "strides": (1536, 768, 2, 6)}
+        with self.assertRaisesRegex(hypermla.Error, "must be dense"):
+            new_kernel().bind("q", Tensor())
+
+    def test_a_capsule_that_is_none(self):
+        class Tensor:
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **_):
+                return 5
+
+        with self.assertRaisesRegex(hypermla.Error, "cannot be bound"):
+            new_kernel().bind("q", Tensor())
+
+
+if __name__ == "__main__":
+    unittest.main()

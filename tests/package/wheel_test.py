@@ -1,0 +1,59 @@
+"""`pip install .`: builds the wheel as a user would, into an environment of its own, and uses what it installed.
+
+Skipped (77) without a package index. The build directory of the wheel is kept, so only the first time is slow.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+ENVIRONMENT = BUILD / "wheel-test"
+PYTHON = ENVIRONMENT / "bin/python"
+
+
+def run(*command, **environment):
+    # Not from the checkout: nothing of it may be found by chance.
+    return subprocess.run(command, cwd=ENVIRONMENT.parent, text=True, check=False, capture_output=True, timeout=900,
+                          env={**os.environ, **environment})
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not PYTHON.exists():
+            subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+        # The pinned compilers are already in .venv; without them nothing is different on a CPU.
+        pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if run(*pip, "numpy", "scikit-build-core>=0.10").returncode != 0:
+            print("no package index can be reached")
+            sys.exit(77)
+        cls.installed = run(*pip, "--no-deps", "--force-reinstall", f"--config-settings=build-dir={BUILD / 'wheel'}", CHECKOUT)
+
+    def test_1_it_installs(self):
+        self.assertEqual(self.installed.returncode, 0, self.installed.stdout + self.installed.stderr)
+
+    def test_it_requires_what_requirements_txt_pins(self):
+        script = "import importlib.metadata as m; print(*sorted(m.requires('hypermla')))"
+        lines = (CHECKOUT / "requirements.txt").read_text().splitlines()
+        self.assertEqual(run(PYTHON, "-c", script).stdout.split(), sorted(line for line in lines if "==" in line))
+
+    def test_the_command_runs(self):
+        done = run(ENVIRONMENT / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40", "--h=1",
+                   "--device=cpu", "--no_autotune", "--check", "--prof_type=disabled")
+        self.assertIn("check     passed", done.stdout, done.stderr)
+        where = run(PYTHON, "-m", "hypermla", "device").stdout
+        self.assertIn(f"kernels    {ENVIRONMENT}/lib", where)
+
+    def test_the_package_works(self):
+        done = run(PYTHON, pathlib.Path(__file__).with_name("python_test.py"), HYPERMLA_TEST_INSTALLED="1")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertNotIn("skipped", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,269 @@
+// The loop around the tuner, on a device whose time per tiling the test writes.
+#include "hypermla/tune/autotune.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "support.h"
+
+namespace hypermla {
+namespace {
+namespace fs = std::filesystem;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::FakeDevice;
+using testing_support::TempDir;
+using testing_support::write_fake_compiler;
+
+struct ProbeProblem {
+  int n = 5;
+  DType dtype = DType::bfloat16;
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("n", self.n, "");
+    field("dtype", self.dtype, "");
+  }
+};
+struct ProbeTiling {
+  int Bm = 64;
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("Bm", self.Bm, "");
+  }
+};
+
+// A pipeline of kernels with the same candidates. All are predicted alike, but for what `slowdown` names.
+class ProbePlan : public KernelPlan {
+ public:
+  std::vector<std::string> stages = {"first"};
+  ProbeProblem problem;
+  ProbeTiling tiling;
+  std::vector<ProbeTiling> candidates = {{16}, {32}, {64}, {128}};
+  std::map<int, double> slowdown;  // of the prediction
+
+  std::vector<FieldRef> problem_fields() override { return fields_of(problem); }
+  std::vector<FieldRef> tiling_fields() override { return fields_of(tiling); }
+  void use_default_tiling() override {}
+  void validate() const override {}
+  DType dtype() const override { return problem.dtype; }
+  std::vector<TensorSpec> tensors() const override { return {}; }
+  ReferenceShape reference_shape() const override { return {}; }
+  ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
+  std::unique_ptr<Executable> plan(const Tensors&) const override {
+    std::vector<std::unique_ptr<Executable>> all;
+    for (const std::string& name : stages) {
+      CtKernelSpec<ProbeProblem, ProbeTiling> spec;
+      spec.name = name;
+      spec.header = "cutile/test/" + name + ".cuh";
+      spec.tiling = tiling;
+      spec.candidates = candidates;
+      spec.cost = {1e9, 1e6};
+      spec.grid = [](const ProbeTiling&) { return Grid{4, 1, 1}; };
+      spec.arguments = [](const ProbeTiling& at) { return Arguments(at.Bm); };
+      spec.executed = [slowdown = slowdown](const ProbeTiling& at) {
+        const auto found = slowdown.find(at.Bm);
+        return Cost{1e9 * (found == slowdown.end() ? 1 : found->second), 1e6};
+      };
+      all.push_back(std::make_unique<CtKernel>(std::move(spec)));
+    }
+    return std::make_unique<KernelPipeline>("probe", std::move(all));
+  }
+};
+
+struct Interrupted {};  // no Error: as if the process had been stopped
+
+class AutotuneTest : public testing::Test {
+ protected:
+  AutotuneTest() {
+    dir_.write("kernels/cutile/tile_host/entry.h", "");
+    for (const char* name : {"first", "second"}) dir_.write("kernels/cutile/test/" + std::string(name) + ".cuh", name);
+    config_.kernel_root = dir_.path() / "kernels";
+    config_.include_root = dir_.path() / "include";
+    config_.cache = dir_.path() / "cache";
+    config_.toolchain.cxx = write_fake_compiler(dir_, "Bm = 13}");
+    spec_.name = "probe";
+    spec_.bfloat16_tflops = 1;
+    spec_.peak_gbps = 1000;
+    spec_.sm_count = 4;
+    options_.history_root = dir_.path() / "history";
+    // Well apart, so that the first pass decides; 10 ms, so that a recording holds two runs.
+    seconds_["first"] = {{16, 0.040}, {32, 0.010}, {64, 0.030}, {128, 0.020}};
+    seconds_["second"] = {{16, 0.010}, {32, 0.050}, {64, 0.040}, {128, 0.030}};
+    device_.on_launch = [this](const fs::path& artifact, Grid, void** arguments) {
+      const std::string entry = artifact.parent_path().filename().string();
+      const std::string name = entry.substr(0, entry.find('-'));
+      const int Bm = *static_cast<int*>(arguments[0]);
+      ++launches_[Bm];
+      if (fatal_after_ && name == "first" && launches_.size() > std::size_t(fatal_after_)) throw Interrupted();
+      if (broken_.count(Bm)) fail("tiling {} reads out of bounds", Bm);
+      device_.now += seconds_[name].at(Bm);
+    };
+  }
+
+  AutotuneResult tune() {
+    launches_.clear();
+    executable_ = plan_.plan({});
+    Compiler compiler(config_);
+    return autotune(plan_, *executable_, compiler, device_, spec_, options_);
+  }
+  int chosen(const AutotuneResult& result, int stage = 0) { return result.stages.at(stage).tiling.at("Bm").get<int>(); }
+
+  TempDir dir_;
+  CompilerConfig config_;
+  DeviceSpec spec_;
+  AutotuneOptions options_;
+  ProbePlan plan_;
+  FakeDevice device_;
+  std::unique_ptr<Executable> executable_;
+  std::map<std::string, std::map<int, double>> seconds_;
+  std::map<int, int> launches_;  // by tiling, in the last tune()
+  std::map<int, bool> broken_;
+  int fatal_after_ = 0;  // candidates that may run before the interruption; 0: none comes
+};
+
+TEST_F(AutotuneTest, PicksTheFastestAndLeavesItPrepared) {
+  const AutotuneResult result = tune();
+  ASSERT_EQ(result.stages.size(), 1u);
+  EXPECT_EQ(result.stages[0].kernel, "first");
+  EXPECT_EQ(chosen(result), 32);
+  EXPECT_EQ(launches_.size(), 4u);
+  EXPECT_GE(result.stages[0].measured, 4);
+  CtKernel* kernel = executable_->kernels()[0];
+  EXPECT_EQ(kernel->tiling(), (Json{{"Bm", 32}}));
+  launches_.clear();
+  executable_->run(nullptr);
+  EXPECT_EQ(launches_, (std::map<int, int>{{32, 1}}));
+}
+
+TEST_F(AutotuneTest, RemembersAndForgetsOnDemand) {
+  const AutotuneResult first = tune();
+  EXPECT_TRUE(fs::exists(first.stages[0].history));
+  EXPECT_TRUE(contains(first.stages[0].history.string(), (dir_.path() / "history/first-").string()));
+  const AutotuneResult second = tune();
+  EXPECT_EQ(chosen(second), 32);
+  EXPECT_EQ(second.stages[0].measured, 0);
+  EXPECT_TRUE(launches_.empty());
+
+  seconds_["first"][64] = 0.005;
+  EXPECT_EQ(chosen(tune()), 32);
+  options_.retune = true;
+  EXPECT_EQ(chosen(tune()), 64);
+  options_.retune = false;
+  EXPECT_EQ(chosen(tune()), 64);  // and the new result is what is remembered
+  EXPECT_TRUE(launches_.empty());
+}
+
+TEST_F(AutotuneTest, AResultCountsForOneSourceProblemAndDevice) {
+  tune();
+  plan_.problem.n = 6;
+  tune();
+  EXPECT_EQ(launches_.size(), 4u);
+  plan_.problem.n = 5;
+  tune();
+  EXPECT_TRUE(launches_.empty());
+  dir_.write("kernels/cutile/test/first.cuh", "improved");
+  tune();
+  EXPECT_EQ(launches_.size(), 4u);
+
+  device_.rename("Fake 2");
+  tune();
+  EXPECT_EQ(launches_.size(), 4u);
+  device_.rename("Fake 1");
+  tune();
+  EXPECT_TRUE(launches_.empty());
+}
+
+TEST_F(AutotuneTest, AnInterruptionLosesNothingThatWasMeasured) {
+  fatal_after_ = 2;
+  EXPECT_THROW(tune(), Interrupted);
+  std::map<int, int> before = launches_;
+  ASSERT_EQ(before.size(), 3u);  // two measured, the third under way
+  int unfinished = 0;
+  fatal_after_ = 0;
+  const AutotuneResult resumed = tune();
+  EXPECT_EQ(chosen(resumed), 32);
+  for (const auto& [Bm, count] : before) {
+    if (!launches_.count(Bm) || launches_[Bm] == 0) continue;
+    // Of those that were measured before, only the leader may be looked at again.
+    if (Bm != 32 && count > 1) ADD_FAILURE() << "measured again: " << Bm;
+    ++unfinished;
+  }
+  EXPECT_GE(unfinished, 1);
+  tune();
+  EXPECT_TRUE(launches_.empty());
+}
+
+TEST_F(AutotuneTest, ACandidateThatFailsIsRejectedWithItsReason) {
+  plan_.candidates = {{13}, {16}, {32}, {128}};  // 13 does not compile; the default, 64, is tried as well
+  broken_[32] = true;
+  const AutotuneResult result = tune();
+  EXPECT_EQ(chosen(result), 128);
+  std::map<int, std::string> rejected;
+  for (const Json& entry : Json::parse(read_file(result.stages[0].history)))
+    if (entry.contains("rejected")) rejected[entry["tiling"]["Bm"].get<int>()] = entry["rejected"].get<std::string>();
+  EXPECT_EQ(rejected.size(), 2u);
+  EXPECT_TRUE(contains(rejected[13], "this tiling is refused")) << rejected[13];
+  EXPECT_TRUE(contains(rejected[32], "reads out of bounds")) << rejected[32];
+  EXPECT_TRUE(launches_.count(64));
+  EXPECT_EQ(chosen(tune()), 128);
+  EXPECT_FALSE(launches_.count(32));  // not tried again
+}
+
+TEST_F(AutotuneTest, NoneLeftIsASentenceWithTheReason) {
+  for (const int Bm : {16, 32, 64, 128}) broken_[Bm] = true;
+  const std::string message = error_of([&] { tune(); });
+  EXPECT_TRUE(contains(message, "no tiling of first works here")) << message;
+  EXPECT_TRUE(contains(message, "reads out of bounds")) << message;
+}
+
+TEST_F(AutotuneTest, WithoutACompilerOnlyWhatIsCachedIsACandidate) {
+  const auto plan = plan_.plan({});
+  CtKernel* kernel = plan->kernels()[0];
+  {
+    Compiler compiler(config_);
+    for (const int Bm : {16, 128}) compiler.compile(kernel->source({{"Bm", Bm}}), "generic");
+  }
+  config_.toolchain = {};
+  const AutotuneResult result = tune();
+  EXPECT_EQ(chosen(result), 128);
+  EXPECT_EQ(launches_.size(), 2u);
+
+  fs::remove_all(config_.cache);
+  const std::string message = error_of([&] { tune(); });
+  EXPECT_TRUE(contains(message, "no tiling of first is in the cache for generic and no compiler was found")) << message;
+}
+
+TEST_F(AutotuneTest, StagesAreTunedInOrderOverTheWholeExecutable) {
+  plan_.stages = {"first", "second"};
+  std::vector<std::string> order;
+  options_.progress = [&](const AutotuneOptions::Progress& at) {
+    if (order.empty() || order.back() != at.kernel) order.push_back(at.kernel);
+    EXPECT_EQ(at.candidates, 4);
+    EXPECT_GE(at.best_seconds, 0.01 + 0.01);  // both stages are in every figure
+  };
+  const AutotuneResult result = tune();
+  EXPECT_EQ(order, (std::vector<std::string>{"first", "second"}));
+  EXPECT_EQ(chosen(result, 0), 32);
+  EXPECT_EQ(chosen(result, 1), 16);
+  EXPECT_EQ(executable_->kernels()[0]->tiling()["Bm"], 32);
+  EXPECT_EQ(executable_->kernels()[1]->tiling()["Bm"], 16);
+  EXPECT_NE(result.stages[0].history, result.stages[1].history);
+}
+
+TEST_F(AutotuneTest, ALimitStopsAtThePredictedBest) {
+  plan_.slowdown = {{16, 3}, {32, 2}, {128, 1.5}};
+  options_.tuner.max_iterations = 2;
+  EXPECT_EQ(chosen(tune()), 128);
+  EXPECT_EQ(launches_.size(), 2u);
+  EXPECT_TRUE(launches_.count(64));
+}
+
+TEST_F(AutotuneTest, AHopelessPredictionIsNeverRun) {
+  plan_.slowdown = {{32, 100}};
+  EXPECT_EQ(chosen(tune()), 128);
+  EXPECT_FALSE(launches_.count(32));
+}
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,273 @@
+// What holds for every registered kernel, whatever it computes.
+#include "hypermla/plan/cases.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "hypermla/plan/inputs.h"
+#include "hypermla/plan/registry.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::contains;
+
+std::vector<std::string> full_names() {
+  std::vector<std::string> names;
+  for (const KernelEntry& entry : Registry::instance().all()) names.push_back(entry.full_name());
+  return names;
+}
+
+bool has_field(KernelPlan& plan, std::string_view name) {
+  const std::vector<FieldRef> fields = plan.problem_fields();
+  return std::any_of(fields.begin(), fields.end(), [&](const FieldRef& field) { return field.name == name; });
+}
+
+class EveryKernel : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    for (const KernelEntry& entry : Registry::instance().all())
+      if (entry.full_name() == GetParam()) plan_ = entry.make();
+    ASSERT_NE(plan_, nullptr);
+  }
+  std::vector<Json> problems() {
+    std::vector<Json> all = correctness_cases(*plan_);
+    for (Json& one : representative_problems(*plan_)) all.push_back(std::move(one));
+    return all;
+  }
+  // The values that a field takes over the correctness cases.
+  template <class T>
+  std::set<T> values(const char* field) {
+    std::set<T> found;
+    for (const Json& one : correctness_cases(*plan_)) found.insert(one.at(field).get<T>());
+    return found;
+  }
+  // Sets the plan's own tiling fields. A later stage's carry the rest of that stage's name in front: reduce_Bm.
+  void set_tiling(const std::string& first_kernel, const std::string& kernel, const Json& tiling) {
+    const std::string prefix = kernel == first_kernel ? "" : kernel.substr(first_kernel.size() + 1) + "_";
+    Json prefixed = Json::object();
+    for (const auto& [name, value] : tiling.items()) prefixed[prefix + name] = value;
+    from_json(plan_->tiling_fields(), prefixed);
+  }
+
+  std::unique_ptr<KernelPlan> plan_;
+};
+INSTANTIATE_TEST_SUITE_P(Registered, EveryKernel, testing::ValuesIn(full_names()), [](const auto& which) {
+  std::string name = which.param;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+});
+
+TEST_P(EveryKernel, ItsCasesCoverTheEdges) {
+  for (const int s : {1, 2, 3, 16, 17, 32, 33, 64, 65, 128, 129}) EXPECT_TRUE(values<int>("s").count(s)) << s;
+  for (const int h : {1, 2, 3, 5, 16, 128}) EXPECT_TRUE(values<int>("h").count(h)) << h;
+  EXPECT_TRUE(values<int>("b").count(1) && values<int>("b").count(3));
+  EXPECT_EQ(values<std::string>("dtype"), (std::set<std::string>{"bfloat16", "float16"}));
+  if (has_field(*plan_, "causal")) {
+    EXPECT_EQ(values<bool>("causal"), (std::set<bool>{false, true}));
+  }
+  if (has_field(*plan_, "t")) {
+    const std::set<int> t = values<int>("t");
+    EXPECT_TRUE(t.count(1) && t.count(63) && t.count(64) && t.count(65));
+    EXPECT_TRUE(std::any_of(t.begin(), t.end(), [](int value) { return value > 512 && value % 16 != 0; }));
+    bool more_queries_than_tokens = false;
+    for (const Json& one : correctness_cases(*plan_)) more_queries_than_tokens |= one["s"] > one["t"];
+    EXPECT_TRUE(more_queries_than_tokens);  // causal rows that see nothing
+  }
+  const std::vector<Json> cases = correctness_cases(*plan_);
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    EXPECT_EQ(std::count(cases.begin(), cases.end(), cases[i]), 1) << cases[i].dump();
+}
+
+TEST_P(EveryKernel, SupportsItsCasesWithEveryCandidate) {
+  for (const Json& problem : problems()) {
+    SCOPED_TRACE(problem.dump());
+    set_problem(*plan_, problem);
+    ASSERT_NO_THROW(plan_->validate());
+    const Json defaults = to_json(plan_->tiling_fields());
+    const std::unique_ptr<Executable> executable = plan_empty(*plan_);
+    ASSERT_FALSE(executable->kernels().empty());
+    const std::string first = executable->kernels().front()->name();
+    for (CtKernel* kernel : executable->kernels()) {
+      const std::vector<Json>& candidates = kernel->candidates();
+      EXPECT_NE(std::find(candidates.begin(), candidates.end(), kernel->tiling()), candidates.end())
+          << kernel->name() << " lacks its default " << kernel->tiling().dump();
+      for (const Json& candidate : candidates) {
+        set_tiling(first, kernel->name(), candidate);
+        EXPECT_NO_THROW(plan_->validate()) << kernel->name() << candidate.dump();
+        kernel->set_tiling(candidate);
+        const Grid grid = kernel->grid();
+        EXPECT_GE(grid.blocks(), 1) << candidate.dump();
+        EXPECT_LE(grid.y, 65535u);  // CUDA's limits
+        EXPECT_LE(grid.z, 65535u);
+        from_json(plan_->tiling_fields(), defaults);
+      }
+    }
+  }
+}
+
+// One workspace serves every candidate: the tuner runs them all over the same tensors.
+TEST_P(EveryKernel, ItsTensorsDoNotDependOnTheCandidate) {
+  for (const Json& problem : problems()) {
+    set_problem(*plan_, problem);
+    const Tensors before = empty_tensors(*plan_);
+    const std::unique_ptr<Executable> executable = plan_empty(*plan_);
+    CtKernel* first = executable->kernels().front();
+    for (const Json& candidate : first->candidates()) {
+      set_tiling(first->name(), first->name(), candidate);
+      for (const auto& [name, tensor] : empty_tensors(*plan_)) EXPECT_EQ(tensor.shape, before.at(name).shape) << name;
+    }
+  }
+}
+
+TEST_P(EveryKernel, RefusesTilesThatAreNone) {
+  const Json defaults = to_json(plan_->tiling_fields());
+  for (const auto& [name, value] : defaults.items()) {
+    if (name[0] != 'B' && name != "splits") continue;
+    for (const int wrong : {0, -1}) {
+      from_json(plan_->tiling_fields(), {{name, wrong}});
+      EXPECT_THROW(plan_->validate(), Error) << "--" << name << "=" << wrong;
+    }
+    from_json(plan_->tiling_fields(), defaults);
+  }
+  EXPECT_NO_THROW(plan_->validate());
+}
+
+TEST_P(EveryKernel, RefusesProblemsThatAreNone) {
+  const Json defaults = to_json(plan_->problem_fields());
+  for (const auto& [name, value] : defaults.items()) {
+    if (!value.is_number()) continue;
+    for (const int wrong : {0, -1}) {
+      set_problem(*plan_, defaults);
+      from_json(plan_->problem_fields(), {{name, wrong}});
+      EXPECT_THROW(plan_->validate(), Error) << "--" << name << "=" << wrong;
+    }
+  }
+  set_problem(*plan_, defaults);
+  set_problem(*plan_, {{"dtype", "float32"}});
+  EXPECT_THROW(plan_->validate(), Error);
+}
+
+TEST_P(EveryKernel, ItsTensorsAndItsReferenceFitTogether) {
+  for (const Json& problem : problems()) {
+    SCOPED_TRACE(problem.dump());
+    set_problem(*plan_, problem);
+    const ReferenceShape shape = plan_->reference_shape();
+    EXPECT_GE(shape.groups, 1);
+    EXPECT_GT(shape.flops_per_group, 0);
+    int outputs = 0;
+    std::set<std::string> names;
+    for (const TensorSpec& spec : plan_->tensors()) {
+      EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
+      EXPECT_FALSE(spec.shape.empty()) << spec.name;
+      for (const std::int64_t extent : spec.shape) EXPECT_GE(extent, 1) << spec.name;
+      if (spec.role != Role::output) continue;
+      ++outputs;
+      EXPECT_EQ(Tensor({nullptr, spec.dtype, spec.shape}).elements() % shape.groups, 0) << spec.name;
+    }
+    EXPECT_GE(outputs, 1);
+  }
+}
+
+// Runs the reference where it is cheap: it makes every output, of the right size, and of numbers.
+TEST_P(EveryKernel, ItsReferenceMakesEveryOutput) {
+  int ran = 0;
+  for (const Json& problem : correctness_cases(*plan_)) {
+    set_problem(*plan_, problem);
+    const ReferenceShape shape = plan_->reference_shape();
+    if (shape.flops_per_group > 3e6) continue;
+    ++ran;
+    SCOPED_TRACE(problem.dump());
+    const AllocatedTensors tensors(*plan_, std::make_shared<testing_support::FakeDevice>(), 1);
+    const ReferenceOutputs outputs = plan_->reference(shape.groups - 1, tensors.reader());
+    for (const TensorSpec& spec : plan_->tensors()) {
+      if (spec.role != Role::output) continue;
+      ASSERT_TRUE(outputs.count(spec.name)) << spec.name;
+      EXPECT_EQ(std::int64_t(outputs.at(spec.name).size()) * shape.groups,
+                tensors.tensors().at(spec.name).elements());
+      for (const double value : outputs.at(spec.name)) EXPECT_FALSE(std::isnan(value)) << spec.name;
+    }
+  }
+  EXPECT_GE(ran, 1);
+}
+
+TEST_P(EveryKernel, IsPredictedOnEveryKnownDevice) {
+  const DeviceTable devices = DeviceTable::load(testing_support::checkout() / "conf/devices.json");
+  ASSERT_GE(devices.names().size(), 3u);
+  for (const std::string& name : devices.names()) {
+    const DeviceSpec& spec = devices.find(name);
+    for (const Json& problem : problems()) {
+      SCOPED_TRACE(name + " " + problem.dump());
+      set_problem(*plan_, problem);
+      const std::unique_ptr<Executable> executable = plan_empty(*plan_);
+      const Cost cost = executable->cost();
+      EXPECT_GT(cost.flops, 0);
+      EXPECT_GT(cost.bytes, 0);
+      const Prediction prediction = executable->predict(spec, plan_->dtype());
+      EXPECT_TRUE(std::isfinite(prediction.seconds) && prediction.seconds > 0);
+      // Not below the roofline of the whole.
+      EXPECT_GE(prediction.seconds * 1.000001, predict(cost, spec, plan_->dtype()).seconds);
+      for (CtKernel* kernel : executable->kernels())
+        for (const Json& candidate : kernel->candidates()) {
+          // What a tiling executes is never less than the algorithm.
+          const double seconds = kernel->predict_seconds(candidate, spec, plan_->dtype());
+          EXPECT_GE(seconds * 1.000001, kernel->predict(spec, plan_->dtype()).seconds) << candidate.dump();
+        }
+    }
+  }
+}
+
+// Compulsory traffic: no kernel can move less than its inputs and outputs.
+TEST_P(EveryKernel, ItsCostCountsEveryTensorOnce) {
+  for (const Json& problem : problems()) {
+    set_problem(*plan_, problem);
+    double bytes = 0;
+    for (const TensorSpec& spec : plan_->tensors())
+      if (spec.role != Role::workspace) bytes += double(Tensor({nullptr, spec.dtype, spec.shape}).bytes());
+    EXPECT_GE(plan_empty(*plan_)->cost().bytes * 1.000001, bytes) << problem.dump();
+  }
+}
+
+TEST_P(EveryKernel, ItsInstanceNamesEveryField) {
+  const std::unique_ptr<Executable> executable = plan_empty(*plan_);
+  for (CtKernel* kernel : executable->kernels()) {
+    const KernelSource source = kernel->source(kernel->tiling());
+    EXPECT_EQ(source.instance.find("hypermla::" + kernel->name() + "<"), 0u) << source.instance;
+    for (const auto& [name, value] : kernel->tiling().items()) {
+      const std::string field = "." + name + " = ";
+      EXPECT_TRUE(contains(source.instance, field + value.dump()) || contains(source.instance, field + "0"))  // at run time
+          << name << " in " << source.instance;
+    }
+    for (const char* at_run_time : {"b", "s", "h"})
+      EXPECT_TRUE(contains(source.instance, "." + std::string(at_run_time) + " = 0")) << source.instance;
+    EXPECT_TRUE(std::filesystem::exists(testing_support::checkout() / "kernels" / source.header)) << source.header;
+  }
+}
+
+// The representative problems differ in what is known at run time alone, so one compilation serves all that tile alike.
+TEST_P(EveryKernel, ItsSourceDependsOnTheTilingAndNotOnRunTimeExtents) {
+  set_problem(*plan_, {{"b", 3}, {"s", 20}, {"h", 7}});
+  const auto one = plan_empty(*plan_);
+  const std::vector<CtKernel*> kernels = one->kernels();
+  set_problem(*plan_, {{"b", 64}, {"s", 1}, {"h", 128}});
+  const auto other = plan_empty(*plan_);
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    const Json tiling = kernels[i]->tiling();
+    EXPECT_EQ(other->kernels()[i]->source(tiling).instance, kernels[i]->source(tiling).instance);
+  }
+}
+
+TEST_P(EveryKernel, ItsKeyNamesEveryProblemApart) {
+  std::set<std::string> keys;
+  for (const Json& problem : problems()) {
+    set_problem(*plan_, problem);
+    keys.insert(problem_key(*plan_));
+  }
+  EXPECT_EQ(keys.size(), problems().size());
+}
+
+}  // namespace
+}  // namespace hypermla

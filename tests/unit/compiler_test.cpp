@@ -1,0 +1,267 @@
+#include "hypermla/compile/compiler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "support.h"
+
+namespace hypermla {
+namespace {
+namespace fs = std::filesystem;
+using testing_support::checkout;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::TempDir;
+using testing_support::write_fake_compiler;
+
+const char* const kArch = "generic";
+
+// A checkout with one kernel, which includes files in every way there is.
+class CompilerTest : public testing::Test {
+ protected:
+  CompilerTest() { write_checkout("checkout"); }
+
+  void write_checkout(const std::string& name) {
+    const std::string cutile = name + "/kernels/cutile/";
+    dir_.write(cutile + "tile_host/entry.h", "#include \"host/pool.h\"\n");
+    dir_.write(cutile + "tile_host/host/pool.h", "// threads\n");
+    dir_.write(cutile + "tile_host/cuda_tile.h", "// the language on a CPU\n");
+    dir_.write(cutile + "tile.h", "#include <cuda_tile.h>\n  #include \"hypermla/dtype.h\"\n");
+    dir_.write(name + "/include/hypermla/dtype.h", "enum class DType {};\n");
+    dir_.write(cutile + "mla/a/a/a.h", "struct ATiling { int Bm; };\n");
+    dir_.write(cutile + "mla/a/a/a.cuh", "#include <tile.h>\n#include <vector>\n#include \"a.h\"\nkernel body\n");
+    dir_.write(cutile + "mla/b/b/b.cuh", "another kernel\n");
+  }
+
+  CompilerConfig config(const std::string& name = "checkout") const {
+    CompilerConfig config;
+    config.kernel_root = dir_.path() / name / "kernels";
+    config.include_root = dir_.path() / name / "include";
+    config.cache = dir_.path() / "cache";
+    return config;
+  }
+  CompilerConfig with_compiler(const std::string& name = "checkout") const {
+    CompilerConfig with = config(name);
+    with.toolchain.cxx = write_fake_compiler(dir_, "REFUSED");
+    return with;
+  }
+
+  static KernelSource source(const std::string& instance = "a<1>") { return {"a", "cutile/mla/a/a/a.cuh", instance}; }
+  // Names the cache entry: the key.
+  static std::string key(CompilerConfig config, const KernelSource& source = CompilerTest::source(),
+                         const std::string& arch = kArch) {
+    return Compiler(std::move(config)).compile(source, arch).dir.filename().string();
+  }
+  std::vector<std::string> cached() const {
+    std::vector<std::string> names;
+    std::error_code absent;
+    for (const auto& item : fs::directory_iterator(dir_.path() / "cache", absent)) names.push_back(item.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(CompilerTest, AnEntryExplainsItself) {
+  const CacheEntry entry = Compiler(with_compiler()).compile(source(), kArch);
+  EXPECT_EQ(entry.report["name"], "a");
+  EXPECT_EQ(entry.report["instance"], "a<1>");
+  EXPECT_EQ(entry.report["arch"], kArch);
+  EXPECT_EQ(entry.report["compiler"], "fake compiler 1.0");
+  EXPECT_TRUE(contains(read_file(entry.path("kernel.cu")), "#include \"cutile/mla/a/a/a.cuh\""));
+  EXPECT_TRUE(fs::exists(entry.path(entry.report.at("artifact"))));
+  EXPECT_EQ(cached().size(), 1u);  // nothing but the entry
+}
+
+TEST_F(CompilerTest, TheKeyDependsOnEveryFileOfTheProjectThatIsIncluded) {
+  const std::string before = key(with_compiler());
+  for (const char* file : {"kernels/cutile/mla/a/a/a.cuh", "kernels/cutile/mla/a/a/a.h", "kernels/cutile/tile.h",
+                           "include/hypermla/dtype.h", "kernels/cutile/tile_host/cuda_tile.h",
+                           "kernels/cutile/tile_host/entry.h", "kernels/cutile/tile_host/host/pool.h"}) {
+    const std::string name = std::string("checkout/") + file, text = read_file(dir_.path() / name);
+    dir_.write(name, text + "// edited\n");
+    EXPECT_NE(key(with_compiler()), before) << file;
+    dir_.write(name, text);
+    EXPECT_EQ(key(with_compiler()), before) << file;
+  }
+  dir_.write("checkout/kernels/cutile/mla/b/b/b.cuh", "edited\n");  // of no concern
+  EXPECT_EQ(key(with_compiler()), before);
+}
+
+TEST_F(CompilerTest, TheKeyDependsOnInstanceTargetAndFlags) {
+  const std::string before = key(with_compiler());
+  EXPECT_NE(key(with_compiler(), source("a<2>")), before);
+  EXPECT_NE(key(with_compiler(), source(), "x86-64-v3"), before);
+  CompilerConfig flags = with_compiler();
+  flags.host_flags = {"-DDEBUG"};
+  EXPECT_NE(key(flags), before);
+  flags.host_flags = {"-D", "DEBUG"};
+  EXPECT_NE(key(flags), key(with_compiler()));
+}
+
+TEST_F(CompilerTest, TheKeyDependsNeitherOnThePlaceNorOnTheCompiler) {
+  const std::string here = key(with_compiler());
+  write_checkout("somewhere/else");
+  EXPECT_EQ(key(with_compiler("somewhere/else")), here);
+  EXPECT_EQ(key(config()), here);  // and needs no compiler then
+  CompilerConfig other = config();
+  other.toolchain.cxx = dir_.write_program("other", "#!/bin/sh\nexit 1\n");
+  EXPECT_EQ(key(other), here);
+}
+
+TEST_F(CompilerTest, AGpuEntryIsServedWithoutAnyToolchain) {
+  Compiler compiler(config());
+  EXPECT_FALSE(compiler.available(source(), "sm_90"));
+  const std::string missing = error_of([&] { compiler.compile(source(), "sm_90"); });
+  EXPECT_TRUE(contains(missing, "a is not in the cache for sm_90 and no CUDA Tile compiler was found")) << missing;
+  EXPECT_TRUE(contains(missing, "HYPERMLA_CUDA_ROOT")) << missing;
+}
+
+// What "compile elsewhere, run here" rests on.
+TEST_F(CompilerTest, ACachedEntryIsServedWithoutACompiler) {
+  const CacheEntry made = Compiler(with_compiler()).compile(source(), kArch);
+  Compiler bare(config());
+  EXPECT_TRUE(bare.available(source(), kArch));
+  EXPECT_FALSE(bare.available(source("a<2>"), kArch));
+  const CacheEntry served = bare.compile(source(), kArch);
+  EXPECT_EQ(served.dir, made.dir);
+  EXPECT_EQ(served.report, made.report);
+  const std::string message = error_of([&] { bare.compile(source("a<2>"), kArch); });
+  EXPECT_EQ(message, "a is not in the cache for this CPU and no C++ compiler was found; install g++ or set CXX");
+  EXPECT_TRUE(Compiler(with_compiler()).available(source("a<2>"), kArch));
+}
+
+TEST_F(CompilerTest, TheFingerprintFollowsWhatAGpuCompilerReads) {
+  const std::string header = source().header;
+  const std::string before = Compiler(config()).fingerprint(header);
+  EXPECT_EQ(before.size(), 32u);
+  dir_.write("checkout/kernels/cutile/tile_host/cuda_tile.h", "// another CPU implementation\n");
+  EXPECT_EQ(Compiler(config()).fingerprint(header), before);
+  write_checkout("moved");
+  EXPECT_EQ(Compiler(config("moved")).fingerprint(header), before);
+  dir_.write("checkout/kernels/cutile/tile.h", "// changed\n");
+  EXPECT_NE(Compiler(config()).fingerprint(header), before);
+  EXPECT_NE(Compiler(config("moved")).fingerprint("cutile/mla/b/b/b.cuh"), before);
+}
+
+TEST_F(CompilerTest, AnErrorIsTheCompilersOwnAndLeavesNothing) {
+  Compiler compiler(with_compiler());
+  const std::string message = error_of([&] { compiler.compile(source("a<REFUSED>"), kArch); });
+  EXPECT_TRUE(contains(message, "a<REFUSED> does not compile for generic: error: this tiling is refused")) << message;
+  EXPECT_EQ(cached(), std::vector<std::string>{});
+  EXPECT_NO_THROW(compiler.compile(source(), kArch));  // and the next one compiles
+  EXPECT_EQ(cached().size(), 1u);
+}
+
+TEST_F(CompilerTest, AMissingHeaderIsAnError) {
+  Compiler compiler(with_compiler());
+  EXPECT_TRUE(contains(error_of([&] { compiler.compile({"c", "cutile/mla/c/c/c.cuh", "c<1>"}, kArch); }), "c.cuh"));
+}
+
+TEST_F(CompilerTest, CompilesAheadInTheBackgroundAndOnlyOnce) {
+  CompilerConfig two = with_compiler();
+  two.jobs = 2;
+  dir_.write_program("counting", "#!/bin/sh\n[ \"$1\" = --version ] || echo x >> '" + (dir_.path() / "calls").string() +
+                                     "'\nexec '" + two.toolchain.cxx.string() + "' \"$@\"\n");
+  two.toolchain.cxx = dir_.path() / "counting";
+  Compiler compiler(two);
+  std::vector<std::shared_future<CacheEntry>> entries;
+  for (int i = 0; i < 3; ++i)
+    for (const char* instance : {"a<1>", "a<2>", "a<REFUSED>"}) entries.push_back(compiler.compile_ahead(source(instance), kArch));
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (i % 3 == 2) EXPECT_THROW(entries[i].get(), Error);
+    else EXPECT_EQ(entries[i].get().report["instance"], i % 3 == 0 ? "a<1>" : "a<2>");
+  }
+  EXPECT_EQ(read_file(dir_.path() / "calls").size(), 2u * 3);
+}
+
+TEST_F(CompilerTest, AJobSurvivesItsJson) {
+  CompilerConfig given = with_compiler();
+  given.host_flags = {"-DX=\"a b\""};
+  run_compile_job(Json::parse(to_json(source(), kArch, given).dump()));
+  CompilerConfig bare = config();
+  bare.host_flags = given.host_flags;
+  EXPECT_TRUE(Compiler(bare).available(source(), kArch));
+}
+
+// Workers below stand in for the program that compiles one job in a process of its own.
+TEST_F(CompilerTest, ADeadWorkerIsAnErrorNotACrash) {
+  CompilerConfig crashing = with_compiler();
+  crashing.worker = dir_.write_program("worker", "#!/bin/sh\ncat > /dev/null\nkill -SEGV $$\n");
+  const std::string message = error_of([&] { Compiler(crashing).compile(source(), kArch); });
+  EXPECT_EQ(message, "the compiler process for a died (status 139)");
+  EXPECT_EQ(cached(), std::vector<std::string>{});
+}
+
+TEST_F(CompilerTest, AWorkersWordsAreTheError) {
+  CompilerConfig failing = with_compiler();
+  failing.worker = dir_.write_program("worker", "#!/bin/sh\n[ \"$1\" = compile-job ] && echo 'no room left' >&2\nexit 1\n");
+  EXPECT_EQ(error_of([&] { Compiler(failing).compile(source(), kArch); }), "no room left");
+}
+
+TEST_F(CompilerTest, AWorkerThatMadeNothingIsAnError) {
+  CompilerConfig idle = with_compiler();
+  idle.worker = dir_.write_program("worker", "#!/bin/sh\nexit 0\n");
+  EXPECT_TRUE(contains(error_of([&] { Compiler(idle).compile(source(), kArch); }), "its cache entry is gone"));
+  idle.worker = dir_.path() / "absent";
+  EXPECT_TRUE(contains(error_of([&] { Compiler(idle).compile(source(), kArch); }), "could not start"));
+}
+
+TEST_F(CompilerTest, AWorkerGetsTheWholeJob) {
+  CompilerConfig with = with_compiler();
+  with.worker = dir_.write_program("worker", "#!/bin/sh\ncat > '" + (dir_.path() / "job").string() + "'\nexit 0\n");
+  EXPECT_THROW(Compiler(with).compile(source(), kArch), Error);
+  const Json job = Json::parse(read_file(dir_.path() / "job"));
+  run_compile_job(job);
+  EXPECT_TRUE(Compiler(config()).available(source(), kArch));
+}
+
+// The real thing: the bandwidth probe of the checkout, compiled for this CPU and run.
+TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
+  CompilerConfig config;
+  const TempDir cache;
+  config.kernel_root = checkout() / "kernels";
+  config.include_root = checkout() / "include";
+  config.cache = cache.path();
+  const char* path = ::getenv("PATH");
+  config.toolchain = Toolchain::find({}, {"g++", "c++", "clang++"}, path ? path : "");
+  if (config.toolchain.cxx.empty()) GTEST_SKIP() << "no C++ compiler";
+  Compiler compiler(config);
+  const auto device = make_cpu_device(2);
+  const KernelSource source{"stream_read", "cutile/bench/stream_read.cuh",
+                            "hypermla::stream_read<hypermla::StreamReadProblem{.rows = 0}, hypermla::StreamReadTiling{.Br = 2}>"};
+  const CacheEntry entry = compiler.compile(source, device->info().arch);
+  EXPECT_FALSE(entry.report.at("compiler").get<std::string>().empty());
+  const auto kernel = device->load(entry.path(entry.report.at("artifact")), entry.report.at("function"));
+
+  constexpr int kRows = 12, kColumns = 1024;
+  constexpr unsigned kBlocks = 4;
+  const Buffer data(device, kRows * kColumns * sizeof(float)), sums(device, kBlocks * sizeof(float));
+  float* values = static_cast<float*>(data.data());
+  for (int i = 0; i < kRows * kColumns; ++i) values[i] = float(i % 13);
+  void* data_pointer = data.data();
+  void* sum_pointer = sums.data();
+  int rows = kRows;
+  void* arguments[] = {&data_pointer, &sum_pointer, &rows};
+  device->fill(sums.data(), 0xff, sums.bytes());
+  kernel->launch({kBlocks, 1, 1}, arguments, device->stream());
+  for (unsigned block = 0; block < kBlocks; ++block) {
+    float expected = 0;  // tiles of two rows, dealt out in turn
+    for (int tile = int(block); tile < kRows / 2; tile += kBlocks)
+      expected = std::accumulate(values + tile * 2 * kColumns, values + (tile + 1) * 2 * kColumns, expected);
+    EXPECT_EQ(static_cast<const float*>(sums.data())[block], expected) << "block " << block;
+  }
+
+  EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_launch"); }), "does not load"));
+  EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.so"), "absent"); }), "has no absent"));
+  const KernelSource wrong{source.name, source.header, "hypermla::no_such_kernel<1>"};
+  const std::string message = error_of([&] { compiler.compile(wrong, device->info().arch); });
+  EXPECT_TRUE(contains(message, "hypermla::no_such_kernel<1> does not compile for ")) << message;
+  EXPECT_TRUE(contains(message, "no_such_kernel")) << message;
+}
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,189 @@
+// Where the library finds its files and compilers, in trees made here.
+#include "hypermla/api/environment.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "hypermla/base/process.h"
+#include "hypermla/roofline/roofline.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+namespace fs = std::filesystem;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::TempDir;
+
+constexpr const char* kVariables[] = {"HYPERMLA_ROOT", "HYPERMLA_CACHE_DIR", "HYPERMLA_CUDA_ROOT", "HYPERMLA_HOST_FLAGS",
+                                      "CUDA_HOME",     "CXX",                "XDG_CACHE_HOME",     "HOME",
+                                      "PATH"};
+
+// Starts without any variable that is read, and puts all back at the end.
+class EnvironmentTest : public testing::Test {
+ protected:
+  EnvironmentTest() {
+    for (const char* name : kVariables) {
+      if (const char* value = ::getenv(name)) before_[name] = value;
+      ::unsetenv(name);
+    }
+    fs::current_path(dir_.path());
+  }
+  ~EnvironmentTest() override {
+    fs::current_path(directory_);
+    for (const char* name : kVariables) {
+      if (before_.count(name)) ::setenv(name, before_[name].c_str(), 1);
+      else ::unsetenv(name);
+    }
+  }
+  static void set(const char* name, const fs::path& value) { ::setenv(name, value.c_str(), 1); }
+
+  fs::path tree(const std::string& name, bool is_checkout) {
+    dir_.write(name + "/kernels/cutile/tile.h", "");
+    if (is_checkout) dir_.write(name + "/CMakeLists.txt", "");
+    return dir_.path() / name;
+  }
+  fs::path toolkit(const std::string& name) {
+    dir_.write(name + "/bin/tileiras", "");
+    dir_.write(name + "/lib/libnvrtc.so.13", "");
+    return dir_.path() / name;
+  }
+
+  fs::path directory_ = fs::current_path();
+  TempDir dir_;
+  std::map<std::string, std::string> before_;
+};
+
+TEST_F(EnvironmentTest, TakesTheRootItIsGiven) {
+  const fs::path root = tree("checkout", true);
+  set("HYPERMLA_ROOT", root);
+  const Environment found = Environment::detect();
+  EXPECT_EQ(found.root, root);
+  EXPECT_EQ(found.cache, root / ".cache");
+  EXPECT_EQ(found.kernel_root(), root / "kernels");
+  EXPECT_EQ(found.history_root(), root / ".cache/kernel-autotune");
+  EXPECT_EQ(found.measured_devices(), root / ".cache/devices.json");
+  const CompilerConfig config = found.compiler_config();
+  EXPECT_EQ(config.kernel_root, root / "kernels");
+  EXPECT_EQ(config.include_root, root / "include");
+  EXPECT_EQ(config.cache, root / ".cache/kernels");
+  EXPECT_GE(config.jobs, 1);
+}
+
+// The process may change its directory later, as Python programs do.
+TEST_F(EnvironmentTest, ARelativeRootIsMadeAbsolute) {
+  const fs::path root = tree("checkout", true);
+  set("HYPERMLA_ROOT", "checkout");
+  EXPECT_EQ(Environment::detect().root, root);
+  EXPECT_EQ(Environment::detect().cache, root / ".cache");
+}
+
+TEST_F(EnvironmentTest, RefusesARootWithoutKernels) {
+  set("HYPERMLA_ROOT", dir_.path());
+  const std::string message = error_of([] { Environment::detect(); });
+  EXPECT_TRUE(contains(message, "HYPERMLA_ROOT=" + dir_.path().string())) << message;
+}
+
+TEST_F(EnvironmentTest, AnInstallationCachesInTheUsersDirectory) {
+  set("HYPERMLA_ROOT", tree("share/hypermla", false));
+  EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "HYPERMLA_CACHE_DIR"));
+  set("HOME", dir_.path() / "home");
+  EXPECT_EQ(Environment::detect().cache, dir_.path() / "home/.cache/hypermla");
+  set("XDG_CACHE_HOME", dir_.path() / "xdg");
+  EXPECT_EQ(Environment::detect().cache, dir_.path() / "xdg/hypermla");
+  set("HYPERMLA_CACHE_DIR", "mine");
+  EXPECT_EQ(Environment::detect().cache, dir_.path() / "mine");
+  EXPECT_FALSE(fs::exists(dir_.path() / "mine"));  // looking around creates nothing
+}
+
+TEST_F(EnvironmentTest, FindsToolkitsInTheirOrder) {
+  const fs::path root = tree("checkout", true);
+  set("HYPERMLA_ROOT", root);
+  set("CUDA_HOME", toolkit("home"));
+  EXPECT_EQ(Environment::detect().toolchain.cuda_root, dir_.path() / "home");
+  const fs::path wheels = toolkit("checkout/.venv/lib/python3.11/site-packages/nvidia/cu13");
+  EXPECT_EQ(Environment::detect().toolchain.cuda_root, wheels);
+  set("HYPERMLA_CUDA_ROOT", toolkit("mine"));
+  EXPECT_EQ(Environment::detect().toolchain.cuda_root, dir_.path() / "mine");
+  set("HYPERMLA_CUDA_ROOT", dir_.path() / "absent");  // what is not there falls through to the next
+  EXPECT_EQ(Environment::detect().toolchain.cuda_root, wheels);
+}
+
+TEST_F(EnvironmentTest, FindsTheCompilerAndItsFlags) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  set("PATH", dir_.path() / "bin");
+  EXPECT_EQ(Environment::detect().toolchain.cxx, "");
+  const fs::path clang = dir_.write_program("bin/clang++", "#!/bin/sh\n");
+  EXPECT_EQ(Environment::detect().toolchain.cxx, clang);
+  const fs::path gxx = dir_.write_program("bin/g++", "#!/bin/sh\n");
+  EXPECT_EQ(Environment::detect().toolchain.cxx, gxx);
+  set("CXX", "clang++");
+  set("HYPERMLA_HOST_FLAGS", "  -DA=1\t-g ");
+  EXPECT_EQ(Environment::detect().toolchain.cxx, clang);
+  EXPECT_EQ(Environment::detect().compiler_config().host_flags, (std::vector<std::string>{"-DA=1", "-g"}));
+}
+
+TEST_F(EnvironmentTest, MeasuredDevicesLieOverTheTable) {
+  const fs::path root = tree("checkout", true);
+  set("HYPERMLA_ROOT", root);
+  dir_.write("checkout/conf/devices.json", R"({"A": {"peak_dram_bw_GBps": 10}, "CPU": {"peak_dram_bw_GBps": 20}})");
+  save_measured(Environment::detect().measured_devices(), "B", {{"read_GBps", 30.0}});
+  const DeviceTable table = Environment::detect().devices();
+  EXPECT_EQ(table.find("A").peak_gbps, 10);
+  EXPECT_EQ(table.find("B").peak_gbps, 30);
+}
+
+// Run by the test below, in a copy of this program elsewhere.
+TEST(EnvironmentProbe, DISABLED_SaysWhereItIs) { std::cout << "root=" << Environment::detect().root.string() << "\n"; }
+
+// A program that was copied with its files finds those beside it, not those of the checkout that built it.
+TEST(Relocation, ACopiedProgramFindsItsOwnFiles) {
+  const TempDir dir;
+  dir.write("prefix/share/hypermla/kernels/cutile/tile.h", "");
+  make_directories(dir.path() / "prefix/bin");
+  const fs::path program = dir.path() / "prefix/bin/moved";
+  fs::copy_file(fs::read_symlink("/proc/self/exe"), program);
+  const ProcessOptions options{.environment = {{"HYPERMLA_ROOT", ""}, {"HYPERMLA_CACHE_DIR", dir.path().string()}}};
+  const std::vector<std::string> command = {program.string(), "--gtest_also_run_disabled_tests",
+                                            "--gtest_filter=EnvironmentProbe.*"};
+  const ProcessResult result = run_process(command, options);
+  EXPECT_EQ(result.status, 0) << result.out << result.err;
+  EXPECT_TRUE(contains(result.out, "root=" + (dir.path() / "prefix/share/hypermla").string() + "\n")) << result.out;
+
+  fs::remove_all(dir.path() / "prefix/share");
+  const ProcessResult lost = run_process(command, options);
+  EXPECT_NE(lost.status, 0);
+  EXPECT_TRUE(contains(lost.out, "set HYPERMLA_ROOT")) << lost.out;
+}
+
+TEST(SpecFor, ADeviceOfTheTableIsItself) {
+  const TempDir dir;
+  const auto path = dir.write("devices.json", R"({"Fake 1": {"peak_dram_bw_GBps": 10}, "CPU": {"peak_dram_bw_GBps": 20}})");
+  const DeviceTable table = DeviceTable::load(path);
+  testing_support::FakeDevice device;
+  EXPECT_EQ(spec_for(table, device).peak_gbps, 10);
+  EXPECT_EQ(spec_for(table, device).sm_count, 4);  // the entry does not say; the device does
+}
+
+TEST(SpecFor, AnUnknownDeviceIsAGuess) {
+  struct Gpu : testing_support::FakeDevice {
+    bool is_gpu() const override { return true; }
+  };
+  const TempDir dir;
+  const DeviceTable table = DeviceTable::load(dir.write("devices.json", R"({"CPU": {"peak_dram_bw_GBps": 20}})"));
+  testing_support::FakeDevice cpu;
+  EXPECT_EQ(spec_for(table, cpu).name, "Fake 1");
+  EXPECT_EQ(spec_for(table, cpu).peak_gbps, 20);
+  EXPECT_EQ(spec_for(table, cpu).sm_count, 4);
+  const DeviceSpec gpu = spec_for(table, Gpu());
+  EXPECT_EQ(gpu.sm_count, 4);
+  EXPECT_GT(ridge(gpu, DType::bfloat16), 0);
+  EXPECT_TRUE(contains(gpu.note, "guess"));
+}
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,259 @@
+#include "hypermla/plan/executable.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "support.h"
+
+namespace {
+std::atomic<long> allocations{0};
+}  // namespace
+
+// Counted for the whole test program: run() must not allocate.
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* data = std::malloc(bytes ? bytes : 1)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+
+namespace hypermla {
+namespace {
+namespace fs = std::filesystem;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::FakeDevice;
+using testing_support::TempDir;
+using testing_support::write_fake_compiler;
+
+struct ScaleProblem {
+  int n = 0;
+  DType dtype = DType::float16;
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("n", self.n, "");
+    field("dtype", self.dtype, "");
+  }
+};
+struct ScaleTiling {
+  int Bm = 64;
+  bool fast = false;
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("Bm", self.Bm, "");
+    field("fast", self.fast, "");
+  }
+};
+using Spec = CtKernelSpec<ScaleProblem, ScaleTiling>;
+
+const DeviceSpec kDevice = [] {
+  DeviceSpec spec;
+  spec.name = "round";
+  spec.bfloat16_tflops = spec.float16_tflops = 1;  // 10^12 FLOP/s
+  spec.peak_gbps = 1;                              // 10^9 B/s
+  spec.sm_count = 10;
+  return spec;
+}();
+
+Spec example(const std::string& name, int n = 1000) {
+  Spec spec;
+  spec.name = name;
+  spec.header = "cutile/test/" + name + ".cuh";
+  spec.problem = {.n = 0, .dtype = DType::bfloat16};
+  spec.tiling = {.Bm = 64, .fast = true};
+  spec.candidates = {{.Bm = 32, .fast = false}, {.Bm = 64, .fast = true}};
+  spec.cost = {.flops = 2e12, .bytes = 1e9};  // two seconds, bound by arithmetic
+  spec.grid = [n](const ScaleTiling& tiling) { return Grid{unsigned((n + tiling.Bm - 1) / tiling.Bm), 1, 1}; };
+  spec.arguments = [n](const ScaleTiling& tiling) { return Arguments(n, tiling.Bm); };
+  spec.executed = [](const ScaleTiling& tiling) { return Cost{2e12 * tiling.Bm / 64.0, 1e9}; };
+  return spec;
+}
+
+// A compiler without compiler behind it, and a device that notes what is launched.
+class ExecutableTest : public testing::Test {
+ protected:
+  ExecutableTest() {
+    dir_.write("kernels/cutile/tile_host/entry.h", "");
+    for (const char* name : {"first", "second", "third"}) dir_.write("kernels/cutile/test/" + std::string(name) + ".cuh", name);
+    CompilerConfig config;
+    config.kernel_root = dir_.path() / "kernels";
+    config.include_root = dir_.path() / "include";
+    config.cache = dir_.path() / "cache";
+    config.toolchain.cxx = write_fake_compiler(dir_, "Bm = 13,");
+    compiler_ = std::make_unique<Compiler>(config);
+    device_.on_launch = [this](const fs::path& artifact, Grid grid, void** arguments) {
+      const std::string entry = artifact.parent_path().filename().string();
+      launches_.push_back(entry.substr(0, entry.find('-')) + " " + std::to_string(grid.x) + " blocks, n=" +
+                          std::to_string(*static_cast<int*>(arguments[0])) + " Bm=" +
+                          std::to_string(*static_cast<int*>(arguments[1])));
+    };
+  }
+
+  TempDir dir_;
+  std::unique_ptr<Compiler> compiler_;
+  FakeDevice device_;
+  std::vector<std::string> launches_;
+};
+
+TEST(Executables, AKernelNamesItsInstance) {
+  const CtKernel kernel(example("soft_max_v2"));
+  const KernelSource source = kernel.source(kernel.tiling());
+  EXPECT_EQ(source.name, "soft_max_v2");
+  EXPECT_EQ(source.header, "cutile/test/soft_max_v2.cuh");
+  EXPECT_EQ(source.instance,
+            "hypermla::soft_max_v2<hypermla::SoftMaxV2Problem{.n = 0, .dtype = hypermla::DType::bfloat16}, "
+            "hypermla::SoftMaxV2Tiling{.Bm = 64, .fast = true}>");
+  EXPECT_TRUE(contains(kernel.source({{"Bm", 16}, {"fast", false}}).instance, "{.Bm = 16, .fast = false}"));
+  EXPECT_EQ(kernel.candidates(), (std::vector<Json>{{{"Bm", 32}, {"fast", false}}, {{"Bm", 64}, {"fast", true}}}));
+}
+
+TEST(Executables, NamesHaveTwoSpellings) {
+  EXPECT_EQ(camel_case("flash_attention"), "FlashAttention");
+  EXPECT_EQ(camel_case("flash_attention_v2"), "FlashAttentionV2");
+  EXPECT_EQ(camel_case("mla_var6_plus"), "MlaVar6Plus");
+  EXPECT_EQ(camel_case(""), "");
+}
+
+TEST(Executables, ATilingIsSetByNameAndItsGridFollows) {
+  CtKernel kernel(example("first"));
+  EXPECT_EQ(kernel.grid().x, 16u);
+  kernel.set_tiling({{"Bm", 100}});
+  EXPECT_EQ(kernel.grid().x, 10u);
+  EXPECT_EQ(kernel.tiling(), (Json{{"Bm", 100}, {"fast", true}}));  // what is not named keeps the plan's value
+  kernel.set_tiling({{"fast", false}});
+  EXPECT_EQ(kernel.tiling(), (Json{{"Bm", 64}, {"fast", false}}));
+  const std::string message = error_of([&] { kernel.set_tiling({{"bm", 1}}); });
+  EXPECT_TRUE(contains(message, "'bm'") && contains(message, "'Bm'")) << message;
+  EXPECT_THROW(kernel.set_tiling({{"Bm", "many"}}), Error);
+  EXPECT_EQ(kernel.tiling(), (Json{{"Bm", 64}, {"fast", false}}));  // as it was
+}
+
+TEST(Executables, PredictionsCountWholeWaves) {
+  // Two seconds of work for 10 processors, whatever the number of blocks; one block too many costs another wave.
+  for (const auto& [n, seconds] : std::vector<std::pair<int, double>>{
+           {64 * 10, 2}, {64 * 20, 2}, {64 * 11, 2 * 2 / 1.1}, {64 * 5, 2 * 1 / 0.5}, {64, 2 * 1 / 0.1}, {64 * 25, 2 * 3 / 2.5}}) {
+    const CtKernel kernel(example("first", n));
+    EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 64}, {"fast", true}}, kDevice, DType::bfloat16), seconds) << n;
+    EXPECT_DOUBLE_EQ(kernel.predict(kDevice, DType::bfloat16).seconds, 2);  // the algorithm's own knows no waves
+  }
+  const CtKernel kernel(example("first", 64 * 10));
+  EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 32}, {"fast", true}}, kDevice, DType::bfloat16), 1);  // executes half
+  EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 16}, {"fast", true}}, kDevice, DType::bfloat16), 1);  // bound by memory
+  DeviceSpec unknown = kDevice;
+  unknown.sm_count = 0;
+  EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 64}, {"fast", true}}, unknown, DType::bfloat16), 2);
+}
+
+TEST(Executables, ArgumentsLieWhereTheDriverLooks) {
+  int target = 0;
+  Arguments arguments(static_cast<void*>(&target), 7, 0.5f, static_cast<void*>(nullptr), -3);
+  void** pointers = arguments.pointers();
+  EXPECT_EQ(*static_cast<void**>(pointers[0]), &target);
+  EXPECT_EQ(*static_cast<int*>(pointers[1]), 7);
+  EXPECT_EQ(*static_cast<float*>(pointers[2]), 0.5f);
+  EXPECT_EQ(*static_cast<void**>(pointers[3]), nullptr);
+  EXPECT_EQ(*static_cast<int*>(pointers[4]), -3);
+  Arguments moved = std::move(arguments);
+  EXPECT_EQ(*static_cast<int*>(moved.pointers()[4]), -3);
+}
+
+TEST_F(ExecutableTest, RunsWithTheTilingOfTheLastPrepare) {
+  CtKernel kernel(example("first"));
+  EXPECT_FALSE(kernel.prepared());
+  kernel.prepare(*compiler_, device_);
+  EXPECT_TRUE(kernel.prepared());
+  kernel.run(nullptr);
+  kernel.set_tiling({{"Bm", 100}});
+  kernel.run(nullptr);  // not prepared for it yet
+  kernel.prepare(*compiler_, device_);
+  kernel.run(nullptr);
+  EXPECT_EQ(launches_, (std::vector<std::string>{"first 16 blocks, n=1000 Bm=64", "first 16 blocks, n=1000 Bm=64",
+                                                 "first 10 blocks, n=1000 Bm=100"}));
+  EXPECT_EQ(kernel.entry().report["instance"], kernel.source(kernel.tiling()).instance);
+  const int loads = device_.loads;
+  kernel.prepare(*compiler_, device_);
+  EXPECT_EQ(device_.loads, loads);  // what is loaded is not loaded again
+}
+
+// A field that the kernel learns at run time is none of the source's, but all of the launch's.
+TEST_F(ExecutableTest, TilingsThatDifferAtRunTimeOnlyShareACompilation) {
+  Spec spec = example("first");
+  spec.at_compile_time = [](ScaleTiling tiling) {
+    tiling.Bm = 0;
+    return tiling;
+  };
+  CtKernel kernel(spec);
+  EXPECT_TRUE(contains(kernel.source(kernel.tiling()).instance, "{.Bm = 0, .fast = true}"));
+  kernel.prepare(*compiler_, device_);
+  kernel.run(nullptr);
+  kernel.set_tiling({{"Bm", 100}});
+  EXPECT_EQ(kernel.tiling()["Bm"], 100);
+  kernel.prepare(*compiler_, device_);
+  kernel.run(nullptr);
+  EXPECT_EQ(launches_, (std::vector<std::string>{"first 16 blocks, n=1000 Bm=64", "first 10 blocks, n=1000 Bm=100"}));
+  EXPECT_EQ(device_.loads, 1);
+}
+
+TEST_F(ExecutableTest, ATilingThatDoesNotCompileLeavesTheOldOneRunning) {
+  CtKernel kernel(example("first"));
+  kernel.prepare(*compiler_, device_);
+  kernel.set_tiling({{"Bm", 13}});
+  EXPECT_THROW(kernel.prepare(*compiler_, device_), Error);
+  kernel.run(nullptr);
+  EXPECT_EQ(launches_.back(), "first 16 blocks, n=1000 Bm=64");
+}
+
+std::unique_ptr<Executable> nested() {
+  std::vector<std::unique_ptr<Executable>> inner, outer;
+  inner.push_back(std::make_unique<CtKernel>(example("second", 2000)));
+  Spec memory = example("third", 3000);
+  memory.cost = {.flops = 1e12, .bytes = 4e9};  // four seconds, bound by memory
+  inner.push_back(std::make_unique<CtKernel>(memory));
+  outer.push_back(std::make_unique<CtKernel>(example("first")));
+  outer.push_back(std::make_unique<KernelPipeline>("inner", std::move(inner)));
+  return std::make_unique<KernelPipeline>("outer", std::move(outer));
+}
+
+TEST_F(ExecutableTest, PipelinesRunInOrderHoweverNested) {
+  const auto pipeline = nested();
+  EXPECT_EQ(pipeline->name(), "outer");
+  std::vector<std::string> names;
+  for (CtKernel* kernel : pipeline->kernels()) names.push_back(kernel->name());
+  EXPECT_EQ(names, (std::vector<std::string>{"first", "second", "third"}));
+  pipeline->prepare(*compiler_, device_);
+  pipeline->run(nullptr);
+  EXPECT_EQ(launches_, (std::vector<std::string>{"first 16 blocks, n=1000 Bm=64", "second 32 blocks, n=2000 Bm=64",
+                                                 "third 47 blocks, n=3000 Bm=64"}));
+}
+
+TEST_F(ExecutableTest, PipelinesAddUp) {
+  const auto pipeline = nested();
+  EXPECT_DOUBLE_EQ(pipeline->cost().flops, 5e12);
+  EXPECT_DOUBLE_EQ(pipeline->cost().bytes, 6e9);
+  const Prediction prediction = pipeline->predict(kDevice, DType::bfloat16);
+  EXPECT_DOUBLE_EQ(prediction.seconds, 2 + 2 + 4);  // stages do not overlap: more than the roofline of the sum
+  EXPECT_DOUBLE_EQ(prediction.compute_seconds, 5);
+  EXPECT_DOUBLE_EQ(prediction.memory_seconds, 6);
+  EXPECT_EQ(prediction.bound, Bound::memory);
+}
+
+TEST_F(ExecutableTest, RunAllocatesNothing) {
+  const auto pipeline = nested();
+  pipeline->prepare(*compiler_, device_);
+  int launched = 0;
+  device_.on_launch = [&launched](const fs::path&, Grid, void**) { ++launched; };
+  const long before = allocations;
+  for (int i = 0; i < 3; ++i) pipeline->run(device_.stream());
+  const long after = allocations;
+  EXPECT_EQ(launched, 9);
+  EXPECT_EQ(after, before);
+  const auto something = std::make_unique<std::string>(100, 'x');
+  EXPECT_GT(allocations, after);  // the counter counts
+}
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,133 @@
+#include <gtest/gtest.h>
+
+#include "hypermla/profile/profile.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::contains;
+using testing_support::error_of;
+
+const char* const kProfile = R"json({
+  "schema": 1, "mode": "event", "date": "2030-01-02T03:04:05Z",
+  "kernel": "cutile.mla.flash_mla_split_kv_v3", "version": "v3",
+  "problem": {"b": 32, "s": 16, "dtype": "bfloat16", "causal": false},
+  "device": {"name": "NVIDIA H200", "arch": "sm_90", "processors": 132, "driver": "13.0 (580.1)"},
+  "roofline": {"peak_tflops": 989.0, "peak_gbps": 4800.0, "ridge": 206.04, "predicted_us": 592.26, "bound": "compute"},
+  "cost": {"flops": 585.7e9, "bytes": 0.2997e9, "intensity": 1954.3},
+  "timing": {
+    "cold": {"median_us": 1000.04, "low_us": 990.06, "high_us": 1100, "repetitions": 20, "tflops": 585.7, "gbps": 299.7,
+             "roofline_fraction": 0.59226},
+    "burst": {"median_us": 950, "low_us": 949, "high_us": 951, "repetitions": 20, "tflops": 616.5, "gbps": 315.4,
+              "roofline_fraction": 0.6234, "sm_MHz": 1974.6, "watts": 650.2}
+  },
+  "stages": [
+    {"name": "flash_mla_split_kv_v3", "tiling": {"Bm": 64, "fast": true}, "grid": [32, 1, 4], "registers": 255,
+     "frame_bytes": 0, "shared_bytes": 180224, "burst": {"median_us": 900.25}},
+    {"name": "reduce", "tiling": {"Bm": 4}, "grid": [128, 1, 1]}
+  ]
+})json";
+
+TEST(Report, IsAPureFunctionOfTheProfile) {
+  EXPECT_EQ(render_report(Json::parse(kProfile)), R"md(# Profile: cutile.mla.flash_mla_split_kv_v3 (v3)
+
+2030-01-02T03:04:05Z on NVIDIA H200 (sm_90, driver 13.0 (580.1)), event mode.
+
+Configuration: b=32, s=16, dtype=bfloat16, causal=false
+
+Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (ridge 206.0) that is 592.3 us, compute bound.
+
+| time | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power |
+|---|---|---|---|---|---|---|
+| cold | 1000.0 | 990.1 to 1100.0 | 585.7 | 300 | 59.2 % | |
+| burst | 950.0 | 949.0 to 951.0 | 616.5 | 315 | 62.3 % | 1975 MHz, 650 W |
+
+| stage | grid | tiling | registers | frame B/thread | shared B | burst us |
+|---|---|---|---|---|---|---|
+| flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 |
+| reduce | [128,1,1] | Bm=4 | - | - | - | - |
+
+Cold: the cache is flushed before each run. Burst: back to back after a rest. Sustained: after the board was kept busy. Graph replays, events; clocks as found.
+)md");
+}
+
+TEST(Report, NamesADriverOnlyWhereThereIsOne) {
+  Json profile = Json::parse(kProfile);
+  profile["device"] = {{"name", "AMD EPYC"}, {"arch", "x86-64-v4"}, {"processors", 2}, {"driver", ""}};
+  EXPECT_TRUE(contains(render_report(profile), "on AMD EPYC (x86-64-v4), event mode."));
+}
+
+TEST(Report, ModesHaveNames) {
+  for (const char* name : {"annotation", "event", "ncu", "nsys", "disabled"})
+    EXPECT_EQ(profile_mode_name(profile_mode_from_name(name)), name);
+  EXPECT_EQ(profile_mode_from_name("ncu"), ProfileMode::ncu);
+  for (const char* wrong : {"", "events", "Event"})
+    EXPECT_EQ(error_of([&] { profile_mode_from_name(wrong); }),
+              "unknown profiling mode '" + std::string(wrong) + "'; choose one of annotation, event, ncu, nsys, disabled");
+}
+
+// A real plan of two stages, compiled by a stand-in and launched on a device where each launch takes a millisecond.
+TEST(EventProfile, WritesWhatItMeasured) {
+  const testing_support::TempDir dir;
+  CompilerConfig config;
+  config.kernel_root = testing_support::checkout() / "kernels";
+  config.include_root = testing_support::checkout() / "include";
+  config.cache = dir.path() / "cache";
+  config.toolchain.cxx = testing_support::write_fake_compiler(dir, "nothing is refused");
+  Compiler compiler(config);
+  testing_support::FakeDevice device;
+  device.on_launch = [&](const std::filesystem::path&, Grid, void**) { device.now += 1e-3; };
+  device.on_flush = [&] { device.now += 1; };
+  DeviceSpec spec;
+  spec.name = "Fake 1";
+  spec.bfloat16_tflops = 1;
+  spec.peak_gbps = 100;
+
+  const KernelEntry entry = Registry::instance().find("cutile.mla.flash_mla_split_kv");
+  const auto plan = entry.make();
+  set_problem(*plan, {{"b", 2}, {"s", 3}, {"t", 100}, {"h", 4}});
+  const auto executable = plan_empty(*plan);
+  executable->prepare(compiler, device);
+  const AutotuneResult untuned;
+  const ProfileResult result = event_profile({.kernel = entry, .plan = *plan, .executable = *executable, .device = device,
+                                              .spec = spec, .tuning = untuned, .out_dir = dir.path() / "out", .bench_runs = 3});
+
+  const Json& profile = result.json();
+  EXPECT_EQ(profile["kernel"], "cutile.mla.flash_mla_split_kv");
+  EXPECT_EQ(profile["problem"], to_json(plan->problem_fields()));
+  EXPECT_EQ(profile["device"]["name"], "Fake 1");
+  const Cost cost = executable->cost();
+  const double predicted = executable->predict(spec, plan->dtype()).seconds;
+  EXPECT_FALSE(profile["timing"].contains("sustained"));  // of GPUs only
+  for (const char* flavour : {"cold", "burst"}) {
+    const Json& timing = profile["timing"][flavour];
+    EXPECT_NEAR(timing["median_us"].get<double>(), 2000, 1e-3) << flavour;
+    EXPECT_EQ(timing["repetitions"], 3);
+    EXPECT_NEAR(timing["tflops"].get<double>(), cost.flops / 2e-3 * 1e-12, 1e-9);
+    EXPECT_NEAR(timing["gbps"].get<double>(), cost.bytes / 2e-3 * 1e-9, 1e-6);
+    EXPECT_NEAR(timing["roofline_fraction"].get<double>(), predicted / 2e-3, 1e-9);
+  }
+  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
+  ASSERT_EQ(profile["stages"].size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    const Json& stage = profile["stages"][i];
+    const CtKernel& kernel = *executable->kernels()[i];
+    EXPECT_EQ(stage["name"], kernel.name());
+    EXPECT_EQ(stage["tiling"], kernel.tiling());
+    EXPECT_EQ(stage["grid"], (Json{kernel.grid().x, kernel.grid().y, kernel.grid().z}));
+    EXPECT_NEAR(stage["burst"]["median_us"].get<double>(), 1000, 1e-3);
+    EXPECT_EQ(Json::parse(read_file(result.directory() / "tiling" / (kernel.name() + ".json"))), kernel.tiling());
+    EXPECT_EQ(read_file(result.directory() / "compiled" / kernel.name() / "kernel.cu"), read_file(kernel.entry().path("kernel.cu")));
+  }
+  EXPECT_EQ(result.directory(), dir.path() / "out");
+  EXPECT_EQ(Json::parse(read_file(result.directory() / "profile.json")), profile);
+  EXPECT_EQ(Json::parse(read_file(result.directory() / "params.json")), profile["problem"]);
+  EXPECT_EQ(read_file(result.directory() / "report.md"), render_report(profile));
+}
+
+TEST(Report, TheTotalIsTheColdMedian) {
+  EXPECT_DOUBLE_EQ(ProfileResult(Json::parse(kProfile), "somewhere").total_time_us(), 1000.04);
+}
+
+}  // namespace
+}  // namespace hypermla

@@ -1,0 +1,143 @@
+// What several unit tests need: a directory of their own, and a device whose clock they write.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+#include "hypermla/device/device.h"
+
+namespace hypermla::testing_support {
+
+// The sentence that `action` throws; empty when it throws none.
+inline std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The checkout that this file was compiled in.
+inline std::filesystem::path checkout() {
+  return std::filesystem::absolute(__FILE__).parent_path().parent_path().parent_path();
+}
+
+// A fresh directory that is removed with its owner.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "hypermla-test-XXXXXX").string();
+    if (!::mkdtemp(name.data())) fail("no temporary directory can be made at {}; set TMPDIR", name);
+    path_ = std::filesystem::canonical(name);
+  }
+  TempDir(const TempDir&) = delete;
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+  // Writes a file with its directories.
+  std::filesystem::path write(const std::string& name, const std::string& text) const {
+    make_directories((path_ / name).parent_path());
+    write_file_atomic(path_ / name, text);
+    return path_ / name;
+  }
+  std::filesystem::path write_program(const std::string& name, const std::string& text) const {
+    const std::filesystem::path path = write(name, text);
+    ::chmod(path.c_str(), 0755);
+    return path;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Memory is the host's, a launch is whatever the test says it is, and time passes only where a launch adds to `now`.
+class FakeDevice : public Device {
+ public:
+  FakeDevice() {
+    info_.name = "Fake 1";
+    info_.arch = "generic";
+    info_.processors = 4;
+    info_.memory_bytes = std::size_t{1} << 30;
+    info_.cache_bytes = 1 << 20;
+  }
+
+  double now = 0;  // seconds
+  std::function<void(const std::filesystem::path& artifact, Grid grid, void** arguments)> on_launch =
+      [](const std::filesystem::path&, Grid, void**) {};
+  std::function<void()> on_flush = [] {};
+  std::function<std::optional<PowerSample>()> on_power = [] { return std::nullopt; };
+  int loads = 0, records = 0;
+
+  void rename(const std::string& name) { info_.name = name; }
+  bool is_gpu() const override { return false; }
+  void* allocate(std::size_t bytes) override { return std::aligned_alloc(256, (bytes + 256) / 256 * 256); }
+  void release(void* data) noexcept override { std::free(data); }
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
+
+  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string&) override {
+    ++loads;
+    return std::make_unique<FakeFunction>(*this, artifact);
+  }
+  StreamHandle stream() override { return this; }
+  void synchronize() override {}
+  std::unique_ptr<Recording> record(const Work& work) override {
+    ++records;
+    return std::make_unique<FakeRecording>(work);
+  }
+  double time(const Work& work) override {
+    const double begin = now;
+    work(stream());
+    return now - begin;
+  }
+  void flush_cache(StreamHandle) override { on_flush(); }
+  std::optional<PowerSample> power() override { return on_power(); }
+
+ private:
+  struct FakeFunction : Function {
+    FakeFunction(FakeDevice& owner, std::filesystem::path from) : device(owner), artifact(std::move(from)) {}
+    void launch(Grid grid, void** arguments, StreamHandle) override { device.on_launch(artifact, grid, arguments); }
+    FakeDevice& device;
+    std::filesystem::path artifact;
+  };
+  struct FakeRecording : Recording {
+    explicit FakeRecording(Work recorded) : work(std::move(recorded)) {}
+    void replay(StreamHandle stream) override { work(stream); }
+    Work work;
+  };
+};
+
+// A C++ compiler for FakeDevice: it "compiles" at once and refuses a source that holds the word REFUSED.
+inline std::filesystem::path write_fake_compiler(const TempDir& dir, const std::string& refused) {
+  return dir.write_program("fake-c++", R"(#!/bin/sh
+[ "$1" = --version ] && { echo "fake compiler 1.0"; exit 0; }
+for word; do
+  case "$word" in *kernel.cpp) source="$word";; esac
+  [ "$last" = -o ] && output="$word"
+  last="$word"
+done
+if grep -q ')" + refused + R"(' "$source"; then echo "kernel.cpp:1:1: error: this tiling is refused" >&2; exit 1; fi
+cp "$source" "$output"
+)");
+}
+
+}  // namespace hypermla::testing_support
