@@ -17,6 +17,8 @@ die() {
 # The end of a log, without addresses.
 show_log() { tail -n "${2:-5}" "$1" | sed -E 's#[a-z]+://[^ ]+#<address>#g' >&2; }
 
+# Held by what is started here too, so that nobody builds beside the ninja of a launcher that was killed. Not by apt-get,
+# which may start services.
 lock() {
   mkdir -p "$root/build" 2>/dev/null || die "$root cannot be written; copy the checkout to a place of your own"
   exec 9>"$root/build/lock"
@@ -65,10 +67,10 @@ install_wheels() {
   cmp -s "$root/requirements.txt" "$venv/installed.txt" && return 0
   local log=$root/build/pip.log
   note "installing the CUDA Tile compilers into .venv (300 MB to download)"
-  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" >"$log" 2>&1 9>&- ||
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" >"$log" 2>&1 ||
     { show_log "$log"; die "python could not make the environment .venv; see build/pip.log"; }
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off -r "$root/requirements.txt" \
-    >"$log" 2>&1 9>&- ||
+    >"$log" 2>&1 ||
     { show_log "$log" 2; die "the wheels of requirements.txt could not be installed; run this again where there is a network, or set HYPERMLA_CUDA_ROOT to a CUDA toolkit 13.3 or newer"; }
   cp "$root/requirements.txt" "$venv/installed.tmp"
   mv "$venv/installed.tmp" "$venv/installed.txt"
@@ -88,7 +90,7 @@ configure() {
   elif (($# == 0)); then
     return 0  # ninja itself runs cmake again when a CMakeLists.txt or the set of sources has changed
   fi
-  cmake -S "$root" -B "$root/build" "${begin[@]}" "$@" >"$log" 2>&1 9>&- ||
+  cmake -S "$root" -B "$root/build" "${begin[@]}" "$@" >"$log" 2>&1 ||
     { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
 }
 
@@ -98,10 +100,10 @@ build() {
   touch "$root/build/building"  # what changes from now on is newer than this build
   note "building (two minutes on two cores when everything is new)"
   if [[ -t 2 ]]; then
-    cmake --build "$root/build" --target "$@" >&2 9>&- || die "the build failed; the lines above say why"
+    cmake --build "$root/build" --target "$@" >&2 || die "the build failed; the lines above say why"
   else
-    NINJA_STATUS='[%p] ' cmake --build "$root/build" --target "$@" 2>&1 9>&- | tee "$log" | show_quarters >&2
-    ((PIPESTATUS[0] == 0)) || { grep -A 12 -E 'FAILED|error' "$log" | head -60 >&2 || true; die "the build failed; the lines above say why"; }
+    NINJA_STATUS='[%p] ' cmake --build "$root/build" --target "$@" 2>&1 | tee "$log" | show_quarters >&2 ||
+      { grep -A 12 -E 'FAILED|error' "$log" | head -60 >&2 || true; die "the build failed; the lines above say why"; }
   fi
   mv "$root/build/building" "$root/build/built"
   note "built in $((SECONDS - begin)) s"

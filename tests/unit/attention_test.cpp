@@ -40,8 +40,8 @@ TEST(AttentionForms, MeanTokensSeenIsWhatEnumerationCounts) {
 TEST(AttentionForms, DecompressedCostIsArithmeticOfTheSeenAndEveryTensorOnce) {
   for (const bool causal : {false, true}) {
     for (const int s : {1, 5, 33}) {
-      const FlashAttentionProblem problem{.b = 3, .s = s, .t = 20, .h = 7, .d = 64, .p = 32, .dtype = DType::float16,
-                                          .causal = causal};
+      const FlashAttentionProblem problem{
+          .b = 3, .s = s, .t = 20, .h = 7, .d = 64, .p = 32, .dtype = DType::float16, .causal = causal};
       const Cost cost = decompressed_cost(problem);
       EXPECT_DOUBLE_EQ(cost.flops, 3 * 7 * pairs(s, 20, causal) * 2 * (64 + 32 + 64));
       EXPECT_DOUBLE_EQ(cost.bytes, bytes_of(decompressed_tensors(problem)));

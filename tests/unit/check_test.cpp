@@ -34,7 +34,9 @@ class PerturbedPlan : public KernelPlan {
   void validate() const override {}
   DType dtype() const override { return type; }
   std::vector<TensorSpec> tensors() const override {
-    return {{"x", Role::input, type, {4}}, {"o", Role::output, type, {b, h, n}}, {"lse", Role::output, DType::float32, {b, h}},
+    return {{"x", Role::input, type, {4}},
+            {"o", Role::output, type, {b, h, n}},
+            {"lse", Role::output, DType::float32, {b, h}},
             {"scratch", Role::workspace, DType::float32, {3}}};
   }
   ReferenceShape reference_shape() const override { return {b * h, flops}; }
@@ -170,8 +172,10 @@ TEST_F(CheckTest, TheElementwiseToleranceIsABoundary) {
     EXPECT_FALSE(passes_after([&] { put_o(1, outside); })) << dtype_name(type);
     EXPECT_FALSE(passes_after([&] { put_o(1, 1 - limit * 1.1); })) << dtype_name(type);
   }
-  EXPECT_LT(tolerance(DType::float16, DType::float16).elementwise, tolerance(DType::bfloat16, DType::bfloat16).elementwise);
-  EXPECT_LT(tolerance(DType::float32, DType::bfloat16).elementwise, tolerance(DType::float16, DType::float16).elementwise);
+  EXPECT_LT(tolerance(DType::float16, DType::float16).elementwise,
+            tolerance(DType::bfloat16, DType::bfloat16).elementwise);
+  EXPECT_LT(tolerance(DType::float32, DType::bfloat16).elementwise,
+            tolerance(DType::float16, DType::float16).elementwise);
 }
 
 // A bias that no single element betrays.

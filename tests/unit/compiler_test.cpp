@@ -57,7 +57,8 @@ class CompilerTest : public testing::Test {
   std::vector<std::string> cached() const {
     std::vector<std::string> names;
     std::error_code absent;
-    for (const auto& item : fs::directory_iterator(dir_.path() / "cache", absent)) names.push_back(item.path().filename());
+    for (const auto& item : fs::directory_iterator(dir_.path() / "cache", absent))
+      names.push_back(item.path().filename());
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -170,10 +171,13 @@ TEST_F(CompilerTest, CompilesAheadInTheBackgroundAndOnlyOnce) {
   Compiler compiler(two);
   std::vector<std::shared_future<CacheEntry>> entries;
   for (int i = 0; i < 3; ++i)
-    for (const char* instance : {"a<1>", "a<2>", "a<REFUSED>"}) entries.push_back(compiler.compile_ahead(source(instance), kArch));
+    for (const char* instance : {"a<1>", "a<2>", "a<REFUSED>"})
+      entries.push_back(compiler.compile_ahead(source(instance), kArch));
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (i % 3 == 2) EXPECT_THROW(entries[i].get(), Error);
-    else EXPECT_EQ(entries[i].get().report["instance"], i % 3 == 0 ? "a<1>" : "a<2>");
+    if (i % 3 == 2)
+      EXPECT_THROW(entries[i].get(), Error);
+    else
+      EXPECT_EQ(entries[i].get().report["instance"], i % 3 == 0 ? "a<1>" : "a<2>");
   }
   EXPECT_EQ(read_file(dir_.path() / "calls").size(), 2u * 3);
 }
@@ -198,7 +202,8 @@ TEST_F(CompilerTest, ADeadWorkerIsAnErrorNotACrash) {
 
 TEST_F(CompilerTest, AWorkersWordsAreTheError) {
   CompilerConfig failing = with_compiler();
-  failing.worker = dir_.write_program("worker", "#!/bin/sh\n[ \"$1\" = compile-job ] && echo 'no room left' >&2\nexit 1\n");
+  failing.worker =
+      dir_.write_program("worker", "#!/bin/sh\n[ \"$1\" = compile-job ] && echo 'no room left' >&2\nexit 1\n");
   EXPECT_EQ(error_of([&] { Compiler(failing).compile(source(), kArch); }), "no room left");
 }
 
@@ -219,25 +224,51 @@ TEST_F(CompilerTest, AWorkerGetsTheWholeJob) {
   EXPECT_TRUE(Compiler(config()).available(source(), kArch));
 }
 
-// The real thing: the bandwidth probe of the checkout, compiled for this CPU and run.
+// A kernel in the language of the checkout's: block i sums the tiles i, i + blocks, ... of data [rows, 64].
+const char* const kSumTiles = R"cuh(
+#pragma once
+#include "tile.h"
+namespace hypermla {
+struct SumTiling { int Br; };
+template <SumTiling tiling>
+__tile_global__ void sum_tiles(const float* __restrict__ data_ptr, float* __restrict__ sum_ptr, int rows) {
+  constexpr auto dyn = ct::dynamic_extent;
+  const int block = ct::bid().x, blocks = ct::num_blocks().x;
+  ct::partition_view data{ct::tensor_span{ct::assume_aligned<16>(data_ptr), ct::extents<unsigned, dyn, 64>{unsigned(rows)}},
+                          ct::shape<tiling.Br, 64>{}};
+  ct::partition_view sums{ct::tensor_span{ct::assume_aligned<16>(sum_ptr), ct::extents<unsigned, dyn, 1>{unsigned(blocks)}},
+                          ct::shape<1, 1>{}};
+  auto total = ct::zeros<ct::tile<float, ct::shape<tiling.Br, 64>>>();
+  for (int i = block; i < rows / tiling.Br; i += blocks) total = total + data.load(i, 0);
+  auto of_rows = ct::sum(total, ct::integral_constant<1>{});
+  sums.store(ct::sum(of_rows, ct::integral_constant<0>{}), block, 0);
+}
+}  // namespace hypermla
+)cuh";
+
+// The real thing: compiled for this CPU and run.
 TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
+  const TempDir dir;
+  dir.write("kernels/cutile/test/sum_tiles.cuh", kSumTiles);
+  fs::copy(checkout() / "kernels/cutile/tile_host", dir.path() / "kernels/cutile/tile_host",
+           fs::copy_options::recursive);
+  fs::copy(checkout() / "kernels/cutile/tile.h", dir.path() / "kernels/cutile/tile.h");
   CompilerConfig config;
-  const TempDir cache;
-  config.kernel_root = checkout() / "kernels";
+  config.kernel_root = dir.path() / "kernels";
   config.include_root = checkout() / "include";
-  config.cache = cache.path();
+  config.cache = dir.path() / "cache";
   const char* path = ::getenv("PATH");
   config.toolchain = Toolchain::find({}, {"g++", "c++", "clang++"}, path ? path : "");
   if (config.toolchain.cxx.empty()) GTEST_SKIP() << "no C++ compiler";
   Compiler compiler(config);
   const auto device = make_cpu_device(2);
-  const KernelSource source{"stream_read", "cutile/bench/stream_read.cuh",
-                            "hypermla::stream_read<hypermla::StreamReadProblem{.rows = 0}, hypermla::StreamReadTiling{.Br = 2}>"};
+  const KernelSource source{"sum_tiles", "cutile/test/sum_tiles.cuh",
+                            "hypermla::sum_tiles<hypermla::SumTiling{.Br = 2}>"};
   const CacheEntry entry = compiler.compile(source, device->info().arch);
   EXPECT_FALSE(entry.report.at("compiler").get<std::string>().empty());
   const auto kernel = device->load(entry.path(entry.report.at("artifact")), entry.report.at("function"));
 
-  constexpr int kRows = 12, kColumns = 1024;
+  constexpr int kRows = 12, kColumns = 64;
   constexpr unsigned kBlocks = 4;
   const Buffer data(device, kRows * kColumns * sizeof(float)), sums(device, kBlocks * sizeof(float));
   float* values = static_cast<float*>(data.data());

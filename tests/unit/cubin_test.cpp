@@ -60,10 +60,11 @@ std::string elf(const std::vector<Section>& sections) {
 }
 
 std::string attributes() {
-  return sized(0x11, 3, 96)                          // frame
-         + std::string{'\x03', '\x1b', '\x34', '\x12'}  // a value in place: nothing follows, whatever the size field says
-         + sized(0x23, 3, 999)                       // something else
-         + sized(0x2f, 3, 168);                      // registers
+  return sized(0x11, 3, 96)  // frame
+         + std::string{'\x03', '\x1b', '\x34', '\x12'}
+         // a value in place: nothing follows, whatever the size field says
+         + sized(0x23, 3, 999)   // something else
+         + sized(0x2f, 3, 168);  // registers
 }
 
 std::vector<Section> kernel_sections() {
@@ -129,8 +130,9 @@ TEST(Cubin, SurvivesAnAttributeThatOverrunsTheFile) {
                          Elf64_Ehdr header;
                          std::memcpy(&header, bytes.data(), sizeof header);
                          const std::uint64_t size = std::uint64_t{1} << 40;
-                         std::memcpy(bytes.data() + header.e_shoff + 2 * sizeof(Elf64_Shdr) + offsetof(Elf64_Shdr, sh_size),
-                                     &size, sizeof size);
+                         std::memcpy(
+                             bytes.data() + header.e_shoff + 2 * sizeof(Elf64_Shdr) + offsetof(Elf64_Shdr, sh_size),
+                             &size, sizeof size);
                          read_cubin(bytes);
                        }),
                        "cut off"));

@@ -19,8 +19,14 @@ using testing_support::contains;
 using testing_support::error_of;
 using testing_support::TempDir;
 
-constexpr const char* kVariables[] = {"HYPERMLA_ROOT", "HYPERMLA_CACHE_DIR", "HYPERMLA_CUDA_ROOT", "HYPERMLA_HOST_FLAGS",
-                                      "CUDA_HOME",     "CXX",                "XDG_CACHE_HOME",     "HOME",
+constexpr const char* kVariables[] = {"HYPERMLA_ROOT",
+                                      "HYPERMLA_CACHE_DIR",
+                                      "HYPERMLA_CUDA_ROOT",
+                                      "HYPERMLA_HOST_FLAGS",
+                                      "CUDA_HOME",
+                                      "CXX",
+                                      "XDG_CACHE_HOME",
+                                      "HOME",
                                       "PATH"};
 
 // Starts without any variable that is read, and puts all back at the end.
@@ -36,8 +42,10 @@ class EnvironmentTest : public testing::Test {
   ~EnvironmentTest() override {
     fs::current_path(directory_);
     for (const char* name : kVariables) {
-      if (before_.count(name)) ::setenv(name, before_[name].c_str(), 1);
-      else ::unsetenv(name);
+      if (before_.count(name))
+        ::setenv(name, before_[name].c_str(), 1);
+      else
+        ::unsetenv(name);
     }
   }
   static void set(const char* name, const fs::path& value) { ::setenv(name, value.c_str(), 1); }
@@ -162,7 +170,8 @@ TEST(Relocation, ACopiedProgramFindsItsOwnFiles) {
 
 TEST(SpecFor, ADeviceOfTheTableIsItself) {
   const TempDir dir;
-  const auto path = dir.write("devices.json", R"({"Fake 1": {"peak_dram_bw_GBps": 10}, "CPU": {"peak_dram_bw_GBps": 20}})");
+  const auto path =
+      dir.write("devices.json", R"({"Fake 1": {"peak_dram_bw_GBps": 10}, "CPU": {"peak_dram_bw_GBps": 20}})");
   const DeviceTable table = DeviceTable::load(path);
   testing_support::FakeDevice device;
   EXPECT_EQ(spec_for(table, device).peak_gbps, 10);

@@ -78,7 +78,8 @@ class ExecutableTest : public testing::Test {
  protected:
   ExecutableTest() {
     dir_.write("kernels/cutile/tile_host/entry.h", "");
-    for (const char* name : {"first", "second", "third"}) dir_.write("kernels/cutile/test/" + std::string(name) + ".cuh", name);
+    for (const char* name : {"first", "second", "third"})
+      dir_.write("kernels/cutile/test/" + std::string(name) + ".cuh", name);
     CompilerConfig config;
     config.kernel_root = dir_.path() / "kernels";
     config.include_root = dir_.path() / "include";
@@ -87,9 +88,9 @@ class ExecutableTest : public testing::Test {
     compiler_ = std::make_unique<Compiler>(config);
     device_.on_launch = [this](const fs::path& artifact, Grid grid, void** arguments) {
       const std::string entry = artifact.parent_path().filename().string();
-      launches_.push_back(entry.substr(0, entry.find('-')) + " " + std::to_string(grid.x) + " blocks, n=" +
-                          std::to_string(*static_cast<int*>(arguments[0])) + " Bm=" +
-                          std::to_string(*static_cast<int*>(arguments[1])));
+      launches_.push_back(entry.substr(0, entry.find('-')) + " " + std::to_string(grid.x) +
+                          " blocks, n=" + std::to_string(*static_cast<int*>(arguments[0])) +
+                          " Bm=" + std::to_string(*static_cast<int*>(arguments[1])));
     };
   }
 
@@ -134,15 +135,20 @@ TEST(Executables, ATilingIsSetByNameAndItsGridFollows) {
 
 TEST(Executables, PredictionsCountWholeWaves) {
   // Two seconds of work for 10 processors, whatever the number of blocks; one block too many costs another wave.
-  for (const auto& [n, seconds] : std::vector<std::pair<int, double>>{
-           {64 * 10, 2}, {64 * 20, 2}, {64 * 11, 2 * 2 / 1.1}, {64 * 5, 2 * 1 / 0.5}, {64, 2 * 1 / 0.1}, {64 * 25, 2 * 3 / 2.5}}) {
+  for (const auto& [n, seconds] : std::vector<std::pair<int, double>>{{64 * 10, 2},
+                                                                      {64 * 20, 2},
+                                                                      {64 * 11, 2 * 2 / 1.1},
+                                                                      {64 * 5, 2 * 1 / 0.5},
+                                                                      {64, 2 * 1 / 0.1},
+                                                                      {64 * 25, 2 * 3 / 2.5}}) {
     const CtKernel kernel(example("first", n));
     EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 64}, {"fast", true}}, kDevice, DType::bfloat16), seconds) << n;
     EXPECT_DOUBLE_EQ(kernel.predict(kDevice, DType::bfloat16).seconds, 2);  // the algorithm's own knows no waves
   }
   const CtKernel kernel(example("first", 64 * 10));
   EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 32}, {"fast", true}}, kDevice, DType::bfloat16), 1);  // executes half
-  EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 16}, {"fast", true}}, kDevice, DType::bfloat16), 1);  // bound by memory
+  EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 16}, {"fast", true}}, kDevice, DType::bfloat16),
+                   1);  // bound by memory
   DeviceSpec unknown = kDevice;
   unknown.sm_count = 0;
   EXPECT_DOUBLE_EQ(kernel.predict_seconds({{"Bm", 64}, {"fast", true}}, unknown, DType::bfloat16), 2);

@@ -141,7 +141,8 @@ TEST(Inputs, LongTensorsRepeatWithAPrimePeriod) {
     const TensorsOnly plan({{"a", Role::input, dtype, {count}}});
     const std::vector<float> values = all_of(AllocatedTensors(plan, device, 3), "a");
     for (std::int64_t i = kPeriod; i < count; ++i) ASSERT_EQ(values[i], values[i - kPeriod]) << i;
-    for (const std::int64_t shorter : {1 << 16, 1 << 19, 1 << 20}) {  // no stride of a kernel hits the same numbers again
+    for (const std::int64_t shorter :
+         {1 << 16, 1 << 19, 1 << 20}) {  // no stride of a kernel hits the same numbers again
       int equal = 0;
       for (std::int64_t i = 0; i < 10000; ++i) equal += values[i] == values[i + shorter];
       EXPECT_LT(equal, 300) << shorter;

@@ -87,6 +87,28 @@ TEST(Measure, HotDividesByTheRunsOfOneRecording) {
   }
 }
 
+TEST(Measure, BurstsAreShortAndStartFromRest) {
+  struct Gpu : FakeDevice {
+    bool is_gpu() const override { return true; }
+    void synchronize() override { rested = std::chrono::steady_clock::now(); }
+    std::chrono::steady_clock::time_point rested;
+  } device;
+  int runs = 0;
+  std::vector<double> pauses;  // from the last synchronize() to each run
+  const Timing timing = measure_burst(
+      device,
+      [&](StreamHandle) {
+        ++runs;
+        device.now += 0.0029;
+        pauses.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - device.rested).count());
+      },
+      2);
+  ASSERT_EQ(timing.seconds.size(), 2u);
+  for (const double value : timing.seconds) EXPECT_NEAR(value, 0.0029, 1e-9);
+  EXPECT_EQ(runs, 2 + 2 * 2);  // one warms up, one tells how long it takes; then two in 6 ms, twice
+  for (std::size_t i = 2; i < pauses.size(); ++i) EXPECT_GT(pauses[i], 0.1);
+}
+
 TEST(Measure, SustainedKeepsTheDeviceBusyFirst) {
   FakeDevice device;
   int runs = 0;
@@ -116,7 +138,9 @@ TEST(Measure, PowerIsAveragedWhereTheBoardTells) {
   EXPECT_DOUBLE_EQ(*timing.watts, 300);
   EXPECT_DOUBLE_EQ(*timing.sm_mhz, 1500);
   FakeDevice silent;
-  EXPECT_FALSE(measure_cold(silent, [&](StreamHandle) { silent.now += 1; }, 2).watts);
+  EXPECT_FALSE(measure_cold(
+                   silent, [&](StreamHandle) { silent.now += 1; }, 2)
+                   .watts);
 }
 
 }  // namespace

@@ -89,7 +89,8 @@ TEST(RegistryTest, ThisBuildsKernelsAreThereAndDistinct) {
   std::set<std::string> names;
   for (const KernelEntry& entry : Registry::instance().all()) {
     EXPECT_TRUE(names.insert(entry.full_name()).second) << entry.full_name();
-    EXPECT_TRUE(std::filesystem::exists(testing_support::checkout() / "kernels" / entry.directory / (entry.name() + ".cuh")));
+    EXPECT_TRUE(
+        std::filesystem::exists(testing_support::checkout() / "kernels" / entry.directory / (entry.name() + ".cuh")));
     EXPECT_FALSE(entry.summary.empty()) << entry.full_name();
     EXPECT_NE(entry.make(), nullptr);
   }

@@ -47,7 +47,7 @@ Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (
 | flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 |
 | reduce | [128,1,1] | Bm=4 | - | - | - | - |
 
-Cold: the cache is flushed before each run. Burst: back to back after a rest. Sustained: after the board was kept busy. Graph replays, events; clocks as found.
+Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the board was kept busy. Graph replays, events; clocks as found.
 )md");
 }
 
@@ -62,8 +62,9 @@ TEST(Report, ModesHaveNames) {
     EXPECT_EQ(profile_mode_name(profile_mode_from_name(name)), name);
   EXPECT_EQ(profile_mode_from_name("ncu"), ProfileMode::ncu);
   for (const char* wrong : {"", "events", "Event"})
-    EXPECT_EQ(error_of([&] { profile_mode_from_name(wrong); }),
-              "unknown profiling mode '" + std::string(wrong) + "'; choose one of annotation, event, ncu, nsys, disabled");
+    EXPECT_EQ(
+        error_of([&] { profile_mode_from_name(wrong); }),
+        "unknown profiling mode '" + std::string(wrong) + "'; choose one of annotation, event, ncu, nsys, disabled");
 }
 
 // A real plan of two stages, compiled by a stand-in and launched on a device where each launch takes a millisecond.
@@ -89,8 +90,14 @@ TEST(EventProfile, WritesWhatItMeasured) {
   const auto executable = plan_empty(*plan);
   executable->prepare(compiler, device);
   const AutotuneResult untuned;
-  const ProfileResult result = event_profile({.kernel = entry, .plan = *plan, .executable = *executable, .device = device,
-                                              .spec = spec, .tuning = untuned, .out_dir = dir.path() / "out", .bench_runs = 3});
+  const ProfileResult result = event_profile({.kernel = entry,
+                                              .plan = *plan,
+                                              .executable = *executable,
+                                              .device = device,
+                                              .spec = spec,
+                                              .tuning = untuned,
+                                              .out_dir = dir.path() / "out",
+                                              .bench_runs = 3});
 
   const Json& profile = result.json();
   EXPECT_EQ(profile["kernel"], "cutile.mla.flash_mla_split_kv");
@@ -117,7 +124,8 @@ TEST(EventProfile, WritesWhatItMeasured) {
     EXPECT_EQ(stage["grid"], (Json{kernel.grid().x, kernel.grid().y, kernel.grid().z}));
     EXPECT_NEAR(stage["burst"]["median_us"].get<double>(), 1000, 1e-3);
     EXPECT_EQ(Json::parse(read_file(result.directory() / "tiling" / (kernel.name() + ".json"))), kernel.tiling());
-    EXPECT_EQ(read_file(result.directory() / "compiled" / kernel.name() / "kernel.cu"), read_file(kernel.entry().path("kernel.cu")));
+    EXPECT_EQ(read_file(result.directory() / "compiled" / kernel.name() / "kernel.cu"),
+              read_file(kernel.entry().path("kernel.cu")));
   }
   EXPECT_EQ(result.directory(), dir.path() / "out");
   EXPECT_EQ(Json::parse(read_file(result.directory() / "profile.json")), profile);

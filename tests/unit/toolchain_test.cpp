@@ -17,7 +17,9 @@ class ToolchainTest : public testing::Test {
     dir_.write(name + "/" + library + "/libnvrtc.so.13", "");
     return dir_.path() / name;
   }
-  fs::path program(const std::string& name) { return dir_.write_program(name, "#!/bin/sh\necho \"stand-in 7\"\necho more\n"); }
+  fs::path program(const std::string& name) {
+    return dir_.write_program(name, "#!/bin/sh\necho \"stand-in 7\"\necho more\n");
+  }
 
   TempDir dir_;
 };
@@ -28,8 +30,9 @@ TEST_F(ToolchainTest, TakesTheFirstCompleteToolkit) {
   dir_.write("old/bin/tileiras", "");
   dir_.write("old/lib/libnvrtc.so.12", "");
   const fs::path first = toolkit("first", "lib64"), second = toolkit("second");
-  const std::vector<fs::path> roots = {"", dir_.path() / "absent", dir_.path() / "no_nvrtc", dir_.path() / "no_tileiras",
-                                       dir_.path() / "old", first, second};
+  const std::vector<fs::path> roots = {
+      "",    dir_.path() / "absent", dir_.path() / "no_nvrtc", dir_.path() / "no_tileiras", dir_.path() / "old", first,
+      second};
   const Toolchain found = Toolchain::find(roots, {}, "");
   EXPECT_EQ(found.cuda_root, first);
   // What the sentence about a missing compiler may name: all that was looked at and nothing empty.
@@ -55,12 +58,13 @@ TEST_F(ToolchainTest, ARootThatCannotBeLookedAtIsPassedOver) {
 TEST_F(ToolchainTest, TakesTheFirstCompilerOnThePath) {
   const fs::path plain = dir_.write("a/g++", "not a program");  // not executable
   const fs::path gxx = program("b/g++"), later = program("c/g++"), clang = program("c/clang++");
-  const std::string path = (dir_.path() / "a").string() + ":" + (dir_.path() / "b").string() + "::" + (dir_.path() / "c").string();
+  const std::string path =
+      (dir_.path() / "a").string() + ":" + (dir_.path() / "b").string() + "::" + (dir_.path() / "c").string();
   EXPECT_EQ(Toolchain::find({}, {"", "g++", "clang++"}, path).cxx, gxx);
   EXPECT_EQ(Toolchain::find({}, {"clang++", "g++"}, path).cxx, clang);
   EXPECT_EQ(Toolchain::find({}, {"icpx", "g++"}, path).cxx, gxx);
-  EXPECT_EQ(Toolchain::find({}, {later.string(), "g++"}, path).cxx, later);           // a path is not looked for on PATH
-  EXPECT_EQ(Toolchain::find({}, {plain.string(), "clang++"}, path).cxx, clang);       // and must be executable
+  EXPECT_EQ(Toolchain::find({}, {later.string(), "g++"}, path).cxx, later);      // a path is not looked for on PATH
+  EXPECT_EQ(Toolchain::find({}, {plain.string(), "clang++"}, path).cxx, clang);  // and must be executable
   EXPECT_EQ(Toolchain::find({}, {(dir_.path() / "x/g++").string()}, path).cxx, "");
 }
 

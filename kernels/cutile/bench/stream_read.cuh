@@ -8,21 +8,26 @@
 
 namespace hypermla {
 
-// data [rows, 1024], sums [blocks]. Block i reads the tiles i, i + blocks, ...
+// data [rows, 256] -> sums [blocks, 1]. Block i reads the tiles i, i + blocks, ...
 template <StreamReadProblem problem, StreamReadTiling tiling>
+[[using cutile: hint(0, occupancy = tiling.occupancy)]]
 __tile_global__ void stream_read(const float* __restrict__ data_ptr, float* __restrict__ sum_ptr, int rows) {
-  constexpr int kColumns = 1024;
-  using Sum = ct::tile<float, ct::shape<tiling.Br, kColumns>>;
+  constexpr int Br = tiling.Br, kColumns = 256;
+  constexpr auto dyn = ct::dynamic_extent;
+  const int block = ct::bid().x, blocks = ct::num_blocks().x;
   ct::partition_view data{
-      ct::tensor_span{ct::assume_aligned<16>(data_ptr), ct::extents<unsigned, ct::dynamic_extent, kColumns>{unsigned(rows)}},
-      ct::shape<tiling.Br, kColumns>{}};
+      ct::tensor_span{ct::assume_aligned<16>(data_ptr), ct::extents<unsigned, dyn, kColumns>{unsigned(rows)}},
+      ct::shape<Br, kColumns>{}};
   ct::partition_view sums{
-      ct::tensor_span{ct::assume_aligned<16>(sum_ptr), ct::extents<unsigned, ct::dynamic_extent, 1>{unsigned(ct::num_blocks().x)}},
+      ct::tensor_span{ct::assume_aligned<16>(sum_ptr), ct::extents<unsigned, dyn, 1>{unsigned(blocks)}},
       ct::shape<1, 1>{}};
-  auto total = ct::zeros<Sum>();  // (Br, 1024)
-  for (int i = int(ct::bid().x); i < rows / tiling.Br; i += int(ct::num_blocks().x)) total = total + data.load(i, 0);
-  auto rows_sum = ct::sum(total, ct::integral_constant<1>{});  // (Br, 1)
-  sums.store(ct::sum(rows_sum, ct::integral_constant<0>{}), int(ct::bid().x), 0);  // (1, 1)
+
+  const int tiles = rows / Br;
+  const int steps = block < tiles ? (tiles - block + blocks - 1) / blocks : 0;
+  auto total = ct::zeros<ct::tile<float, ct::shape<Br, kColumns>>>();               // (Br, 256)
+  for (auto step : ct::irange(0, steps)) total = total + data.load(block + step * blocks, 0);
+  auto of_rows = ct::sum(total, ct::integral_constant<1>{});                        // (Br, 1)
+  sums.store(ct::sum(of_rows, ct::integral_constant<0>{}), block, 0);               // (1, 1)
 }
 
 }  // namespace hypermla

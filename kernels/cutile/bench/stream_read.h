@@ -6,20 +6,22 @@
 namespace hypermla {
 
 struct StreamReadProblem {
-  int rows = 1 << 20;  // of 1024 floats
+  int rows = 1 << 22;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("rows", self.rows, "rows of 1024 floats");
+    field("rows", self.rows, "rows of 256 floats");
   }
 };
 
 struct StreamReadTiling {
-  int Br = 8;
+  int Br = 16;
+  int occupancy = 2;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("Br", self.Br, "rows per step; they must divide the rows");
+    field("occupancy", self.occupancy, "blocks that should fit on one multiprocessor");
   }
 };
 

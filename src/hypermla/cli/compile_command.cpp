@@ -18,19 +18,6 @@ struct Job {
   std::shared_future<CacheEntry> entry;
 };
 
-// The kernels of one plan as it stands: default tilings, or all candidates as well.
-void add_sources(KernelPlan& plan, bool candidates, std::vector<KernelSource>& sources, std::set<std::string>& seen) {
-  auto add = [&](KernelSource source) {
-    if (seen.insert(source.instance).second) sources.push_back(std::move(source));
-  };
-  const std::unique_ptr<Executable> executable = plan_empty(plan);
-  for (CtKernel* kernel : executable->kernels()) {
-    add(kernel->source(kernel->tiling()));
-    if (!candidates) continue;
-    for (const Json& tiling : kernel->candidates()) add(kernel->source(tiling));
-  }
-}
-
 }  // namespace
 
 int compile_command(const Words& words) {
@@ -69,25 +56,30 @@ int compile_command(const Words& words) {
   for (std::string& arch : archs) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
     std::vector<KernelSource> sources;
-    std::set<std::string> seen;
     if (one) {
       one->target = target;
       one->use_default_tiling();
       one->validate();
-      add_sources(*one, candidates, sources, seen);
+      sources = kernel_sources(*one, candidates);
     } else {
       sources.push_back(stream_read_source());  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
         std::unique_ptr<KernelPlan> plan = entry.make();
         plan->target = target;
-        for (const Json& problem : cases ? correctness_cases(*plan) : representative_problems(*plan)) {
+        if (cases) {
+          for (KernelSource& source : verification_sources(*plan)) sources.push_back(std::move(source));
+          continue;
+        }
+        for (const Json& problem : representative_problems(*plan)) {
           set_problem(*plan, problem);
-          add_sources(*plan, candidates || cases, sources, seen);
+          for (KernelSource& source : kernel_sources(*plan, candidates)) sources.push_back(std::move(source));
         }
       }
     }
+    std::set<std::string> seen;
     for (const KernelSource& source : sources)
-      jobs.push_back({source, target.arch, compiler.compile_ahead(source, target.arch)});
+      if (seen.insert(source.instance).second)
+        jobs.push_back({source, target.arch, compiler.compile_ahead(source, target.arch)});
   }
   int failed = 0, spilled = 0;
   for (Job& job : jobs) {

@@ -1,6 +1,7 @@
 #include "hypermla/compile/compiler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <sstream>
 
@@ -33,7 +34,9 @@ void collect_closure(const fs::path& file, const std::vector<fs::path>& paths, s
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const std::size_t hash = line.find_first_not_of(" \t");
-    if (hash == std::string::npos || line.compare(hash, 8, "#include") != 0) continue;
+    if (hash == std::string::npos || line[hash] != '#') continue;
+    const std::size_t word = line.find_first_not_of(" \t", hash + 1);
+    if (word == std::string::npos || line.compare(word, 7, "include") != 0) continue;
     const std::size_t open = line.find_first_of("\"<", hash);
     const std::size_t close = open == std::string::npos ? open : line.find_first_of("\">", open + 1);
     if (close == std::string::npos) continue;
@@ -151,14 +154,20 @@ CacheEntry Compiler::compile(const KernelSource& source, const std::string& arch
 std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& source, const std::string& arch) {
   const std::string entry_key = key(source, arch);
   std::lock_guard lock(mutex_);
-  if (auto found = pending_.find(entry_key); found != pending_.end()) return found->second;
+  // What is done is asked of the cache again: a failure may have been a full disk, and an entry may have been deleted.
+  if (auto found = pending_.find(entry_key); found != pending_.end()) {
+    if (found->second.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return found->second;
+    pending_.erase(found);
+  }
   std::packaged_task<CacheEntry()> task([this, source, arch, entry_key]() -> CacheEntry {
     if (auto entry = cache_.find(entry_key)) return *entry;
     if (config_.worker.empty()) return compile_here(source, arch);
     const ProcessResult result =
         run_process({config_.worker.string(), "compile-job"}, {.input = to_json(source, arch, config_).dump()});
     if (result.status != 0) {
-      const std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);
+      constexpr std::string_view kPrefix = "hypermla: ";  // of a program's message; the caller adds its own
+      std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);
+      if (said.rfind(kPrefix, 0) == 0) said.erase(0, kPrefix.size());
       fail("{}", said.empty() ? fmt::format("the compiler process for {} died (status {})", source.name, result.status)
                               : said);
     }

@@ -1,6 +1,7 @@
 #include "hypermla/plan/cases.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 namespace hypermla {
@@ -41,6 +42,32 @@ std::vector<Json> representative_problems(KernelPlan& plan) {
   for (int s : {1, 16, 32, 64, 128})
     add_unique(problems, known_fields(plan, {{"b", 32}, {"s", s}, {"t", 4096}, {"h", 128}}));
   return problems;
+}
+
+bool tries_all_tilings(const Json& correctness_case) {
+  return correctness_case.value("s", 1) % 16 != 0 && correctness_case.value("dtype", "") == "bfloat16";
+}
+
+std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates) {
+  std::vector<KernelSource> sources;
+  const std::unique_ptr<Executable> executable = plan_empty(plan);
+  for (CtKernel* kernel : executable->kernels()) {
+    sources.push_back(kernel->source(kernel->tiling()));
+    if (!candidates) continue;
+    for (const Json& tiling : kernel->candidates()) sources.push_back(kernel->source(tiling));
+  }
+  return sources;
+}
+
+std::vector<KernelSource> verification_sources(KernelPlan& plan) {
+  std::vector<KernelSource> sources;
+  std::set<std::string> seen;
+  for (const Json& one : correctness_cases(plan)) {
+    set_problem(plan, one);
+    for (KernelSource& source : kernel_sources(plan, tries_all_tilings(one)))
+      if (seen.insert(source.instance).second) sources.push_back(std::move(source));
+  }
+  return sources;
 }
 
 }  // namespace hypermla

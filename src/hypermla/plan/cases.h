@@ -13,4 +13,12 @@ std::vector<Json> correctness_cases(KernelPlan& plan);
 // The problems that deployments see, for ahead-of-time compilation: s = 1, 16, 32, 64, 128 at b = 32, t = 4096.
 std::vector<Json> representative_problems(KernelPlan& plan);
 
+// Whether `hypermla verify` runs a case with every candidate tiling, not only with the default: the ragged ones in bfloat16.
+bool tries_all_tilings(const Json& correctness_case);
+
+// The kernels of a plan as it stands: with the present tilings, or with every candidate as well.
+std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates);
+// The kernels of all correctness cases, each once.
+std::vector<KernelSource> verification_sources(KernelPlan& plan);
+
 }  // namespace hypermla

@@ -64,6 +64,7 @@ Json describe_stage(CtKernel& kernel, const DeviceSpec& spec, DType dtype) {
   stage["name"] = kernel.name();
   stage["tiling"] = kernel.tiling();
   stage["grid"] = {grid.x, grid.y, grid.z};
+  stage["artifact"] = kernel.entry().dir.filename().string();  // name, target and hash of source and tiling
   for (const char* key : {"compiler", "registers", "frame_bytes", "shared_bytes"})
     if (kernel.entry().report.contains(key)) stage[key] = kernel.entry().report[key];
   stage["flops"] = kernel.cost().flops;

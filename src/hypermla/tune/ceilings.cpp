@@ -84,9 +84,9 @@ double best_rate(double amount, const Timing& timing) {
 double read_gbps(const std::shared_ptr<Device>& shared, Compiler& compiler) {
   Device& device = *shared;
   const std::int64_t bytes = device.is_gpu() ? std::int64_t{4} << 30 : std::int64_t{512} << 20;
-  const int rows = int(bytes / 4096);
-  const unsigned blocks = unsigned(device.info().processors) * (device.is_gpu() ? 8 : 4);
-  ProbeTensors plan({{"data", Role::input, DType::float32, {rows, 1024}}, {"sum", Role::output, DType::float32, {blocks}}});
+  const int rows = int(bytes / 1024);
+  const unsigned blocks = unsigned(device.info().processors) * 2;
+  ProbeTensors plan({{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}});
   AllocatedTensors tensors(plan, shared, 1);
   CtKernelSpec<StreamReadProblem, StreamReadTiling> spec = stream_read_spec();
   spec.grid = [=](const StreamReadTiling&) { return Grid{blocks, 1, 1}; };

@@ -6,12 +6,15 @@
 #include <cmath>
 #include <thread>
 
+#include "hypermla/base/error.h"
+
 namespace hypermla {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 double quantile(std::vector<double> values, double q) {
+  if (values.empty()) fail("nothing was measured: ask for at least one repetition");
   std::sort(values.begin(), values.end());
   const double at = q * double(values.size() - 1);
   const std::size_t below = std::size_t(at);

@@ -12,6 +12,8 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
     validate_decompressed(problem);
     require_power_of_two("Bm", tiling.Bm, 16, 256);
     require_power_of_two("Bn", tiling.Bn, 16, 256);
+    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
+    require_positive("occupancy", tiling.occupancy);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 

@@ -16,6 +16,8 @@ class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
     require_power_of_two("Bn", tiling.Bn, 16, 256);
     require_power_of_two("Bv", tiling.Bv, 16, problem.k);
     require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
+    require_positive("occupancy", tiling.occupancy);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 

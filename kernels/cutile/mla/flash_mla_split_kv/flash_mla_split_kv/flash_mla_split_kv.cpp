@@ -19,6 +19,12 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
     require_power_of_two("Bn", tiling.Bn, 16, 256);
     require_power_of_two("Bv", tiling.Bv, 16, problem.k);
     require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
+    require_positive("occupancy", tiling.occupancy);
+    require_power_of_two("reduce_Bm", reduce_tiling.Bm, 1, 256);
+    require_power_of_two("reduce_Bv", reduce_tiling.Bv, 16, problem.k);
+    require_power_of_two("reduce_num_warps", reduce_tiling.num_warps, 1, 32);
+    require_positive("reduce_occupancy", reduce_tiling.occupancy);
     if (tiling.splits < 1 || tiling.splits > kMaxSplits)
       fail("--splits={} is not supported: it must be from 1 to {}", tiling.splits, kMaxSplits);
   }

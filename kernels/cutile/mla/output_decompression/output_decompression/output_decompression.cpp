@@ -22,6 +22,8 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
     require_power_of_two("Bs", tiling.Bs, 1, 256);
     require_power_of_two("Bd", tiling.Bd, 16, problem.d);
     require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
+    require_positive("occupancy", tiling.occupancy);
     if (tiling.Bb * tiling.Bs < 16)
       fail("--Bb={} --Bs={} is not supported: a block needs at least 16 rows", tiling.Bb, tiling.Bs);
   }
