@@ -5,8 +5,6 @@
 
 packages=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev)
 test_packages=(libgtest-dev python3-dev)
-python=/usr/bin/python3
-[[ -x $python ]] || python=$(command -v python3 || true)
 venv=$root/.venv
 
 note() { echo "hypermla: $*" >&2; }
@@ -28,6 +26,12 @@ unlock() { exec 9>&-; }
 
 can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
 
+# The system's own: one of another place may lack its headers.
+find_python() {
+  python=/usr/bin/python3
+  [[ -x $python ]] || python=$(command -v python3 || true)
+}
+
 has_header() { echo "#include <$1>" | "${CXX:-g++}" -E -x c++ -std=c++20 - >/dev/null 2>&1; }
 
 # Whether what a Debian package would bring is there, from wherever it came.
@@ -47,6 +51,7 @@ has_package() {
 
 install_packages() {
   local missing=() name log=$root/build/apt.log
+  find_python
   for name in "$@"; do has_package "$name" || missing+=("$name"); done
   ((${#missing[@]})) || return 0
   local line="apt-get install -y ${missing[*]}"
@@ -59,6 +64,7 @@ install_packages() {
   # The lists of a fresh machine are empty or old; those of any other need no update.
   "${get[@]}" >"$log" 2>&1 9>&- || { apt-get update >"$log" 2>&1 9>&- && "${get[@]}" >>"$log" 2>&1 9>&-; } ||
     { show_log "$log"; die "apt-get failed; run \`apt-get update && $line\` where there is a network, then run this again"; }
+  find_python
 }
 
 # The compilers of kernels for GPUs: wheels pinned in requirements.txt, in an environment of this checkout.

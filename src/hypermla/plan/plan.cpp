@@ -7,7 +7,12 @@ Target Target::of_arch(const std::string& arch) {
                                                          {"sm_90", 132},  {"sm_100", 148}, {"sm_103", 148},
                                                          {"sm_120", 170}, {"sm_121", 48}};
   const auto found = kProcessors.find(arch);
-  return {arch, found == kProcessors.end() ? 108 : found->second};
+  if (found == kProcessors.end()) {
+    std::vector<std::string> known = {"cpu"};
+    for (const auto& [name, processors] : kProcessors) known.push_back(name);
+    fail("unknown target '{}'; choose one of {}", arch, fmt::join(known, ", "));
+  }
+  return {arch, found->second};
 }
 
 Tensors empty_tensors(const KernelPlan& plan) {

@@ -1,6 +1,7 @@
 #include "hypermla/plan/registry.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 namespace hypermla {
@@ -13,7 +14,21 @@ std::string underscored(std::string name) {
   return name;
 }
 
+// The directory of a kernel below the kernel root, part by part: language, layer, design, version.
+std::array<std::string, 4> directory_parts(const std::string& source_file) {
+  std::vector<std::string> parts;
+  for (const auto& part : std::filesystem::path(source_file).parent_path()) parts.push_back(part.string());
+  const std::size_t size = parts.size();
+  if (size < 5 || parts[size - 5] != "kernels")
+    fail("{} does not lie in kernels/<language>/<layer>/<design>/<version>/", source_file);
+  return {parts[size - 4], parts[size - 3], parts[size - 2], parts[size - 1]};
+}
+
 }  // namespace
+
+std::string beside(const std::string& source_file, const std::string& name) {
+  return fmt::format("{}/{}", fmt::join(directory_parts(source_file), "/"), name);
+}
 
 Registry& Registry::instance() {
   static Registry registry;
@@ -22,13 +37,9 @@ Registry& Registry::instance() {
 
 void Registry::add(const std::string& source_file, std::string summary,
                    std::function<std::unique_ptr<KernelPlan>()> make) {
-  std::vector<std::string> parts;
-  for (const auto& part : std::filesystem::path(source_file).parent_path()) parts.push_back(part.string());
-  const std::size_t size = parts.size();
-  if (size < 5 || parts[size - 5] != "kernels")
-    fail("{} does not lie in kernels/<language>/<layer>/<design>/<version>/", source_file);
-  KernelEntry entry{parts[size - 4], parts[size - 3], parts[size - 2], "v0", "", std::move(summary), std::move(make)};
-  const std::string& directory = parts[size - 1];
+  const auto [language, layer, design, directory] = directory_parts(source_file);
+  KernelEntry entry{language, layer, design, "v0", beside(source_file, ""), std::move(summary), std::move(make)};
+  entry.directory.pop_back();  // the slash
   if (directory != entry.design) {
     const std::string suffix = directory.substr(std::min(directory.size(), entry.design.size()));
     if (directory.rfind(entry.design + "_v", 0) != 0 || suffix.size() < 3 ||
@@ -36,7 +47,6 @@ void Registry::add(const std::string& source_file, std::string summary,
       fail("kernel directory {} must be named {} or {}_v<N>, N = 1, 2, ...", directory, entry.design, entry.design);
     entry.version = suffix.substr(1);
   }
-  entry.directory = entry.language + "/" + entry.layer + "/" + entry.design + "/" + directory;
   entries_.push_back(std::move(entry));
 }
 

@@ -43,6 +43,10 @@ class Registry {
   std::vector<KernelEntry> entries_;
 };
 
+// "kernels/.../x.cpp", "y.cuh" -> the path of y.cuh below the kernel root, for KernelSource::header: a plan names the kernel
+// that lies beside it by beside(__FILE__, "y.cuh").
+std::string beside(const std::string& source_file, const std::string& name);
+
 #define HYPERMLA_REGISTER(Plan, summary)                                                                               \
   namespace {                                                                                                          \
   [[maybe_unused]] const bool registered =                                                                             \

@@ -27,7 +27,7 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
     const FlashAttentionProblem at = problem;
     CtKernelSpec<FlashAttentionProblem, FlashAttentionTiling> spec;
     spec.name = "flash_attention";
-    spec.header = "cutile/mla/flash_attention/flash_attention/flash_attention.cuh";
+    spec.header = beside(__FILE__, "flash_attention.cuh");
     spec.problem = {.b = 0, .s = 0, .t = 0, .h = 0, .d = at.d, .p = at.p, .dtype = at.dtype, .causal = at.causal};
     spec.tiling = tiling;
     spec.candidates = candidates();

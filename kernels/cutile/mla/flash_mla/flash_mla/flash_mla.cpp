@@ -31,7 +31,7 @@ class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
     const FlashMlaProblem at = problem;
     CtKernelSpec<FlashMlaProblem, FlashMlaTiling> spec;
     spec.name = "flash_mla";
-    spec.header = "cutile/mla/flash_mla/flash_mla/flash_mla.cuh";
+    spec.header = beside(__FILE__, "flash_mla.cuh");
     spec.problem = {
         .b = 0, .s = 0, .t = 0, .h = 0, .d = 0, .p = at.p, .k = at.k, .dtype = at.dtype, .causal = at.causal};
     spec.tiling = tiling;

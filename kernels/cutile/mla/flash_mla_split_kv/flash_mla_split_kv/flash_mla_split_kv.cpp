@@ -72,7 +72,7 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
     const FlashMlaSplitKvProblem at = problem;
     CtKernelSpec<FlashMlaSplitKvProblem, FlashMlaSplitKvTiling> spec;
     spec.name = "flash_mla_split_kv";
-    spec.header = "cutile/mla/flash_mla_split_kv/flash_mla_split_kv/flash_mla_split_kv.cuh";
+    spec.header = beside(__FILE__, "flash_mla_split_kv.cuh");
     spec.problem = at_compile_time(at);
     spec.tiling = tiling;
     spec.candidates = candidates();
@@ -102,7 +102,7 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
     const FlashMlaSplitKvProblem at = problem;
     CtKernelSpec<FlashMlaSplitKvProblem, FlashMlaSplitKvReduceTiling> spec;
     spec.name = "flash_mla_split_kv_reduce";
-    spec.header = "cutile/mla/flash_mla_split_kv/flash_mla_split_kv/flash_mla_split_kv_reduce.cuh";
+    spec.header = beside(__FILE__, "flash_mla_split_kv_reduce.cuh");
     spec.problem = at_compile_time(at);
     spec.tiling = reduce_tiling;
     spec.candidates = reduce_candidates();

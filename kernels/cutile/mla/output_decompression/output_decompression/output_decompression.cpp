@@ -53,7 +53,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
     const OutputDecompressionProblem at = problem;
     CtKernelSpec<OutputDecompressionProblem, OutputDecompressionTiling> spec;
     spec.name = "output_decompression";
-    spec.header = "cutile/mla/output_decompression/output_decompression/output_decompression.cuh";
+    spec.header = beside(__FILE__, "output_decompression.cuh");
     spec.problem = {.b = 0, .s = 0, .h = 0, .d = at.d, .k = at.k, .dtype = at.dtype};
     spec.tiling = tiling;
     spec.candidates = candidates();
