@@ -15,6 +15,7 @@ Commands:
   predict    roofline time of a kernel on every known device, without running it
   compile    compile kernels ahead of time, for any GPU, without one
   verify     run the correctness cases on this device and record the result
+  compare    two profiles: is the second SAME, FASTER or SLOWER, and what changed
   device     what was found: devices, driver, toolchain; --measure adds this machine
 
 Options:
@@ -71,7 +72,7 @@ class Help(CommandCase):
                 for field, _, words in fields(header, "Tiling"):
                     self.assertRegex(tiling, rf"--{field} \w+ +{re.escape(words)} \(default ")
                 for flag in ("device", "check", "seed", "no_autotune", "retune", "tune_max_iters", "prof_type", "bench_runs",
-                             "out_dir"):
+                             "label", "out_dir"):
                     self.assertIn(f"--{flag}", rest)
 
 
@@ -122,10 +123,10 @@ class Refusals(CommandCase):
             self.skipTest("this machine has a GPU")
         self.assertIn("--device=cpu", self.refuse("kernel", "flash_attention", "--device=cuda"))
 
-    def test_profilers_that_are_not_there_yet(self):
-        for mode in ("annotation", "ncu", "nsys"):
-            self.check(f"--prof_type={mode} is not available yet; use --prof_type=event or --prof_type=disabled",
-                       "kernel", "flash_attention", f"--prof_type={mode}")
+    def test_profilers_of_gpus_on_a_cpu(self):
+        for mode in ("ncu", "nsys"):
+            self.check(f"--prof_type={mode} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation "
+                       "or --prof_type=event", "kernel", "flash_attention", "--device=cpu", f"--prof_type={mode}")
 
 
 class Spellings(CommandCase):

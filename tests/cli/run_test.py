@@ -37,16 +37,23 @@ class Check(CommandCase):
 
 
 class Profile(CommandCase):
-    def test_event_profile_writes_its_files(self):
-        out = self.directory / "profile"
+    def test_each_mode_writes_its_files(self):
+        for mode in ("annotation", "event"):
+            with self.subTest(mode):
+                self.check_files(mode)
+
+    def check_files(self, mode):
+        out = self.directory / mode
         done = self.succeed("kernel", "flash_mla_split_kv", "--b=1", "--s=1", "--t=256", "--h=2", "--device=cpu",
-                            "--tune_max_iters=1", "--bench_runs=3", f"--out_dir={out}")
+                            "--tune_max_iters=1", "--bench_runs=3", f"--out_dir={out}", f"--prof_type={mode}", "--label=mine")
         self.assertIn(f"report    {out}/report.md\n", done.out)
         profile = json.loads((out / "profile.json").read_text())
         params = json.loads((out / "params.json").read_text())
         self.assertEqual((params["b"], params["s"], params["t"], params["h"]), (1, 1, 256, 2))
         self.assertEqual(params, profile["problem"])
         self.assertEqual(profile["kernel"], "cutile.mla.flash_mla_split_kv")
+        self.assertEqual((profile["mode"], profile["label"]), (mode, "mine"))
+        self.assertIn("class", profile["classification"])
         stages = [stage["name"] for stage in profile["stages"]]
         self.assertEqual(stages, ["flash_mla_split_kv", "flash_mla_split_kv_reduce"])
         for stage in profile["stages"]:
@@ -63,10 +70,43 @@ class Profile(CommandCase):
         report = (out / "report.md").read_text()
         self.assertIn("# Profile: cutile.mla.flash_mla_split_kv (v0)", report)
         self.assertIn("b=1, s=1, t=256, h=2", report)
+        self.assertIn("## Bottleneck", report)
+        if mode == "annotation":
+            for name in ("nsight_raw_metrics.csv", "nsight_formatted_metrics.csv", "roofline_metrics.csv"):
+                self.assertTrue((out / name).read_text().startswith("stage,"), name)
+            roofline = (out / "roofline_metrics.csv").read_text().splitlines()
+            self.assertEqual([row.split(",")[0] for row in roofline[1:]], stages)
+            # Either the counters of the CPU, or a sentence that says why there are none.
+            counted = [stage for stage in profile["stages"] if "metrics" in stage]
+            self.assertEqual(profile["counters"]["source"], "perf_event_open" if counted else "none")
+            self.assertTrue(counted or profile["counters"]["attempts"])
+
+    def test_compare(self):
+        runs = [self.directory / name for name in ("a", "b")]
+        for directory in runs:
+            self.succeed(*KERNEL, "--no_autotune", "--bench_runs=2", "--prof_type=event", f"--out_dir={directory}")
+        self.assertTrue(self.succeed("compare", runs[0], runs[0]).out.startswith("SAME: cold "))
+        profile = json.loads((runs[0] / "profile.json").read_text())
+        for factor, verdict, status in ((0.5, "FASTER", 0), (2, "SLOWER", 1)):
+            for timing in profile["timing"].values():
+                timing.update({"low_us": 99 * factor, "median_us": 100 * factor, "high_us": 101 * factor})
+            (runs[1] / "profile.json").write_text(json.dumps(profile))
+            reference = json.loads(json.dumps(profile))
+            for timing in reference["timing"].values():
+                timing.update({"low_us": 99, "median_us": 100, "high_us": 101})
+            (runs[0] / "profile.json").write_text(json.dumps(reference))
+            done = run("compare", runs[0], runs[1])
+            self.assertEqual((done.status, done.out.split(":")[0]), (status, verdict), done)
+        self.assertEqual(json.loads(run("compare", "--json", runs[0], runs[1]).out)["verdict"], "SLOWER")
+        for timing in profile["timing"].values():
+            timing.update({"low_us": 90, "median_us": 105, "high_us": 120})
+        (runs[1] / "profile.json").write_text(json.dumps(profile))
+        self.assertEqual(run("compare", runs[0], runs[1]).status, 3)
+        self.assertIn("is not a profile", self.refuse("compare", runs[0] / "params.json", runs[1]))
 
     def test_without_out_dir_a_new_directory_below_out(self):
         self.succeed(*KERNEL, "--no_autotune", "--bench_runs=1")
-        made = list(self.directory.glob("out/profiles/event/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
+        made = list(self.directory.glob("out/profiles/annotation/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
         self.assertEqual(len(made), 1)
 
     def test_disabled_writes_nothing(self):

@@ -47,7 +47,7 @@ Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (
 | flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 |
 | reduce | [128,1,1] | Bm=4 | - | - | - | - |
 
-Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the board was kept busy. Graph replays, events; clocks as found.
+Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the board was kept busy. Graph replays, events. Clocks as found.
 )md");
 }
 
@@ -90,24 +90,25 @@ TEST(EventProfile, WritesWhatItMeasured) {
   const auto executable = plan_empty(*plan);
   executable->prepare(compiler, device);
   const AutotuneResult untuned;
-  const ProfileResult result = event_profile({.kernel = entry,
+  const ProfileResult result = profile({.kernel = entry,
                                               .plan = *plan,
                                               .executable = *executable,
                                               .device = device,
                                               .spec = spec,
                                               .tuning = untuned,
                                               .out_dir = dir.path() / "out",
-                                              .bench_runs = 3});
+                                              .bench_runs = 3},
+                                             ProfileMode::event);
 
-  const Json& profile = result.json();
-  EXPECT_EQ(profile["kernel"], "cutile.mla.flash_mla_split_kv");
-  EXPECT_EQ(profile["problem"], to_json(plan->problem_fields()));
-  EXPECT_EQ(profile["device"]["name"], "Fake 1");
+  const Json& json = result.json();
+  EXPECT_EQ(json["kernel"], "cutile.mla.flash_mla_split_kv");
+  EXPECT_EQ(json["problem"], to_json(plan->problem_fields()));
+  EXPECT_EQ(json["device"]["name"], "Fake 1");
   const Cost cost = executable->cost();
   const double predicted = executable->predict(spec, plan->dtype()).seconds;
-  EXPECT_FALSE(profile["timing"].contains("sustained"));  // of GPUs only
+  EXPECT_FALSE(json["timing"].contains("sustained"));  // of GPUs only
   for (const char* flavour : {"cold", "burst"}) {
-    const Json& timing = profile["timing"][flavour];
+    const Json& timing = json["timing"][flavour];
     EXPECT_NEAR(timing["median_us"].get<double>(), 2000, 1e-3) << flavour;
     EXPECT_EQ(timing["repetitions"], 3);
     EXPECT_NEAR(timing["tflops"].get<double>(), cost.flops / 2e-3 * 1e-12, 1e-9);
@@ -115,9 +116,9 @@ TEST(EventProfile, WritesWhatItMeasured) {
     EXPECT_NEAR(timing["roofline_fraction"].get<double>(), predicted / 2e-3, 1e-9);
   }
   EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
-  ASSERT_EQ(profile["stages"].size(), 2u);
+  ASSERT_EQ(json["stages"].size(), 2u);
   for (int i = 0; i < 2; ++i) {
-    const Json& stage = profile["stages"][i];
+    const Json& stage = json["stages"][i];
     const CtKernel& kernel = *executable->kernels()[i];
     EXPECT_EQ(stage["name"], kernel.name());
     EXPECT_EQ(stage["tiling"], kernel.tiling());
@@ -128,9 +129,9 @@ TEST(EventProfile, WritesWhatItMeasured) {
               read_file(kernel.entry().path("kernel.cu")));
   }
   EXPECT_EQ(result.directory(), dir.path() / "out");
-  EXPECT_EQ(Json::parse(read_file(result.directory() / "profile.json")), profile);
-  EXPECT_EQ(Json::parse(read_file(result.directory() / "params.json")), profile["problem"]);
-  EXPECT_EQ(read_file(result.directory() / "report.md"), render_report(profile));
+  EXPECT_EQ(Json::parse(read_file(result.directory() / "profile.json")), json);
+  EXPECT_EQ(Json::parse(read_file(result.directory() / "params.json")), json["problem"]);
+  EXPECT_EQ(read_file(result.directory() / "report.md"), render_report(json));
 }
 
 TEST(Report, TheTotalIsTheColdMedian) {

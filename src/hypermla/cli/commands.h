@@ -13,6 +13,7 @@ int kernel_command(const Words& words);
 int predict_command(const Words& words);
 int compile_command(const Words& words);
 int verify_command(const Words& words);
+int compare_command(const Words& words);  // 3: cannot be told
 int device_command(const Words& words);
 int compile_job_command(const Words& words);  // a worker's life: one job from standard input
 int list_command();

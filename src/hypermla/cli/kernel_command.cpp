@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <random>
 
 #include "hypermla/base/error.h"
@@ -11,6 +13,7 @@
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/profile/profile.h"
+#include "hypermla/profile/tools.h"
 
 namespace hypermla {
 namespace {
@@ -20,8 +23,9 @@ struct Flags {
   bool no_autotune = false;
   bool retune = false;
   int tune_max_iters = 0;
-  std::string prof_type = "event";
+  std::string prof_type = "annotation";
   std::string out_dir;
+  std::string label;
   bool check = false;
   int bench_runs = 20;
   std::uint64_t seed = 0;
@@ -36,19 +40,53 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
       ->check(CLI::Range(0, 1'000'000).description(""))
       ->group("Tune");
-  app.add_option("--prof_type", flags.prof_type, "annotation, event, ncu, nsys or disabled (default event)")
+  app.add_option("--prof_type", flags.prof_type, "annotation (default), event, ncu, nsys or disabled")
       ->group("Profile");
   app.add_option("--bench_runs", flags.bench_runs, "repetitions of a measurement (default 20)")
       ->check(CLI::Range(1, 1'000'000).description(""))
       ->group("Profile");
+  app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
   app.add_option("--out_dir", flags.out_dir, "where the profile goes (default out/profiles/<mode>/<kernel>/...)")
       ->group("Profile");
 }
 
-void require_event_or_none(const std::string& prof_type) {
-  const ProfileMode mode = profile_mode_from_name(prof_type);
-  if (mode != ProfileMode::event && mode != ProfileMode::disabled)
-    fail("--prof_type={} is not available yet; use --prof_type=event or --prof_type=disabled", prof_type);
+// Before anything is compiled or tuned: the tools of a GPU say nothing about a CPU.
+void require_gpu_for(ProfileMode mode, const Device& device) {
+  if ((mode == ProfileMode::ncu || mode == ProfileMode::nsys) && !device.is_gpu())
+    fail("--prof_type={} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation or "
+         "--prof_type=event",
+         profile_mode_name(mode));
+}
+
+// What profilers that watch a process start: this program with the same words, running the kernel once.
+std::vector<std::string> relaunch_command(const Words& words) {
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string(), "kernel"};
+  bool skip = false;
+  for (const std::string& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    const bool takes_value =
+        name == "--prof_type" || name == "--out_dir" || name == "--label" || name == "--bench_runs";
+    if (!skip && !takes_value && name != "--check" && name != "--retune") command.push_back(word);
+    skip = !skip && takes_value && name == word;
+  }
+  command.push_back("--prof_type=disabled");
+  return command;
+}
+
+ProfileTools profile_tools(const Session& session, const Words& words) {
+  const Environment& environment = session.environment;
+  std::vector<std::filesystem::path> toolkits = {environment.toolchain.cuda_root};
+  std::error_code absent;
+  for (const auto& entry : std::filesystem::directory_iterator(environment.root / ".venv/lib", absent))
+    toolkits.push_back(entry.path() / "site-packages/nvidia/cu13");
+  toolkits.push_back("/usr/local/cuda");
+  const char* path = std::getenv("PATH");
+  ProfileTools tools = find_profile_tools(toolkits, path ? path : "");
+  tools.rules = environment.root / "conf/profile_rules.json";
+  tools.relaunch = relaunch_command(words);
+  tools.kernel_root = environment.kernel_root();
+  tools.clock_lock = environment.cache / "locked-clocks.json";
+  return tools;
 }
 
 // In floating point, which no size overflows. Memory that is promised but not there would end the process later.
@@ -115,6 +153,14 @@ void print_profile(const ProfileResult& result) {
                100 * timing.at("roofline_fraction").get<double>());
   if (profile.contains("host_us_per_run"))
     fmt::print("run()     {:>10.1f} us of host time\n", profile["host_us_per_run"].get<double>());
+  if (profile.contains("classification"))
+    fmt::print("bound     {} (confidence {}): {}\n", profile["classification"]["class"].get<std::string>(),
+               profile["classification"]["confidence"].get<std::string>(),
+               profile["classification"]["why"].get<std::string>());
+  for (const Json& next : profile.value("opportunities", Json::array()))
+    fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next["name"].get<std::string>(),
+               next["gain_percent"].get<double>(), next["trigger"].get<std::string>(), next["id"].get<std::string>());
+  if (!result.complete()) fmt::print("missing   {}\n", result.missing());
   fmt::print("report    {}\n", (result.directory() / "report.md").string());
 }
 
@@ -144,8 +190,9 @@ int kernel_command(const Words& words) {
     add_flags(app, flags);
     if (!parse(app, rest)) return 0;
     if (pass == 1) break;
-    require_event_or_none(flags.prof_type);
+    const ProfileMode mode = profile_mode_from_name(flags.prof_type);
     session_owner = std::make_unique<Session>(flags.device);
+    require_gpu_for(mode, *session_owner->device);
     plan->target = Target::of(session_owner->device->info());
     plan->use_default_tiling();
   }
@@ -171,19 +218,22 @@ int kernel_command(const Words& words) {
     fmt::print("check     {} (seed {})\n{}", result.passed ? "passed" : "FAILED", seed, to_text(result));
     passed = result.passed;
   }
-  if (mode == ProfileMode::event && passed)
-    print_profile(event_profile({.kernel = entry,
-                                 .plan = *plan,
-                                 .executable = *executable,
-                                 .device = *session.device,
-                                 .spec = session.spec,
-                                 .tuning = tuning,
-                                 .out_dir = flags.out_dir,
-                                 .bench_runs = flags.bench_runs}));
-  if (mode == ProfileMode::disabled && !flags.check) {
-    executable->run(session.device->stream());
-    session.device->synchronize();
+  if (mode != ProfileMode::disabled && passed) {
+    const ProfileResult result = profile({.kernel = entry,
+                                          .plan = *plan,
+                                          .executable = *executable,
+                                          .device = *session.device,
+                                          .spec = session.spec,
+                                          .tuning = tuning,
+                                          .out_dir = flags.out_dir,
+                                          .bench_runs = flags.bench_runs,
+                                          .label = flags.label,
+                                          .tools = profile_tools(session, words)},
+                                         mode);
+    print_profile(result);
+    if (!result.complete()) return 1;
   }
+  if (mode == ProfileMode::disabled && !flags.check) run_for_profilers(*executable, *session.device);
   return passed ? 0 : 1;
 }
 

@@ -1,0 +1,30 @@
+#include <cstdio>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/profile/compare.h"
+
+namespace hypermla {
+
+int compare_command(const Words& words) {
+  std::string a, b;
+  double noise = 1;
+  bool json = false;
+  CLI::App app(
+      "Is run B faster than run A? A run is a directory below out/profiles, or its profile.json.\n"
+      "Exit status: 0 for SAME and FASTER, 1 for SLOWER, 3 for UNCLEAR.\n",
+      "hypermla compare");
+  app.add_option("RUN_A", a, "the run to compare with")->required();
+  app.add_option("RUN_B", b, "the run to judge")->required();
+  app.add_option("--noise", noise, "percent by which medians may differ and still be the SAME (default 1)")
+      ->check(CLI::Range(0.0, 100.0).description(""));
+  app.add_flag("--json", json, "the comparison as JSON");
+  if (!parse(app, words)) return 0;
+  const Json comparison = compare_profiles(load_profile(a), load_profile(b), noise / 100);
+  fmt::print("{}", json ? comparison.dump(2) + "\n" : render_comparison(comparison));
+  const std::string verdict = comparison.at("verdict");
+  return verdict == "SLOWER" ? 1 : verdict == "UNCLEAR" ? 3 : 0;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,177 @@
+#include "hypermla/profile/activity.h"
+
+#include <cxxabi.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "hypermla/base/error.h"
+
+namespace hypermla {
+namespace {
+
+constexpr std::size_t kBufferBytes = 4 << 20;
+constexpr int kExternalKind = 3;  // CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0
+constexpr cupti::ActivityKind kKinds[] = {cupti::kKernel, cupti::kMemcpy,  cupti::kMemset,
+                                          cupti::kDriver, cupti::kRuntime, cupti::kExternal};
+
+std::string readable(const char* symbol) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
+  std::string name = status == 0 ? text : symbol;
+  std::free(text);
+  // "void hypermla::flash_attention<...>(...)": the arguments of the template say nothing in a timeline.
+  name = name.substr(0, name.find_first_of("<("));
+  if (const std::size_t space = name.rfind(' '); space != std::string::npos) name.erase(0, space + 1);
+  if (name.rfind("hypermla::", 0) == 0) name.erase(0, 10);
+  return name;
+}
+
+// CUPTI's callbacks carry no pointer of the caller's: one recording at a time.
+struct ActivityLog {
+  const cupti::Library* library = nullptr;
+  Timeline timeline;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> external;  // range and correlation
+  std::size_t unreadable = 0;
+};
+std::mutex recording_mutex;
+ActivityLog* recording = nullptr;
+
+template <class Record>
+Record read(const std::uint8_t* bytes) {
+  Record record;
+  std::memcpy(&record, bytes, sizeof record);
+  return record;
+}
+
+void add_record(ActivityLog& to, const std::uint8_t* bytes) {
+  std::uint32_t kind = 0;
+  std::memcpy(&kind, bytes, sizeof kind);
+  DeviceOperation operation;
+  auto place = [&](const auto& record) {
+    operation.start = record.start;
+    operation.end = record.end;
+    operation.device = record.device;
+    operation.context = record.context;
+    operation.stream = record.stream;
+    operation.correlation = record.correlation;
+  };
+  switch (kind) {
+    case cupti::kKernel: {
+      const auto record = read<cupti::KernelRecord>(bytes);
+      place(record);
+      operation.name = readable(record.name);
+      for (int i = 0; i < 3; ++i) {
+        operation.grid[i] = record.grid[i];
+        operation.block[i] = record.block[i];
+      }
+      operation.registers = record.registers;
+      operation.static_shared = record.static_shared;
+      operation.dynamic_shared = record.dynamic_shared;
+      break;
+    }
+    case cupti::kMemcpy: {
+      const auto record = read<cupti::MemcpyRecord>(bytes);
+      place(record);
+      operation.kind = DeviceOperation::Kind::copy;
+      operation.name = "[CUDA memcpy]";
+      operation.bytes = record.bytes;
+      break;
+    }
+    case cupti::kMemset: {
+      const auto record = read<cupti::MemsetRecord>(bytes);
+      place(record);
+      operation.kind = DeviceOperation::Kind::fill;
+      operation.name = "[CUDA memset]";
+      operation.bytes = record.bytes;
+      break;
+    }
+    case cupti::kDriver:
+    case cupti::kRuntime: {
+      const auto record = read<cupti::CallRecord>(bytes);
+      const char* name = nullptr;
+      to.library->callback_name(kind == cupti::kDriver ? 1 : 2, record.callback, &name);
+      to.timeline.calls.push_back(
+          {name ? name : "unknown call", record.start, record.end, record.process, record.thread, record.correlation});
+      return;
+    }
+    case cupti::kExternal: {
+      const auto record = read<cupti::ExternalRecord>(bytes);
+      to.external.emplace_back(record.external, record.correlation);
+      return;
+    }
+    default:
+      return;
+  }
+  if (operation.end > operation.start)
+    to.timeline.operations.push_back(operation);
+  else
+    ++to.unreadable;  // CUPTI ran out of device memory for time stamps
+}
+
+void buffer_requested(std::uint8_t** buffer, std::size_t* bytes, std::size_t* records) {
+  *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(8, kBufferBytes));
+  *bytes = *buffer ? kBufferBytes : 0;
+  *records = 0;  // as many as fit
+}
+
+void buffer_completed(CUctx_st*, std::uint32_t, std::uint8_t* buffer, std::size_t, std::size_t valid) {
+  {
+    std::lock_guard lock(recording_mutex);
+    std::uint8_t* record = nullptr;
+    while (recording && recording->library->activity_next(buffer, valid, &record) == 0) add_record(*recording, record);
+  }
+  std::free(buffer);
+}
+
+}  // namespace
+
+Timeline record_timeline(const cupti::Library& library, Device& device, const std::vector<NamedWork>& stages,
+                         int repetitions) {
+  ActivityLog result;
+  result.library = &library;
+  for (const NamedWork& stage : stages) stage.work(device.stream());  // code is loaded before the clock runs
+  device.synchronize();
+  {
+    std::lock_guard lock(recording_mutex);
+    if (recording) fail("a timeline is being recorded already; wait for it");
+    recording = &result;
+  }
+  struct Stop {
+    const cupti::Library& library;
+    ~Stop() {
+      for (auto kind : kKinds) library.activity_disable(kind);
+      library.activity_flush(1);
+      std::lock_guard lock(recording_mutex);
+      recording = nullptr;
+    }
+  };
+  {
+    const Stop stop{library};
+    HYPERMLA_CUPTI(library, activity_register, buffer_requested, buffer_completed);
+    for (auto kind : kKinds) HYPERMLA_CUPTI(library, activity_enable, kind);
+    const auto process = std::uint32_t(::getpid()), thread = std::uint32_t(::syscall(SYS_gettid));
+    for (int i = 0; i < repetitions; ++i)
+      for (const NamedWork& stage : stages) {
+        HostRange range{stage.name, 0, 0, process, thread, {}};
+        library.timestamp(&range.start);
+        library.activity_push_external(kExternalKind, result.timeline.ranges.size());
+        stage.work(device.stream());
+        library.activity_pop_external(kExternalKind, nullptr);
+        library.timestamp(&range.end);
+        result.timeline.ranges.push_back(range);
+      }
+    device.synchronize();
+  }
+  for (const auto& [range, correlation] : result.external)
+    if (range < result.timeline.ranges.size()) result.timeline.ranges[range].correlations.push_back(correlation);
+  if (result.timeline.operations.empty())
+    fail("CUPTI recorded no operation{}; is another profiler attached?",
+         result.unreadable ? fmt::format(" ({} without time stamps)", result.unreadable) : "");
+  return result.timeline;
+}
+
+}  // namespace hypermla

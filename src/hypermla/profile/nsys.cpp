@@ -1,0 +1,96 @@
+#include <algorithm>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+#include "hypermla/base/process.h"
+#include "hypermla/profile/activity.h"
+#include "hypermla/profile/frame.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::minutes kPatience{2};
+
+// Nsight Systems over a second run of this program: report.nsys-rep and its statistics. Throws Error with its own
+// words.
+Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
+  const ProfileTools& tools = request.tools;
+  if (tools.nsys.empty()) fail("Nsight Systems (nsys) was not found");
+  if (tools.relaunch.empty()) fail("it needs a command that runs this kernel again, and there is none");
+  const std::string report = (directory / "report").string(), stats = (directory / "stats/report").string();
+  std::vector<std::string> collect = {tools.nsys,
+                                      "profile",
+                                      "-t",
+                                      "cuda,nvtx",
+                                      "--sample=none",
+                                      "--cpuctxsw=none",
+                                      "--capture-range=cudaProfilerApi",
+                                      "--capture-range-end=stop",
+                                      "-f",
+                                      "true",
+                                      "-o",
+                                      report};
+  collect.insert(collect.end(), tools.relaunch.begin(), tools.relaunch.end());
+  const ProcessResult collected = run_process(collect, {.timeout = kPatience});
+  if (!fs::exists(report + ".nsys-rep"))
+    fail("it wrote no report (status {}{})", collected.status,
+         collected.timed_out ? ", given up after two minutes" : "");
+  make_directories(directory / "stats");
+  const ProcessResult exported = run_process({tools.nsys, "stats", "--force-export=true", "-q", "-r",
+                                              "cuda_gpu_trace,nvtx_gpu_proj_trace,cuda_api_sum,cuda_api_trace", "-f",
+                                              "csv", "--force-overwrite=true", "-o", stats, report + ".nsys-rep"},
+                                             {.timeout = kPatience});
+  for (const char* name : {"_cuda_gpu_trace.csv", "_cuda_api_sum.csv", "_cuda_api_trace.csv"})
+    if (!fs::exists(stats + name)) fail("its statistics lack {} (status {})", stats + name, exported.status);
+  Timeline timeline;
+  timeline.operations = parse_cuda_gpu_trace(read_file(stats + "_cuda_gpu_trace.csv"));
+  timeline.calls = parse_cuda_api_trace(read_file(stats + "_cuda_api_trace.csv"));
+  return timeline;
+}
+
+Timeline by_cupti(const ProfileRequest& request, const Frame& frame) {
+  const auto library = cupti::Library::load(request.tools.cupti);
+  const Timeline timeline =
+      record_timeline(*library, request.device,
+                      {{request.executable.name(), [&](StreamHandle stream) { request.executable.run(stream); }}},
+                      std::min(request.bench_runs, 10));
+  frame.write("stats/report_cuda_gpu_trace.csv", cuda_gpu_trace_csv(timeline));
+  frame.write("stats/report_cuda_api_sum.csv", cuda_api_sum_csv(timeline));
+  frame.write("stats/report_nvtx_gpu_proj_trace.csv", nvtx_gpu_proj_trace_csv(timeline));
+  return timeline;
+}
+
+}  // namespace
+
+ProfileResult nsys_profile(const ProfileRequest& request) {
+  if (!request.device.is_gpu()) fail("the mode nsys looks into a GPU; on a CPU use annotation or event");
+  Frame frame(request, ProfileMode::nsys);
+  frame.time(0);
+  Timeline timeline;
+  Json attempts = Json::array();
+  std::string source;
+  try {
+    timeline = by_nsys(request, frame.directory);
+    source = "nsys";
+  } catch (const Error& error) {
+    attempts.push_back(fmt::format("nsys: {}", error.what()));
+    try {
+      timeline = by_cupti(request, frame);
+      source = "CUPTI activity records";
+    } catch (const Error& second) {
+      attempts.push_back(fmt::format("CUPTI: {}", second.what()));
+      frame.give_up("no timeline, only times");
+    }
+  }
+  frame.profile["counters"] = {{"source", source.empty() ? "none" : source}};
+  if (!attempts.empty()) frame.profile["counters"]["attempts"] = attempts;
+  if (!source.empty()) {
+    frame.write("chrome_trace.json", chrome_trace_json(timeline));
+    frame.profile["timeline"] = analyse(timeline);
+  }
+  return frame.finish();
+}
+
+}  // namespace hypermla

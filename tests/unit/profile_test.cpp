@@ -1,0 +1,314 @@
+// Profilers that are there, that fail and that are absent; what they print, parsed; and the counters' names against
+// the chip.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "hypermla/profile/counters.h"
+#include "hypermla/profile/metrics.h"
+#include "hypermla/profile/ncu.h"
+#include "hypermla/profile/perf_events.h"
+#include "hypermla/profile/tools.h"
+#include "hypermla/roofline/device_spec.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::checkout;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::TempDir;
+
+ProfileTools tools_of_this_machine() {
+  std::vector<std::filesystem::path> roots;
+  std::error_code absent;
+  for (const auto& entry : std::filesystem::directory_iterator(checkout() / ".venv/lib", absent))
+    roots.push_back(entry.path() / "site-packages/nvidia/cu13");
+  if (const char* root = std::getenv("HYPERMLA_CUDA_ROOT")) roots.push_back(root);
+  roots.push_back("/usr/local/cuda");
+  return find_profile_tools(roots, "");
+}
+
+TEST(Metrics, EveryNameExistsOnTheH200) {
+  std::shared_ptr<const cupti::Library> library;
+  try {
+    library = cupti::Library::load(tools_of_this_machine().cupti);
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const MetricCheck check = check_metrics(*library, "GH100", metric_names());
+  EXPECT_TRUE(check.unknown.empty()) << fmt::format("{}", fmt::join(check.unknown, ", "));
+  EXPECT_GT(check.passes, 0);
+  EXPECT_LE(check.passes, 20) << "a profile runs every stage this often";
+  std::vector<std::string> misspelt = metric_names();
+  misspelt.push_back("dram__bytes_raed.sum");
+  EXPECT_EQ(check_metrics(*library, "GH100", misspelt).unknown, (std::vector<std::string>{"dram__bytes_raed.sum"}));
+}
+
+// Counters against known truth. On an H200: reads 0.01 % and writes 0.1 to 0.3 % above.
+TEST(Counters, ACopyMovesItsBytes) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const auto library = cupti::Library::load(tools_of_this_machine().cupti);
+  const auto device = make_cuda_device();
+  constexpr std::size_t kBytes = std::size_t{1} << 30;
+  const Buffer from(device, kBytes), to(device, kBytes);
+  const Counters counters =
+      read_counters(*library, *device, {"dram__bytes_read.sum", "dram__bytes_write.sum"},
+                    {{"copy", [&](StreamHandle) { device->copy(to.data(), from.data(), kBytes); }, false}});
+  EXPECT_NEAR(counters.ranges[0].at("dram__bytes_read.sum") / kBytes, 1, 0.02);
+  EXPECT_NEAR(counters.ranges[0].at("dram__bytes_write.sum") / kBytes, 1, 0.02);
+}
+
+TEST(Metrics, CsvFieldsSurvive) {
+  for (const std::string text : {"plain", "a,b", "say \"no\"", "two\nlines", ""}) {
+    const auto rows = parse_csv("first," + csv_field(text) + ",last\n");
+    ASSERT_EQ(rows.size(), 1u) << text;
+    EXPECT_EQ(rows[0], (std::vector<std::string>{"first", text, "last"}));
+  }
+  EXPECT_EQ(parse_csv("a,b\r\n1,2"), (std::vector<std::vector<std::string>>{{"a", "b"}, {"1", "2"}}));
+  EXPECT_TRUE(parse_csv("").empty());
+}
+
+TEST(Metrics, TablesOfARecordedProfile) {
+  const Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
+  const auto raw = parse_csv(raw_metrics_csv(profile)), formatted = parse_csv(formatted_metrics_csv(profile));
+  EXPECT_EQ(raw[0], (std::vector<std::string>{"stage", "metric", "value", "source"}));
+  EXPECT_EQ(raw.size(), 1 + 2 * metric_names().size());
+  ASSERT_EQ(raw.size(), formatted.size());
+  const auto is_dram_read = [](const auto& row) { return row[1] == "dram__bytes_read.sum"; };
+  const auto row = std::find_if(raw.begin(), raw.end(), is_dram_read);
+  ASSERT_NE(row, raw.end());
+  EXPECT_EQ((*row)[3], "CUPTI 13.0.1");
+  const auto& shown = formatted[std::size_t(row - raw.begin())];
+  EXPECT_EQ(shown[1], "DRAM read");
+  EXPECT_NEAR(std::stod(shown[2]), std::stod((*row)[2]) * 1e-9, 1e-6);
+  EXPECT_EQ(shown[3], "GB");
+}
+
+// Excerpts of what ncu 2025.3.1 printed on an H200.
+const char* const kRaw = R"csv("ID","Process ID","Kernel Name","Device","dram__bytes_read.sum","gpu__time_duration.sum"
+"","","","","byte","ns"
+"0","721","void fill_kernel<float>(T1 *)","0","1","2"
+"1","721","void flash_mla_split_kv<FlashMlaSplitKvProblem{0, 0}>(const ElementOf<(T1.dtype)>::type *)","0","155,773,952","86272"
+"2","721","void flash_mla_split_kv_reduce<FlashMlaSplitKvProblem{0, 0}>(float *)","0","8434432","6,784"
+)csv";
+
+TEST(Ncu, RawPageByKernel) {
+  const auto found = parse_ncu_raw(kRaw, {"flash_mla_split_kv", "flash_mla_split_kv_reduce"});
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_DOUBLE_EQ(found[0].at("dram__bytes_read.sum"), 155773952) << "thousands are separated";
+  EXPECT_DOUBLE_EQ(found[1].at("gpu__time_duration.sum"), 6784);
+  EXPECT_TRUE(contains(error_of([] { parse_ncu_raw(kRaw, {"flash_attention"}); }), "ncu saw 0 of the 1 kernels"));
+  EXPECT_TRUE(contains(error_of([] { parse_ncu_raw("==PROF== nothing\n", {"x"}); }), "holds no launch"));
+}
+
+TEST(Ncu, AdviceByEstimate) {
+  const Json advice = parse_ncu_advice(
+      R"csv("ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"
+"0","k","GPU Speed Of Light Throughput","DRAM Frequency","hz","3.2"
+"0","k","SpeedOfLight","","","","SOLBottleneck","OPT","This kernel grid is too small.","",""
+"0","k","WarpStateStats","","","","CPIStall","OPT","On average, 2.9 cycles. A high number.","global","30.54"
+"0","k","Occupancy","","","","TheoreticalOccupancy","OPT","The 3.00 theoretical warps.","local","63.56"
+)csv");
+  ASSERT_EQ(advice.size(), 3u);
+  EXPECT_EQ(advice[0]["rule"], "TheoreticalOccupancy");
+  EXPECT_DOUBLE_EQ(advice[1]["gain_percent"], 30.54);
+  EXPECT_TRUE(advice[2]["gain_percent"].is_null());
+}
+
+TEST(Ncu, SourceLinesAreMarked) {
+  const auto files = parse_ncu_source(R"csv("File Path","/build/kernels/cutile/mla/x/x/x.cuh"
+"Function Name","void hypermla::x<1>(float *)"
+"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb","stall_long_sb (Not Issued)"
+"2","  load();","-","-","97","50","1","96","300"
+"","","0x7f00","      LDG R1","97","50","1","96","300"
+"3","  sync();","-","-","3","10","3","0","0"
+"File Path","/usr/include/cuda_tile.h"
+"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb","stall_long_sb (Not Issued)"
+"9","x","-","-","1","1","1","0","0"
+)csv");
+  ASSERT_EQ(files.size(), 2u);
+  ASSERT_EQ(files[0].lines.size(), 2u);
+  EXPECT_EQ(files[0].lines[0].stall, "long_sb");
+  EXPECT_EQ(annotate_source("void x() {\n  load();\n  sync();\n}\n", files[0], "x"),
+            "// x: 100 samples of its warps. Columns: share of the samples, what they mostly wait for.\n"
+            "                                           | void x() {\n"
+            ">>  97.0 % waits for global memory         |   load();\n"
+            "     3.0 % waits at a barrier              |   sync();\n"
+            "                                           | }\n");
+}
+
+TEST(Tools, AreFoundWhereTheyAre) {
+  const TempDir dir;
+  dir.write("cuda/lib64/libcupti.so.13", "");
+  dir.write("venv/lib/libcupti.so.13", "");
+  dir.write_program("bin/ncu", "#!/bin/sh\n");
+  dir.write("bin/nsys", "not executable");
+  dir.write_program("cuda/bin/ncu", "#!/bin/sh\n");
+  const ProfileTools tools =
+      find_profile_tools({dir.path() / "venv", {}, dir.path() / "cuda"}, (dir.path() / "bin").string());
+  EXPECT_EQ(tools.ncu, (dir.path() / "bin/ncu").string());
+  EXPECT_EQ(tools.cupti,
+            (std::vector<std::filesystem::path>{dir.path() / "venv/lib/libcupti.so.13",
+                                                dir.path() / "cuda/lib64/libcupti.so.13", "libcupti.so.13"}));
+  EXPECT_NE(tools.nsys, (dir.path() / "bin/nsys").string());
+}
+
+TEST(PerfEvents, CountOrSayWhyNot) {
+  const CpuCounters counters = count_cpu([] {
+    volatile double sum = 0;
+    for (int i = 0; i < 1'000'000; ++i) sum = sum + i;
+  });
+  EXPECT_NE(counters.values.empty(), counters.missing.empty());
+  for (const auto& [name, value] : counters.values) EXPECT_NE(find_metric(name), nullptr) << name;
+  const auto instructions = counters.values.find("cpu_instructions");
+  EXPECT_TRUE(instructions == counters.values.end() || instructions->second > 3e6);
+}
+
+// A plan of two stages on a device that says it is a GPU, where nothing that CUDA has is there.
+class OnAGpu : public testing::Test {
+ protected:
+  struct Gpu : testing_support::FakeDevice {
+    bool is_gpu() const override { return true; }
+  };
+
+  OnAGpu() : compiler(config()), entry(Registry::instance().find("cutile.mla.flash_mla_split_kv")), plan(entry.make()) {
+    device.on_launch = [&](const std::filesystem::path&, Grid, void**) { device.now += 1e-3; };
+    spec.name = "Fake 1";
+    spec.bfloat16_tflops = 1;
+    spec.peak_gbps = 100;
+    set_problem(*plan, {{"b", 2}, {"s", 3}, {"t", 100}, {"h", 4}});
+    executable = plan_empty(*plan);
+    executable->prepare(compiler, device);
+    tools.cupti = {dir.path() / "no-cupti.so"};
+    tools.rules = checkout() / "conf/profile_rules.json";
+    tools.relaunch = {"/bin/true"};
+  }
+  CompilerConfig config() {
+    CompilerConfig config;
+    config.kernel_root = checkout() / "kernels";
+    config.include_root = checkout() / "include";
+    config.cache = dir.path() / "cache";
+    config.toolchain.cxx = testing_support::write_fake_compiler(dir, "nothing is refused");
+    return config;
+  }
+  ProfileResult run(ProfileMode mode) {
+    return profile({.kernel = entry,
+                    .plan = *plan,
+                    .executable = *executable,
+                    .device = device,
+                    .spec = spec,
+                    .tuning = untuned,
+                    .out_dir = dir.path() / "out",
+                    .bench_runs = 1,
+                    .sustained_seconds = 0,
+                    .tools = tools},
+                   mode);
+  }
+  bool has(const char* file) const { return std::filesystem::exists(dir.path() / "out" / file); }
+
+  TempDir dir;
+  Gpu device;
+  Compiler compiler;
+  KernelEntry entry;
+  std::unique_ptr<KernelPlan> plan;
+  std::unique_ptr<Executable> executable;
+  DeviceSpec spec;
+  AutotuneResult untuned;
+  ProfileTools tools;
+};
+
+TEST_F(OnAGpu, AnnotationWithoutProfilersSaysSoAndKeepsTheTimes) {
+  const ProfileResult result = run(ProfileMode::annotation);
+  EXPECT_FALSE(result.complete());
+  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
+  const std::string report = read_file(result.directory() / "report.md");
+  EXPECT_TRUE(contains(report, "**Not measured: no hardware counters"));
+  EXPECT_TRUE(contains(report, "ncu) was not found"));
+  EXPECT_TRUE(has("nsight_raw_metrics.csv"));
+  EXPECT_TRUE(has("params.json"));
+  EXPECT_FALSE(result.stages()[0].contains("metrics"));
+  EXPECT_NE(result.stages()[0]["classification"]["confidence"], "high") << "by time and cost alone";
+}
+
+// ncu as a script: it tells its version, "writes" the report and prints pages that were recorded.
+TEST_F(OnAGpu, AnnotationFallsBackToNcu) {
+  dir.write("raw.csv", kRaw);
+  tools.ncu = dir.write_program("ncu", R"sh(#!/bin/sh
+case "$*" in
+  *--version*) echo "Version 2025.3.1.0 (build 1)" ;;
+  *--import*) cat ")sh" + (dir.path() / "raw.csv").string() +
+                                           R"sh(" ;;
+  *) echo "$*" > ")sh" + (dir.path() / "asked").string() +
+                                           R"sh("
+     while [ "$1" != -o ]; do shift; done; touch "$2.ncu-rep" ;;
+esac
+)sh")
+                  .string();
+  const ProfileResult result = run(ProfileMode::annotation);
+  EXPECT_TRUE(result.complete()) << result.missing();
+  EXPECT_EQ(result.stages()[0]["metrics_source"], "ncu 2025.3.1.0");
+  EXPECT_DOUBLE_EQ(result.metrics(0)["dram__bytes_read.sum"], 155773952);
+  EXPECT_DOUBLE_EQ(result.metrics(1)["gpu__time_duration.sum"], 6784);
+  const std::string asked = read_file(dir.path() / "asked");
+  EXPECT_TRUE(contains(asked, "--clock-control none")) << "clocks are never changed";
+  EXPECT_TRUE(contains(asked, "--profile-from-start off"));
+  for (const std::string& name : metric_names()) EXPECT_TRUE(contains(asked, name)) << name;
+  EXPECT_TRUE(contains(read_file(result.directory() / "nsight_raw_metrics.csv"),
+                       "flash_mla_split_kv,dram__bytes_read.sum,155773952,ncu 2025.3.1.0"));
+}
+
+TEST_F(OnAGpu, ADeniedNcuIsQuoted) {
+  tools.ncu = dir.write_program("ncu", R"(#!/bin/sh
+[ "$1" = --version ] && { echo "Version 2025.3.1.0"; exit 0; }
+echo "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters"
+exit 1
+)")
+                  .string();
+  for (ProfileMode mode : {ProfileMode::annotation, ProfileMode::ncu}) {
+    const ProfileResult result = run(mode);
+    EXPECT_FALSE(result.complete());
+    EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "ERR_NVGPUCTRPERM")) << profile_mode_name(mode);
+  }
+}
+
+TEST_F(OnAGpu, NsysWithoutAnyEngineKeepsTheTimes) {
+  const ProfileResult result = run(ProfileMode::nsys);
+  EXPECT_FALSE(result.complete());
+  EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "Nsight Systems (nsys) was not found"));
+  EXPECT_FALSE(has("chrome_trace.json"));
+}
+
+// nsys as a script that leaves the files of `nsys stats`.
+TEST_F(OnAGpu, RealNsysIsPreferred) {
+  tools.nsys = dir.write_program("nsys", R"(#!/bin/sh
+mode=$1
+while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
+if [ "$mode" = profile ]; then touch "$out.nsys-rep"; exit; fi
+printf 'Start (ns),Duration (ns),CorrId,GrdX,Bytes (MB),Strm,Name\n10,100,1,132,,7,flash_mla_split_kv\n120,20,2,64,,7,reduce\n' > "${out}_cuda_gpu_trace.csv"
+printf 'Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid\n1,5,cuLaunchKernelEx,0,1,2,3\n' > "${out}_cuda_api_trace.csv"
+printf 'Time (%%)\n' > "${out}_cuda_api_sum.csv"
+)")
+                   .string();
+  const ProfileResult result = run(ProfileMode::nsys);
+  EXPECT_TRUE(result.complete()) << result.missing();
+  EXPECT_EQ(result.json()["counters"]["source"], "nsys");
+  EXPECT_EQ(result.json()["timeline"]["operations"], 2);
+  EXPECT_TRUE(has("report.nsys-rep"));
+  EXPECT_TRUE(has("chrome_trace.json"));
+}
+
+TEST_F(OnAGpu, LockedClocksAreNoted) {
+  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory() / "report.md"), "Clocks not locked"));
+  tools.clock_lock = dir.write("locked-clocks.json", R"({"sm_MHz": 2407, "memory_MHz": 14001})");
+  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory() / "report.md"),
+                       "Clocks locked at 2407 MHz (SM) and 14001 MHz (memory)."));
+}
+
+TEST_F(OnAGpu, NothingIsMeasuredWhenDisabled) {
+  EXPECT_TRUE(contains(error_of([&] { run(ProfileMode::disabled); }), "nothing is profiled"));
+}
+
+}  // namespace
+}  // namespace hypermla
