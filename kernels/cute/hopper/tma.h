@@ -1,0 +1,59 @@
+// The copy engine: boxes of a tensor that the host described by a tensor map, between global and shared memory.
+//
+// All maps here are 4-D, (64 columns, rows, groups of 64 columns, batch), with the 128-byte swizzle: a box of 64 rows is
+// 8192 bytes, and element (r, c) lies at r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2. Rows beyond the end of a batch
+// element are read as zeros and not written.
+#pragma once
+
+#include "mbarrier.h"
+
+namespace hypermla::cute {
+
+// The driver's CUtensorMap: opaque, 128 bytes. A kernel takes it as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+__device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// How L2 treats what a load brings: data that no other thread block reads need not stay.
+enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull };
+
+// Loads the box at (row, group, batch); its bytes arrive at `barrier`. One thread.
+template <Keep keep = Keep::normal>
+__device__ __forceinline__ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
+  if constexpr (keep == Keep::normal) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared),
+        "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+        "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch), "l"(static_cast<u64>(keep))
+        : "memory");
+  }
+}
+
+// Stores a box. One thread, after the threads that wrote it fenced (async_fence) and met at a barrier.
+__device__ __forceinline__ void tma_store(const TensorMap& map, u32 shared, int row, int group, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared), "r"(0), "r"(row), "r"(group), "r"(batch)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until the stores of this thread have read shared memory.
+__device__ __forceinline__ void tma_store_read_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Until the stores of this thread are done.
+__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Orders this thread's ordinary shared-memory accesses before later ones of the copy engine and of wgmma.
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace hypermla::cute
