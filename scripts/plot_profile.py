@@ -110,7 +110,19 @@ def stages(run):
         streams = sorted({event["tid"] for event in kernels})
         names = sorted({event["name"] for event in kernels})
         begin = min(event["ts"] for event in kernels)
-        figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.5 * len(streams)))
+        counters = {}
+        for event in events:
+            if event["ph"] == "C":
+                counters.setdefault(event["name"], []).append((event["ts"] - begin, *event["args"].values()))
+        heights = [0.5 * len(streams)] + [1.2] * bool(counters)
+        figure, grid = pyplot.subplots(len(heights), 1, figsize=(7, 1.2 + sum(heights)), sharex=True, squeeze=False,
+                                       gridspec_kw={"height_ratios": heights})
+        axes = grid[0, 0]
+        for number, (name, points) in enumerate(counters.items()):
+            grid[1, 0].step(*zip(*points), where="post", linewidth=0.7, color=("black", "tab:red")[number % 2], label=name)
+        if counters:
+            grid[1, 0].set(ylabel="% of peak", ylim=(0, 100))
+            grid[1, 0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
         for number, name in enumerate(names):
             for row, stream in enumerate(streams):
                 bars = [(event["ts"] - begin, event["dur"]) for event in kernels if (event["name"], event["tid"]) == (name, stream)]
@@ -119,7 +131,8 @@ def stages(run):
         handles, labels = axes.get_legend_handles_labels()
         first = dict(zip(labels, handles))
         axes.legend(first.values(), first.keys(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
-        axes.set(xlabel="us", yticks=range(len(streams)), yticklabels=[f"stream {stream}" for stream in streams])
+        axes.set(yticks=range(len(streams)), yticklabels=[f"stream {stream}" for stream in streams])
+        grid[-1, 0].set_xlabel("us")
     else:
         figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.5 * len(run.stages)))
         begin = 0

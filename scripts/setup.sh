@@ -4,7 +4,8 @@
 # standard error, logs to build/; a failure is one sentence, after the lines of the log that explain it.
 
 packages=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev)
-test_packages=(libgtest-dev python3-dev)
+# The last two draw pictures of profiles and look at them.
+test_packages=(libgtest-dev python3-dev python3-matplotlib chromium)
 venv=$root/.venv
 
 note() { echo "hypermla: $*" >&2; }
@@ -46,6 +47,8 @@ has_package() {
     nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
     libcli11-dev) has_header CLI/CLI.hpp ;;
     libgtest-dev) has_header gtest/gtest.h ;;
+    python3-matplotlib) "$python" -c 'import matplotlib' 2>/dev/null ;;
+    chromium) { command -v chromium || command -v google-chrome || command -v chrome; } >/dev/null ;;
   esac
 }
 

@@ -117,7 +117,11 @@ def _memory(tensor):
     if hasattr(tensor, "__cuda_array_interface__"):
         return _from_cuda_array(tensor)
     if hasattr(tensor, "__dlpack__"):
-        return _from_dlpack(tensor)
+        try:
+            return _from_dlpack(tensor)
+        except BufferError:  # NumPy before 2.1 exports no read-only array in this way, but every array is a buffer
+            if not hasattr(tensor, "__array_interface__"):
+                raise
     return _from_buffer(tensor)
 
 

@@ -67,7 +67,16 @@ class Pictures(CommandCase):
         (run / "chrome_trace.json").write_text(json.dumps({"traceEvents": events}))
         self.plot(run)
         texts = self.texts(run / "stages.svg")
-        for word in ("latent", "tokens", "stream 7", "stream 8"):
+        for word in ("latent", "tokens", "stream 7", "stream 8", "us"):
+            self.assertIn(word, texts)
+        self.assertNotIn("DRAM", texts)
+
+    def test_a_timeline_has_its_counters_below(self):
+        run = self.make("flash_mla_split_kv", s=1)
+        shutil.copy(CHECKOUT / "tests/unit/recorded/chrome_trace.json", run)
+        self.plot(run)
+        texts = self.texts(run / "stages.svg")
+        for word in ("flash_mla_split_kv_reduce", "stream 13", "tensor pipe", "DRAM", "% of peak", "us"):
             self.assertIn(word, texts)
 
     def test_the_page_needs_nothing_else(self):

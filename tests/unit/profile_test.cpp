@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "hypermla/profile/activity.h"
 #include "hypermla/profile/counters.h"
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/ncu.h"
 #include "hypermla/profile/perf_events.h"
+#include "hypermla/profile/sampling.h"
 #include "hypermla/profile/tools.h"
 #include "hypermla/roofline/device_spec.h"
 #include "support.h"
@@ -41,6 +43,10 @@ TEST(Metrics, EveryNameExistsOnTheH200) {
   EXPECT_TRUE(check.unknown.empty()) << fmt::format("{}", fmt::join(check.unknown, ", "));
   EXPECT_GT(check.passes, 0);
   EXPECT_LE(check.passes, 20) << "a profile runs every stage this often";
+  const MetricCheck sampled = check_metrics(*library, "GH100", sampled_metrics(), CounterHost::kSamples);
+  EXPECT_TRUE(sampled.unknown.empty());
+  EXPECT_EQ(sampled.passes, 1) << "a sample comes once";
+  for (const std::string& name : sampled_metrics()) EXPECT_NE(find_metric(name), nullptr) << name;
   std::vector<std::string> misspelt = metric_names();
   misspelt.push_back("dram__bytes_raed.sum");
   EXPECT_EQ(check_metrics(*library, "GH100", misspelt).unknown, (std::vector<std::string>{"dram__bytes_raed.sum"}));
@@ -56,8 +62,106 @@ TEST(Counters, ACopyMovesItsBytes) {
   const Counters counters =
       read_counters(*library, *device, {"dram__bytes_read.sum", "dram__bytes_write.sum"},
                     {{"copy", [&](StreamHandle) { device->copy(to.data(), from.data(), kBytes); }, false}});
-  EXPECT_NEAR(counters.ranges[0].at("dram__bytes_read.sum") / kBytes, 1, 0.02);
-  EXPECT_NEAR(counters.ranges[0].at("dram__bytes_write.sum") / kBytes, 1, 0.02);
+  for (const char* name : {"dram__bytes_read.sum", "dram__bytes_write.sum"}) {
+    EXPECT_NEAR(counters.ranges[0].at(name) / kBytes, 1, 0.02) << name;
+    RecordProperty(name, std::to_string(counters.ranges[0].at(name)));  // for docs/profiling.md
+  }
+}
+
+// A memory that is written at full speed, then left alone: the samples must rise and fall with the record.
+TEST(Sampling, FollowsAFill) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const auto library = cupti::Library::load(tools_of_this_machine().cupti);
+  const auto device = make_cuda_device();
+  const Work fills = [&](StreamHandle stream) {
+    for (int i = 0; i < 20; ++i) device->flush_cache(stream);
+  };
+  const Timeline timeline = record_timeline(*library, *device, {{"fills", fills}}, 3);
+  ASSERT_EQ(timeline.no_samples, "");
+  double inside = 0, outside = 0;
+  int counts[2] = {0, 0};
+  for (const CounterSample& sample : timeline.samples) {
+    bool within = false, touches = false;
+    for (const DeviceOperation& operation : timeline.operations) {
+      within = within || (operation.start <= sample.start && sample.end <= operation.end);
+      touches = touches || (operation.start < sample.end && sample.start < operation.end);
+    }
+    if (within) inside += sample.dram_pct, ++counts[0];
+    if (!touches) outside += sample.dram_pct, ++counts[1];
+    EXPECT_LT(sample.tensor_pct, 1);
+  }
+  ASSERT_GT(counts[0], 20);
+  EXPECT_GT(inside / counts[0], 40);
+  ASSERT_GT(counts[1], 0);
+  EXPECT_LT(outside / counts[1], 10);
+}
+
+// A CUPTI of three samples: one from before start(), an empty one, and one that counts.
+struct FakeCupti {
+  static inline int denied = 0, stop_reason = 2;
+  static inline bool enabled = false;
+  static inline std::uint64_t interval = 0;
+
+  static cupti::Library library() {
+    denied = 0, stop_reason = 2, enabled = false;
+    cupti::Library fake{};
+    fake.result_text = [](int, const char** text) { return *text = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", 0; };
+    fake.initialize = fake.deinitialize = [](cupti::Initialize*) { return 0; };
+    fake.chip_name = [](cupti::ChipName* call) { return call->name = "GH100", 0; };
+    fake.host_initialize = [](cupti::HostInitialize* call) { return call->type == 1 ? 0 : 1; };
+    fake.host_deinitialize = [](cupti::HostDeinitialize*) { return 0; };
+    fake.host_add_metrics = [](cupti::HostAddMetrics*) { return 0; };
+    fake.host_config_size = [](cupti::HostConfigSize* call) { return call->image_size = 8, 0; };
+    fake.host_config = [](cupti::HostConfig*) { return 0; };
+    fake.host_passes = [](cupti::HostPasses* call) { return call->passes = 1, 0; };
+    fake.host_evaluate = [](cupti::HostEvaluate* call) {
+      call->values[0] = 10. * double(call->range), call->values[1] = 20. * double(call->range);
+      return 0;
+    };
+    fake.sample_availability = [](cupti::SampleAvailability* call) { return call->image_size = 8, denied; };
+    fake.sampling_enable = [](cupti::SamplingEnable*) { return enabled = true, 0; };
+    fake.sampling_disable = [](cupti::SamplingCall*) { return enabled = false, 0; };
+    fake.sampling_config = [](cupti::SamplingConfig* call) { return interval = call->interval, 0; };
+    fake.sampling_data_size = [](cupti::SamplingDataSize* call) { return call->data_size = 8, 0; };
+    fake.sampling_init_data = [](cupti::SamplingInitData*) { return 0; };
+    fake.sampling_start = fake.sampling_stop = [](cupti::SamplingCall*) { return 0; };
+    fake.sampling_decode = [](cupti::SamplingDecode* call) { return call->stop_reason = stop_reason, 0; };
+    fake.sampling_count = [](cupti::SamplingCount* call) { return call->completed = 3, 0; };
+    fake.sample_info = [](cupti::SampleInfo* call) {
+      constexpr std::uint64_t kTimes[3][2] = {{7, 1010}, {1010, 1010}, {1010, 1020}};
+      call->start = kTimes[call->index][0], call->end = kTimes[call->index][1];
+      return 0;
+    };
+    fake.timestamp = [](std::uint64_t* now) { return *now = 1000, 0; };
+    return fake;
+  }
+};
+
+TEST(Sampling, KeepsWhatWasSampledSinceTheStart) {
+  const cupti::Library library = FakeCupti::library();
+  {
+    Sampler sampler(library, 0, 5000, 100);
+    EXPECT_EQ(FakeCupti::interval, 5000u);
+    sampler.start();
+    const std::vector<CounterSample> samples = sampler.stop();
+    ASSERT_EQ(samples.size(), 1u);
+    EXPECT_EQ(samples[0].start, 1010u);
+    EXPECT_EQ(samples[0].end, 1020u);
+    EXPECT_DOUBLE_EQ(samples[0].tensor_pct, 20);
+    EXPECT_DOUBLE_EQ(samples[0].dram_pct, 40);
+  }
+  EXPECT_FALSE(FakeCupti::enabled) << "the counters are free for the next one";
+}
+
+TEST(Sampling, SaysWhyThereAreNone) {
+  const cupti::Library library = FakeCupti::library();
+  FakeCupti::denied = 35;
+  EXPECT_TRUE(contains(error_of([&] { Sampler(library, 0, 5000, 100); }), "counters need root"));
+  FakeCupti::denied = 0;
+  FakeCupti::stop_reason = 1;
+  Sampler sampler(library, 0, 5000, 100);
+  sampler.start();
+  EXPECT_TRUE(contains(error_of([&] { sampler.stop(); }), "more samples came than CUPTI keeps"));
 }
 
 TEST(Metrics, CsvFieldsSurvive) {
@@ -295,6 +399,7 @@ printf 'Time (%%)\n' > "${out}_cuda_api_sum.csv"
   EXPECT_TRUE(result.complete()) << result.missing();
   EXPECT_EQ(result.json()["counters"]["source"], "nsys");
   EXPECT_EQ(result.json()["timeline"]["operations"], 2);
+  EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "No tracks of tensor pipe and DRAM"));
   EXPECT_TRUE(has("report.nsys-rep"));
   EXPECT_TRUE(has("chrome_trace.json"));
 }
@@ -304,6 +409,41 @@ TEST_F(OnAGpu, LockedClocksAreNoted) {
   tools.clock_lock = dir.write("locked-clocks.json", R"({"sm_MHz": 2407, "memory_MHz": 14001})");
   EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory() / "report.md"),
                        "Clocks locked at 2407 MHz (SM) and 14001 MHz (memory)."));
+}
+
+// The library's one call: a plan, a mode, and maybe another version of its kernel.
+TEST_F(OnAGpu, APlanIsProfiledInOneCall) {
+  const std::shared_ptr<Device> shared(std::shared_ptr<void>(), &device);
+  tools.relaunch.clear();
+  tools.program = "/opt/hypermla";
+  tools.ncu =
+      dir.write_program("ncu", "#!/bin/sh\n[ \"$1\" = --version ] && { echo Version 1.0; exit; }\necho \"$*\" > " +
+                                   (dir.path() / "asked").string() + "\nexit 1\n")
+          .string();
+  const ProfileContext untuned_context{.device = shared, .spec = spec, .compiler = compiler, .tools = tools};
+  const ProfileResult result = profile(untuned_context, *plan, ProfileMode::ncu,
+                                       {.out_dir = dir.path() / "out", .label = "mine", .bench_runs = 2});
+  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
+  EXPECT_EQ(result.json()["kernel"], "cutile.mla.flash_mla_split_kv");
+  EXPECT_EQ(result.json()["label"], "mine");
+  EXPECT_EQ(result.json()["problem"], to_json(plan->problem_fields()));
+  EXPECT_EQ(result.json()["timing"]["cold"]["repetitions"], 2);
+  EXPECT_EQ(result.stages()[0]["name"], "flash_mla_split_kv");
+  EXPECT_TRUE(result.metrics(0).empty());
+  const std::string asked = read_file(dir.path() / "asked");
+  EXPECT_TRUE(contains(asked, "-- /opt/hypermla kernel cutile.mla.flash_mla_split_kv v0 --b=2 --s=3 --t=100 --h=4 "))
+      << asked;
+  EXPECT_TRUE(contains(asked, "--splits=")) << "the plan's own tiling: " << asked;
+  EXPECT_TRUE(contains(asked, " --no_autotune --prof_type=disabled\n")) << asked;
+
+  ProfileContext context{
+      .device = shared, .spec = spec, .compiler = compiler, .history_root = dir.path() / "history", .tools = tools};
+  const ProfileResult tuned =
+      profile(context, *plan, ProfileMode::event, {.out_dir = dir.path() / "tuned", .version = "v0", .bench_runs = 1});
+  EXPECT_TRUE(tuned.complete()) << tuned.missing();
+  EXPECT_EQ(tuned.json()["problem"], to_json(plan->problem_fields())) << "of the plan that was given";
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "tuned/tiling/flash_mla_split_kv/autotuning.json"));
+  EXPECT_TRUE(contains(error_of([&] { profile(context, *plan, ProfileMode::event, {.version = "v77"}); }), "v77"));
 }
 
 TEST_F(OnAGpu, NothingIsMeasuredWhenDisabled) {

@@ -60,6 +60,44 @@ TEST(Rules, SignalsFollowFromARecordedProfile) {
   EXPECT_DOUBLE_EQ(signals.at("causal"), 0);
 }
 
+// The mode nsys counts nothing, but it samples.
+TEST(Rules, SamplesOfATimelineAreSignals) {
+  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/output_decompression.json"));
+  profile["timeline"] = {
+      {"kernels",
+       {{{"name", "somebody_else"}, {"tensor_pct", 99}, {"dram_pct", 99}, {"bubble_pct", 99}},
+        {{"name", "output_decompression"}, {"tensor_pct", 41}, {"dram_pct", 72}, {"bubble_pct", 12}}}}};
+  const double counted = stage_signals(profile, 0).at("tensor_pct");
+  EXPECT_NE(counted, 41) << "what was counted is the better number";
+  profile["stages"][0].erase("metrics");
+  const Signals signals = stage_signals(profile, 0);
+  EXPECT_DOUBLE_EQ(signals.at("tensor_pct"), 41);
+  EXPECT_DOUBLE_EQ(signals.at("dram_pct"), 72);
+  assess(profile, shipped());
+  EXPECT_EQ(profile["classification"]["class"], "memory-bound");
+  EXPECT_TRUE(contains(profile["stages"][0]["issues"].dump(), "bubble_pct = 12 >= 10"));
+}
+
+// Two paths on two streams; `tokens` got as many blocks as `latent`, which has more to do. Made up: no kernel runs two
+// stages at once yet.
+TEST(Rules, UnequalPathsWithEqualBlocks) {
+  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
+  const std::string longer = "flash_mla_split_kv", shorter = "flash_mla_split_kv_reduce";
+  auto judge = [&](double long_us, double both_us, double share) {
+    profile["timeline"] = {{"kernels", {{{"name", longer}, {"sum_us", long_us}}, {{"name", shorter}, {"sum_us", 60}}}},
+                           {"overlaps", {{{"a", longer}, {"b", shorter}, {"us", both_us}, {"share", share}}}}};
+    assess(profile, shipped());
+    return names(profile["opportunities"], "id");
+  };
+  const auto has = [](const std::vector<std::string>& ids) { return std::count(ids.begin(), ids.end(), "A1"); };
+  EXPECT_EQ(has(judge(240, 60, 1)), 1) << profile["opportunities"];
+  EXPECT_DOUBLE_EQ(profile["stages"][0]["signals"]["alone_pct"], 75);
+  EXPECT_DOUBLE_EQ(profile["stages"][1]["signals"]["alone_pct"], 0);
+  EXPECT_EQ(has(judge(66, 60, 1)), 0) << "about as long as each other";
+  EXPECT_EQ(has(judge(240, 6, 0.1)), 0) << "one after the other, with a common edge";
+  EXPECT_EQ(profile["stages"][0]["signals"].count("alone_pct"), 0u);
+}
+
 struct Judged {
   double tensor, dram;
   const char* name;
@@ -136,6 +174,8 @@ TEST(Rules, RefuseWhatTheyDoNotUnderstand) {
 TEST(Rules, EverySignalThatARuleReadsIsComputed) {
   Json profile = recorded("flash_mla_split_kv");
   profile["timing"]["sustained"] = profile["timing"]["burst"];
+  profile["timeline"] = {{"kernels", {{{"name", "flash_mla_split_kv"}, {"bubble_pct", 0}, {"sum_us", 9}}}},
+                         {"overlaps", {{{"a", "flash_mla_split_kv"}, {"b", "reduce"}, {"us", 9}, {"share", 1}}}}};
   Signals all;
   for (std::size_t i = 0; i < profile["stages"].size(); ++i) all.merge(stage_signals(profile, i));
   for (const std::string& name : shipped().signals()) EXPECT_EQ(all.count(name), 1u) << name;

@@ -1,6 +1,10 @@
 // The timeline: from records to files and figures.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/timeline.h"
 #include "support.h"
@@ -41,6 +45,18 @@ Timeline example() {
                     {"cuLaunchKernelEx", 998'500, 999'500, 42, 43, 3},
                     {"cuCtxSynchronize", 999'600, 1'199'600, 42, 43, 9}};
   timeline.ranges = {{"mla", 989'000, 999'550, 42, 43, {1, 2, 3}}};
+  // Of 20 us; `latent` uses the tensor pipe in its second half only, and one lies across its end; `combine` works out
+  // of the L2.
+  auto sample = [&](std::uint64_t start, double tensor, double dram) {
+    timeline.samples.push_back({start, start + 20'000, tensor, dram});
+  };
+  sample(990'000, 0, 0.04);
+  sample(1'010'000, 2, 4);
+  sample(1'030'000, 4, 9);
+  sample(1'050'000, 60, 20);
+  sample(1'070'000, 62, 27);
+  sample(1'095'000, 99, 99);
+  sample(1'180'000, 0, 3);
   return timeline;
 }
 
@@ -93,7 +109,9 @@ TEST(Timeline, GpuTraceHasTheColumnsOfNsysAndReadsBack) {
   EXPECT_EQ(read[1].grid[0], 132);
   EXPECT_EQ(read[1].block[0], 384);
   EXPECT_EQ(read[1].static_shared, 222000);
-  EXPECT_EQ(analyse({read, {}, {}})["overlaps"], analyse(timeline)["overlaps"]);
+  Timeline again;
+  again.operations = read;
+  EXPECT_EQ(analyse(again)["overlaps"], analyse(timeline)["overlaps"]);
   EXPECT_TRUE(contains(error_of([] { parse_cuda_gpu_trace("a,b\n1,2\n"); }), "no column 'Start (ns)'"));
 }
 
@@ -127,7 +145,7 @@ TEST(Timeline, ChromeTraceHasARowPerStreamAndAnArrowPerLaunch) {
           EXPECT_LE(event["ts"].get<double>(), end["ts"].get<double>());
         }
     }
-    if (event["ph"] == "M" && event["name"] == "thread_name" && event["pid"] == 0) ++rows;
+    if (event["ph"] == "M" && event["name"] == "thread_name" && event["pid"] == 1) ++rows;
     if (event["ph"] == "X") {
       EXPECT_GE(event["ts"].get<double>(), 0) << "relative to the first event";
     }
@@ -139,6 +157,148 @@ TEST(Timeline, ChromeTraceHasARowPerStreamAndAnArrowPerLaunch) {
   }
   EXPECT_EQ(arrows, 3);
   EXPECT_EQ(rows, 2);
+}
+
+TEST(Timeline, SamplesBelongToTheKernelThatTheyLieIn) {
+  const Json figures = analyse(example());
+  EXPECT_EQ(figures["samples"], (Json{{"count", 7}, {"interval_us", 20.0}}));
+  EXPECT_FALSE(figures.contains("no_samples"));
+  for (const Json& kernel : figures["kernels"]) {
+    EXPECT_EQ(kernel.contains("bubble_pct"), kernel["name"] != "combine") << "caches are no bubbles";
+    if (kernel["name"] != "latent") continue;
+    EXPECT_DOUBLE_EQ(kernel["tensor_pct"], 32) << "without the sample across its end";
+    EXPECT_DOUBLE_EQ(kernel["dram_pct"], 15);
+    EXPECT_DOUBLE_EQ(kernel["bubble_pct"], 50);
+  }
+  const std::string report = render_timeline(figures);
+  EXPECT_TRUE(contains(report, "| latent | 1 | 100.0 | 100.0 | 32.0 | 15.0 | 50.0 |")) << report;
+  EXPECT_TRUE(contains(report, "| tokens | 1 | 60.0 | 60.0 | 99.0 | 99.0 | 0.0 |")) << "where two run, both" << report;
+  EXPECT_TRUE(contains(report, "| combine | 1 | 20.0 | 20.0 | 0.0 | 3.0 | - |")) << report;
+  EXPECT_TRUE(contains(report, "Tracks of tensor pipe and DRAM in chrome_trace.json: 7 samples, 20.0 us each."));
+
+  Timeline refused = example();
+  refused.samples.clear();
+  refused.no_samples = "PM sampling: not permitted";
+  const std::string without = render_timeline(analyse(refused));
+  EXPECT_TRUE(contains(without, "No tracks of tensor pipe and DRAM in chrome_trace.json: PM sampling: not permitted."));
+  EXPECT_TRUE(contains(without, "| latent | 1 | 100.0 | 100.0 |\n")) << without;
+  for (const Json& event : Json::parse(chrome_trace_json(refused))["traceEvents"]) EXPECT_NE(event["ph"], "C");
+}
+
+TEST(Timeline, CountersAreTracksBesideTheStreams) {
+  const Json trace = Json::parse(chrome_trace_json(example()));
+  std::map<std::string, std::vector<double>> times, values;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] != "C") continue;
+    EXPECT_EQ(event["pid"], 1) << "the process of the streams";
+    times[event["name"]].push_back(event["ts"]);
+    values[event["name"]].push_back(event["args"]["%"]);
+  }
+  ASSERT_EQ(times.size(), 2u);
+  EXPECT_EQ(times["DRAM"], (std::vector<double>{1, 21, 41, 61, 81, 106, 191})) << "since the range began at 989 us";
+  EXPECT_EQ(times["tensor pipe"], times["DRAM"]);
+  EXPECT_EQ(values["tensor pipe"], (std::vector<double>{0, 2, 4, 60, 62, 99, 0}));
+  EXPECT_EQ(values["DRAM"], (std::vector<double>{0, 4, 9, 20, 27, 99, 3}));
+}
+
+// What Perfetto's importer asks of each phase: it drops events without these fields and takes process and thread 0 for
+// the idle ones.
+void expect_opens(const Json& trace) {
+  ASSERT_TRUE(trace["traceEvents"].is_array());
+  ASSERT_FALSE(trace["traceEvents"].empty());
+  std::map<std::int64_t, std::int64_t> named;  // rows to their processes
+  std::map<int, Json> arrows;
+  std::map<std::string, double> last;
+  std::vector<Json> slices;
+  for (const Json& event : trace["traceEvents"]) {
+    const std::string phase = event.at("ph");
+    ASSERT_TRUE(event.at("name").is_string() && event.at("pid").is_number_integer()) << event;
+    ASSERT_GT(event["pid"], 0) << event;
+    if (phase == "M") {
+      ASSERT_TRUE(event["args"]["name"].is_string()) << event;
+      if (event["name"] == "thread_name") {
+        ASSERT_GT(event.at("tid"), 0) << event;
+        EXPECT_TRUE(named.emplace(event["tid"], event["pid"]).second) << "a second row of that number: " << event;
+      }
+      continue;
+    }
+    ASSERT_TRUE(event.at("ts").is_number() && event["ts"] >= 0) << event;
+    if (phase == "C") {
+      ASSERT_EQ(event.at("args").size(), 1u) << event;
+      ASSERT_TRUE(event["args"].begin()->is_number()) << event;
+      double& before = last.try_emplace(event["name"], -1).first->second;
+      EXPECT_GT(event["ts"].get<double>(), before) << event;
+      before = event["ts"];
+      continue;
+    }
+    ASSERT_TRUE(event.at("tid").is_number_integer()) << event;
+    if (phase == "X") {
+      ASSERT_TRUE(event.at("dur").is_number() && event["dur"] >= 0) << event;
+      ASSERT_EQ(named.count(event["tid"]), 1u) << "a row without a name: " << event;
+      EXPECT_EQ(named[event["tid"]], event["pid"]) << event;
+      slices.push_back(event);
+    } else if (phase == "s") {
+      arrows[event.at("id")] = event;
+    } else {
+      ASSERT_EQ(phase, "f") << event;
+      ASSERT_EQ(arrows.count(event.at("id")), 1u) << "an arrow that ends without having begun: " << event;
+      EXPECT_LE(arrows[event["id"]]["ts"], event["ts"]);
+      EXPECT_EQ(event["bp"], "e") << "else it binds to the slice that comes next";
+      const auto lands_in = [&](const Json& slice) {
+        return slice["tid"] == event["tid"] && slice["pid"] == event["pid"] && slice["ts"] <= event["ts"] &&
+               event["ts"].get<double>() <= slice["ts"].get<double>() + slice["dur"].get<double>();
+      };
+      EXPECT_TRUE(std::any_of(slices.begin(), slices.end(), lands_in)) << event;
+    }
+  }
+}
+
+TEST(Timeline, ChromeTraceOpens) { expect_opens(Json::parse(chrome_trace_json(example()))); }
+
+// An H200's own, of flash_mla_split_kv at b=32, s=1, t=4096: the first three of ten runs.
+TEST(Timeline, RecordedChromeTraceOpensAndItsTracksFollowItsKernels) {
+  const Json trace = Json::parse(read_file(testing_support::checkout() / "tests/unit/recorded/chrome_trace.json"));
+  expect_opens(trace);
+  Timeline timeline;
+  std::map<double, CounterSample> samples;
+  auto nanoseconds = [](const Json& microseconds) {
+    return std::uint64_t(std::llround(1e3 * microseconds.get<double>()));
+  };
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] == "C") {
+      CounterSample& sample = samples[event["ts"]];
+      sample.start = nanoseconds(event["ts"]);
+      (event["name"] == "DRAM" ? sample.dram_pct : sample.tensor_pct) = event["args"]["%"];
+    } else if (event["ph"] == "X" && event["pid"] == 1) {
+      const std::uint64_t start = nanoseconds(event["ts"]);
+      timeline.operations.push_back(
+          kernel(event["name"], start, start + nanoseconds(event["dur"]), event["tid"], event["args"]["correlation"]));
+    }
+  }
+  for (const auto& [time, sample] : samples) {
+    if (!timeline.samples.empty()) timeline.samples.back().end = sample.start;
+    timeline.samples.push_back(sample);
+  }
+  timeline.samples.pop_back();
+  // Had samples and records been of different clocks, the busy samples would lie beside the kernels.
+  const Json figures = analyse(timeline);
+  for (const Json& one : figures["kernels"]) {
+    if (one["name"] != "flash_mla_split_kv") continue;
+    EXPECT_GT(one["tensor_pct"].get<double>(), 10) << one;
+    EXPECT_LT(one["bubble_pct"].get<double>(), 30) << one;
+  }
+  const auto resting = [&](const CounterSample& sample) {
+    return std::none_of(timeline.operations.begin(), timeline.operations.end(), [&](const DeviceOperation& operation) {
+      return sample.start < operation.end && operation.start < sample.end;
+    });
+  };
+  int rests = 0;
+  for (const CounterSample& sample : timeline.samples) {
+    if (!resting(sample)) continue;
+    ++rests;
+    EXPECT_LT(sample.tensor_pct, 1) << sample.start;
+  }
+  EXPECT_GT(rests, 0);
 }
 
 TEST(Timeline, ApiTraceOfNsys) {

@@ -4,11 +4,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 
 #include "hypermla/base/error.h"
+#include "hypermla/device/driver.h"
+#include "hypermla/profile/sampling.h"
 
 namespace hypermla {
 namespace {
@@ -127,14 +130,57 @@ void buffer_completed(CUctx_st*, std::uint32_t, std::uint8_t* buffer, std::size_
   std::free(buffer);
 }
 
+// Samples as dense as fit into what CUPTI keeps, with room for twice the expected time.
+std::unique_ptr<Sampler> make_sampler(const cupti::Library& library, double expected_seconds) {
+  constexpr std::size_t kCount = 8192;  // 24 KB of host memory each
+  constexpr double kShortest = 2e-6;    // still without holes on an H200
+  constexpr double kOverhead = 10e-3;   // of the first launches that are recorded, and of the host
+  const double interval = std::max(kShortest, 2 * (expected_seconds + kOverhead) / kCount);
+  CUdevice ordinal = 0;
+  HYPERMLA_CUDA(cuCtxGetDevice(&ordinal));
+  return std::make_unique<Sampler>(library, std::size_t(ordinal), std::uint64_t(interval * 1e9), kCount);
+}
+
+// Those while operations ran, and one more at either end, so that a track begins and ends at rest.
+std::vector<CounterSample> around(const std::vector<CounterSample>& samples,
+                                  const std::vector<DeviceOperation>& operations) {
+  std::uint64_t begin = ~std::uint64_t{0}, end = 0;
+  for (const DeviceOperation& operation : operations) {
+    begin = std::min(begin, operation.start);
+    end = std::max(end, operation.end);
+  }
+  auto first = std::find_if(samples.begin(), samples.end(), [&](auto& sample) { return sample.end > begin; });
+  auto last = std::find_if(first, samples.end(), [&](auto& sample) { return sample.start >= end; });
+  if (first == last) fail("its time stamps are not of the clock of the activity records");
+  if (first != samples.begin()) --first;
+  if (last != samples.end()) ++last;
+  return {first, last};
+}
+
 }  // namespace
 
 Timeline record_timeline(const cupti::Library& library, Device& device, const std::vector<NamedWork>& stages,
                          int repetitions) {
   ActivityLog result;
   result.library = &library;
-  for (const NamedWork& stage : stages) stage.work(device.stream());  // code is loaded before the clock runs
-  device.synchronize();
+  auto run_once = [&] {
+    double seconds = 0;
+    for (const NamedWork& stage : stages) seconds += device.time(stage.work);
+    return seconds;
+  };
+  run_once();  // code is loaded before the clock runs
+  const double expected_seconds = run_once() * repetitions;
+  std::unique_ptr<Sampler> sampler;
+  auto try_sampling = [&](auto step) {
+    try {
+      step();
+    } catch (const Error& error) {
+      sampler.reset();
+      result.timeline.samples.clear();
+      result.timeline.no_samples = fmt::format("PM sampling: {}", error.what());
+    }
+  };
+  try_sampling([&] { sampler = make_sampler(library, expected_seconds); });
   {
     std::lock_guard lock(recording_mutex);
     if (recording) fail("a timeline is being recorded already; wait for it");
@@ -153,6 +199,7 @@ Timeline record_timeline(const cupti::Library& library, Device& device, const st
     const Stop stop{library};
     HYPERMLA_CUPTI(library, activity_register, buffer_requested, buffer_completed);
     for (auto kind : kKinds) HYPERMLA_CUPTI(library, activity_enable, kind);
+    if (sampler) try_sampling([&] { sampler->start(); });
     const auto process = std::uint32_t(::getpid()), thread = std::uint32_t(::syscall(SYS_gettid));
     for (int i = 0; i < repetitions; ++i)
       for (const NamedWork& stage : stages) {
@@ -165,12 +212,15 @@ Timeline record_timeline(const cupti::Library& library, Device& device, const st
         result.timeline.ranges.push_back(range);
       }
     device.synchronize();
+    if (sampler) try_sampling([&] { result.timeline.samples = sampler->stop(); });
   }
   for (const auto& [range, correlation] : result.external)
     if (range < result.timeline.ranges.size()) result.timeline.ranges[range].correlations.push_back(correlation);
   if (result.timeline.operations.empty())
     fail("CUPTI recorded no operation{}; is another profiler attached?",
          result.unreadable ? fmt::format(" ({} without time stamps)", result.unreadable) : "");
+  if (sampler)
+    try_sampling([&] { result.timeline.samples = around(result.timeline.samples, result.timeline.operations); });
   return result.timeline;
 }
 

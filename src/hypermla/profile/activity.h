@@ -17,7 +17,8 @@ struct NamedWork {
 };
 
 // Runs `repetitions` times everything in `stages`, in order, and returns what the driver and the GPU did. Kernels
-// may overlap: recording serialises nothing. Throws Error when CUPTI refuses, or when nothing was recorded.
+// may overlap: recording serialises nothing. Counters are sampled meanwhile where the device lets us; where it does
+// not, `no_samples` says why. Throws Error when CUPTI refuses, or when nothing was recorded.
 Timeline record_timeline(const cupti::Library& library, Device& device, const std::vector<NamedWork>& stages,
                          int repetitions);
 

@@ -1,115 +1,13 @@
 #include "hypermla/profile/counters.h"
 
-#include <memory>
-
 #include "hypermla/base/error.h"
 #include "hypermla/device/driver.h"
+#include "hypermla/profile/counter_host.h"
 
 namespace hypermla {
 namespace {
 
 using cupti::Library;
-
-// What CUPTI knows about a chip: names, the configuration of its counters, values out of raw data.
-class Host {
- public:
-  Host(const Library& library, const std::string& chip, const std::uint8_t* availability) : library_(library) {
-    HYPERMLA_CUPTI_PARAMS(HostInitialize, init, host);
-    init.chip = chip.c_str();
-    init.availability = availability;
-    HYPERMLA_CUPTI(library_, host_initialize, &init);
-    host_ = init.host;
-  }
-  Host(const Host&) = delete;
-  ~Host() {
-    HYPERMLA_CUPTI_PARAMS(HostDeinitialize, end, host);
-    end.host = host_;
-    library_.host_deinitialize(&end);
-  }
-
-  // Together, because that is how CUPTI packs counters into few passes. False: the chip lacks one of them, and this
-  // object accepts no more.
-  bool add(std::vector<const char*>& names) {
-    HYPERMLA_CUPTI_PARAMS(HostAddMetrics, add, count);
-    add.host = host_;
-    add.names = names.data();
-    add.count = names.size();
-    return library_.host_add_metrics(&add) == 0;
-  }
-
-  std::vector<std::uint8_t> configuration() const {
-    HYPERMLA_CUPTI_PARAMS(HostConfigSize, size, image_size);
-    size.host = host_;
-    HYPERMLA_CUPTI(library_, host_config_size, &size);
-    std::vector<std::uint8_t> image(size.image_size);
-    HYPERMLA_CUPTI_PARAMS(HostConfig, config, image);
-    config.host = host_;
-    config.image_size = image.size();
-    config.image = image.data();
-    HYPERMLA_CUPTI(library_, host_config, &config);
-    return image;
-  }
-
-  int passes(std::vector<std::uint8_t>& configuration) const {
-    HYPERMLA_CUPTI_PARAMS(HostPasses, passes, passes);
-    passes.image_size = configuration.size();
-    passes.image = configuration.data();
-    HYPERMLA_CUPTI(library_, host_passes, &passes);
-    return int(passes.passes);
-  }
-
-  std::vector<double> evaluate(const std::vector<std::uint8_t>& data, std::size_t range,
-                               std::vector<const char*>& names) const {
-    std::vector<double> values(names.size());
-    HYPERMLA_CUPTI_PARAMS(HostEvaluate, evaluate, values);
-    evaluate.host = host_;
-    evaluate.data = data.data();
-    evaluate.data_size = data.size();
-    evaluate.range = range;
-    evaluate.names = names.data();
-    evaluate.count = names.size();
-    evaluate.values = values.data();
-    HYPERMLA_CUPTI(library_, host_evaluate, &evaluate);
-    return values;
-  }
-
- private:
-  const Library& library_;
-  cupti::HostObject* host_ = nullptr;
-};
-
-// A host that has all the metrics that the chip knows; `unknown` gets the others.
-std::unique_ptr<Host> host_with(const Library& library, const std::string& chip, const std::uint8_t* availability,
-                                const std::vector<std::string>& metrics, std::vector<const char*>& known,
-                                std::vector<std::string>& unknown) {
-  auto fresh = [&] { return std::make_unique<Host>(library, chip, availability); };
-  for (const std::string& metric : metrics) known.push_back(metric.c_str());
-  if (auto host = fresh(); host->add(known)) return host;
-  known.clear();
-  for (const std::string& metric : metrics) {
-    std::vector<const char*> one = {metric.c_str()};
-    if (fresh()->add(one))
-      known.push_back(metric.c_str());
-    else
-      unknown.push_back(metric);
-  }
-  auto host = fresh();
-  if (known.empty() || !host->add(known)) fail("none of the {} counters exists on {}", metrics.size(), chip);
-  return host;
-}
-
-struct ProfilerSession {
-  explicit ProfilerSession(const Library& owner) : library(owner) {
-    HYPERMLA_CUPTI_PARAMS(Initialize, begin, reserved);
-    HYPERMLA_CUPTI(library, initialize, &begin);
-  }
-  ProfilerSession(const ProfilerSession&) = delete;
-  ~ProfilerSession() {
-    HYPERMLA_CUPTI_PARAMS(Initialize, end, reserved);
-    library.deinitialize(&end);
-  }
-  const Library& library;
-};
 
 // The counters of a context, ours from construction to destruction.
 class RangeSession {
@@ -223,15 +121,13 @@ Counters read_counters(const Library& library, Device& device, const std::vector
   HYPERMLA_CUDA(cuCtxGetCurrent(&context));
   HYPERMLA_CUDA(cuCtxGetDevice(&ordinal));
   const ProfilerSession session(library);
-  HYPERMLA_CUPTI_PARAMS(ChipName, chip, name);
-  chip.device = std::size_t(ordinal);
-  HYPERMLA_CUPTI(library, chip_name, &chip);
 
   Counters result;
-  result.chip = chip.name;
+  result.chip = chip_name(library, std::size_t(ordinal));
   const std::vector<std::uint8_t> available = availability(library, context);
   std::vector<const char*> names;
-  const auto host = host_with(library, result.chip, available.data(), metrics, names, result.unknown);
+  const auto host =
+      host_with(library, CounterHost::kRanges, result.chip, available.data(), metrics, names, result.unknown);
   std::vector<std::uint8_t> configuration = host->configuration();
   result.passes = host->passes(configuration);
 
@@ -248,12 +144,13 @@ Counters read_counters(const Library& library, Device& device, const std::vector
   return result;
 }
 
-MetricCheck check_metrics(const Library& library, const std::string& chip, const std::vector<std::string>& metrics) {
+MetricCheck check_metrics(const Library& library, const std::string& chip, const std::vector<std::string>& metrics,
+                          CounterHost::Use use) {
   HYPERMLA_CUPTI_PARAMS(Initialize, begin, reserved);
   library.initialize(&begin);  // fails without a driver, and the host's side works all the same
   MetricCheck check;
   std::vector<const char*> names;
-  const auto host = host_with(library, chip, nullptr, metrics, names, check.unknown);
+  const auto host = host_with(library, use, chip, nullptr, metrics, names, check.unknown);
   std::vector<std::uint8_t> configuration = host->configuration();
   check.passes = host->passes(configuration);
   return check;

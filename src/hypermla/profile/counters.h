@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hypermla/device/device.h"
+#include "hypermla/profile/counter_host.h"
 #include "hypermla/profile/cupti.h"
 
 namespace hypermla {
@@ -38,6 +39,6 @@ struct MetricCheck {
   int passes = 0;
 };
 MetricCheck check_metrics(const cupti::Library& library, const std::string& chip,
-                          const std::vector<std::string>& metrics);
+                          const std::vector<std::string>& metrics, CounterHost::Use use = CounterHost::kRanges);
 
 }  // namespace hypermla

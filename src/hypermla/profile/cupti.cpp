@@ -45,6 +45,17 @@ std::shared_ptr<Library> open(const std::filesystem::path& path) {
   load(library->range_config, "cuptiRangeProfilerSetConfig");
   load(library->range_decode, "cuptiRangeProfilerDecodeData");
   load(library->range_count, "cuptiRangeProfilerGetCounterDataInfo");
+  load(library->sample_availability, "cuptiPmSamplingGetCounterAvailability");
+  load(library->sampling_enable, "cuptiPmSamplingEnable");
+  load(library->sampling_disable, "cuptiPmSamplingDisable");
+  load(library->sampling_config, "cuptiPmSamplingSetConfig");
+  load(library->sampling_data_size, "cuptiPmSamplingGetCounterDataSize");
+  load(library->sampling_init_data, "cuptiPmSamplingCounterDataImageInitialize");
+  load(library->sampling_start, "cuptiPmSamplingStart");
+  load(library->sampling_stop, "cuptiPmSamplingStop");
+  load(library->sampling_decode, "cuptiPmSamplingDecodeData");
+  load(library->sampling_count, "cuptiPmSamplingGetCounterDataInfo");
+  load(library->sample_info, "cuptiPmSamplingCounterDataGetSampleInfo");
   load(library->activity_register, "cuptiActivityRegisterCallbacks");
   load(library->activity_enable, "cuptiActivityEnable");
   load(library->activity_disable, "cuptiActivityDisable");
@@ -54,7 +65,7 @@ std::shared_ptr<Library> open(const std::filesystem::path& path) {
   load(library->activity_pop_external, "cuptiActivityPopExternalCorrelationId");
   load(library->timestamp, "cuptiGetTimestamp");
   load(library->callback_name, "cuptiGetCallbackName");
-  return complete ? library : nullptr;  // CUPTI of CUDA 12 and older lacks the range profiler
+  return complete ? library : nullptr;  // CUPTI of CUDA 12 and older lacks the range profiler and PM sampling
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// CUPTI, found at run time: the counters of a GPU (range profiler) and its timeline (activity records). Only what
-// this layer calls is declared here, after the reference of CUPTI 13.0 (docs.nvidia.com/cupti): a build needs no
-// CUPTI, and neither does a machine where nobody profiles.
+// CUPTI, found at run time: the counters of a GPU (range profiler, PM sampling) and its timeline (activity records).
+// Only what this layer calls is declared here, after the reference of CUPTI 13.0 (docs.nvidia.com/cupti): a build
+// needs no CUPTI, and neither does a machine where nobody profiles.
 //
 // Every call of the profiler interfaces takes one structure that begins with its own size, so that newer libraries
 // know which fields a caller has; results are 0 or an error.
@@ -19,6 +19,7 @@ namespace hypermla::cupti {
 
 struct HostObject;
 struct RangeObject;
+struct SamplingObject;
 
 // The first two fields of all structures below. `size` ends with the last field, without the padding behind it.
 struct Header {
@@ -36,7 +37,7 @@ struct CounterAvailability : Header {
   std::uint8_t* image;
 };
 struct HostInitialize : Header {
-  int type;  // 0: range profiler
+  int type;  // 0: range profiler, 1: PM sampling
   const char* chip;
   const std::uint8_t* availability;  // null: all that the chip can count
   HostObject* host;
@@ -125,6 +126,58 @@ struct RangeCount : Header {
   std::size_t data_size;
   std::size_t ranges;
 };
+struct SampleAvailability : Header {
+  std::size_t device;
+  std::size_t image_size;
+  std::uint8_t* image;
+};
+struct SamplingEnable : Header {
+  std::size_t device;
+  SamplingObject* object;
+};
+struct SamplingCall : Header {  // Disable, Start, Stop
+  SamplingObject* object;
+};
+struct SamplingConfig : Header {
+  SamplingObject* object;
+  std::size_t config_size;
+  const std::uint8_t* config;
+  std::size_t buffer_size;  // on the device, for raw samples
+  std::uint64_t interval;
+  int trigger;      // 0: every `interval` system clocks, 1: nanoseconds
+  int append_mode;  // 0: a full buffer keeps the oldest samples, 1: the latest
+};
+struct SamplingDataSize : Header {
+  SamplingObject* object;
+  const char** names;
+  std::size_t count;
+  std::uint32_t samples;
+  std::size_t data_size;
+};
+struct SamplingInitData : Header {
+  SamplingObject* object;
+  std::size_t data_size;
+  std::uint8_t* data;
+};
+struct SamplingDecode : Header {
+  SamplingObject* object;
+  std::uint8_t* data;
+  std::size_t data_size;
+  int stop_reason;  // 0: other, 1: `data` is full, 2: all was read
+  std::uint8_t overflow;
+};
+struct SamplingCount : Header {
+  const std::uint8_t* data;
+  std::size_t data_size;
+  std::size_t total, populated, completed;
+};
+struct SampleInfo : Header {
+  SamplingObject* object;
+  const std::uint8_t* data;
+  std::size_t data_size;
+  std::size_t index;
+  std::uint64_t start, end;  // of the clock of the activity records
+};
 // Activity records: what the GPU and the driver did, and when (nanoseconds of one clock).
 enum ActivityKind : std::uint32_t { kMemcpy = 1, kMemset = 2, kDriver = 4, kRuntime = 5, kKernel = 10, kExternal = 39 };
 #define HYPERMLA_RECORD __attribute__((packed, aligned(8)))
@@ -189,6 +242,17 @@ struct Library {
   int (*range_config)(RangeConfig*);                  // cuptiRangeProfilerSetConfig
   int (*range_decode)(RangeDecode*);                  // cuptiRangeProfilerDecodeData
   int (*range_count)(RangeCount*);                    // cuptiRangeProfilerGetCounterDataInfo
+  int (*sample_availability)(SampleAvailability*);    // cuptiPmSamplingGetCounterAvailability
+  int (*sampling_enable)(SamplingEnable*);            // cuptiPmSamplingEnable
+  int (*sampling_disable)(SamplingCall*);             // cuptiPmSamplingDisable
+  int (*sampling_config)(SamplingConfig*);            // cuptiPmSamplingSetConfig
+  int (*sampling_data_size)(SamplingDataSize*);       // cuptiPmSamplingGetCounterDataSize
+  int (*sampling_init_data)(SamplingInitData*);       // cuptiPmSamplingCounterDataImageInitialize
+  int (*sampling_start)(SamplingCall*);               // cuptiPmSamplingStart
+  int (*sampling_stop)(SamplingCall*);                // cuptiPmSamplingStop
+  int (*sampling_decode)(SamplingDecode*);            // cuptiPmSamplingDecodeData
+  int (*sampling_count)(SamplingCount*);              // cuptiPmSamplingGetCounterDataInfo
+  int (*sample_info)(SampleInfo*);                    // cuptiPmSamplingCounterDataGetSampleInfo
   int (*activity_register)(void (*)(std::uint8_t**, std::size_t*, std::size_t*),
                            void (*)(CUctx_st*, std::uint32_t, std::uint8_t*, std::size_t, std::size_t));
   int (*activity_enable)(std::uint32_t);

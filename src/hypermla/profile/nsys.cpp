@@ -47,6 +47,7 @@ Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
   Timeline timeline;
   timeline.operations = parse_cuda_gpu_trace(read_file(stats + "_cuda_gpu_trace.csv"));
   timeline.calls = parse_cuda_api_trace(read_file(stats + "_cuda_api_trace.csv"));
+  timeline.no_samples = "they come from CUPTI, which cannot run beside Nsight Systems";
   return timeline;
 }
 
@@ -78,7 +79,7 @@ ProfileResult nsys_profile(const ProfileRequest& request) {
     attempts.push_back(fmt::format("nsys: {}", error.what()));
     try {
       timeline = by_cupti(request, frame);
-      source = "CUPTI activity records";
+      source = timeline.samples.empty() ? "CUPTI activity records" : "CUPTI activity records and PM sampling";
     } catch (const Error& second) {
       attempts.push_back(fmt::format("CUPTI: {}", second.what()));
       frame.give_up("no timeline, only times");

@@ -37,6 +37,7 @@ struct ProfileTools {
   // A command that prepares the same executable and calls run_for_profilers() once, for tools that watch a whole
   // process.
   std::vector<std::string> relaunch;
+  std::filesystem::path program;      // hypermla itself, for profile() of a plan to make `relaunch` from
   std::filesystem::path kernel_root;  // the kernels' sources, for annotated copies of them
   std::filesystem::path clock_lock;   // what scripts/lock-gpu-clock.sh leaves while clocks are locked
 };
@@ -79,6 +80,24 @@ class ProfileResult {
 // Measures in that mode and writes the files. A profiler that fails leaves a report that says so: see complete().
 // Throws Error for a mode that the device or the installation cannot do at all, and for ProfileMode::disabled.
 ProfileResult profile(const ProfileRequest& request, ProfileMode mode);
+
+// The same in one call, for whoever has a plan and no executable yet: random inputs, tiling, measurement.
+struct ProfileContext {
+  std::shared_ptr<Device> device;
+  const DeviceSpec& spec;
+  Compiler& compiler;
+  std::filesystem::path history_root = {};  // what the tuner remembers; empty: the plan's own tiling, untuned
+  ProfileTools tools = {};                  // without `relaunch`, `program` is started with the plan's fields as flags
+};
+struct ProfileOptions {
+  std::filesystem::path out_dir = {};  // empty: out/profiles/... below the working directory
+  std::string version = {};            // of the plan's kernel, to be profiled on the plan's problem instead of the plan
+  std::string label = {};
+  int bench_runs = 20;
+};
+// Throws Error as profile() above does, and for a plan that no registered version made.
+ProfileResult profile(const ProfileContext& context, KernelPlan& plan, ProfileMode mode,
+                      const ProfileOptions& options = {});
 
 // One run, marked as the one to be looked at for a profiler that watches this process.
 void run_for_profilers(Executable& executable, Device& device);

@@ -11,6 +11,7 @@ namespace hypermla {
 namespace {
 
 constexpr int kSchema = 1;
+constexpr double kConcurrentShare = 0.5;  // less is the end of one kernel under the start of the next
 
 }  // namespace
 
@@ -204,6 +205,16 @@ Signals stage_signals(const Json& profile, std::size_t index) {
       {"stall_shared_pct", "smsp__warp_issue_stalled_short_scoreboard_per_warp_active.pct"},
       {"stall_barrier_pct", "smsp__warp_issue_stalled_barrier_per_warp_active.pct"}};
   for (const auto& [name, metric] : names) put(name, get(metric));
+  // Sampled on a timeline, where nothing was counted.
+  for (const Json& kernel : profile.value("timeline", Json::object()).value("kernels", Json::array()))
+    for (const char* name : {"tensor_pct", "dram_pct", "bubble_pct"})
+      if (kernel["name"] == stage["name"] && kernel.contains(name) && !signals.count(name)) put(name, kernel[name]);
+  // Of stages that run at the same time: how long this one goes on without the other.
+  for (const Json& pair : profile.value("timeline", Json::object()).value("overlaps", Json::array()))
+    if ((pair["a"] == stage["name"] || pair["b"] == stage["name"]) && pair["share"] >= kConcurrentShare)
+      for (const Json& kernel : profile["timeline"]["kernels"])
+        if (kernel["name"] == stage["name"])
+          put("alone_pct", 100 * (1 - pair["us"].get<double>() / kernel["sum_us"].get<double>()));
   put("sm_idle_pct", 100 - get("sm_busy_pct"));
   put("dram_bytes", get("dram__bytes_read.sum") + get("dram__bytes_write.sum"));
   put("dram_over_algorithmic_bytes", get("dram_bytes") / get("bytes"));

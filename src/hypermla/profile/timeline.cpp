@@ -58,6 +58,30 @@ std::uint64_t shared(const std::vector<Span>& a, const std::vector<Span>& b) {
   return sum;
 }
 
+constexpr double kUsedPercent = 10;  // below it a bubble: what is still there is the end of an earlier load or store
+
+// What was sampled while these operations ran, by the samples that lie within one of them.
+void add_samples(Json& kernel, const std::vector<const DeviceOperation*>& runs,
+                 const std::vector<CounterSample>& samples) {
+  double time = 0, tensor = 0, dram = 0, bubbles = 0;
+  for (const DeviceOperation* run : runs) {
+    auto sample = std::lower_bound(samples.begin(), samples.end(), run->start,
+                                   [](const CounterSample& one, std::uint64_t start) { return one.start < start; });
+    for (; sample != samples.end() && sample->end <= run->end; ++sample) {
+      const double length = us(sample->end - sample->start);
+      time += length;
+      tensor += length * sample->tensor_pct;
+      dram += length * sample->dram_pct;
+      if (sample->tensor_pct < kUsedPercent && sample->dram_pct < kUsedPercent) bubbles += length;
+    }
+  }
+  if (time == 0) return;
+  tensor /= time, dram /= time;
+  kernel.update({{"tensor_pct", tensor}, {"dram_pct", dram}});
+  // One that uses neither at any time works out of the caches: there are no bubbles in that.
+  if (std::max(tensor, dram) >= kUsedPercent) kernel["bubble_pct"] = 100 * bubbles / time;
+}
+
 double quantile(const std::vector<double>& sorted, double q) {
   const double at = q * double(sorted.size() - 1);
   const auto below = std::size_t(at);
@@ -218,10 +242,15 @@ std::string chrome_trace_json(const Timeline& timeline) {
   for (const auto& operation : timeline.operations) origin = std::min(origin, operation.start);
   for (const auto& call : timeline.calls) origin = std::min(origin, call.start);
   for (const auto& range : timeline.ranges) origin = std::min(origin, range.start);
-  constexpr int kGpu = 0, kHost = 1, kStages = 0;
+  for (const auto& sample : timeline.samples) origin = std::min(origin, sample.start);
+  // Not 0, which Perfetto takes for the idle process; and it names rows by their number, whatever the process.
+  constexpr int kGpu = 1, kHost = 2;
+  constexpr std::uint32_t kStages = 3;
   Json events = Json::array();
   auto name = [&](const char* what, int process, std::uint32_t thread, const std::string& text) {
-    events.push_back({{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", text}}}});
+    Json event = {{"ph", "M"}, {"name", what}, {"pid", process}, {"args", {{"name", text}}}};
+    if (thread) event["tid"] = thread;
+    events.push_back(std::move(event));
   };
   auto slice = [&](const std::string& category, const std::string& text, int process, std::uint32_t thread,
                    std::uint64_t start, std::uint64_t end, Json details) {
@@ -282,6 +311,14 @@ std::string chrome_trace_json(const Timeline& timeline) {
                       {"tid", operation.stream},
                       {"ts", us(operation.start - origin)}});
   }
+  // A counter keeps its value until the next event of its track.
+  for (const CounterSample& sample : timeline.samples)
+    for (const auto& [track, value] : {std::pair{"tensor pipe", sample.tensor_pct}, {"DRAM", sample.dram_pct}})
+      events.push_back({{"ph", "C"},
+                        {"name", track},
+                        {"pid", kGpu},
+                        {"ts", us(sample.start - origin)},
+                        {"args", {{"%", std::round(10 * value) / 10}}}});
   return Json{{"displayTimeUnit", "ns"}, {"traceEvents", events}}.dump() + "\n";
 }
 
@@ -313,6 +350,15 @@ Json analyse(const Timeline& timeline) {
     for (const DeviceOperation* run : runs) time += run->end - run->start;
     result["kernels"].push_back(
         {{"name", name}, {"runs", runs.size()}, {"sum_us", us(time)}, {"mean_us", us(time) / double(runs.size())}});
+    add_samples(result["kernels"].back(), runs, timeline.samples);
+  }
+  if (!timeline.samples.empty()) {
+    std::vector<double> lengths;
+    for (const CounterSample& sample : timeline.samples) lengths.push_back(us(sample.end - sample.start));
+    std::sort(lengths.begin(), lengths.end());
+    result["samples"] = {{"count", lengths.size()}, {"interval_us", quantile(lengths, 0.5)}};
+  } else if (!timeline.no_samples.empty()) {
+    result["no_samples"] = timeline.no_samples;
   }
   result["overlaps"] = Json::array();
   for (auto a = kernels.begin(); a != kernels.end(); ++a)
@@ -364,10 +410,22 @@ std::string render_timeline(const Json& analysis) {
       fmt::format("{} operations on {} streams in {:.1f} us: {:.1f} us busy, {:.1f} us idle; concurrency {:.2f}.\n\n",
                   analysis.at("operations").get<int>(), analysis.at("streams").get<int>(), number("span_us"),
                   number("busy_us"), number("idle_us"), number("concurrency"));
-  text += "| kernel | runs | mean us | sum us |\n|---|---|---|---|\n";
-  for (const Json& one : analysis.at("kernels"))
-    text += fmt::format("| {} | {} | {:.1f} | {:.1f} |\n", one["name"].get<std::string>(), one["runs"].get<int>(),
+  const bool sampled = analysis.contains("samples");
+  text += fmt::format("| kernel | runs | mean us | sum us |{}\n|---|---|---|---|{}\n",
+                      sampled ? " tensor % | DRAM % | neither, % of the time |" : "", sampled ? "---|---|---|" : "");
+  for (const Json& one : analysis.at("kernels")) {
+    text += fmt::format("| {} | {} | {:.1f} | {:.1f} |", one["name"].get<std::string>(), one["runs"].get<int>(),
                         one["mean_us"].get<double>(), one["sum_us"].get<double>());
+    for (const char* name : {"tensor_pct", "dram_pct", "bubble_pct"})
+      if (sampled) text += one.contains(name) ? fmt::format(" {:.1f} |", one[name].get<double>()) : " - |";
+    text += "\n";
+  }
+  if (sampled)
+    text += fmt::format("\nTracks of tensor pipe and DRAM in chrome_trace.json: {} samples, {:.1f} us each.\n",
+                        analysis["samples"]["count"].get<int>(), analysis["samples"]["interval_us"].get<double>());
+  else if (analysis.contains("no_samples"))
+    text += fmt::format("\nNo tracks of tensor pipe and DRAM in chrome_trace.json: {}.\n",
+                        analysis["no_samples"].get<std::string>());
   if (!analysis.at("overlaps").empty()) {
     text += "\n| pair | both run, us | of the shorter |\n|---|---|---|\n";
     for (const Json& one : analysis["overlaps"])

@@ -34,10 +34,18 @@ struct HostRange {
   std::vector<std::uint32_t> correlations;  // of the calls made inside
 };
 
+// How busy the device was on average between two points in time, in percent of its peak.
+struct CounterSample {
+  std::uint64_t start = 0, end = 0;
+  double tensor_pct = 0, dram_pct = 0;
+};
+
 struct Timeline {
   std::vector<DeviceOperation> operations;
   std::vector<DriverCall> calls;
   std::vector<HostRange> ranges;
+  std::vector<CounterSample> samples;  // in order, of the whole device
+  std::string no_samples;              // why there are none
 };
 
 // The reports of `nsys stats` under its own column names, so that scripts read either.
@@ -50,7 +58,7 @@ std::vector<DeviceOperation> parse_cuda_gpu_trace(const std::string& csv);
 std::vector<DriverCall> parse_cuda_api_trace(const std::string& csv);
 
 // For chrome://tracing and ui.perfetto.dev: a row for every stream, one for the host, arrows from launches to what
-// they launched.
+// they launched; where there are samples, a track for the tensor pipe and one for DRAM.
 std::string chrome_trace_json(const Timeline& timeline);
 
 // {"span_us", "busy_us", "sum_us", "idle_us", "concurrency", "overlaps": [...], "gaps": [...], "critical_path":
@@ -60,6 +68,9 @@ std::string chrome_trace_json(const Timeline& timeline);
 //   overlaps     for every pair of kernel names the time both ran, and its share of the shorter one
 //   gaps         times in which nothing ran, longest first
 //   critical path  the chain that ends last: before each operation the one that ended last before it started
+//   samples      {"count", "interval_us"}, and for every kernel that one lies within "tensor_pct", "dram_pct" and,
+//                unless it works out of the caches, "bubble_pct": the share of its time in which neither was used
+//   no_samples   why there are none
 Json analyse(const Timeline& timeline);
 std::string render_timeline(const Json& analysis);  // Markdown
 
