@@ -90,7 +90,7 @@ const char* dtype_name(hypermla::DType dtype) {
     case hypermla::DType::float16: return "float16";
     case hypermla::DType::float32: return "float32";
   }
-  return "";
+  return dtype == hypermla::kInt32 ? "int32" : "";
 }
 
 PyObject* shape_tuple(const std::int64_t* values, Py_ssize_t count) {

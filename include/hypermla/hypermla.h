@@ -19,6 +19,7 @@
 
 #include "hypermla/dtype.h"
 #include "hypermla/error.h"
+#include "hypermla/int32.h"
 
 namespace hypermla {
 

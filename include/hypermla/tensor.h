@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "hypermla/dtype.h"
+#include "hypermla/int32.h"
 
 namespace hypermla {
 
@@ -19,7 +19,9 @@ struct Tensor {
   std::int64_t elements() const {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
   }
-  std::size_t bytes() const { return static_cast<std::size_t>(elements()) * (dtype == DType::float32 ? 4 : 2); }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(elements()) * (dtype == DType::float32 || dtype == kInt32 ? 4 : 2);
+  }
 };
 
 }  // namespace hypermla

@@ -24,7 +24,7 @@ class TensorInfo(NamedTuple):
 
     name: str
     shape: tuple
-    dtype: str  # "bfloat16", "float16" or "float32"
+    dtype: str  # "bfloat16", "float16", "float32" or "int32"
     role: str  # "input", "output" or "workspace"
 
 
@@ -43,10 +43,11 @@ class _Memory(NamedTuple):
 
 
 # Integers of 16 bits carry bfloat16, which neither NumPy nor the buffer protocol has.
-_DLPACK = {(2, 16): ("float16",), (4, 16): ("bfloat16",), (2, 32): ("float32",), (1, 16): ("bfloat16",)}
-_LETTERS = {"e": ("float16",), "f": ("float32",), "H": ("bfloat16",)}
-_TYPESTR = {"f2": ("float16",), "f4": ("float32",), "u2": ("bfloat16",), "V2": ("bfloat16",)}
-_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_DLPACK = {(2, 16): ("float16",), (4, 16): ("bfloat16",), (2, 32): ("float32",), (1, 16): ("bfloat16",),
+           (0, 32): ("int32",)}
+_LETTERS = {"e": ("float16",), "f": ("float32",), "H": ("bfloat16",), "i": ("int32",)}
+_TYPESTR = {"f2": ("float16",), "f4": ("float32",), "u2": ("bfloat16",), "V2": ("bfloat16",), "i4": ("int32",)}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
 _CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLDeviceType
 
 

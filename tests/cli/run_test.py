@@ -20,6 +20,11 @@ class Check(CommandCase):
     def test_every_kernel_passes(self):
         for name, version, _ in kernel_directories():
             with self.subTest(f"{name} {version}"):
+                if name.startswith("cute."):
+                    sentence = self.refuse("kernel", name, version, "--device=cpu")
+                    self.assertIn("is written for Hopper GPUs (sm_90)", sentence)
+                    self.assertIn("--language=cutile", sentence)
+                    continue
                 shape = ["--b=1", "--s=5", "--h=2"]
                 if "--t " in self.succeed("kernel", name, version, "--help").out:
                     shape.append("--t=70")
@@ -211,8 +216,14 @@ class Compilation(CommandCase):
             self.skipTest("no CUDA Tile compiler here")
 
     def test_an_entry_explains_itself(self):
-        cache = self.directory / "cache"
-        done = self.succeed("compile", "flash_attention", "--s=16", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache)
+        for language, instance in (("cutile", "hypermla::flash_attention<"), ("cute", "hypermla::cute::flash_attention<")):
+            with self.subTest(language):
+                self.check_entry(language, instance)
+
+    def check_entry(self, language, instance):
+        cache = self.directory / language
+        words = ("compile", "flash_attention", f"--language={language}", "--s=16", "--arch=sm_90")
+        done = self.succeed(*words, HYPERMLA_CACHE_DIR=cache)
         self.assertRegex(done.out, r"(?m)^flash_attention +sm_90 +\d+ registers +0 B frame +\d+ B shared +\{")
         self.assertIn("1 compiled, 0 failed, 0 with a stack frame", done.out)
         (name,) = entries(cache)
@@ -220,12 +231,11 @@ class Compilation(CommandCase):
         self.assertTrue(name.startswith("flash_attention-sm_90-"))
         self.assertEqual((entry / "kernel.cubin").read_bytes()[:4], b"\x7fELF")
         self.assertGreater((entry / "remarks.txt").stat().st_size, 0)
-        self.assertIn("hypermla::flash_attention<", (entry / "kernel.cu").read_text())
+        self.assertIn(instance, (entry / "kernel.cu").read_text())
         report = json.loads((entry / "report.json").read_text())
         self.assertEqual((report["arch"], report["artifact"]), ("sm_90", "kernel.cubin"))
         self.assertGreater(report["registers"], 0)
-        again = self.succeed("compile", "flash_attention", "--s=16", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache,
-                             PATH=self.directory)
+        again = self.succeed(*words, HYPERMLA_CACHE_DIR=cache, PATH=self.directory)
         self.assertEqual(again.out, done.out)
 
     def test_a_failure_is_a_row_and_status_1(self):

@@ -129,7 +129,7 @@ TEST_F(AutotuneTest, PicksTheFastestAndLeavesItPrepared) {
   EXPECT_EQ(chosen(result), 32);
   EXPECT_EQ(launches_.size(), 4u);
   EXPECT_GE(result.stages[0].measured, 4);
-  CtKernel* kernel = executable_->kernels()[0];
+  TiledKernel* kernel = executable_->kernels()[0];
   EXPECT_EQ(kernel->tiling(), (Json{{"Bm", 32}}));
   launches_.clear();
   executable_->run(nullptr);
@@ -219,7 +219,7 @@ TEST_F(AutotuneTest, NoneLeftIsASentenceWithTheReason) {
 
 TEST_F(AutotuneTest, WithoutACompilerOnlyWhatIsCachedIsACandidate) {
   const auto plan = plan_.plan({});
-  CtKernel* kernel = plan->kernels()[0];
+  TiledKernel* kernel = plan->kernels()[0];
   {
     Compiler compiler(config_);
     for (const int Bm : {16, 128}) compiler.compile(kernel->source({{"Bm", Bm}}), "generic");

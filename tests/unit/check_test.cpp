@@ -105,7 +105,7 @@ TEST_F(CheckTest, AnElementThatNobodyWritesFails) {
         if (i != skip) test.put_o(i, test.plan_.o(i));
       for (std::int64_t i = 0; i < test.at("lse").elements(); ++i) test.put_lse(i, test.plan_.lse(i));
     }
-    std::vector<CtKernel*> kernels() override { return {}; }
+    std::vector<TiledKernel*> kernels() override { return {}; }
     Cost cost() const override { return {}; }
     Prediction predict(const DeviceSpec&, DType) const override { return {}; }
     CheckTest& test;

@@ -294,5 +294,20 @@ TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
   EXPECT_TRUE(contains(message, "no_such_kernel")) << message;
 }
 
+TEST(HostBackend, SaysWhatIsNotForCpus) {
+  const TempDir dir;
+  dir.write("kernels/cute/test/warps.cuh", "");
+  dir.write("kernels/cutile/tile_host/entry.h", "");
+  CompilerConfig config;
+  config.kernel_root = dir.path() / "kernels";
+  config.include_root = checkout() / "include";
+  config.cache = dir.path() / "cache";
+  config.toolchain.cxx = "/bin/true";
+  Compiler compiler(config);
+  const std::string message =
+      error_of([&] { compiler.compile({"warps", "cute/test/warps.cuh", "hypermla::cute::warps<1>"}, "x86-64-v3"); });
+  EXPECT_TRUE(contains(message, "--language=cutile")) << message;
+}
+
 }  // namespace
 }  // namespace hypermla

@@ -213,6 +213,42 @@ TEST_F(ExecutableTest, ATilingThatDoesNotCompileLeavesTheOldOneRunning) {
   EXPECT_EQ(launches_.back(), "first 16 blocks, n=1000 Bm=64");
 }
 
+// A kernel whose launch the plan shapes: bytes made on the host reach it, and no blocks mean no launch.
+TEST_F(ExecutableTest, LaunchesAsThePlanSays) {
+  const auto device = std::make_shared<FakeDevice>();
+  CuteKernelSpec<ScaleProblem, ScaleTiling> spec;
+  static_cast<KernelSpec<ScaleProblem, ScaleTiling>&>(spec) = example("first");
+  spec.launch = [](const ScaleTiling& tiling) {
+    KernelLaunch launch;
+    launch.grid = {unsigned(tiling.Bm), tiling.Bm > 1 ? 2u : 0u, 1};
+    launch.shape = {384, 1000u * unsigned(tiling.Bm), 2, true};
+    launch.constants = "list of " + std::to_string(tiling.Bm);
+    launch.arguments = [](void* constants) { return Arguments(constants); };
+    return launch;
+  };
+  CuteKernel kernel(spec);
+  EXPECT_EQ(kernel.source(kernel.tiling()).instance,
+            "hypermla::cute::first<hypermla::cute::FirstProblem{.n = 0, .dtype = hypermla::DType::bfloat16}, "
+            "hypermla::cute::FirstTiling{.Bm = 64, .fast = true}>");
+  std::vector<std::string> seen;
+  device->on_launch = [&](const fs::path&, Grid grid, void** arguments) {
+    seen.push_back(std::to_string(grid.x) + " " + *static_cast<const char**>(arguments[0]));
+  };
+  kernel.prepare(*compiler_, *device);
+  EXPECT_EQ(device->loaded_shape, (LaunchShape{384, 64000, 2, true}));
+  kernel.run(nullptr);
+  kernel.set_tiling({{"Bm", 1}});
+  kernel.prepare(*compiler_, *device);
+  kernel.run(nullptr);
+  EXPECT_EQ(kernel.predict_seconds(kernel.tiling(), kDevice, DType::bfloat16), 0);
+  kernel.set_tiling({{"Bm", 2}});
+  kernel.prepare(*compiler_, *device);
+  kernel.run(nullptr);
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0].substr(0, 13), "64 list of 64");
+  EXPECT_EQ(seen[1].substr(0, 11), "2 list of 2");
+}
+
 std::unique_ptr<Executable> nested() {
   std::vector<std::unique_ptr<Executable>> inner, outer;
   inner.push_back(std::make_unique<CtKernel>(example("second", 2000)));
@@ -228,7 +264,7 @@ TEST_F(ExecutableTest, PipelinesRunInOrderHoweverNested) {
   const auto pipeline = nested();
   EXPECT_EQ(pipeline->name(), "outer");
   std::vector<std::string> names;
-  for (CtKernel* kernel : pipeline->kernels()) names.push_back(kernel->name());
+  for (TiledKernel* kernel : pipeline->kernels()) names.push_back(kernel->name());
   EXPECT_EQ(names, (std::vector<std::string>{"first", "second", "third"}));
   pipeline->prepare(*compiler_, device_);
   pipeline->run(nullptr);

@@ -96,6 +96,9 @@ class TensorsOnly : public KernelPlan {
   ReferenceShape reference_shape() const override { return {}; }
   ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
   std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
+  InputRules input_rules(std::uint64_t) const override { return rules; }
+
+  InputRules rules;
 
  private:
   std::vector<TensorSpec> specs_;
@@ -167,6 +170,30 @@ TEST(Inputs, PoisonMakesNanOfAllThatIsWritten) {
     tensors.poison();
   }
   EXPECT_EQ(all_of(tensors, "in"), input);
+}
+
+TEST(Inputs, FollowTheRulesOfThePlan) {
+  const auto device = std::make_shared<testing_support::FakeDevice>();
+  TensorsOnly plan({{"cache", Role::input, DType::bfloat16, {2, 64, 8}},
+                    {"lengths", Role::input, kInt32, {2}}});
+  EXPECT_TRUE(testing_support::contains(testing_support::error_of([&] { AllocatedTensors(plan, device, 1); }),
+                                        "do not give the 2 values of lengths"));
+  plan.rules.integers["lengths"] = {64, 1 << 20};
+  const std::vector<float> plain = all_of(AllocatedTensors(plan, device, 1), "cache");
+  plan.rules.unread["cache"] = {{8, 3}, {1020, 4}};
+  plan.rules.growing = {{"cache", 64, 8}};
+  EXPECT_EQ(all_of(AllocatedTensors(plan, device, 1), "lengths"), (std::vector<float>{64, 1 << 20}));
+  const std::vector<float> still = all_of(AllocatedTensors(plan, device, 1), "cache");
+  const std::vector<float> growing = all_of(AllocatedTensors(plan, device, 1, true), "cache");
+  for (int i = 0; i < 1024; ++i) {
+    const bool unread = (i >= 8 && i < 11) || i >= 1020;
+    ASSERT_EQ(std::isnan(still[i]), unread) << i;
+    ASSERT_EQ(std::isnan(growing[i]), unread) << i;
+    if (unread) continue;
+    ASSERT_EQ(still[i], plain[i]) << i;
+    const double factor = 1 + 15 * double(i / 8 % 64) / 64;
+    ASSERT_NEAR(growing[i], factor * plain[i], 0.004 * std::fabs(factor * plain[i])) << i;  // rounded to bfloat16
+  }
 }
 
 TEST(Inputs, ReadsAnyPiece) {

@@ -61,6 +61,73 @@ TEST(RegistryTest, FindsBySeveralSpellings) {
   }
 }
 
+TEST(RegistryTest, TakesTheFastestLanguageThatRunsOnTheTarget) {
+  const Registry registry = example();
+  EXPECT_EQ(registry.find("flash_mla", "", "sm_90").language, "cute");
+  for (const char* arch : {"x86-64-v4", "sm_80", "sm_100", "sm_120"})
+    EXPECT_EQ(registry.find("flash_mla", "", arch).language, "cutile") << arch;
+  EXPECT_EQ(registry.find("flash_mla", "", "sm_90", "cutile").language, "cutile");
+  EXPECT_EQ(registry.find("flash_mla", "v2", "sm_90").language, "cutile");
+  const std::string elsewhere = error_of([&] { registry.find("flash_mla", "", "sm_80", "cute"); });
+  EXPECT_TRUE(contains(elsewhere, "cute.mla.flash_mla is written for Hopper GPUs (sm_90) and this target is sm_80")) << elsewhere;
+  EXPECT_TRUE(contains(elsewhere, "--language=cutile")) << elsewhere;
+  EXPECT_EQ(error_of([&] { registry.find("cute.mla.flash_mla", "", "sm_80"); }), elsewhere);
+  const std::string nowhere = error_of([&] { registry.find("attention", "v1", "sm_90", "cute"); });
+  EXPECT_TRUE(contains(nowhere, "no kernel 'attention' in the language 'cute'")) << nowhere;
+  const std::string version = error_of([&] { registry.find("flash_mla", "v2", "sm_90", "cute"); });
+  EXPECT_TRUE(contains(version, "no version 'v2' in cute")) << version;
+}
+
+// A plan that recommends itself for long problems.
+class LongOnly : public KernelPlan {
+ public:
+  explicit LongOnly(int least) : least_(least) {}
+  std::vector<FieldRef> problem_fields() override { return {{"s", "", &s_}}; }
+  std::vector<FieldRef> tiling_fields() override { return {}; }
+  void use_default_tiling() override {}
+  void validate() const override {}
+  bool recommended() const override { return s_ >= least_; }
+  DType dtype() const override { return DType::bfloat16; }
+  std::vector<TensorSpec> tensors() const override { return {}; }
+  ReferenceShape reference_shape() const override { return {}; }
+  ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
+  std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
+
+ private:
+  int least_, s_ = 1;
+};
+
+TEST(RegistryTest, DraftsNeverTakeThePlaceOfARecordedKernel) {
+  Registry registry;
+  registry.add("/x/kernels/cutile/mla/attention/attention/attention.cpp", "", no_plan);
+  registry.add("/x/kernels/cute/mla/attention/attention/attention.cpp", "", no_plan, true);
+  registry.add("/x/kernels/cute/mla/attention/attention_v1/attention_v1.cpp", "", no_plan, true);
+  EXPECT_EQ(registry.find("attention").language, "cutile");
+  EXPECT_EQ(registry.find_all("attention").size(), 1u);
+  EXPECT_EQ(registry.find("attention", "", "sm_90", "cute").language, "cute");
+  EXPECT_EQ(registry.find("cute.mla.attention").language, "cute");
+  EXPECT_EQ(registry.find("attention", "v1").language, "cute");  // there is no other
+  EXPECT_TRUE(registry.find("attention", "v1").draft);
+  EXPECT_EQ(registry.all().size(), 3u);
+}
+
+TEST(RegistryTest, TheProblemDecidesBetweenLanguages) {
+  Registry registry;
+  for (const char* language : {"cutile", "cute"})
+    registry.add("/x/kernels/" + std::string(language) + "/mla/attention/attention/attention.cpp", "",
+                 [=] { return std::make_unique<LongOnly>(std::string(language) == "cute" ? 128 : 1000); });
+  auto language = [&](int s, const std::string& arch, const std::string& pinned = "") {
+    const ChosenPlan chosen = choose_plan(registry.find_all("attention", "", arch, pinned), {arch, 1},
+                                          [&](KernelPlan& plan) { from_json(plan.problem_fields(), {{"s", s}}); });
+    EXPECT_EQ(chosen.plan->target.arch, arch);
+    return chosen.entry.language;
+  };
+  EXPECT_EQ(language(128, "sm_90"), "cute");
+  EXPECT_EQ(language(16, "sm_90"), "cutile");
+  EXPECT_EQ(language(16, "sm_90", "cute"), "cute");
+  EXPECT_EQ(language(128, "sm_80"), "cutile");
+}
+
 TEST(RegistryTest, SuggestsWhatIsNear) {
   const Registry registry = example();
   const std::string kernel = error_of([&] { registry.find("flash-mal"); });
@@ -96,6 +163,7 @@ TEST(RegistryTest, ThisBuildsKernelsAreThereAndDistinct) {
   }
   for (const char* kernel : {"flash_attention", "flash_mla", "flash_mla_split_kv", "output_decompression"})
     EXPECT_TRUE(names.count(std::string("cutile.mla.") + kernel)) << kernel;
+  EXPECT_TRUE(names.count("cute.mla.flash_mla"));
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST(EventProfile, WritesWhatItMeasured) {
   ASSERT_EQ(json["stages"].size(), 2u);
   for (int i = 0; i < 2; ++i) {
     const Json& stage = json["stages"][i];
-    const CtKernel& kernel = *executable->kernels()[i];
+    const TiledKernel& kernel = *executable->kernels()[i];
     EXPECT_EQ(stage["name"], kernel.name());
     EXPECT_EQ(stage["tiling"], kernel.tiling());
     EXPECT_EQ(stage["grid"], (Json{kernel.grid().x, kernel.grid().y, kernel.grid().z}));

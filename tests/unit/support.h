@@ -84,6 +84,7 @@ class FakeDevice : public Device {
   std::function<void()> on_flush = [] {};
   std::function<std::optional<PowerSample>()> on_power = [] { return std::nullopt; };
   int loads = 0, records = 0;
+  LaunchShape loaded_shape;  // of the last load
 
   void rename(const std::string& name) { info_.name = name; }
   bool is_gpu() const override { return false; }
@@ -94,8 +95,10 @@ class FakeDevice : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
 
-  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string&) override {
+  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string&,
+                                 const LaunchShape& shape) override {
     ++loads;
+    loaded_shape = shape;
     return std::make_unique<FakeFunction>(*this, artifact);
   }
   StreamHandle stream() override { return this; }

@@ -21,9 +21,9 @@ inline constexpr u32 kBoxBytes = 64 * 64 * 2;
 __device__ __forceinline__ u32 operand_k_major(u32 shared) { return (shared & 0x3ffff) >> 4 | 1u << 16; }
 
 // MN-major B: the product runs along the rows of the box (the next 16 are 2048 bytes on, + 128), the columns of B go on
-// in the next box.
-__device__ __forceinline__ u32 operand_mn_major(u32 shared) {
-  return (shared & 0x3ffff) >> 4 | kBoxBytes >> 4 << 16;
+// in the next box. A box may have more rows than 64.
+__device__ __forceinline__ u32 operand_mn_major(u32 shared, u32 box_bytes = kBoxBytes) {
+  return (shared & 0x3ffff) >> 4 | box_bytes >> 4 << 16;
 }
 
 inline constexpr u32 kNextBox = kBoxBytes >> 4;  // in descriptor units
@@ -85,6 +85,19 @@ __device__ __forceinline__ void pin(float* d) {
       "{%64, %65, %66, %67}, b, p, 1, 1, 1;\n}" \
       : HYPERMLA_32(d, 0), HYPERMLA_32(d, 32) \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate))
+#define HYPERMLA_MMA_64X128_REGISTERS_K_MAJOR(TYPE) \
+  asm volatile( \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\n" \
+      "setp.ne.b32 p, %69, 0;\n" \
+      "mov.b64 b, {%68, 0x40000040};\n" \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15," \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "{%64, %65, %66, %67}, b, p, 1, 1, 0;\n}" \
+      : HYPERMLA_32(d, 0), HYPERMLA_32(d, 32) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate))
 
 // d (64 x 64) += a (64 x 16, K-major) b (16 x 64, K-major).
 template <DType dtype>
@@ -116,9 +129,29 @@ __device__ __forceinline__ void mma_64x128(float* d, const u32* a, u32 b, int ac
   }
 }
 
+// d (64 x 128) += a (64 x 16, in registers) b (16 x 128, K-major: a box of 128 rows).
+template <DType dtype>
+__device__ __forceinline__ void mma_64x128_k_major(float* d, const u32* a, u32 b, int accumulate) {
+  if constexpr (dtype == DType::bfloat16) {
+    HYPERMLA_MMA_64X128_REGISTERS_K_MAJOR("bf16");
+  } else {
+    HYPERMLA_MMA_64X128_REGISTERS_K_MAJOR("f16");
+  }
+}
+
+// A's registers for 16 rows of this warp and 16 columns, from a box with the 128-byte swizzle: lane l gives the address of
+// row l % 16, columns 8 * (l / 16) and on.
+__device__ __forceinline__ void load_matrices(u32* a, u32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared)
+               : "memory");
+}
+
 #undef HYPERMLA_MMA_64X64
 #undef HYPERMLA_MMA_64X128
 #undef HYPERMLA_MMA_64X128_REGISTERS
+#undef HYPERMLA_MMA_64X128_REGISTERS_K_MAJOR
 #undef HYPERMLA_32
 #undef HYPERMLA_8
 

@@ -2,8 +2,9 @@
 //
 // The rows of a request (h * s) fall into tiles of 64, its tokens into blocks of 64. One item is one row tile and a range
 // of token blocks. A tile that one item covers is written as output; else its items write partial outputs into
-// consecutive slots, which combine.cuh merges. Thread block (or cluster) c takes items c, c + grid, c + 2 grid, ... until an
-// item with begin == end.
+// consecutive slots, which combine_parts.cuh merges. Thread block (or cluster) c takes the items from c * rounds on, until one
+// with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the device, there
+// (plan_requests.cuh).
 #pragma once
 
 namespace hypermla::cute {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "latent/work.h"
+#include "work.h"
 
 namespace hypermla::cute {
 
@@ -27,15 +27,17 @@ struct WorkPlan {
   int cluster = 1;
   int grid = 0;                      // clusters
   int rounds = 0;                    // items per cluster, the closing one included
-  std::vector<WorkItem> items;       // [rounds][grid]
+  std::vector<WorkItem> items;       // [grid][rounds]
   std::vector<CombineItem> combines;
   int slots = 0;
   double cost = 0;                   // in blocks of 64 x 64
 };
 
 // lengths: tokens of every request (0 allowed); row_tiles = ceil(h * s / 64); clusters: how many of `cluster` thread blocks
-// run at a time (for 1 the multiprocessors).
-inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int cluster, int clusters, WorkCosts costs = {}) {
+// run at a time (for 1 the multiprocessors). split: 0, or the token blocks after which every request is cut, whatever else the
+// batch holds, so that its output does not depend on its batch mates.
+inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int cluster, int clusters, int split = 0,
+                          WorkCosts costs = {}) {
   const int requests = static_cast<int>(lengths.size());
   // A request without tokens still has outputs to write: one block, all masked.
   std::vector<int> blocks(requests);
@@ -110,7 +112,7 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int cl
     plan.rounds = static_cast<int>(most) + 1;
     plan.items.assign(static_cast<size_t>(plan.rounds) * grid, WorkItem{});
     for (int w = 0; w < grid; ++w) {
-      for (size_t i = 0; i < of[w].size(); ++i) plan.items[i * grid + w] = of[w][i];
+      std::copy(of[w].begin(), of[w].end(), plan.items.begin() + static_cast<size_t>(w) * plan.rounds);
     }
     plan.cost = *std::max_element(load.begin(), load.end());
     if (plan.slots > 0) plan.cost += costs.combine + costs.partial * plan.slots;
@@ -122,6 +124,21 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int cl
   auto consider = [&](WorkPlan plan) {
     if (plan.cost < best.cost) best = std::move(plan);
   };
+  if (split > 0) {
+    std::vector<long long> load(clusters, 0);
+    std::vector<Placed> placed;
+    for (int r = 0; r < requests; ++r) {
+      for (int begin = 0; begin < blocks[r]; begin += split) {
+        for (int m = 0; m < row_tiles; ++m) {
+          const int end = std::min(begin + split, blocks[r]);
+          const int worker = static_cast<int>(std::min_element(load.begin(), load.end()) - load.begin());
+          load[worker] += end - begin + overhead;
+          placed.push_back({worker, r, m, begin, end});
+        }
+      }
+    }
+    return finish(placed, clusters);
+  }
   for (int groups = 1; groups * row_tiles <= clusters && groups <= total; ++groups) {
     const Ranges ranges = balance(blocks, groups);
     std::vector<Placed> placed;

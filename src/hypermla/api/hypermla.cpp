@@ -40,19 +40,21 @@ Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>
                const std::string& version)
     : state_(std::make_unique<State>()) {
   state_->device = device.device_;
-  state_->plan = Registry::instance().find(name, version).make();
-  state_->plan->target = Target::of(device.device_->info());
-  for (const auto& [field, value] : problem) {
-    std::vector<std::string> names;
-    bool known = false;
-    for (FieldRef& ref : state_->plan->problem_fields()) {
-      names.emplace_back(ref.name);
-      if (ref.name != field) continue;
-      ref.parse(value);
-      known = true;
+  const Target target = Target::of(device.device_->info());
+  auto set_fields = [&](KernelPlan& plan) {
+    for (const auto& [field, value] : problem) {
+      std::vector<std::string> names;
+      bool known = false;
+      for (FieldRef& ref : plan.problem_fields()) {
+        names.emplace_back(ref.name);
+        if (ref.name != field) continue;
+        ref.parse(value);
+        known = true;
+      }
+      if (!known) fail("{} has no field '{}'; did you mean {}?", name, field, nearest(field, names));
     }
-    if (!known) fail("{} has no field '{}'; did you mean {}?", name, field, nearest(field, names));
-  }
+  };
+  state_->plan = choose_plan(Registry::instance().find_all(name, version, target.arch), target, set_fields).plan;
   state_->plan->use_default_tiling();
   state_->plan->validate();
   state_->tensors = empty_tensors(*state_->plan);
@@ -91,7 +93,7 @@ void Kernel::prepare() {
   for (const auto& [name, tensor] : state_->tensors)
     if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
   auto executable = state_->plan->plan(state_->tensors);
-  for (CtKernel* kernel : executable->kernels())
+  for (TiledKernel* kernel : executable->kernels())
     if (auto tuned = state_->tilings.find(kernel->name()); tuned != state_->tilings.end())
       kernel->set_tiling(tuned->second);
   executable->prepare(shared().compiler, *state_->device);

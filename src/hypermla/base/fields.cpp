@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "hypermla/base/error.h"
+#include "hypermla/int32.h"
 
 namespace hypermla {
 namespace {
@@ -16,10 +17,11 @@ struct DTypeRow {
   std::string_view name;
   int bytes;
 };
-constexpr std::array<DTypeRow, 3> kDTypes{{
+constexpr std::array<DTypeRow, 4> kDTypes{{
     {DType::bfloat16, "bfloat16", 2},
     {DType::float16, "float16", 2},
     {DType::float32, "float32", 4},
+    {kInt32, "int32", 4},
 }};
 
 const DTypeRow& row_of(DType dtype) {

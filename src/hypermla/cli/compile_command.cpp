@@ -33,22 +33,37 @@ int compile_command(const Words& words) {
     rest.erase(rest.begin());
   }
 
+  // The target decides the language, and that decides which flags there are.
+  const std::string asked = flag_value(rest, "--arch"), language_flag = flag_value(rest, "--language");
+  const std::string first = asked.substr(0, asked.find(','));
+  const std::string first_arch = first == "cpu" || first.empty() ? make_device(first.empty() ? "auto" : "cpu")->info().arch : first;
+
   std::vector<std::string> archs;
+  std::string language;
   bool candidates = false, cases = false, forbid_spills = false;
-  CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
-               "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
-               "hypermla compile [<kernel>|all] [version]");
-  app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
-      ->delimiter(',');
-  app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
-  app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
-  app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
-  std::unique_ptr<KernelPlan> one;
-  if (name != "all") {
-    one = Registry::instance().find(name, version).make();
-    add_fields(app, one->problem_fields(), "Problem");
-  }
-  if (!parse(app, rest)) return 0;
+  bool helped = false;
+  auto parse_flags = [&](KernelPlan* plan) {
+    CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
+                 "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
+                 "hypermla compile [<kernel>|all] [version]");
+    archs.clear();
+    app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
+        ->delimiter(',');
+    app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
+    app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
+    app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
+    app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
+    if (plan) add_fields(app, plan->problem_fields(), "Problem");
+    helped = helped || !parse(app, rest);
+  };
+  ChosenPlan chosen;
+  if (name == "all")
+    parse_flags(nullptr);
+  else
+    chosen = choose_plan(Registry::instance().find_all(name, version, first_arch, language_flag), {},
+                         [&](KernelPlan& plan) { parse_flags(&plan); });
+  if (helped) return 0;
+  const std::unique_ptr<KernelPlan>& one = chosen.plan;  // null: all
 
   Compiler compiler(worker_config(Environment::detect()));
   std::vector<Job> jobs;
@@ -57,13 +72,15 @@ int compile_command(const Words& words) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
     std::vector<KernelSource> sources;
     if (one) {
+      Registry::instance().find(chosen.entry.full_name(), "", target.arch);  // throws where its language does not compile
       one->target = target;
       one->use_default_tiling();
       one->validate();
-      sources = kernel_sources(*one, candidates);
+      sources = cases ? verification_sources(*one) : kernel_sources(*one, candidates);
     } else {
       sources.push_back(stream_read_source());  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
+        if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
         std::unique_ptr<KernelPlan> plan = entry.make();
         plan->target = target;
         if (cases) {

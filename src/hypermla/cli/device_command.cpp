@@ -1,6 +1,6 @@
 #include <cstdio>
-#include <ctime>
 
+#include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
@@ -46,11 +46,7 @@ int device_command(const Words& words) {
   if (!measure) return 0;
 
   Json measured = measure_ceilings(session.device, session.compiler);
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  std::strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &utc));
-  measured["date"] = date;
+  measured["date"] = utc_now();
   save_measured(session.environment.measured_devices(), session.device->info().name, measured);
   for (const auto& [key, value] : measured.items())
     fmt::print("measured   {:<26} {}\n", key, value.is_number() ? fmt::format("{:.1f}", value.get<double>()) : value.get<std::string>());

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@ namespace {
 
 struct Flags {
   std::string device = "auto";
+  std::string language;
   bool no_autotune = false;
   bool retune = false;
   int tune_max_iters = 0;
@@ -33,6 +35,7 @@ struct Flags {
 
 void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--device", flags.device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
+  app.add_option("--language", flags.language, "cute or cutile (default: the fastest that runs on the device)")->group("Run");
   app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
   app.add_option("--seed", flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
   app.add_flag("--no_autotune", flags.no_autotune, "use the tiling flags, or the default tiling")->group("Tune");
@@ -145,6 +148,16 @@ AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& 
   return result;
 }
 
+std::vector<KernelEntry> find_kernels(const std::string& name, const std::string& version, const std::string& arch,
+                                      const std::string& language, bool anywhere) {
+  try {
+    return Registry::instance().find_all(name, version, arch, language);
+  } catch (const Error&) {
+    if (!anywhere) throw;
+    return Registry::instance().find_all(name, version, "sm_90", language);
+  }
+}
+
 void print_profile(const ProfileResult& result) {
   const Json& profile = result.json();
   for (const auto& [flavour, timing] : profile.at("timing").items())
@@ -175,29 +188,32 @@ int kernel_command(const Words& words) {
     return 0;
   }
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
-  const KernelEntry entry = Registry::instance().find(words[0], versioned ? words[1] : "");
   const Words rest(words.begin() + (versioned ? 2 : 1), words.end());
+  // The device decides the language, and that decides which flags there are. Help is given for what does not run here, too.
+  Session session(flag_value(rest, "--device", "auto"));
+  const bool help = std::any_of(rest.begin(), rest.end(), [](const std::string& word) { return word == "--help" || word == "-h"; });
+  const std::vector<KernelEntry> entries = find_kernels(words[0], versioned ? words[1] : "", session.device->info().arch,
+                                                        flag_value(rest, "--language"), help);
 
   // Twice: problem and device decide the default tiling, and the user's tiling flags come on top of that.
-  std::unique_ptr<KernelPlan> plan = entry.make();
   Flags flags;
-  std::unique_ptr<Session> session_owner;
-  for (int pass = 0; pass < 2; ++pass) {
-    CLI::App app(fmt::format("{}\n", entry.summary), "hypermla kernel " + words[0]);
-    add_fields(app, plan->problem_fields(), "Problem");
-    add_fields(app, plan->tiling_fields(), "Tiling (with --no_autotune)");
+  bool helped = false;
+  auto parse_into = [&](KernelPlan& plan) {
+    CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla kernel " + words[0]);
+    add_fields(app, plan.problem_fields(), "Problem");
+    add_fields(app, plan.tiling_fields(), "Tiling (with --no_autotune)");
     flags = {};
     add_flags(app, flags);
-    if (!parse(app, rest)) return 0;
-    if (pass == 1) break;
-    const ProfileMode mode = profile_mode_from_name(flags.prof_type);
-    session_owner = std::make_unique<Session>(flags.device);
-    require_gpu_for(mode, *session_owner->device);
-    plan->target = Target::of(session_owner->device->info());
-    plan->use_default_tiling();
-  }
+    helped = helped || !parse(app, rest);
+  };
+  auto [entry, plan] = choose_plan(entries, Target::of(session.device->info()), [&](KernelPlan& candidate) {
+    if (!helped) parse_into(candidate);
+  });
+  if (helped) return 0;
+  require_gpu_for(profile_mode_from_name(flags.prof_type), *session.device);
+  plan->use_default_tiling();
+  parse_into(*plan);
   plan->validate();
-  Session& session = *session_owner;
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
@@ -210,7 +226,7 @@ int kernel_command(const Words& words) {
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
   const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
-  for (CtKernel* kernel : executable->kernels()) fmt::print("tiling    {}:{}\n", kernel->name(), tiling_text(kernel->tiling()));
+  for (TiledKernel* kernel : launched_kernels(*executable)) fmt::print("tiling    {}:{}\n", kernel->name(), tiling_text(kernel->tiling()));
 
   bool passed = true;
   if (flags.check) {
@@ -239,7 +255,8 @@ int kernel_command(const Words& words) {
 
 int list_command() {
   for (const KernelEntry& entry : Registry::instance().all())
-    fmt::print("{:<34} {:<4} {}\n", entry.language + "." + entry.layer + "." + entry.design, entry.version, entry.summary);
+    fmt::print("{:<34} {:<4} {}{}\n", entry.language + "." + entry.layer + "." + entry.design, entry.version,
+               entry.draft ? "draft: " : "", entry.summary);
   return 0;
 }
 

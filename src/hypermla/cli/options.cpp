@@ -22,6 +22,15 @@ void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::s
   }
 }
 
+std::string flag_value(const std::vector<std::string>& arguments, const std::string& name, const std::string& absent) {
+  std::string value = absent;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == name && i + 1 < arguments.size()) value = arguments[i + 1];
+    if (arguments[i].rfind(name + "=", 0) == 0) value = arguments[i].substr(name.size() + 1);
+  }
+  return value;
+}
+
 bool parse(CLI::App& app, std::vector<std::string> arguments) {
   app.allow_extras();
   app.get_formatter()->column_width(36);

@@ -17,4 +17,8 @@ void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::s
 // nearest flag for an unknown one.
 bool parse(CLI::App& app, std::vector<std::string> arguments);
 
+// The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide which
+// flags there are, such as the device of a kernel.
+std::string flag_value(const std::vector<std::string>& arguments, const std::string& name, const std::string& absent = "");
+
 }  // namespace hypermla

@@ -16,11 +16,16 @@ int predict_command(const Words& words) {
     return 0;
   }
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
-  const KernelEntry entry = Registry::instance().find(words[0], versioned ? words[1] : "");
-  std::unique_ptr<KernelPlan> plan = entry.make();
-  CLI::App app(fmt::format("{}\n", entry.summary), "hypermla predict " + words[0]);
-  add_fields(app, plan->problem_fields(), "Problem");
-  if (!parse(app, {words.begin() + (versioned ? 2 : 1), words.end()})) return 0;
+  const Target target = Target::of(make_device("auto")->info());
+  const std::vector<KernelEntry> entries =
+      Registry::instance().find_all(words[0], versioned ? words[1] : "", target.arch);
+  bool helped = false;
+  const auto [entry, plan] = choose_plan(entries, {}, [&](KernelPlan& candidate) {
+    CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla predict " + words[0]);
+    add_fields(app, candidate.problem_fields(), "Problem");
+    helped = helped || !parse(app, {words.begin() + (versioned ? 2 : 1), words.end()});
+  });
+  if (helped) return 0;
   plan->use_default_tiling();
   plan->validate();
 

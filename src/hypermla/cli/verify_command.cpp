@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/cli/commands.h"
@@ -16,6 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a case; beyond, a sample of the outputs is compared.
+constexpr double kReferenceFlops = 1e9;
+
 struct Tally {
   int cases = 0, failed = 0;
   std::map<std::string, double> worst;  // relative error by output
@@ -24,14 +28,14 @@ struct Tally {
 void run_case(const KernelEntry& entry, KernelPlan& plan, Executable& executable, AllocatedTensors& tensors,
               Session& session, Tally& tally) {
   executable.prepare(session.compiler, *session.device);
-  const CheckResult result = check(plan, executable, tensors, *session.device, 1);
+  const CheckResult result = check(plan, executable, tensors, *session.device, 1, kReferenceFlops);
   ++tally.cases;
   for (const OutputError& error : result.outputs)
     tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
   if (result.passed) return;
   ++tally.failed;
   fmt::print("FAILED {} {}\n", entry.full_name(), problem_key(plan));
-  for (CtKernel* kernel : executable.kernels()) fmt::print("  {} {}\n", kernel->name(), kernel->tiling().dump());
+  for (TiledKernel* kernel : executable.kernels()) fmt::print("  {} {}\n", kernel->name(), kernel->tiling().dump());
   fmt::print("{}", to_text(result));
 }
 
@@ -43,13 +47,15 @@ Tally verify(const KernelEntry& entry, Session& session) {
     session.compiler.compile_ahead(source, session.device->info().arch);
   Tally tally;
   std::uint64_t seed = std::uint64_t(std::time(nullptr));
+  int cases = 0;
   for (const Json& problem : correctness_cases(*plan)) {
     set_problem(*plan, problem);
-    AllocatedTensors tensors(*plan, session.device, seed += 1000);
+    // Every second case has scores that keep growing.
+    AllocatedTensors tensors(*plan, session.device, seed += 1000, cases++ % 2 == 1);
     std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
     run_case(entry, *plan, *executable, tensors, session, tally);
     if (!tries_all_tilings(problem)) continue;
-    for (CtKernel* kernel : executable->kernels()) {
+    for (TiledKernel* kernel : executable->kernels()) {
       const Json chosen = kernel->tiling();
       for (const Json& tiling : kernel->candidates()) {
         if (tiling == chosen) continue;
@@ -62,20 +68,13 @@ Tally verify(const KernelEntry& entry, Session& session) {
   return tally;
 }
 
+// Of every kernel that some case runs.
 Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
-  Json all;
+  std::map<std::string, std::string> all;
   const std::unique_ptr<KernelPlan> plan = entry.make();
-  const std::unique_ptr<Executable> executable = plan_empty(*plan);
-  for (CtKernel* kernel : executable->kernels()) all[kernel->name()] = compiler.fingerprint(kernel->header());
+  for (const KernelSource& source : verification_sources(*plan))
+    if (!all.count(source.name)) all[source.name] = compiler.fingerprint(source.header);
   return all;
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::tm utc{};
-  std::strftime(text, sizeof text, "%Y-%m-%d", gmtime_r(&now, &utc));
-  return text;
 }
 
 }  // namespace
@@ -94,12 +93,12 @@ int verify_command(const Words& words) {
   if (!parse(app, words)) return 0;
 
   std::vector<KernelEntry> entries = Registry::instance().all();
-  if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
   const Environment environment = Environment::detect();
   const bool explicit_record = !record.empty();
   const fs::path path = explicit_record ? fs::path(record) : environment.root / "results/verified.json";
 
   if (records_only) {
+    if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
     const Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
@@ -108,13 +107,17 @@ int verify_command(const Words& words) {
       const Json by_device = records.value(entry.full_name(), Json::object());
       for (const auto& [name, one] : by_device.items())
         matches |= one.at("fingerprint") == fingerprints(entry, compiler) && one.at("failed") == 0;
-      stale += !matches;
-      fmt::print("{:<40} {}\n", entry.full_name(), matches ? "recorded" : "NOT RECORDED: run `hypermla verify` on a GPU");
+      stale += !matches && !entry.draft;
+      fmt::print("{:<40} {}\n", entry.full_name(),
+                 matches ? "recorded" : entry.draft ? "a draft, not recorded" : "NOT RECORDED: run `hypermla verify` on a GPU");
     }
     return stale ? 1 : 0;
   }
 
   Session session(device);
+  const std::string& arch = session.device->info().arch;
+  if (!kernel.empty()) entries = {Registry::instance().find(kernel, version, arch)};
+  std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
   fmt::print("verifying on {} ({})\n", session.device->info().name, session.device->info().arch);
   int failed = 0;
   for (const KernelEntry& entry : entries) {
@@ -132,7 +135,7 @@ int verify_command(const Words& words) {
     one = {{"fingerprint", fingerprints(entry, session.compiler)},
            {"arch", session.device->info().arch},
            {"driver", session.device->info().driver},
-           {"date", today()},
+           {"date", utc_now()},
            {"cases", tally.cases},
            {"failed", tally.failed},
            {"worst_relative_error", tally.worst}};

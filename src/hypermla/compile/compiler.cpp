@@ -21,6 +21,9 @@ constexpr const char* kFormat = "hypermla kernel 1";
 
 bool is_gpu_arch(const std::string& arch) { return arch.rfind("sm_", 0) == 0; }
 
+// CUDA C++, not CUDA Tile C++.
+bool is_cute(const KernelSource& source) { return source.header.rfind("cute/", 0) == 0; }
+
 std::string translation_unit(const KernelSource& source) {
   return "// " + source.instance + "\n#include \"" + source.header + "\"\n";
 }
@@ -100,7 +103,7 @@ Compiler::~Compiler() {
 
 std::vector<fs::path> Compiler::include_paths(const std::string& arch) const {
   const fs::path tile = config_.kernel_root / "cutile";
-  std::vector<fs::path> paths = {config_.kernel_root, tile, config_.include_root};
+  std::vector<fs::path> paths = {config_.kernel_root, tile, config_.kernel_root / "cute", config_.include_root};
   if (!is_gpu_arch(arch)) paths.push_back(tile / "tile_host");  // stands in for <cuda_tile.h>
   return paths;
 }
@@ -134,8 +137,9 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
     if (tools.cuda_root.empty())
       fail("{} is not in the cache for {} and no CUDA Tile compiler was found; run ./hypermla once to install the pinned "
            "wheels, or set HYPERMLA_CUDA_ROOT", source.name, arch);
-    output = compile_tile(tools.cuda_root, input);
+    output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
+    if (is_cute(source)) fail("{} is written for NVIDIA GPUs of Hopper's kind; on a CPU take --language=cutile", source.name);
     if (tools.cxx.empty())
       fail("{} is not in the cache for this CPU and no C++ compiler was found; install g++ or set CXX", source.name);
     output = compile_host(tools.cxx, input, config_.host_flags);

@@ -103,7 +103,8 @@ class CpuDevice : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
 
-  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function) override {
+  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function,
+                                 const LaunchShape&) override {
     void* library = dlopen(artifact.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) fail("the compiled kernel {} does not load: {}", artifact.string(), dlerror());
     auto entry = reinterpret_cast<Entry>(dlsym(library, function.c_str()));

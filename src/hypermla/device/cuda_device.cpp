@@ -10,18 +10,39 @@ namespace {
 
 class CudaFunction : public Function {
  public:
-  CudaFunction(CUmodule module, CUfunction function) : module_(module), function_(function) {}
+  CudaFunction(CUmodule module, CUfunction function, const LaunchShape& shape) : module_(module), function_(function) {
+    config_.blockDimX = shape.threads;
+    config_.blockDimY = config_.blockDimZ = 1;
+    config_.sharedMemBytes = shape.shared_bytes;
+    config_.attrs = attributes_;
+    if (shape.cluster > 1) {
+      CUlaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim = {shape.cluster, 1, 1};
+    }
+    if (shape.overlaps_previous) {
+      CUlaunchAttribute& attribute = attributes_[config_.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  CudaFunction(const CudaFunction&) = delete;  // config_ points into this object
+  CudaFunction& operator=(const CudaFunction&) = delete;
   ~CudaFunction() override { CudaDriver::get().cuModuleUnload(module_); }
 
-  // CUDA Tile kernels choose their threads themselves: the block is (1, 1, 1) and shared memory is static.
   void launch(Grid grid, void** arguments, StreamHandle stream) override {
-    HYPERMLA_CUDA(cuLaunchKernel(function_, grid.x, grid.y, grid.z, 1, 1, 1, 0, static_cast<CUstream>(stream), arguments,
-                                 nullptr));
+    config_.gridDimX = grid.x;
+    config_.gridDimY = grid.y;
+    config_.gridDimZ = grid.z;
+    config_.hStream = static_cast<CUstream>(stream);
+    HYPERMLA_CUDA(cuLaunchKernelEx(&config_, function_, arguments, nullptr));
   }
 
  private:
   CUmodule module_;
   CUfunction function_;
+  CUlaunchConfig config_{};
+  CUlaunchAttribute attributes_[2]{};
 };
 
 class CudaRecording : public Recording {
@@ -101,15 +122,20 @@ class CudaDevice : public Device {
     synchronize();
   }
 
-  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& name) override {
+  std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& name,
+                                 const LaunchShape& shape) override {
     std::ifstream file(artifact, std::ios::binary);
     std::string image((std::istreambuf_iterator<char>(file)), {});
     CUmodule module = nullptr;
     HYPERMLA_CUDA(cuModuleLoadData(&module, image.data()));
     CUfunction function = nullptr;
     HYPERMLA_CUDA(cuModuleGetFunction(&function, module, name.c_str()));
+    auto loaded = std::make_unique<CudaFunction>(module, function, shape);
     HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; the first run() shall not pay for it
-    return std::make_unique<CudaFunction>(module, function);
+    constexpr unsigned kUnasked = 48 << 10;  // more dynamic shared memory has to be asked for
+    if (shape.shared_bytes > kUnasked)
+      HYPERMLA_CUDA(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(shape.shared_bytes)));
+    return loaded;
   }
 
   StreamHandle stream() override { return stream_; }

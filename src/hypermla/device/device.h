@@ -34,6 +34,17 @@ struct Grid {
 using StreamHandle = void*;
 using Work = std::function<void(StreamHandle)>;
 
+// What a launch needs beyond the grid. The default is that of kernels that choose their threads and shared memory themselves
+// (CUDA Tile, and every kernel on a CPU).
+struct LaunchShape {
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;  // dynamic shared memory of a block
+  unsigned cluster = 1;       // consecutive blocks along x that reach each other's shared memory; divides grid.x
+  // Programmatic launch: the kernel may start while the one before it in the stream still runs, and waits for it itself.
+  bool overlaps_previous = false;
+  bool operator==(const LaunchShape&) const = default;
+};
+
 // One loaded kernel. `arguments[i]` points to the i-th kernel argument.
 class Function {
  public:
@@ -53,7 +64,7 @@ struct PowerSample {
   double sm_mhz = 0, watts = 0, celsius = 0;
 };
 
-class Device {
+class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
 
@@ -67,7 +78,8 @@ class Device {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill(void* data, unsigned char byte, std::size_t bytes) = 0;
 
-  virtual std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function) = 0;
+  virtual std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function,
+                                         const LaunchShape& shape = {}) = 0;
   virtual StreamHandle stream() = 0;  // one stream of the device's own, for tuning, checks and profiles
   virtual void synchronize() = 0;
 

@@ -7,12 +7,35 @@
 namespace hypermla {
 namespace {
 
+// What some kernels offer beyond the usual fields, switched off: a case says all of it, since a plan keeps what it was told.
+const Json kPlain = {{"ragged", false}, {"page", 0},   {"pages", 0}, {"fused", false},
+                     {"lse_base2", false}, {"scale", 0.0}, {"split", 0}};
+
 // Keeps the values whose field the plan has.
-Json known_fields(KernelPlan& plan, const Json& values) {
+Json known_fields(KernelPlan& plan, Json values) {
+  for (const auto& [name, value] : kPlain.items())
+    if (!values.contains(name)) values[name] = value;
   Json known = Json::object();
   for (const FieldRef& field : plan.problem_fields())
     if (values.contains(std::string(field.name))) known[std::string(field.name)] = values[std::string(field.name)];
   return known;
+}
+
+// Whether the plan has all fields of a variant and takes their values.
+bool offers(KernelPlan& plan, const Json& variant) {
+  const std::vector<FieldRef> fields = plan.problem_fields();
+  for (const auto& [name, value] : variant.items())
+    if (std::none_of(fields.begin(), fields.end(), [&](const FieldRef& field) { return field.name == name; })) return false;
+  const Json before = to_json(fields);
+  set_problem(plan, known_fields(plan, variant));
+  bool takes = true;
+  try {
+    plan.validate();
+  } catch (const Error&) {
+    takes = false;
+  }
+  set_problem(plan, before);
+  return takes;
 }
 
 void add_unique(std::vector<Json>& cases, Json one) {
@@ -34,6 +57,30 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
       for (const Shape& shape : kShapes)
         add_unique(cases, known_fields(plan, {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h},
                                               {"dtype", dtype}, {"causal", causal}}));
+  const Json kVariants[] = {
+      {{"ragged", true}},
+      {{"page", 16}, {"ragged", true}},
+      {{"page", 32}},
+      {{"page", 64}, {"ragged", true}, {"causal", true}},
+      {{"page", 128}, {"ragged", true}, {"fused", true}},
+      {{"page", 1}, {"ragged", true}},
+      {{"fused", true}, {"causal", true}},
+      {{"lse_base2", true}, {"scale", 0.05}},
+      {{"split", 128}},
+      {{"split", 128}, {"ragged", true}, {"page", 64}},
+  };
+  constexpr Shape kVariantShapes[] = {{7, 1, 700, 16}, {5, 3, 1300, 30}, {3, 2, 3000, 128}, {1, 1, 5000, 128}, {150, 1, 260, 7},
+                                      {3, 50, 200, 128}};
+  for (const Json& variant : kVariants) {
+    if (!offers(plan, variant)) continue;
+    for (const Shape& shape : kVariantShapes) {
+      Json one = {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h}};
+      one["dtype"] = shape.s == 3 ? "float16" : "bfloat16";
+      one["causal"] = shape.s > 1;
+      one.update(variant);
+      add_unique(cases, known_fields(plan, one));
+    }
+  }
   return cases;
 }
 
@@ -45,13 +92,15 @@ std::vector<Json> representative_problems(KernelPlan& plan) {
 }
 
 bool tries_all_tilings(const Json& correctness_case) {
+  for (const auto& [name, value] : kPlain.items())
+    if (correctness_case.value(name, value) != value) return false;
   return correctness_case.value("s", 1) % 16 != 0 && correctness_case.value("dtype", "") == "bfloat16";
 }
 
 std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates) {
   std::vector<KernelSource> sources;
   const std::unique_ptr<Executable> executable = plan_empty(plan);
-  for (CtKernel* kernel : executable->kernels()) {
+  for (TiledKernel* kernel : executable->kernels()) {
     sources.push_back(kernel->source(kernel->tiling()));
     if (!candidates) continue;
     for (const Json& tiling : kernel->candidates()) sources.push_back(kernel->source(tiling));

@@ -1,6 +1,7 @@
 // What a plan builds and a stream runs: kernels, and compositions of kernels that are executables again.
 //
 //   CtKernel        one CUDA Tile C++ kernel with a tiling
+//   CuteKernel      one CUDA C++ kernel for Hopper with a tiling
 //   KernelPipeline  stages in order, each depending on the ones before
 //
 // An executable is built without compiling anything, so that predictions need neither tensors nor compilers. prepare()
@@ -15,11 +16,12 @@
 
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
+#include "hypermla/device/tensor_map.h"
 #include "hypermla/roofline/roofline.h"
 
 namespace hypermla {
 
-class CtKernel;
+class TiledKernel;
 
 class Executable {
  public:
@@ -31,7 +33,7 @@ class Executable {
   virtual void prepare(Compiler& compiler, Device& device) = 0;
   virtual void run(StreamHandle stream) = 0;
   // All kernels, in launch order; the tuner and the profilers walk them.
-  virtual std::vector<CtKernel*> kernels() = 0;
+  virtual std::vector<TiledKernel*> kernels() = 0;
   // The algorithm's work, whatever the tiling.
   virtual Cost cost() const = 0;
   virtual Prediction predict(const DeviceSpec& device, DType dtype) const = 0;
@@ -44,7 +46,7 @@ class Executable {
 class Arguments {
  public:
   template <class... Ts>
-  explicit Arguments(Ts... values) {
+  explicit Arguments(const Ts&... values) {
     (add(values), ...);
   }
   void** pointers() {
@@ -58,35 +60,52 @@ class Arguments {
     void* pointer;
     int integer;
     float real;
+    TensorMap map;
   };
-  void add(void* value) { slots_.push_back({.pointer = value}); }
-  void add(int value) { slots_.push_back({.integer = value}); }
-  void add(float value) { slots_.push_back({.real = value}); }
+  void add(void* value) { slots_.emplace_back().pointer = value; }
+  void add(int value) { slots_.emplace_back().integer = value; }
+  void add(float value) { slots_.emplace_back().real = value; }
+  void add(const TensorMap& value) { slots_.emplace_back().map = value; }
   std::vector<Slot> slots_;
   std::vector<void*> pointers_;
 };
 
-// How one kernel follows from its tiling. `Tiling` is a struct with a field list (base/fields.h).
+// How one kernel follows from its tiling, whatever its language. `Tiling` is a struct with a field list (base/fields.h).
 template <class Problem, class Tiling>
-struct CtKernelSpec {
+struct KernelSpec {
   std::string name;     // of the kernel template and of its files; FlashAttentionTiling belongs to flash_attention
   std::string header;   // below the kernel root
   Problem problem;      // as the kernel sees it: what it learns at run time is 0
   Tiling tiling;
   std::vector<Tiling> candidates;  // for the tuner; legal for the problem
   Cost cost;                       // the algorithm's work
-  std::function<Grid(const Tiling&)> grid;
-  std::function<Arguments(const Tiling&)> arguments;
   std::function<Cost(const Tiling&)> executed;  // with padded rows and repeated reads: orders the candidates
   // The tiling as a template argument, where the kernel learns some of its fields at run time; null: all of it.
   std::function<Tiling(Tiling)> at_compile_time;
 };
 
-class CtKernel : public Executable {
- public:
-  template <class Problem, class Tiling>
-  explicit CtKernel(CtKernelSpec<Problem, Tiling> spec);
+// A kernel that chooses its threads and its shared memory itself.
+template <class Problem, class Tiling>
+struct CtKernelSpec : KernelSpec<Problem, Tiling> {
+  std::function<Grid(const Tiling&)> grid;
+  std::function<Arguments(const Tiling&)> arguments;
+};
 
+// One launch of a kernel. A grid without blocks: nothing is to be done.
+struct KernelLaunch {
+  Grid grid;
+  LaunchShape shape;
+  std::string constants;  // bytes that the kernel reads, copied to the device once: a work list made on the host
+  std::function<Arguments(void* constants)> arguments;
+};
+template <class Problem, class Tiling>
+struct CuteKernelSpec : KernelSpec<Problem, Tiling> {
+  std::function<KernelLaunch(const Tiling&)> launch;
+};
+
+// One kernel with a tiling that the tuner may change.
+class TiledKernel : public Executable {
+ public:
   const Json& tiling() const { return tiling_; }
   void set_tiling(const Json& tiling);  // throws Error when it names an unknown field
   const std::vector<Json>& candidates() const { return candidates_; }
@@ -95,18 +114,26 @@ class CtKernel : public Executable {
   const std::string& header() const { return header_; }
   // Roofline time of what a tiling really executes, in whole waves over the device's processors.
   double predict_seconds(const Json& tiling, const DeviceSpec& device, DType dtype) const;
-  Grid grid() const { return grid_(tiling_); }
+  Grid grid() const { return launch_(tiling_).grid; }
   // Of the last prepare(): registers, frame_bytes, ...; and where its files are.
   const CacheEntry& entry() const { return *entry_; }
   bool prepared() const { return function_ != nullptr; }
 
   void prepare(Compiler& compiler, Device& device) override;
-  void run(StreamHandle stream) override { function_->launch(packed_grid_, pointers_, stream); }
-  std::vector<CtKernel*> kernels() override { return {this}; }
+  void run(StreamHandle stream) override {
+    if (packed_grid_.blocks() > 0) function_->launch(packed_grid_, pointers_, stream);
+  }
+  std::vector<TiledKernel*> kernels() override { return {this}; }
   Cost cost() const override { return cost_; }
   Prediction predict(const DeviceSpec& device, DType dtype) const override {
     return hypermla::predict(cost_, device, dtype);
   }
+
+ protected:
+  // `types` is the namespace of the kernel, its problem and its tiling.
+  template <class Problem, class Tiling>
+  TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& types,
+              std::function<KernelLaunch(const Tiling&)> launch);
 
  private:
   std::string header_;
@@ -116,16 +143,33 @@ class CtKernel : public Executable {
   // The typed functions of the spec, over JSON tilings.
   std::function<std::string(const Json&)> instance_;
   std::function<Json(const Json&)> normalize_;
-  std::function<Grid(const Json&)> grid_;
-  std::function<Arguments(const Json&)> arguments_;
+  std::function<KernelLaunch(const Json&)> launch_;
   std::function<Cost(const Json&)> executed_;
 
   std::optional<CacheEntry> entry_;
   std::string loaded_;  // directory of the entry that function_ was loaded from
+  LaunchShape loaded_shape_;
   std::unique_ptr<Function> function_;
+  Buffer constants_;
   Arguments packed_;
   Grid packed_grid_;
   void** pointers_ = nullptr;
+};
+
+class CtKernel : public TiledKernel {
+ public:
+  template <class Problem, class Tiling>
+  explicit CtKernel(CtKernelSpec<Problem, Tiling> spec)
+      : TiledKernel(spec, "hypermla::", std::function([spec](const Tiling& tiling) {
+          return KernelLaunch{spec.grid(tiling), {}, {}, [spec, tiling](void*) { return spec.arguments(tiling); }};
+        })) {}
+};
+
+// CUDA C++ for Hopper (sm_90a): threads, shared memory, clusters and tensor maps are the plan's.
+class CuteKernel : public TiledKernel {
+ public:
+  template <class Problem, class Tiling>
+  explicit CuteKernel(CuteKernelSpec<Problem, Tiling> spec) : TiledKernel(spec, "hypermla::cute::", spec.launch) {}
 };
 
 class KernelPipeline : public Executable {
@@ -139,7 +183,7 @@ class KernelPipeline : public Executable {
   void run(StreamHandle stream) override {
     for (auto& stage : stages_) stage->run(stream);
   }
-  std::vector<CtKernel*> kernels() override;
+  std::vector<TiledKernel*> kernels() override;
   Cost cost() const override;
   Prediction predict(const DeviceSpec& device, DType dtype) const override;  // the sum of the stages
 
@@ -147,24 +191,27 @@ class KernelPipeline : public Executable {
   std::vector<std::unique_ptr<Executable>> stages_;
 };
 
+// Those that are launched with the present tilings: a merge of parts is not where nothing is cut.
+std::vector<TiledKernel*> launched_kernels(Executable& executable);
+
 // flash_attention_v2 -> FlashAttentionV2: the two spellings of a name.
 std::string camel_case(const std::string& snake_case);
 
 template <class Problem, class Tiling>
-CtKernel::CtKernel(CtKernelSpec<Problem, Tiling> spec)
+TiledKernel::TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& types,
+                         std::function<KernelLaunch(const Tiling&)> launch)
     : Executable(spec.name), header_(spec.header), tiling_(fields_json(spec.tiling)), cost_(spec.cost) {
   for (const Tiling& candidate : spec.candidates) candidates_.push_back(fields_json(candidate));
-  const std::string type = camel_case(spec.name);
-  auto static_part = [=](const Tiling& tiling) { return spec.at_compile_time ? spec.at_compile_time(tiling) : tiling; };
-  instance_ = [=](const Json& tiling) {
-    return "hypermla::" + spec.name + "<hypermla::" + type + "Problem" + fields_initializer(spec.problem) +
-           ", hypermla::" + type + "Tiling" + fields_initializer(static_part(fields_from_json<Tiling>(tiling))) + ">";
+  instance_ = [spec, types](const Json& json) {
+    const std::string type = camel_case(spec.name);
+    const Tiling tiling = fields_from_json<Tiling>(json);
+    return types + spec.name + "<" + types + type + "Problem" + fields_initializer(spec.problem) + ", " + types + type +
+           "Tiling" + fields_initializer(spec.at_compile_time ? spec.at_compile_time(tiling) : tiling) + ">";
   };
   const Tiling defaults = spec.tiling;
   normalize_ = [=](const Json& tiling) { return fields_json(fields_from_json<Tiling>(tiling, defaults)); };
-  grid_ = [=](const Json& tiling) { return spec.grid(fields_from_json<Tiling>(tiling)); };
-  arguments_ = [=](const Json& tiling) { return spec.arguments(fields_from_json<Tiling>(tiling)); };
-  executed_ = [=](const Json& tiling) { return spec.executed(fields_from_json<Tiling>(tiling)); };
+  launch_ = [=](const Json& tiling) { return launch(fields_from_json<Tiling>(tiling)); };
+  executed_ = [executed = spec.executed](const Json& tiling) { return executed(fields_from_json<Tiling>(tiling)); };
 }
 
 }  // namespace hypermla

@@ -42,6 +42,18 @@ void fill_periodic(Device& device, const Tensor& tensor, const std::vector<char>
   }
 }
 
+// Rows are scaled by 1 for the first to 16 for the last.
+void scale_rows(Device& device, const Tensor& tensor, const InputRules::Growing& growing) {
+  std::vector<std::uint16_t> elements(tensor.elements());
+  device.copy_to_host(elements.data(), tensor.data, tensor.bytes());
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    const int row = int(i / growing.columns % growing.rows);
+    const float factor = 1 + 15 * float(row) / float(growing.rows);
+    elements[i] = to_half_bits(factor * from_half_bits(elements[i], tensor.dtype), tensor.dtype);
+  }
+  device.copy_to_device(tensor.data, elements.data(), tensor.bytes());
+}
+
 }  // namespace
 
 std::uint16_t to_half_bits(float value, DType dtype) {
@@ -74,27 +86,49 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
     device.copy_to_host(values.data(), static_cast<const float*>(tensor.data) + first, count * 4);
     return values;
   }
+  if (tensor.dtype == kInt32) {
+    std::vector<std::int32_t> integers(count);
+    device.copy_to_host(integers.data(), static_cast<const std::int32_t*>(tensor.data) + first, count * 4);
+    std::copy(integers.begin(), integers.end(), values.begin());
+    return values;
+  }
   std::vector<std::uint16_t> halves(count);
   device.copy_to_host(halves.data(), static_cast<const std::uint16_t*>(tensor.data) + first, count * 2);
   for (std::int64_t i = 0; i < count; ++i) values[i] = from_half_bits(halves[i], tensor.dtype);
   return values;
 }
 
-AllocatedTensors::AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed)
+AllocatedTensors::AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed,
+                                   bool growing)
     : device_(std::move(device)), specs_(plan.tensors()) {
   // One period of numbers per type; every tensor starts somewhere else in it.
   std::map<DType, std::vector<char>> periods;
   std::mt19937_64 random(seed);
+  const InputRules rules = plan.input_rules(seed);
   for (const TensorSpec& spec : specs_) {
     Tensor tensor{nullptr, spec.dtype, spec.shape};
     buffers_.emplace_back(device_, tensor.bytes());
     tensor.data = buffers_.back().data();
     tensors_[spec.name] = tensor;
     if (spec.role != Role::input) continue;
+    if (spec.dtype == kInt32) {
+      const auto values = rules.integers.find(spec.name);
+      if (values == rules.integers.end() || std::int64_t(values->second.size()) != tensor.elements())
+        fail("the input rules of this plan do not give the {} values of {}", tensor.elements(), spec.name);
+      device_->copy_to_device(tensor.data, values->second.data(), tensor.bytes());
+      continue;
+    }
     std::vector<char>& period = periods[spec.dtype];
     if (period.empty()) period = random_elements(spec.dtype, kPeriod, seed);
     fill_periodic(*device_, tensor, period, random() % kPeriod * dtype_bytes(spec.dtype));
   }
+  if (growing && rules.growing) scale_rows(*device_, tensors_.at(rules.growing->tensor), *rules.growing);
+  for (const auto& [name, ranges] : rules.unread)
+    for (const auto& [first, count] : ranges) {
+      const Tensor& tensor = tensors_.at(name);
+      const std::size_t width = tensor.bytes() / tensor.elements();
+      device_->fill(static_cast<char*>(tensor.data) + first * width, 0xff, count * width);
+    }
   poison();
 }
 

@@ -13,8 +13,9 @@ namespace hypermla {
 class AllocatedTensors {
  public:
   // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`. They
-  // repeat with a prime period of about a million, from another start in every tensor, so that no index error hides.
-  AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed);
+  // repeat with a prime period of about a million, from another start in every tensor, so that no index error hides. What the
+  // plan's InputRules say is put on top; `growing` asks for scores that grow along the tokens.
+  AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed, bool growing = false);
 
   const Tensors& tensors() const { return tensors_; }
   // Fills outputs and workspace with NaN, so that an element that nobody writes cannot look right.
@@ -28,7 +29,7 @@ class AllocatedTensors {
   Tensors tensors_;
 };
 
-// Elements [first, first + count) of a tensor on a device, as float. Any thread may call it.
+// Elements [first, first + count) of a tensor on a device, as float (an int32 below 2^24 is exact). Any thread may call it.
 std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_t first, std::int64_t count);
 
 // Rounds to nearest even, as the hardware does; the bits of the 16-bit type.

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,21 @@ struct TensorSpec {
 
 // By name. Inputs and outputs are the caller's; workspace too, so that run() never allocates.
 using Tensors = std::map<std::string, Tensor>;
+
+// What the inputs that checks and measurements run on have to be, beyond random numbers. Empty: nothing.
+struct InputRules {
+  // The values of int32 inputs: lengths, block tables. Every int32 input needs some.
+  std::map<std::string, std::vector<int>> integers;
+  // Elements {first, count} that no kernel may use: slots of a cache behind the end of a request. They are filled with NaN.
+  std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> unread;
+  // An input [.., rows, columns] whose rows are scaled up along the tokens where a check asks for scores that keep growing, so
+  // that a running maximum has to be raised late.
+  struct Growing {
+    std::string tensor;
+    int rows, columns;
+  };
+  std::optional<Growing> growing;
+};
 
 // Reads pieces of an input as float, from wherever it is; any thread may call it.
 using InputReader =
@@ -67,8 +83,12 @@ class KernelPlan {
   // Throws Error saying what is supported, when the problem or the tiling is not.
   virtual void validate() const = 0;
 
+  // Whether this is the kernel to take for the problem where another language has one of the same name.
+  virtual bool recommended() const { return true; }
+
   virtual DType dtype() const = 0;
   virtual std::vector<TensorSpec> tensors() const = 0;
+  virtual InputRules input_rules(std::uint64_t /*seed*/) const { return {}; }
   virtual ReferenceShape reference_shape() const = 0;
   virtual ReferenceOutputs reference(std::int64_t group, const InputReader& input) const = 0;
 

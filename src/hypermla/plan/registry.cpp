@@ -36,9 +36,9 @@ Registry& Registry::instance() {
 }
 
 void Registry::add(const std::string& source_file, std::string summary,
-                   std::function<std::unique_ptr<KernelPlan>()> make) {
+                   std::function<std::unique_ptr<KernelPlan>()> make, bool draft) {
   const auto [language, layer, design, directory] = directory_parts(source_file);
-  KernelEntry entry{language, layer, design, "v0", beside(source_file, ""), std::move(summary), std::move(make)};
+  KernelEntry entry{language, layer, design, "v0", beside(source_file, ""), std::move(summary), std::move(make), draft};
   entry.directory.pop_back();  // the slash
   if (directory != entry.design) {
     const std::string suffix = directory.substr(std::min(directory.size(), entry.design.size()));
@@ -58,23 +58,53 @@ std::vector<KernelEntry> Registry::all() const {
   return sorted;
 }
 
-KernelEntry Registry::find(const std::string& kernel, const std::string& version) const {
+std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std::string& version,
+                                            const std::string& arch, const std::string& language) const {
   const std::string wanted = underscored(kernel);
   const std::string wanted_version = version.empty() ? "v0" : version;
   std::vector<std::string> names, versions;
+  std::vector<KernelEntry> found;
   for (const KernelEntry& entry : all()) {
-    if (version.empty() && (wanted == entry.name() || wanted == entry.full_name())) return entry;
     const std::string design = entry.language + "." + entry.layer + "." + entry.design;
     names.push_back(entry.design);
     names.push_back(design);
-    if (wanted != entry.design && wanted != design) continue;
-    if (entry.version == wanted_version) return entry;
-    versions.push_back(entry.version);
+    const bool by_name = version.empty() && (wanted == entry.name() || wanted == entry.full_name());
+    const bool by_design = wanted == entry.design || wanted == design;
+    if (!by_name && !by_design) continue;
+    if (!language.empty() && entry.language != language) continue;
+    if (by_name || entry.version == wanted_version)
+      found.push_back(entry);
+    else
+      versions.push_back(entry.version);
+  }
+  // Explicitly scheduled kernels are there because they are faster.
+  std::stable_partition(found.begin(), found.end(), [](const KernelEntry& entry) { return entry.language == "cute"; });
+  if (!found.empty()) {
+    const std::string first = found.front().full_name();
+    std::erase_if(found, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
+    if (std::any_of(found.begin(), found.end(), [](const KernelEntry& entry) { return !entry.draft; }))
+      std::erase_if(found, [](const KernelEntry& entry) { return entry.draft; });
+    if (!found.empty()) return found;
+    fail("{} is written for Hopper GPUs (sm_90) and this target is {}; take --language=cutile, which runs everywhere",
+         first, arch);
   }
   if (!versions.empty())
-    fail("{} has no version '{}'; did you mean {}? There are: {}", wanted, wanted_version,
-         nearest(wanted_version, versions), fmt::join(versions, ", "));
+    fail("{} has no version '{}'{}; did you mean {}? There are: {}", wanted, wanted_version,
+         language.empty() ? "" : " in " + language, nearest(wanted_version, versions), fmt::join(versions, ", "));
+  if (!language.empty())
+    fail("there is no kernel '{}' in the language '{}'; `hypermla --list` shows all", kernel, language);
   fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));
+}
+
+ChosenPlan choose_plan(const std::vector<KernelEntry>& entries, const Target& target,
+                       const std::function<void(KernelPlan&)>& set_problem) {
+  for (const KernelEntry& entry : entries) {
+    ChosenPlan chosen{entry, entry.make()};
+    chosen.plan->target = target;
+    set_problem(*chosen.plan);
+    if (entry.language == entries.back().language || chosen.plan->recommended()) return chosen;
+  }
+  fail("there is no kernel to choose from");
 }
 
 }  // namespace hypermla

@@ -22,7 +22,12 @@ struct KernelEntry {
   std::string directory;  // below the kernel root: cutile/mla/flash_attention/flash_attention
   std::string summary;
   std::function<std::unique_ptr<KernelPlan>()> make;
+  // On its way: listed, verified and tested like the others, but without a current record in results/verified.json. It runs
+  // where it is named in full, or its language or version is pinned; never in the place of a recorded kernel.
+  bool draft = false;
 
+  // Whether this language compiles for a target ("sm_90", "x86-64-v4").
+  bool runs_on(const std::string& arch) const { return language != "cute" || arch == "sm_90"; }
   std::string name() const { return version == "v0" ? design : design + "_" + version; }
   std::string full_name() const { return language + "." + layer + "." + name(); }
 };
@@ -31,26 +36,47 @@ class Registry {
  public:
   static Registry& instance();
 
-  void add(const std::string& source_file, std::string summary, std::function<std::unique_ptr<KernelPlan>()> make);
+  void add(const std::string& source_file, std::string summary, std::function<std::unique_ptr<KernelPlan>()> make,
+           bool draft = false);
   // Sorted by language, design and version number.
   std::vector<KernelEntry> all() const;
 
-  // `kernel` is a design (flash_attention, any language) or language.layer.design; '-' and '_' are the same. `version` is
-  // v0, v1, ...; empty means the base version, unless `kernel` is the name() or full_name() of another. Throws Error naming the nearest kernel or the versions there are.
-  KernelEntry find(const std::string& kernel, const std::string& version = "") const;
+  // `kernel` is a design (flash_attention) or language.layer.design; '-' and '_' are the same. `version` is v0, v1, ...; empty
+  // means the base version, unless `kernel` is the name() or full_name() of another. Of a kernel that several languages have,
+  // all that run on `arch`, explicitly scheduled ones first and drafts only if there is nothing else, unless `language` pins
+  // one. Throws Error naming the nearest
+  // kernel, the versions there are, or the language that would run.
+  std::vector<KernelEntry> find_all(const std::string& kernel, const std::string& version = "",
+                                    const std::string& arch = "sm_90", const std::string& language = "") const;
+  // The first of them.
+  KernelEntry find(const std::string& kernel, const std::string& version = "", const std::string& arch = "sm_90",
+                   const std::string& language = "") const {
+    return find_all(kernel, version, arch, language).front();
+  }
 
  private:
   std::vector<KernelEntry> entries_;
 };
 
+// The plan of the fastest of `entries` (fastest first, as find_all() gives them) for a problem on a target: the first that
+// recommends itself. `set_problem` sets the problem fields of the plan that it is given.
+struct ChosenPlan {
+  KernelEntry entry;
+  std::unique_ptr<KernelPlan> plan;
+};
+ChosenPlan choose_plan(const std::vector<KernelEntry>& entries, const Target& target,
+                       const std::function<void(KernelPlan&)>& set_problem);
+
 // "kernels/.../x.cpp", "y.cuh" -> the path of y.cuh below the kernel root, for KernelSource::header: a plan names the kernel
 // that lies beside it by beside(__FILE__, "y.cuh").
 std::string beside(const std::string& source_file, const std::string& name);
 
-#define HYPERMLA_REGISTER(Plan, summary)                                                                               \
+#define HYPERMLA_REGISTER(Plan, summary) HYPERMLA_REGISTER_AS(Plan, summary, false)
+#define HYPERMLA_REGISTER_DRAFT(Plan, summary) HYPERMLA_REGISTER_AS(Plan, summary, true)
+#define HYPERMLA_REGISTER_AS(Plan, summary, draft)                                                                     \
   namespace {                                                                                                          \
   [[maybe_unused]] const bool registered =                                                                             \
-      (::hypermla::Registry::instance().add(__FILE__, summary, [] { return std::make_unique<Plan>(); }), true);        \
+      (::hypermla::Registry::instance().add(__FILE__, summary, [] { return std::make_unique<Plan>(); }, draft), true); \
   }
 
 }  // namespace hypermla

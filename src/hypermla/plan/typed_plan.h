@@ -28,7 +28,8 @@ inline void require_power_of_two(const char* name, int value, int least, int mos
     fail("--{}={} is not supported: it must be a power of two from {} to {}", name, value, least, most);
 }
 inline void require_half_precision(DType dtype) {
-  if (dtype == DType::float32) fail("--dtype=float32 is not supported: choose bfloat16 or float16");
+  if (dtype != DType::bfloat16 && dtype != DType::float16)
+    fail("--dtype={} is not supported: choose bfloat16 or float16", dtype_name(dtype));
 }
 
 inline unsigned ceil_div(int value, int divisor) { return unsigned((value + divisor - 1) / divisor); }

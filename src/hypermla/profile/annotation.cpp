@@ -18,7 +18,7 @@ struct StageCounters {
 StageCounters by_cupti(const ProfileRequest& request) {
   const auto library = cupti::Library::load(request.tools.cupti);
   std::vector<CounterRange> ranges;
-  for (CtKernel* kernel : request.executable.kernels())
+  for (TiledKernel* kernel : launched_kernels(request.executable))
     ranges.push_back({kernel->name(), [kernel](StreamHandle stream) { kernel->run(stream); }});
   const Counters counters = read_counters(*library, request.device, metric_names(), ranges);
   return {"CUPTI " + library->version_text(),
@@ -28,13 +28,13 @@ StageCounters by_cupti(const ProfileRequest& request) {
 
 StageCounters by_ncu(const ProfileRequest& request) {
   std::vector<std::string> kernels;
-  for (CtKernel* kernel : request.executable.kernels()) kernels.push_back(kernel->name());
+  for (TiledKernel* kernel : launched_kernels(request.executable)) kernels.push_back(kernel->name());
   return {ncu_version(request.tools.ncu), ncu_counters(request.tools, metric_names(), kernels), {}};
 }
 
 StageCounters by_perf(const ProfileRequest& request, std::string& missing) {
   StageCounters counters{"perf_event_open", {}, {}};
-  for (CtKernel* kernel : request.executable.kernels()) {
+  for (TiledKernel* kernel : launched_kernels(request.executable)) {
     CpuCounters one = count_cpu([&] {
       kernel->run(request.device.stream());
       request.device.synchronize();

@@ -1,8 +1,8 @@
 #include "hypermla/profile/frame.h"
 
 #include <algorithm>
-#include <ctime>
 
+#include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/profile/rules.h"
@@ -14,15 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSchema = 2;
-
-std::string time_stamp(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, format, &utc);
-  return text;
-}
 
 // Profiles of one second must not share a directory.
 fs::path fresh_directory(const fs::path& wanted) {
@@ -38,7 +29,7 @@ Json rates(const Cost& cost, double seconds, double predicted_seconds) {
           {"roofline_fraction", predicted_seconds / seconds}};
 }
 
-Json describe_stage(CtKernel& kernel, const DeviceSpec& spec, DType dtype) {
+Json describe_stage(TiledKernel& kernel, const DeviceSpec& spec, DType dtype) {
   const Prediction prediction = kernel.predict(spec, dtype);
   const Grid grid = kernel.grid();
   Json stage;
@@ -78,7 +69,7 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
 
   profile["schema"] = kSchema;
   profile["mode"] = profile_mode_name(mode);
-  profile["date"] = time_stamp("%Y-%m-%dT%H:%M:%SZ");
+  profile["date"] = utc_now("%Y-%m-%dT%H:%M:%SZ");
   profile["kernel"] = request.kernel.full_name();
   profile["version"] = request.kernel.version;
   if (!request.label.empty()) profile["label"] = request.label;
@@ -96,16 +87,16 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   profile["cost"] = {{"flops", cost.flops}, {"bytes", cost.bytes}, {"intensity", cost.intensity()}};
   profile["timing"] = Json::object();
   profile["stages"] = Json::array();
-  for (CtKernel* kernel : executable.kernels())
+  for (TiledKernel* kernel : launched_kernels(executable))
     profile["stages"].push_back(describe_stage(*kernel, request.spec, plan.dtype()));
 
   directory = request.out_dir;
   if (directory.empty())
     directory = fresh_directory(fs::path("out/profiles") / profile_mode_name(mode) / request.kernel.full_name() /
-                                problem_key(plan) / time_stamp("%Y%m%dT%H%M%SZ"));
+                                problem_key(plan) / utc_now("%Y%m%dT%H%M%SZ"));
   make_directories(directory);
   write("params.json", profile["problem"].dump(2) + "\n");
-  for (CtKernel* kernel : executable.kernels()) {
+  for (TiledKernel* kernel : launched_kernels(executable)) {
     write("tiling/" + kernel->name() + ".json", kernel->tiling().dump(2) + "\n");
     for (const auto& stage : request.tuning.stages)
       if (stage.kernel == kernel->name() && fs::exists(stage.history))
@@ -134,7 +125,7 @@ void Frame::time(double sustained_seconds) {
   add("burst", measure_burst(device, work, std::min(request.bench_runs, 7)));
   if (device.is_gpu() && sustained_seconds > 0) add("sustained", measure_sustained(device, work, sustained_seconds));
 
-  const std::vector<CtKernel*> kernels = request.executable.kernels();
+  const std::vector<TiledKernel*> kernels = launched_kernels(request.executable);
   if (kernels.size() == 1) return;
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     const Timing alone = measure_burst(

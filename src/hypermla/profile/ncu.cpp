@@ -239,7 +239,7 @@ std::string all_metrics() { return fmt::format("{}", fmt::join(metric_names(), "
 
 std::vector<std::string> kernel_names(const ProfileRequest& request) {
   std::vector<std::string> names;
-  for (CtKernel* kernel : request.executable.kernels()) names.push_back(kernel->name());
+  for (TiledKernel* kernel : launched_kernels(request.executable)) names.push_back(kernel->name());
   return names;
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 // The present tiling is one even when the list lacks it, so tuning never ends below the default. On a machine without a
 // compiler, those that the cache holds.
-std::vector<Candidate> present_candidates(const CtKernel& kernel, const Compiler& compiler, const std::string& arch,
+std::vector<Candidate> present_candidates(const TiledKernel& kernel, const Compiler& compiler, const std::string& arch,
                                           const DeviceSpec& spec, DType dtype) {
   std::vector<Json> tilings = kernel.candidates();
   if (std::find(tilings.begin(), tilings.end(), kernel.tiling()) == tilings.end()) tilings.push_back(kernel.tiling());
@@ -24,7 +24,7 @@ std::vector<Candidate> present_candidates(const CtKernel& kernel, const Compiler
   return candidates;
 }
 
-AutotuneResult::Stage tune_kernel(CtKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
+AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
                                   Device& device, const DeviceSpec& spec, const AutotuneOptions& options) {
   const std::vector<Candidate> candidates =
       present_candidates(kernel, compiler, device.info().arch, spec, plan.dtype());
@@ -71,7 +71,7 @@ AutotuneResult::Stage tune_kernel(CtKernel& kernel, KernelPlan& plan, Executable
 AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
                         const DeviceSpec& spec, const AutotuneOptions& options) {
   AutotuneResult result;
-  for (CtKernel* kernel : executable.kernels())
+  for (TiledKernel* kernel : launched_kernels(executable))
     result.stages.push_back(tune_kernel(*kernel, plan, executable, compiler, device, spec, options));
   return result;
 }

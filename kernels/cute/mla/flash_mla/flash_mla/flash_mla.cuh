@@ -3,7 +3,7 @@
 // FlashMLA, with our own order of the tensor pipe.
 //
 // Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
-// A thread block takes work items (latent/work.h): 64 rows against a range of token blocks of 64, two blocks at a time, the
+// A cluster of thread blocks takes work items (latent/work.h): 64 rows against a range of token blocks of 64, two blocks at a time, the
 // even one and the odd one.
 //
 // Roles (384 threads):
@@ -17,14 +17,24 @@
 // kSlack, and then handed over in shared memory with the weights.
 //
 // Shared memory (1024-byte aligned boxes of 64 rows x 64 columns, 8192 bytes; box 8 is RoPE):
-//   queries 9 boxes | token slot 0 (even) 9 boxes | token slot 1 (odd) 9 boxes | barriers and 1.3 KB of row values
+//   queries 9 boxes | token slot 0 (even) 9 boxes | token slot 1 (odd) 9 boxes | barriers and 1.8 KB of row values
 // The weights P of a block replace the RoPE box of its slot once its scores are done. A slot is loaded and freed in pairs
 // of boxes; outputs leave through slot 1.
 //
-// grid = any number of thread blocks, by the work list; 384 threads, kSharedBytes of dynamic shared memory.
+// Clusters of 2: the two thread blocks share an item's tokens and merge on the chip over distributed shared memory, each
+// for half of the columns: the warpgroup whose columns the other rank merges sends them over the other rank's queries.
+// This halves the partial outputs in global memory, and where one cluster takes a whole tile there are none.
+//
+// Paged caches: a page of 64 or 128 tokens is a batch element of the token maps, and the warp that loads reads the block table
+// ahead of time, a lane a block. Smaller pages are gathered by all threads of warpgroup 2. Pages behind the end of a request
+// are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
+//
+// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "flash_mla.h"
+#include "hopper/cluster.h"
+#include "hopper/gather.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
@@ -45,10 +55,12 @@ struct SharedPlan {
   static constexpr u32 queries = 0;
   static constexpr u32 slots = kOperandBytes;
   static constexpr u32 barriers = 3 * kOperandBytes;
-  static constexpr u32 raised = barriers + 256;   // [slot][warp] int: did the warp raise its maximum
+  static constexpr u32 raised = barriers + 384;   // [slot][warp] int: did the warp raise its maximum
   static constexpr u32 maximum = raised + 64;     // [slot][row] float
   static constexpr u32 sum = maximum + 512;       // [warpgroup][row] float
-  static constexpr u32 bytes = sum + 512;
+  static constexpr u32 statistics = sum + 512;    // [row] {maximum, sum} of the other rank
+  static constexpr u32 places = statistics + 512;  // [slot][token] int: row of the pool, where tokens are gathered
+  static constexpr u32 bytes = places + 512;
 
   u32 base;
   __device__ u32 slot(int s) const { return base + slots + s * kOperandBytes; }
@@ -57,23 +69,46 @@ struct SharedPlan {
   __device__ u32 queries_full(int pair) const { return full(4, pair); }
   __device__ u32 weights_ready(int s) const { return full(5, s); }
   __device__ u32 queries_empty() const { return full(5, 2); }
+  __device__ u32 peer_queries_done() const { return full(5, 3); }
+  __device__ u32 part_arrived() const { return full(5, 4); }
+  __device__ u32 landed(int s, int pair) const { return full(s + 6, pair); }  // of gathered tokens
+  // Output columns from the other rank, [i][thread] float4: over the queries.
+  __device__ u32 part() const { return base + queries; }
 };
-inline constexpr u32 kSharedBytes = SharedPlan::bytes;
-static_assert(kSharedBytes <= 232448);
+static_assert(SharedPlan::bytes == kFlashMlaSharedBytes && kFlashMlaSharedBytes <= 232448);
 
-enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4, kSums0 = 5, kSums1 = 6 };
+enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4, kSums0 = 5, kSums1 = 6, kPlaces = 7 };
+
+// The pairs of a slot in the order in which their readers free them.
+__device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
+
+// What one thread block of a cluster does of an item: an equal range of its token blocks, or one block of which nothing
+// is seen when there are fewer blocks than ranks. The closing item is nobody's.
+struct Share {
+  int begin, end, tokens;
+};
+template <int ranks>
+__device__ __forceinline__ Share share_of(const WorkItem& item, int rank) {
+  if constexpr (ranks == 1) return {item.begin, item.end, item.tokens};
+  const int blocks = item.end - item.begin;
+  const int begin = item.begin + blocks * rank / ranks, end = item.begin + blocks * (rank + 1) / ranks;
+  if (begin == end && blocks > 0) return {begin, begin + 1, 0};
+  return {begin, end, item.tokens};
+}
 
 // One math warpgroup.
-template <FlashMlaProblem problem, int half>
+template <FlashMlaProblem problem, FlashMlaTiling tiling, int half>
 __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
-                                       const TensorMap& o_map, float* __restrict__ lse, float* __restrict__ o_part,
-                                       float* __restrict__ lse_part, float scale_log2, float lse_unit, int rows, int s) {
+                                       const TensorMap& o_map, float* __restrict__ lse, float* o_part, float* lse_part,
+                                       float scale_log2, float lse_unit, int rows, int s) {
   constexpr DType dtype = problem.dtype;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   volatile int* raised = reinterpret_cast<volatile int*>(shared + SharedPlan::raised);
   volatile float* maximum = reinterpret_cast<volatile float*>(shared + SharedPlan::maximum);
   volatile float* sum = reinterpret_cast<volatile float*>(shared + SharedPlan::sum);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
+  constexpr int ranks = tiling.cluster;
+  const int rank = ranks > 1 ? uniform(cluster_rank()) : 0;
 
   float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32];    // (64, 64) scores, then weights
@@ -81,7 +116,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   float max0 = kLowest, max1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
   float shrink0 = 1.0f, shrink1 = 1.0f;
   int raise = 0;
-  u32 phase = 0, queries_phase = 0;
+  u32 phase = 0, queries_phase = 0, item_phase = 0;
 
   const u32 q = operand_k_major(plan.base + SharedPlan::queries);
   const u32 key = operand_k_major(plan.slot(half));
@@ -94,6 +129,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto release = [&](u32 barrier) {
     if (lane_id() == 0) barrier_arrive(barrier);
+  };
+  // This warp has read the item's queries. In a cluster their place is then free for the other rank's part of the output.
+  auto queries_done = [&] {
+    if (ranks == 1) {
+      release(plan.queries_empty());
+    } else if (lane_id() == 0) {
+      cluster_arrive(cluster_address(plan.peer_queries_done(), rank ^ 1));
+    }
   };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
     mma_fence();
@@ -193,8 +236,9 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   };
 
 #pragma unroll 1
-  for (;; work += gridDim.x) {
-    const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
+  for (;; ++work) {
+    const Share share = share_of<ranks>(*work, rank);
+    const int begin = uniform(share.begin), end = uniform(share.end), tokens = uniform(share.tokens);
     if (begin == end) break;
     const int tile_row = uniform(work->row_tile) * kTile;
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of the
@@ -303,14 +347,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         mma_commit();
         even_block();
       }
-      release(plan.queries_empty());
+      queries_done();
       if (!single) {
         odd_block();
         mma_wait<0>();
         pin<128>(o);
       }
     } else {
-      if (pairs == 0) release(plan.queries_empty());
+      if (pairs == 0) queries_done();
 #pragma unroll 1
       while (pairs > 0) {
         barrier_wait(plan.full(1, 0), phase);
@@ -324,7 +368,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         named_arrive<kOddScoresIssued, 256>();
         mma_wait<0>();
         pin<32>(p);
-        if (pairs == 1) release(plan.queries_empty());
+        if (pairs == 1) queries_done();
         barrier_wait(plan.weights_ready(0), phase);
         adopt_maximum(0);
         pin<128>(o);
@@ -395,46 +439,90 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     named_sync<kSums1 - half, 256>();
     sum0 = sum[row()] + sum[64 + row()];
     sum1 = sum[row() + 8] + sum[64 + row() + 8];
-    shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
-    shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
-    const int request = work->request, slot = uniform(work->slot);
-    if (half == 0 && (lane_id() & 3) == 0) {
-      const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
-      const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
+    const int request = uniform(work->request), slot = uniform(work->slot);
+    if (ranks == 2 && half != rank) {  // the other rank answers for these columns
+      cluster_barrier_wait(plan.peer_queries_done(), item_phase);
+      if ((lane_id() & 3) == 0) {
+        const u32 to = cluster_address(plan.base + SharedPlan::statistics + row() * 8, rank ^ 1);
+        cluster_store(to, max0, sum0);
+        cluster_store(to + 64, max1, sum1);
+      }
+      const u32 to = cluster_address(plan.part() + (thread_id() & 127) * 16, rank ^ 1);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) cluster_store(to + i * 2048, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+      __syncwarp();
+      if (lane_id() == 0) cluster_arrive(cluster_address(plan.part_arrived(), rank ^ 1));
+    } else {
+      if (ranks == 2) {
+        cluster_barrier_wait(plan.part_arrived(), item_phase);
+        const float2* statistics = reinterpret_cast<const float2*>(shared + SharedPlan::statistics);
+        const float2 peer0 = statistics[row()], peer1 = statistics[row() + 8];
+        const float top0 = fmaxf(max0, peer0.x), top1 = fmaxf(max1, peer1.x);
+        const float own0 = exp2_fast(max0 - top0), own1 = exp2_fast(max1 - top1);
+        const float other0 = exp2_fast(peer0.x - top0), other1 = exp2_fast(peer1.x - top1);
+        const float4* part = reinterpret_cast<const float4*>(shared + SharedPlan::queries) + (thread_id() & 127);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const float4 x = part[i * 128];
+          o[4 * i] = o[4 * i] * own0 + x.x * other0;
+          o[4 * i + 1] = o[4 * i + 1] * own0 + x.y * other0;
+          o[4 * i + 2] = o[4 * i + 2] * own1 + x.z * other1;
+          o[4 * i + 3] = o[4 * i + 3] * own1 + x.w * other1;
+        }
+        sum0 = sum0 * own0 + peer0.y * other0;
+        sum1 = sum1 * own1 + peer1.y * other1;
+        max0 = top0;
+        max1 = top1;
+      }
+      shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
+      shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
+      const int request = work->request, slot = uniform(work->slot);
+      if (half == 0 && (lane_id() & 3) == 0) {
+        const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
+        const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
+        if (slot < 0) {
+          float* out = lse + static_cast<long long>(request) * rows;
+          if (tile_row + row() < rows) out[tile_row + row()] = lse0 * lse_unit;
+          if (tile_row + row() + 8 < rows) out[tile_row + row() + 8] = lse1 * lse_unit;
+        } else {
+          lse_part[slot * kTile + row()] = lse0;
+          lse_part[slot * kTile + row() + 8] = lse1;
+        }
+      }
       if (slot < 0) {
-        float* out = lse + static_cast<long long>(request) * rows;
-        if (tile_row + row() < rows) out[tile_row + row()] = lse0 * lse_unit;
-        if (tile_row + row() + 8 < rows) out[tile_row + row() + 8] = lse1 * lse_unit;
-      } else {
-        lse_part[slot * kTile + row()] = lse0;
-        lse_part[slot * kTile + row() + 8] = lse1;
+        const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
+        const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
+        const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4),
+                         pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
+                         pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
+                         pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
+                         pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
+        }
+        async_fence();
+        named_sync<kOwnBarrier, 128>();
+        if ((thread_id() & 127) == 0) {
+          tma_store(o_map, staging, tile_row, half * 4, request);
+          tma_store_read_wait();
+        }
+        named_sync<kOwnBarrier, 128>();
+      } else {  // [slot][i][thread] float4: the order of the fragments, so that every access is whole lines
+        float4* out = reinterpret_cast<float4*>(o_part) + slot * static_cast<long long>(kTile * 128) + half * 128 +
+                      (thread_id() & 127);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          out[i * 256] = make_float4(o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1,
+                                     o[4 * i + 3] * shrink1);
+        }
       }
     }
-    if (slot < 0) {
-      const u32 out = plan.slot(1) + half * 4 * kBoxBytes + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
-      const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4),
-                       pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
-                       pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
-                       pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
-                       pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
-      }
+    if (ranks == 2) {
+      item_phase ^= 1;
       async_fence();
-      named_sync<kOwnBarrier, 128>();
-      if ((thread_id() & 127) == 0) {
-        tma_store(o_map, plan.slot(1) + half * 4 * kBoxBytes, tile_row, half * 4, request);
-        tma_store_read_wait();
-      }
-      named_sync<kOwnBarrier, 128>();
-    } else {  // [slot][i][thread] float4: the order of the fragments, so that every access is whole lines
-      float4* out = reinterpret_cast<float4*>(o_part) + slot * static_cast<long long>(kTile * 128) + thread_id();
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        out[i * 256] = make_float4(o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1,
-                                   o[4 * i + 3] * shrink1);
-      }
+      __syncwarp();
+      release(plan.queries_empty());
     }
     release(plan.empty(1, 2 * half));
     release(plan.empty(1, 2 * half + 1));
@@ -443,30 +531,69 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   if ((thread_id() & 127) == 0) tma_store_wait();
 }
 
-// The thread that loads.
+// A pair of boxes of an operand; its bytes arrive at `full`. One thread.
+template <Keep keep>
+__device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair, int row,
+                                          int batch, u32 full) {
+  barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
+  if (pair == kRope) {
+    tma_load<keep>(operand + 8 * kBoxBytes, rope, row, 0, batch, full);
+  } else {
+    tma_load<keep>(operand + 2 * pair * kBoxBytes, latent, row, 2 * pair, batch, full);
+  }
+}
+
+template <FlashMlaTiling tiling>
+__device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkItem& item, const TensorMap& qc_map,
+                                             const TensorMap& qpe_map) {
+  constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  for (int pair = 0; pair < kBoxPairs; ++pair) {
+    load_pair<keep>(plan.base + SharedPlan::queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
+                    plan.queries_full(pair));
+  }
+}
+
+// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache.
+template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __restrict__ work, const TensorMap& qc_map,
-                                     const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map) {
+                                     const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
+                                     const int* __restrict__ block_table, int table_width) {
+  constexpr bool paged = problem.page > 0;
+  constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  const int lane = lane_id();
+  const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
   u32 phase = 1, queries_phase = 1;
-  auto load_pair = [&](u32 operand, const TensorMap& latent, const TensorMap& rope, int pair, int row, int batch,
-                       u32 barrier) {
-    barrier_expect(barrier, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
-    if (pair == kRope) {
-      tma_load(operand + 8 * kBoxBytes, rope, row, 0, batch, barrier);
-    } else {
-      tma_load(operand + 2 * pair * kBoxBytes, latent, row, 2 * pair, batch, barrier);
-    }
-  };
-  for (;; work += gridDim.x) {
-    const WorkItem item = *work;
+  for (;; ++work) {
+    WorkItem item = *work;
+    const Share share = share_of<tiling.cluster>(item, rank);
+    item.begin = share.begin;
+    item.end = share.end;
     if (item.begin == item.end) break;
+    // The pages of a window of 32 blocks, a lane each; those of the next window are on their way.
+    const int* table = block_table + static_cast<long long>(item.request) * table_width;
+    auto page_of = [&](int block) { return block * kTile < item.tokens ? table[block * kTile / max(problem.page, 1)] : 0; };
+    int window = item.begin, pages = paged ? page_of(window + lane) : 0, next_pages = paged ? page_of(window + 32 + lane) : 0;
     for (int block = item.begin; block < item.end || ((block - item.begin) & 1); ++block) {
       const int slot = (block - item.begin) & 1;
+      int row = block * kTile, batch = item.request;
+      bool exists = block < item.end;
+      if constexpr (paged) {
+        if (block == window + 32) {
+          window = block;
+          pages = next_pages;
+          next_pages = page_of(window + 32 + lane);
+        }
+        batch = __shfl_sync(~0u, pages, block - window);
+        exists = exists && row < item.tokens;
+        row %= max(problem.page, 1);
+      }
 #pragma unroll
       for (int i = 0; i < kBoxPairs; ++i) {
-        const int pair = slot == 0 || i == 0 || i > 2 ? i : 3 - i;  // in the order in which they are freed
+        const int pair = order_of_release(slot, i);
         barrier_wait(plan.empty(slot, pair), phase);
-        if (block < item.end) {
-          load_pair(plan.slot(slot), z_map, kpe_map, pair, block * kTile, item.request, plan.full(slot, pair));
+        if (lane != 0) continue;
+        if (exists) {
+          load_pair<keep>(plan.slot(slot), z_map, kpe_map, pair, row, batch, plan.full(slot, pair));
         } else {
           barrier_arrive(plan.full(slot, pair));
         }
@@ -474,36 +601,121 @@ __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __re
       if (block == item.begin) {  // behind the tokens: the queries' place is free later than a slot
         barrier_wait(plan.queries_empty(), queries_phase);
         queries_phase ^= 1;
-        for (int pair = 0; pair < kBoxPairs; ++pair) {
-          load_pair(plan.base + SharedPlan::queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
-                    plan.queries_full(pair));
-        }
+        if (lane == 0) load_queries<tiling>(plan, item, qc_map, qpe_map);
       }
       if (slot) phase ^= 1;
     }
   }
 }
 
+// The warpgroup that gathers the tokens of small pages, 16 bytes a thread and copy; nobody waits for what he started. The last
+// warp also looks, wherever it would wait, whether the oldest copies have landed, orders them before wgmma and tells that
+// their pair of boxes is full.
+template <FlashMlaProblem problem, FlashMlaTiling tiling>
+__device__ __forceinline__ void gather(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
+                                       const TensorMap& qc_map, const TensorMap& qpe_map,
+                                       const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe,
+                                       int z_stride, int kpe_stride, const int* __restrict__ block_table,
+                                       int table_width) {
+  constexpr int kPage = problem.page > 0 ? problem.page : 1;
+  constexpr int kStep = 8;  // rows that all threads copy at a time, 16 threads a row
+  int* places = reinterpret_cast<int*>(shared + SharedPlan::places);
+  const int thread = thread_id() & 127, unit = thread & 15;
+  const bool teller = thread >= 96;
+  const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
+  u32 phase = 1, queries_phase = 1, landed_phase = 0;
+  int started = 0, told = 0;  // pairs, since the slots were last both told
+  auto tell = [&] {
+    const int slot = told >= kBoxPairs, pair = order_of_release(slot, told - slot * kBoxPairs);
+    if (told == started || !__all_sync(~0u, barrier_test(plan.landed(slot, pair), landed_phase))) return;
+    async_fence();
+    __syncwarp();
+    if (lane_id() == 0) barrier_arrive(plan.full(slot, pair));
+    if (++told < 2 * kBoxPairs) return;
+    told = 0;
+    started -= 2 * kBoxPairs;
+    landed_phase ^= 1;
+  };
+  for (;; ++work) {
+    const Share share = share_of<tiling.cluster>(*work, rank);
+    const int begin = share.begin, end = share.end, tokens = work->tokens;
+    if (begin == end) break;
+    const int* table = block_table + static_cast<long long>(work->request) * table_width;
+    auto place_of = [&](int token) {
+      return thread < kTile && token < tokens ? table[token / kPage] * kPage + token % kPage : -1;
+    };
+    int place = place_of(begin * kTile + thread);
+    for (int block = begin; block < end || ((block - begin) & 1); ++block) {
+      const int slot = (block - begin) & 1;
+      if (thread < kTile) places[slot * kTile + thread] = block < end ? place : -1;
+      named_sync<kPlaces, 128>();
+      place = place_of((block + 1) * kTile + thread);
+      int of_row[kTile / kStep];
+#pragma unroll
+      for (int j = 0; j < kTile / kStep; ++j) of_row[j] = places[slot * kTile + thread / 16 + kStep * j];
+#pragma unroll 1
+      for (int i = 0; i < kBoxPairs; ++i) {
+        const int pair = order_of_release(slot, i);
+        if (teller) {
+          while (!__all_sync(~0u, barrier_test(plan.empty(slot, pair), phase))) tell();
+        } else {
+          barrier_wait(plan.empty(slot, pair), phase);
+        }
+        // 16 bytes of every row: column unit `unit` of the pair, 8 to a box.
+        const bool rope = pair == kRope;
+        const unsigned char* from = (rope ? kpe : z + pair * 256) + unit * 16;
+        const int stride = rope ? kpe_stride : z_stride;
+        const u32 to = plan.slot(slot) + (2 * pair + unit / 8) * kBoxBytes + thread / 16 * 128 +
+                       (((unit ^ thread / 16) & 7) << 4);
+        if (!rope || unit < 8) {
+#pragma unroll
+          for (int j = 0; j < kTile / kStep; ++j) {
+            if (of_row[j] >= 0) copy_ahead(to + j * kStep * 128, from + static_cast<long long>(of_row[j]) * stride);
+          }
+        }
+        barrier_arrive_when_copied(plan.landed(slot, pair));
+        ++started;
+        if (teller) tell();
+      }
+      if (block == begin && thread == 0) {
+        barrier_wait(plan.queries_empty(), queries_phase);
+        queries_phase ^= 1;
+        load_queries<tiling>(plan, *work, qc_map, qpe_map);
+      }
+      __syncwarp();
+      if (slot) phase ^= 1;
+    }
+    while (teller && told != started) tell();
+  }
+}
+
 // qc_map, qpe_map: queries [B, rows, 512] and [B, rows, 64], boxes of 64 rows and 2 groups / 1 group of columns.
 // z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], the same boxes. o_map: output [B, rows, 512], boxes of 64
-// rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides.
-// work: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms); o_part [slots, 64 * 512] and
+// rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides. Of a paged cache, z_map
+// and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request. Where pages are
+// smaller than 64 tokens the maps of the cache are not used, and z and kpe point to the pool, rows z_stride and kpe_stride
+// bytes apart.
+// work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms); o_part [slots, 64 * 512] and
 // lse_part [slots, 64] fp32, for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
               const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
               const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-              float* __restrict__ o_part, float* __restrict__ lse_part, float scale_log2, float lse_unit, int rows,
-              int s) {
+              float* o_part, float* lse_part, const int* __restrict__ block_table,
+              const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit,
+              int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride) {
+  static_assert(tiling.cluster == 1 || tiling.cluster == 2, "a cluster is one thread block or two");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedPlan plan{shared_address(shared)};
+  constexpr bool gathered = problem.page > 0 && problem.page < kTile;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
         barrier_init(plan.full(slot, pair), 1);
+        barrier_init(plan.landed(slot, pair), 128);
         barrier_init(plan.empty(slot, pair), pair == kRope ? 8 : 4);
       }
       barrier_init(plan.queries_full(pair), 1);
@@ -511,20 +723,30 @@ __global__ void __launch_bounds__(384, 1)
     barrier_init(plan.weights_ready(0), 4);
     barrier_init(plan.weights_ready(1), 4);
     barrier_init(plan.queries_empty(), 8);
+    barrier_init(plan.peer_queries_done(), 8);
+    barrier_init(plan.part_arrived(), 4);
     barrier_init_done();
   }
-  __syncthreads();
-  launch_next();  // the combine kernel waits for the end of this kernel; it may be set up now
-  work += blockIdx.x;
+  if (threadIdx.x == 256) {
+    for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
+  }
+  if (tiling.cluster > 1) cluster_sync(); else __syncthreads();
+  launch_next();        // the combine kernel, which waits for the end of this one, may be set up
+  wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
+  work += static_cast<long long>(blockIdx.x / tiling.cluster) * rounds;
   if (role == 0) {
-    take_registers<232>();
-    attend<problem, 0>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+    take_registers<gathered ? 224 : 232>();
+    attend<problem, tiling, 0>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
   } else if (role == 1) {
-    take_registers<232>();
-    attend<problem, 1>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+    take_registers<gathered ? 224 : 232>();
+    attend<problem, tiling, 1>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
   } else {
-    give_registers<40>();
-    if (threadIdx.x == 256) load(plan, work, qc_map, qpe_map, z_map, kpe_map);
+    give_registers<gathered ? 56 : 40>();
+    if constexpr (gathered) {
+      gather<problem, tiling>(shared, plan, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
+    } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
+      load<problem, tiling>(plan, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
+    }
   }
 }
 

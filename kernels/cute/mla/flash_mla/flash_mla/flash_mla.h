@@ -1,10 +1,12 @@
-// Attention in the latent space, hand-scheduled for Hopper (sm_90a): the problem, the tiling, and the work list.
+// Attention in the latent space, hand-scheduled for Hopper (sm_90a): the problem and the tiling.
 // Read by the host and, as template arguments of the kernel, by the device compiler.
 #pragma once
 
 #include "hypermla/dtype.h"
 
 namespace hypermla::cute {
+
+inline constexpr unsigned kFlashMlaSharedBytes = 223680;  // of a thread block, see the kernel's SharedPlan
 
 // o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
 struct FlashMlaProblem {
@@ -17,25 +19,44 @@ struct FlashMlaProblem {
   int k = 512;
   DType dtype = DType::bfloat16;
   bool causal = false;
+  bool ragged = false;
+  int page = 0;
+  int pages = 0;
+  bool fused = false;
+  float scale = 0;
+  bool lse_base2 = false;
+  int split = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("b", self.b, "batch size");
     field("s", self.s, "queries per head");
-    field("t", self.t, "context length in tokens");
+    field("t", self.t, "context length in tokens; of ragged requests the longest");
     field("h", self.h, "query heads");
-    field("d", self.d, "head dimension before absorption; it sets the scale only");
+    field("d", self.d, "head dimension before absorption; it sets the default scale only");
     field("p", self.p, "RoPE dimension");
     field("k", self.k, "latent dimension");
     field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
     field("causal", self.causal, "query i sees the tokens up to t - s + i only");
+    field("ragged", self.ragged, "each request has its own length, in the device tensor lengths [B]");
+    field("page", self.page, "tokens of a cache page: 1, 16, 32, 64, 128, with a block table; 0: a dense cache");
+    field("pages", self.pages, "pages of the pool; 0: as many as b requests of t tokens need");
+    field("fused", self.fused, "queries and cache are one tensor each, latent and RoPE columns side by side");
+    field("scale", self.scale, "factor of the scores; 0: 1 / sqrt(d + p)");
+    field("lse_base2", self.lse_base2, "log-sum-exp in base 2 instead of natural");
+    field("split", self.split, "tokens after which each request is cut, whatever its batch: bits do not depend on batch mates; 0: free");
   }
 };
 
-// No choices: one shape, 64 rows x 64 tokens.
 struct FlashMlaTiling {
+  int cluster = 1;
+  bool evict_first = false;
+
   template <class Self, class Visitor>
-  static constexpr void fields(Self&, Visitor&&) {}
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("cluster", self.cluster, "thread blocks that share the tokens of an item and merge on the chip: 1, 2");
+    field("evict_first", self.evict_first, "L2 drops loaded tokens first: for one row tile per request");
+  }
 };
 
 }  // namespace hypermla::cute

@@ -1,29 +1,32 @@
 // Merges the partial outputs of the tiles that the latent kernel cut over several work items, weighted by their log-sum-exp.
 //
 // grid = (combine items, 1 to 32, a power of two), 256 threads; each block merges its share of the columns of one tile of
-// 64 rows. A few tiles of many parts want many blocks each, many tiles few.
+// 64 rows. A few tiles of many parts want many blocks each, many tiles few. An item without slots is nothing to do: a list
+// that is made on the device has room for the worst case.
 // Launched programmatically: it waits for the kernel before it.
 #pragma once
 
+#include "combine_parts.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
-#include "latent/work.h"
+#include "work.h"
 
 namespace hypermla::cute {
 
-inline constexpr int kCombineSlots = 160;  // most parts of one tile; there is no more than one per multiprocessor
-
 // o_part [slots, 32, 256] float4 in the order of the latent kernel's fragments, lse_part [slots, 64] (log2), both fp32 ->
 // o [B, rows, 512] and lse [B, rows] in lse_unit per log2.
-template <DType dtype>
+template <CombinePartsProblem problem, CombinePartsTiling tiling>
 __global__ void __launch_bounds__(256) combine_parts(const CombineItem* __restrict__ items, const float* o_part,
                                                      const float* lse_part, unsigned short* __restrict__ o,
                                                      float* __restrict__ lse, float lse_unit, int rows) {
+  constexpr DType dtype = problem.dtype;
   constexpr int kBatch = 8;  // loads in flight per thread
   constexpr float kLowest = -1e30f, kInfinity = __builtin_bit_cast(float, 0x7f800000);
-  __shared__ float weight[kCombineSlots][64];
-  const CombineItem item = items[blockIdx.x];
+  __shared__ float weight[kMaxParts][64];
   const int thread = threadIdx.x;
+  wait_for_previous();
+  const CombineItem item = items[blockIdx.x];
+  if (item.slots == 0) return;
   const float4* parts = reinterpret_cast<const float4*>(o_part) + item.first_slot * 32LL * 256 + thread;
   const float* lse_parts = lse_part + item.first_slot * 64LL;
   auto load_batch = [&](float4 (&x)[kBatch], int first, int column) {
@@ -32,7 +35,6 @@ __global__ void __launch_bounds__(256) combine_parts(const CombineItem* __restri
       if (first + i < item.slots) x[i] = __ldcg(parts + ((first + i) * 32 + column) * 256);
     }
   };
-  wait_for_previous();
   // The first batch is on its way while the weights are made.
   float4 x[kBatch];
   load_batch(x, 0, blockIdx.y);

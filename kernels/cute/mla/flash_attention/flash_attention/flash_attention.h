@@ -1,22 +1,24 @@
-// Attention in the latent space, hand-scheduled for Hopper (sm_90a): the problem, the tiling, and the work list.
-// Read by the host and, as template arguments of the kernel, by the device compiler.
+// Attention over decompressed keys and values, hand-scheduled for Hopper (sm_90a): the problem and the tiling. Read by
+// the host and, as template arguments of the kernel, by the device compiler.
 #pragma once
 
 #include "hypermla/dtype.h"
 
 namespace hypermla::cute {
 
-// o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
-struct FlashMlaProblem {
+inline constexpr unsigned kFlashAttentionSharedBytes = 213120;  // of a thread block, see the kernel's SharedPlan
+
+// o = softmax((q k^T + qpe kpe^T) * scale) v for every batch element and head; kpe is shared by the heads.
+struct FlashAttentionProblem {
   int b = 32;
-  int s = 1;
+  int s = 128;
   int t = 4096;
   int h = 128;
   int d = 128;
   int p = 64;
-  int k = 512;
   DType dtype = DType::bfloat16;
   bool causal = false;
+  bool ragged = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -24,22 +26,20 @@ struct FlashMlaProblem {
     field("s", self.s, "queries per head");
     field("t", self.t, "context length in tokens");
     field("h", self.h, "query heads");
-    field("d", self.d, "head dimension before absorption; it sets the scale only");
+    field("d", self.d, "head dimension");
     field("p", self.p, "RoPE dimension");
-    field("k", self.k, "latent dimension");
     field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
     field("causal", self.causal, "query i sees the tokens up to t - s + i only");
+    field("ragged", self.ragged, "requests have lengths of their own, up to t: an input, read by the kernel");
   }
 };
 
-struct FlashMlaTiling {
-  int cluster = 1;
-  bool evict_first = false;
+struct FlashAttentionTiling {
+  int section = 32;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("cluster", self.cluster, "thread blocks that share the tokens of an item and merge on the chip: 1, 2");
-    field("evict_first", self.evict_first, "L2 drops loaded tokens first: for one row tile per request");
+    field("section", self.section, "MiB of keys and values whose heads are walked together, to stay in L2");
   }
 };
 

@@ -1,0 +1,509 @@
+// FlashAttention (Dao et al., arXiv 2205.14135; online softmax) for Hopper, over decompressed keys and values with a
+// separate RoPE part whose keys all heads share (DeepSeek-V2, arXiv 2405.04434). Two warpgroups in turns, and products
+// beside the softmax, as in FlashAttention-3 (Shah et al., arXiv 2407.08608), with our own flow: the tiles of a thread
+// block are one stream of token blocks, so that no pipeline drains between them.
+//
+// A thread block holds 128 queries of one head and walks over the tokens 128 at a time, from the last one that a query
+// sees to the first: masked blocks come first. Thread blocks stay; each draws its next tile from a counter.
+//
+// Roles (384 threads):
+//   warpgroups 0, 1   64 queries each, held in registers: scores, softmax, output
+//   warpgroup 2       one thread draws tiles, one loads
+//
+// Order within a math warpgroup, block j: S(j + 1) issued | O += P(j) V(j) issued | softmax of S(j + 1). The two
+// warpgroups issue in turns (named barriers), so that the softmax of one hides behind the products of the other. At the
+// end of a tile its last product goes first, then the scores of the next tile, and the output leaves while those are
+// computed.
+//
+// Maximum: that of the tile's first block, raised only when a later block has large weights. Their sum, which is needed
+// anyway, tells: a block whose sum is large is scored once more. So the usual block looks for no maximum at all.
+//
+// Shared memory (1024-byte aligned, boxes of 64 columns with the 128-byte swizzle):
+//   ring of 3 x 48 KiB: queries or keys, 128 rows of 2 boxes and the RoPE box; a tile's queries come before its keys |
+//   ring of 2 x 32 KiB: values of 128 tokens, 2 boxes | barriers and the drawn tile
+//
+// grid = min(tiles, multiprocessors); 384 threads, kFlashAttentionSharedBytes of dynamic shared memory.
+#pragma once
+
+#include "flash_attention.h"
+#include "hopper/mbarrier.h"
+#include "hopper/tma.h"
+#include "hopper/warpgroup.h"
+#include "hopper/wgmma.h"
+
+namespace hypermla::cute {
+
+inline constexpr int kRows = 128, kGroupRows = 64;  // queries of a tile, of a warpgroup
+inline constexpr int kBlock = 128;                  // tokens of a block
+inline constexpr float kLargeSum = 16384.0f;        // of 32 weights: fp16 holds it, and so it holds each of them
+inline constexpr float kLowest = -1e30f;  // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+inline constexpr float kLn2 = 0.693147180559945f;
+inline constexpr int kKeySlots = 3, kValueSlots = 2;
+inline constexpr u32 kKeyBox = kBlock * 128;  // bytes of 64 columns of a token block
+
+struct SharedPlan {
+  static constexpr u32 key_bytes = 3 * kKeyBox, value_bytes = 2 * kKeyBox;
+  static constexpr u32 values = kKeySlots * key_bytes;
+  static constexpr u32 barriers = values + kValueSlots * value_bytes;
+  static constexpr u32 tile = barriers + 112;
+  static constexpr u32 bytes = tile + 16;
+
+  u32 base;
+  __device__ u32 key(int slot) const { return base + slot * key_bytes; }
+  __device__ u32 value(int slot) const { return base + values + slot * value_bytes; }
+  __device__ u32 key_full(int slot) const { return base + barriers + slot * 8; }
+  __device__ u32 key_empty(int slot) const { return key_full(kKeySlots + slot); }
+  __device__ u32 value_full(int slot) const { return key_full(2 * kKeySlots + slot); }
+  __device__ u32 value_empty(int slot) const { return value_full(kValueSlots + slot); }
+  __device__ u32 tile_full() const { return value_full(2 * kValueSlots); }
+  __device__ u32 tile_empty() const { return value_full(2 * kValueSlots + 1); }
+};
+static_assert(SharedPlan::bytes == kFlashAttentionSharedBytes && kFlashAttentionSharedBytes <= 232448);
+
+// Goes round the slots of a ring; the phase is the parity that a consumer waits for.
+template <int slots>
+struct Ring {
+  int slot = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void next() {
+    phase ^= slot == slots - 1;
+    slot = slot == slots - 1 ? 0 : slot + 1;
+  }
+};
+// 128 queries of one head: what one thread draws, and the loader and the math warpgroups read in shared memory.
+struct Tile {
+  int head;    // of all heads of all batch elements; -1: no more tiles
+  int row;     // first query
+  int tokens;  // length of the request
+  int blocks;  // that some query sees
+};
+
+// The order of tiles: sections of heads whose keys and values fit L2 together; in a section, causal tiles that see the
+// most tokens first, so that the last wave is made of short ones.
+struct TileOrder {
+  int b, h, s, t;
+  int heads_per_section;
+  const int* lengths;
+
+  template <bool causal>
+  __device__ __forceinline__ Tile at(int index) const {
+    const int row_tiles = (s + kRows - 1) / kRows, heads = b * h;
+    if (index >= heads * row_tiles) return {-1, 0, 0, 0};
+    const int first_head = index / (heads_per_section * row_tiles) * heads_per_section;
+    const int section = min(heads_per_section, heads - first_head);
+    const int within = index - first_head * row_tiles;
+    const int head = first_head + within % section;
+    const int m = causal ? row_tiles - 1 - within / section : within / section;
+    const int tokens = lengths ? lengths[head / h] : t;
+    const int seen = causal ? min(tokens, tokens - s + (m + 1) * kRows) : tokens;
+    return {head, m * kRows, tokens, seen > 0 ? (seen + kBlock - 1) / kBlock : 0};
+  }
+};
+
+__device__ __forceinline__ Tile read_tile(const unsigned char* shared, const SharedPlan plan, u32& phase) {
+  barrier_wait(plan.tile_full(), phase);
+  phase ^= 1;
+  const int4 tile = *reinterpret_cast<const int4*>(shared + SharedPlan::tile);
+  return {tile.x, tile.y, tile.z, tile.w};
+}
+
+// Named barriers whose number depends on the warpgroup: both run the same code, for the instruction cache's sake.
+enum NamedBarrier { kTurn0 = 1, kTurn1 = 2, kGroup0 = 3, kGroup1 = 4 };
+__device__ __forceinline__ void sync_at(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Is it so for a thread of the warpgroup?
+__device__ __forceinline__ bool any_of_group(int barrier, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(value)), "r"(barrier)
+      : "memory");
+  return __any_sync(~0u, any);
+}
+
+// One math warpgroup.
+template <FlashAttentionProblem problem>
+__device__ __forceinline__ void attend(const unsigned char* shared, const SharedPlan plan, int group,
+                                       unsigned short* __restrict__ o_ptr, float* __restrict__ lse_ptr,
+                                       float scale_log2, int s, int t) {
+  constexpr DType dtype = problem.dtype;
+  float o[64];     // (64, 128): o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
+  float p[64];     // (64, 128) scores, then weights
+  u32 packed[32];  // (64, 128) weights as the A operand
+  u32 q[48];       // (64, 192) queries as the A operand
+  float max0 = kLowest, max1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
+  float shrink0 = 1.0f, shrink1 = 1.0f;
+  float block0, block1;
+  u32 tile_phase = 0;
+  Ring<kKeySlots> key_ring;
+  Ring<kValueSlots> value_ring;
+
+  const u32 keys = operand_k_major(plan.key(0));
+  const u32 values = operand_mn_major(plan.value(0), kKeyBox);
+
+  auto row = [&] { return group * kGroupRows + static_cast<int>(((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2)); };
+  auto release = [&](u32 barrier) {
+    if (lane_id() == 0) barrier_arrive(barrier);
+  };
+  auto take_turn = [&] { sync_at(kTurn0 + group, 256); };
+  auto pass_turn = [&] { arrive_at(kTurn0 + 1 - group, 256); };
+  auto keys_full = [&] { barrier_wait(plan.key_full(key_ring.slot), key_ring.phase); };
+  auto keys_done = [&] {
+    release(plan.key_empty(key_ring.slot));
+    key_ring.next();
+  };
+  auto scores = [&] {  // S = Q K^T
+    const u32 key = keys + key_ring.slot * (SharedPlan::key_bytes >> 4);
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 12; ++i) {
+      mma_64x128_k_major<dtype>(p, q + 4 * i, key + i / 4 * (kKeyBox >> 4) + i % 4 * 2, i != 0);
+    }
+    mma_commit();
+  };
+  // Queries come through the ring of keys, before the first block of their tile. Returns their slot, which is free when
+  // the products that take them from the registers have been issued, not earlier: until then they may be on their way.
+  auto load_queries = [&] {
+    keys_full();
+    const int lane = lane_id();
+    const int own = group * kGroupRows + static_cast<int>((thread_id() >> 5) & 3) * 16 + (lane & 15);  // row
+    const u32 from = plan.key(key_ring.slot) + own * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+#pragma unroll
+    for (int i = 0; i < 12; ++i) load_matrices(q + 4 * i, (from ^ (i % 4 << 5)) + i / 4 * kKeyBox);
+    const int slot = key_ring.slot;
+    key_ring.next();
+    keys_full();
+    return slot;
+  };
+  auto products = [&] {  // O += P V
+    barrier_wait(plan.value_full(value_ring.slot), value_ring.phase);
+    const u32 value = values + value_ring.slot * (SharedPlan::value_bytes >> 4);
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) mma_64x128<dtype>(o, packed + 4 * i, value + 128 * i, 1);
+    mma_commit();
+  };
+  auto products_done = [&] {
+    pin<64>(o);
+    release(plan.value_empty(value_ring.slot));
+    value_ring.next();
+  };
+  // Scores to weights against the maximum at hand, in place, and their sums in this block.
+  auto weigh = [&] {
+    block0 = block1 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      p[4 * i] = exp2_fast(fmaf(p[4 * i], scale_log2, -max0));
+      p[4 * i + 1] = exp2_fast(fmaf(p[4 * i + 1], scale_log2, -max0));
+      block0 += p[4 * i] + p[4 * i + 1];
+      p[4 * i + 2] = exp2_fast(fmaf(p[4 * i + 2], scale_log2, -max1));
+      p[4 * i + 3] = exp2_fast(fmaf(p[4 * i + 3], scale_log2, -max1));
+      block1 += p[4 * i + 2] + p[4 * i + 3];
+    }
+  };
+  auto raise_maximum = [&] {
+    float a = fmaxf(p[0], p[1]), b = fmaxf(p[2], p[3]);
+#pragma unroll
+    for (int i = 1; i < 16; ++i) {
+      a = fmaxf(a, fmaxf(p[4 * i], p[4 * i + 1]));
+      b = fmaxf(b, fmaxf(p[4 * i + 2], p[4 * i + 3]));
+    }
+    a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
+    b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
+    a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
+    b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
+    shrink0 = exp2_fast(fmaxf(max0 - a, -126.0f));
+    shrink1 = exp2_fast(fmaxf(max1 - b, -126.0f));
+    max0 = a;
+    max1 = b;
+  };
+  auto pack_weights = [&] {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) packed[i] = pack<dtype>(p[2 * i], p[2 * i + 1]);
+  };
+
+  auto next_tile = [&] {
+    const Tile read = read_tile(shared, plan, tile_phase);
+    const Tile tile{uniform(read.head), uniform(read.row), uniform(read.tokens), uniform(read.blocks)};
+    release(plan.tile_empty());
+    return tile;
+  };
+  auto store_lse = [&](const Tile& tile, float a, float b) {  // of rows r and r + 8
+    if ((lane_id() & 3) == 0) {
+      float* out = lse_ptr + static_cast<long long>(tile.head) * s;
+      if (tile.row + row() < s) out[tile.row + row()] = a;
+      if (tile.row + row() + 8 < s) out[tile.row + row() + 8] = b;
+    }
+  };
+  // Four threads hold two columns of a row each: they exchange among four such groups, and each stores 16 bytes.
+  auto store_output = [&](const Tile& tile, float factor0, float factor1) {
+    const int lane = lane_id() & 3;
+    uint4* out =
+        reinterpret_cast<uint4*>(o_ptr + (static_cast<long long>(tile.head) * s + tile.row + row()) * 128) + lane;
+    auto exchange = [&](u32& low, u32& high, int bit) {
+      const u32 other = __shfl_xor_sync(~0u, lane & bit ? low : high, bit);
+      (lane & bit ? low : high) = other;
+    };
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float factor = half ? factor1 : factor0;
+      const bool inside = tile.row + row() + 8 * half < s;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        u32 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* from = o + 16 * i + 4 * j + 2 * half;
+          x[j] = pack<dtype>(from[0] * factor, from[1] * factor);
+        }
+        exchange(x[0], x[1], 1);
+        exchange(x[2], x[3], 1);
+        exchange(x[0], x[2], 2);
+        exchange(x[1], x[3], 2);
+        if (inside) out[half * 128 + i * 4] = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  };
+  // The next tile of which some token is seen; the others are answered on the way.
+  auto next_seen_tile = [&] {
+    Tile tile = next_tile();
+    while (tile.head >= 0 && tile.blocks == 0) {
+      const int first = tile.row + group * kGroupRows, thread = thread_id() & 127;
+      uint4* out = reinterpret_cast<uint4*>(o_ptr + (static_cast<long long>(tile.head) * s + first) * 128);
+      for (int i = thread; i < min(kGroupRows, s - first) * 16; i += 128) out[i] = make_uint4(0, 0, 0, 0);
+      store_lse(tile, -kInfinity, -kInfinity);
+      tile = next_tile();
+    }
+    return tile;
+  };
+
+  Tile tile = next_seen_tile();
+  if (tile.head < 0) return;
+  int query_slot = load_queries();
+  scores();
+  release(plan.key_empty(query_slot));
+  mma_wait<0>();
+  if (group == 1) pass_turn();
+
+#pragma unroll 1
+  for (;;) {  // the scores of the tile's first block are there
+    pin<64>(p);
+    keys_done();
+    int token = (tile.blocks - 1) * kBlock;
+    // Tokens that every row of the warpgroup sees.
+    const int seen_by_all = problem.causal ? tile.tokens - s + tile.row + group * kGroupRows + 1 : tile.tokens;
+    auto mask = [&] {
+      int seen0 = tile.tokens, seen1 = tile.tokens;
+      if (problem.causal) {
+        seen0 = min(seen0, tile.tokens - s + tile.row + row() + 1);
+        seen1 = min(seen1, tile.tokens - s + tile.row + row() + 9);
+      }
+      seen0 -= token + 2 * (lane_id() & 3);
+      seen1 -= token + 2 * (lane_id() & 3);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        p[4 * i] = 8 * i < seen0 ? p[4 * i] : -kInfinity;
+        p[4 * i + 1] = 8 * i + 1 < seen0 ? p[4 * i + 1] : -kInfinity;
+        p[4 * i + 2] = 8 * i < seen1 ? p[4 * i + 2] : -kInfinity;
+        p[4 * i + 3] = 8 * i + 1 < seen1 ? p[4 * i + 3] : -kInfinity;
+      }
+    };
+    max0 = max1 = kLowest;
+    sum0 = sum1 = 0.0f;
+    if (token + kBlock > seen_by_all) mask();
+    raise_maximum();
+    weigh();
+    sum0 = block0;
+    sum1 = block1;
+    pack_weights();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i] = 0.0f;
+    if (token + kBlock > tile.tokens && tile.tokens < t) {
+      // Unused tokens behind the end of the request: their weights are 0, but 0 * NaN would spoil the output. Both
+      // warpgroups write these zeros, each before its own product.
+      barrier_wait(plan.value_full(value_ring.slot), value_ring.phase);
+      const int thread = thread_id() & 127;
+      for (int i = tile.tokens - token + (thread >> 3); i < kBlock; i += 16) {
+        store_zeros(plan.value(value_ring.slot) + i * 128 + (thread & 7) * 16);
+        store_zeros(plan.value(value_ring.slot) + kKeyBox + i * 128 + (thread & 7) * 16);
+      }
+      async_fence();
+      sync_at(kGroup0 + group, 128);
+    }
+
+#pragma unroll 1
+    for (int i = tile.blocks - 1; i > 0; --i) {
+      token -= kBlock;
+      keys_full();
+      take_turn();
+      scores();
+      products();
+      pass_turn();
+      mma_wait<1>();
+      pin<64>(p);
+      if (token + kBlock > seen_by_all) mask();
+      weigh();
+      mma_wait<0>();
+      products_done();
+      // Some weight may be large: against a raised maximum, from the scores once more.
+      if (any_of_group(kGroup0 + group, block0 > kLargeSum || block1 > kLargeSum)) {
+        scores();
+        mma_wait<0>();
+        pin<64>(p);
+        if (token + kBlock > seen_by_all) mask();
+        raise_maximum();
+        weigh();
+        sum0 *= shrink0;
+        sum1 *= shrink1;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          o[4 * j] *= shrink0;
+          o[4 * j + 1] *= shrink0;
+          o[4 * j + 2] *= shrink1;
+          o[4 * j + 3] *= shrink1;
+        }
+      }
+      keys_done();
+      sum0 += block0;
+      sum1 += block1;
+      pack_weights();
+    }
+
+    const Tile next = next_seen_tile();
+    if (next.head >= 0) query_slot = load_queries();
+    take_turn();
+    products();
+    scores();  // without a next tile of what lies there: a branch around these would serialise them
+    if (next.head >= 0) release(plan.key_empty(query_slot));
+    if (next.head >= 0 || group == 0) pass_turn();
+    sum0 += __shfl_xor_sync(~0u, sum0, 1);
+    sum1 += __shfl_xor_sync(~0u, sum1, 1);
+    sum0 += __shfl_xor_sync(~0u, sum0, 2);
+    sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    mma_wait<1>();
+    products_done();
+    store_output(tile, sum0 == 0.0f ? 0.0f : __fdividef(1.0f, sum0), sum1 == 0.0f ? 0.0f : __fdividef(1.0f, sum1));
+    store_lse(tile, sum0 == 0.0f ? -kInfinity : (max0 + log2_fast(sum0)) * kLn2,
+              sum1 == 0.0f ? -kInfinity : (max1 + log2_fast(sum1)) * kLn2);
+    mma_wait<0>();
+    if (next.head < 0) break;
+    tile = next;
+  }
+}
+
+// The thread that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
+// warpgroups. Every thread block draws one number too many, and the last of all to draw leaves the counter at 0.
+template <FlashAttentionProblem problem>
+__device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan plan, const TileOrder order,
+                                     int* counter) {
+  const int tiles = order.b * order.h * ((order.s + kRows - 1) / kRows);
+  int index = blockIdx.x;
+  u32 phase = 1;
+  for (;;) {
+    const Tile tile = order.template at<problem.causal>(index);
+    *reinterpret_cast<int4*>(shared + SharedPlan::tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
+    barrier_arrive(plan.tile_full());
+    if (tile.head < 0) break;
+    phase ^= 1;
+    barrier_wait(plan.tile_empty(), phase);
+    const int drawn = atomicAdd(counter, 1);
+    if (drawn == tiles - 1) *counter = 0;
+    index = gridDim.x + drawn;
+  }
+}
+
+// The thread that loads.
+__device__ __forceinline__ void load(const unsigned char* shared, const SharedPlan plan, int h, const TensorMap& q_map,
+                                     const TensorMap& qpe_map, const TensorMap& k_map, const TensorMap& kpe_map,
+                                     const TensorMap& v_map) {
+  u32 tile_phase = 0;
+  Ring<kKeySlots> key_ring{0, 1};  // it waits for empty slots
+  Ring<kValueSlots> value_ring{0, 1};
+  int value_head = -1, value_block = 0;  // loaded behind the keys of the block after it, in the order of use
+  auto load_keys = [&](const TensorMap& map, const TensorMap& rope_map, int row, int head, int rope_head) {
+    const u32 to = plan.key(key_ring.slot), full = plan.key_full(key_ring.slot);
+    barrier_wait(plan.key_empty(key_ring.slot), key_ring.phase);
+    barrier_expect(full, SharedPlan::key_bytes);
+    tma_load(to, map, row, 0, head, full);
+    tma_load(to + 2 * kKeyBox, rope_map, row, 0, rope_head, full);
+    key_ring.next();
+  };
+  auto load_values = [&] {
+    if (value_head < 0) return;
+    const u32 full = plan.value_full(value_ring.slot);
+    barrier_wait(plan.value_empty(value_ring.slot), value_ring.phase);
+    barrier_expect(full, SharedPlan::value_bytes);
+    tma_load(plan.value(value_ring.slot), v_map, value_block * kBlock, 0, value_head, full);
+    value_ring.next();
+    value_head = -1;
+  };
+  for (;;) {
+    const Tile tile = read_tile(shared, plan, tile_phase);
+    if (tile.head < 0) break;
+    barrier_arrive(plan.tile_empty());
+    if (tile.blocks > 0) load_keys(q_map, qpe_map, tile.row, tile.head, tile.head);
+    load_values();
+    for (int block = tile.blocks - 1; block >= 0; --block) {
+      load_keys(k_map, kpe_map, block * kBlock, tile.head, tile.head / h);
+      load_values();
+      value_head = tile.head;
+      value_block = block;
+    }
+  }
+  load_values();
+}
+
+// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns.
+// k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T, 64]. Maps as in hopper/tma.h, boxes of 128
+// rows. o [B, H, S, 128]; lse [B, H, S] fp32, natural logarithm. A query that sees no token gets o = 0 and lse = -inf.
+// lengths [B]: tokens of each request, 0 <= length <= t; null: t each. Causal: query i sees the tokens below
+// length - s + i + 1.
+// counter: one int, 0 before the first launch; every launch leaves it 0. scale_log2 = scale * log2(e) > 0.
+// heads_per_section: see TileOrder.
+template <FlashAttentionProblem problem, FlashAttentionTiling tiling>
+__global__ void __launch_bounds__(384, 1)
+    flash_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
+                    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,
+                    const __grid_constant__ TensorMap v_map, unsigned short* __restrict__ o, float* __restrict__ lse,
+                    const int* __restrict__ lengths, int* counter, float scale_log2, int b, int h, int s, int t,
+                    int heads_per_section) {
+  static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const SharedPlan plan{shared_address(shared)};
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kKeySlots; ++i) {
+      barrier_init(plan.key_full(i), 1);
+      barrier_init(plan.key_empty(i), 8);
+    }
+    for (int i = 0; i < kValueSlots; ++i) {
+      barrier_init(plan.value_full(i), 1);
+      barrier_init(plan.value_empty(i), 8);
+    }
+    barrier_init(plan.tile_full(), 1);
+    barrier_init(plan.tile_empty(), 9);
+    barrier_init_done();
+  }
+  if (threadIdx.x == 256) {
+    for (const TensorMap* map : {&q_map, &qpe_map, &k_map, &kpe_map, &v_map}) tma_prefetch_map(*map);
+  }
+  __syncthreads();
+  if (role < 2) {
+    take_registers<240>();
+    attend<problem>(shared, plan, role, o, lse, scale_log2, s, t);
+  } else {
+    give_registers<24>();
+    if (threadIdx.x == 256) load(shared, plan, h, q_map, qpe_map, k_map, kpe_map, v_map);
+    if (threadIdx.x == 288) draw<problem>(shared, plan, TileOrder{b, h, s, t, heads_per_section, lengths}, counter);
+  }
+}
+
+}  // namespace hypermla::cute

@@ -1,0 +1,103 @@
+#include "flash_mla.h"
+
+#include "cute/latent/combine_parts.h"
+#include "cute/latent/latent_plan.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla::cute {
+namespace {
+
+constexpr int kRows = 64;  // of a tile
+constexpr unsigned kThreads = 384;
+
+class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
+ public:
+  void validate() const override {
+    LatentPlan::validate();
+    if (tiling.cluster != 1 && tiling.cluster != 2) fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
+    if (problem.split > 0 && tiling.cluster != 1)
+      fail("--cluster={} is not supported with --split: bits would depend on the tiling; choose --cluster=1", tiling.cluster);
+  }
+
+ protected:
+  Division division(const FlashMlaTiling& at) const override {
+    return {.rows = kRows, .cluster = at.cluster, .overhead = at.cluster == 1 ? 2 : 8, .costs = {}};
+  }
+
+  // {cluster, evict_first}. Two blocks share the tokens of a tile where the merges would cost more than they do.
+  std::vector<FlashMlaTiling> candidates() const override {
+    if (problem.split > 0) return {{1, false}, {1, true}};  // the same sums in the same order, whatever the batch
+    std::vector<FlashMlaTiling> all = {{1, false}, {2, true}, {2, false}, {1, true}};
+    if (std::int64_t{problem.b} * row_tiles(all[0]) < target.processors) std::swap(all[0], all[1]);
+    return all;
+  }
+
+  std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const override {
+    CuteKernelSpec<FlashMlaProblem, FlashMlaTiling> spec;
+    spec.name = "flash_mla";
+    spec.header = beside(__FILE__, "flash_mla.cuh");
+    spec.problem = at_compile_time();
+    spec.tiling = tiling;
+    spec.candidates = candidates();
+    spec.cost = total_cost();
+    const auto self = std::make_shared<const FlashMlaPlan>(*this);
+    spec.executed = [self](const FlashMlaTiling& at) { return self->executed_cost(at); };
+    spec.launch = [self, tensors](const FlashMlaTiling& at) {
+      KernelLaunch launch;
+      const WorkSizes sizes = self->sizes(at);
+      launch.grid = {unsigned(sizes.workers * at.cluster), 1, 1};
+      launch.shape = {kThreads, kFlashMlaSharedBytes, unsigned(at.cluster), true};
+      if (!self->problem.ragged) launch.constants = self->item_bytes(at);
+      launch.arguments = [self, tensors, rounds = int(sizes.rounds)](void* constants) {
+        const FlashMlaProblem& of = self->problem;
+        auto data = [&](const char* name) { return tensors.at(name).data; };
+        const Operands in = self->operands(tensors);
+        return Arguments(self->row_map(in.qc, of.k, kRows, 2), self->row_map(in.qpe, of.p, kRows, 1),
+                         self->token_map(in.z, of.k, kTokenBlock, 2), self->token_map(in.kpe, of.p, kTokenBlock, 1),
+                         self->row_map(in.o, of.k, kRows, 4), of.ragged ? data("work") : constants, data("lse"),
+                         data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr, in.z.data(),
+                         in.kpe.data(), self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,
+                         self->table_width(), in.z.row_bytes(), in.kpe.row_bytes());
+      };
+      return launch;
+    };
+    return std::make_unique<CuteKernel>(std::move(spec));
+  }
+
+  std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const override {
+    CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
+    spec.name = "combine_parts";
+    spec.header = "cute/latent/combine_parts.cuh";
+    spec.problem = {.dtype = problem.dtype};
+    spec.cost = combine_cost();
+    spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
+    spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{}; };
+    spec.candidates = {{0}, {4}, {8}, {16}, {32}};
+    const auto self = std::make_shared<const FlashMlaPlan>(*this);
+    spec.launch = [self, tensors, &main](const CombinePartsTiling& tiling) {
+      const auto at = fields_from_json<FlashMlaTiling>(main.tiling());
+      const WorkSizes sizes = self->sizes(at);
+      KernelLaunch launch;
+      unsigned blocks = unsigned(tiling.blocks);
+      if (blocks == 0)  // two or more for every multiprocessor
+        for (blocks = 4; blocks < 32 && blocks * sizes.combines < 2 * self->target.processors;) blocks *= 2;
+      launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks : 0, 1};
+      launch.shape = {256, 0, 1, true};
+      if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
+      launch.arguments = [self, tensors](void* constants) {
+        auto data = [&](const char* name) { return tensors.at(name).data; };
+        return Arguments(self->problem.ragged ? data("combine_work") : constants, data("o_part"), data("lse_part"),
+                         data("o"), data("lse"), self->lse_unit(), self->problem.h * self->problem.s);
+      };
+      return launch;
+    };
+    return std::make_unique<CuteKernel>(std::move(spec));
+  }
+
+  std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaPlan>(*this); }
+};
+
+HYPERMLA_REGISTER_DRAFT(FlashMlaPlan, "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")
+
+}  // namespace
+}  // namespace hypermla::cute

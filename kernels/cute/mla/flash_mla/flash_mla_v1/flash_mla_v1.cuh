@@ -1,0 +1,575 @@
+// FlashMLA for few rows: the rows of a tile on the N side of wgmma ("swap AB"), tokens and latent columns on the M
+// side, so that 16 rows cost a quarter of the 64 to which the base version pads, in products, in shared memory and in
+// partial outputs. Where a request has few rows, or few tokens are cut over many multiprocessors, memory and the ends
+// of the kernel rule, not the tensor cores; the schedule is therefore simple and the ring of tokens deep.
+//
+// Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
+// A thread block takes work items (latent/work.h): N = 16 or 32 rows against a range of token blocks of 64.
+//
+// Roles (384 threads):
+//   warpgroups 0, 1   "teams": token blocks begin + team, + 2, ...; each has its own maxima, sums and (512, N) output,
+//                     which meet once, at the end of an item
+//   warpgroup 2       one warp loads tokens, one thread of another queries
+//
+// A block, for a team: S^T (64 tokens, N) = Z Q^T and softmax down the tokens: a thread holds 2 tokens of N / 4 rows,
+// so the maxima cross lanes and warps. They are raised only when some score exceeds one by kSlack, which the warps vote
+// on; the weights P^T go through shared memory; O^T (512, N) += Z^T P^T with the same boxes of Z, as a transposed A
+// operand.
+//
+// Shared memory (boxes of 64 tokens x 64 columns, 8192 bytes, 128-byte swizzle):
+//   queries 9 boxes of N rows | weights of team 0, 1 (N rows x 64 tokens) | RoPE boxes of 2 blocks | ring of pairs of
+//   latent boxes, 4 a block | barriers and row values
+// 11 (N = 16) or 10 (N = 32) pairs are 2.5 blocks and more: while each team works on a block or waits for the rest of
+// it, the next one is on its way. At the end of an item the places of a team's last block take what the teams exchange,
+// and the output on its way out.
+//
+// Clusters share nothing: they only place thread blocks side by side whose row tiles read the same tokens, since reads
+// of neighbours merge on their way to L2.
+//
+// grid = any multiple of the cluster, by the work list; 384 threads, SharedPlan<N>::bytes of dynamic shared memory.
+#pragma once
+
+#include "flash_mla_v1.h"
+#include "hopper/mbarrier.h"
+#include "hopper/tma.h"
+#include "hopper/warpgroup.h"
+#include "hopper/wgmma_narrow.h"
+#include "latent/work.h"
+
+namespace hypermla::cute {
+
+inline constexpr int kTile = 64;          // tokens of a block, columns of a box
+inline constexpr int kPairs = 4;          // pairs of latent boxes of a block
+inline constexpr float kSlack = 8.0f;     // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
+inline constexpr float kLowest = -1e30f;  // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+template <int N>
+struct SharedPlan {
+  static constexpr int kRing = N == 16 ? 11 : 10;  // places for pairs of latent boxes
+  static constexpr int kRopes = 2;                 // places for RoPE boxes, free again after the scores
+  static constexpr u32 kRowBytes = N * 128;        // a box of N rows
+  static constexpr u32 queries = 0;
+  static constexpr u32 weights = queries + 9 * kRowBytes;  // [team]
+  static constexpr u32 ropes = weights + 2 * kRowBytes;
+  static constexpr u32 latents = ropes + kRopes * kBoxBytes;
+  static constexpr u32 barriers = latents + kRing * 2 * kBoxBytes;
+  static constexpr u32 raised = barriers + 512;       // [team][warp][row] float: candidates for the maximum
+  static constexpr u32 sums = raised + 8 * N * 4;     // [item parity][team][warp][row] float
+  static constexpr u32 maxima = sums + 16 * N * 4;    // [item parity][team][row] float
+  static constexpr u32 factors = maxima + 4 * N * 4;  // [team][row] {own, other} float: of the outputs that are merged
+  static constexpr u32 bytes = factors + 4 * N * 4;
+  static_assert(kRowBytes % 1024 == 0 && bytes == flash_mla_v1_shared_bytes(N) && bytes <= 232448);
+
+  u32 base;
+  __device__ u32 latent(int place) const { return base + latents + place * (2 * kBoxBytes); }
+  __device__ u32 rope(int place) const { return base + ropes + place * kBoxBytes; }
+  // Loaded, by token block and pair (kPairs: RoPE); four blocks' worth, so that the one waited for before at the same
+  // barrier was the team's own, or of an item whose scores are all done: nobody falls two phases behind.
+  __device__ u32 full(int sequence, int pair) const {
+    return base + barriers + ((sequence & 3) * (kPairs + 1) + pair) * 8;
+  }
+  __device__ u32 latent_empty(int place) const { return full(0, 4 * (kPairs + 1) + place); }
+  __device__ u32 rope_empty(int place) const { return latent_empty(kRing + place); }
+  __device__ u32 queries_full() const { return rope_empty(kRopes); }
+  __device__ u32 queries_empty() const { return rope_empty(kRopes + 1); }
+};
+
+// Named barriers of a team, and of both; by number, since both teams run the same code.
+enum NamedBarrier { kTeam = 1, kVote = 3, kMeet = 5 };
+
+template <int threads>
+__device__ __forceinline__ void sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+template <int threads>
+__device__ __forceinline__ void arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+// A meeting that tells whether any thread said yes.
+template <int threads>
+__device__ __forceinline__ bool any(int barrier, bool yes) {
+  int result;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+               : "=r"(result)
+               : "r"(static_cast<int>(yes)), "r"(barrier), "n"(threads)
+               : "memory");
+  return result;
+}
+
+// The same code serves both teams, and so fills the instruction cache once: what differs is which columns lie where. A
+// team answers for the output columns 256 team .. 256 team + 255, and finds them in the first two places of its blocks;
+// its fragments o[m] are those of columns 64 (m ^ 4 team) .. 64 (m ^ 4 team) + 63.
+template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+__device__ __forceinline__ void attend(int team, unsigned char* shared, const SharedPlan<tiling.rows> plan,
+                                       const WorkItem* __restrict__ work, const TensorMap& o_map,
+                                       float* __restrict__ lse, float* o_part, float* lse_part, float scale_log2,
+                                       float lse_unit, int rows, int s) {
+  constexpr DType dtype = problem.dtype;
+  constexpr int N = tiling.rows, kOctets = N / 8;
+  using Plan = SharedPlan<N>;
+  const int thread = thread_id() & 127, warp = thread >> 5, lane = lane_id();
+  const int token_in_block = warp * 16 + (lane >> 2);  // of this thread's first token; the second is 8 on
+  const int row = 2 * (lane & 3);                      // of this thread's first row of an octet; the second is 1 on
+
+  float o[8][N / 2];             // (512, N) / team
+  float p[N / 2];                // (64, N) scores, then weights
+  float top[N / 4], sum[N / 4];  // of rows 8i + row, 8i + row + 1 at [2i], [2i + 1]; maxima in units of log2
+  int sequence = 0;              // of the item's first token block among those of this thread block
+  u32 queries_phase = 0;
+  int parity = 0;
+
+  const u32 query = operand_k_major(plan.base + Plan::queries);
+  const u32 key = operand_k_major(plan.latent(0));
+  const u32 value = operand_mn_major(plan.latent(0));
+  const u32 weights = plan.base + Plan::weights + team * Plan::kRowBytes;
+  // Where this lane stores a transposed fragment in a box of N rows: row 8 (lane / 16) + lane % 8 of two octets.
+  const u32 transposed = ((lane >> 4) * 8 + (lane & 7)) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
+  float2* const raised = reinterpret_cast<float2*>(shared + Plan::raised) + team * 4 * (N / 2);
+
+  auto place_of = [&](int at, int pair) { return (kPairs * static_cast<u32>(at) + pair) % Plan::kRing; };
+  auto release = [&](u32 barrier) {
+    if (lane_id() == 0) barrier_arrive(barrier);
+  };
+  auto store_fragment = [&](u32 box, const float* d) {  // (64, N) transposed: (N, 64), 16-bit
+#pragma unroll
+    for (int i = 0; i < 4 * kOctets; i += 8) {
+      store_transposed(box + transposed + i * 256, pack<dtype>(d[i], d[i + 1]), pack<dtype>(d[i + 2], d[i + 3]),
+                       pack<dtype>(d[i + 4], d[i + 5]), pack<dtype>(d[i + 6], d[i + 7]));
+    }
+  };
+  auto raise_maxima = [&] {
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      float a = fmaxf(p[4 * i], p[4 * i + 2]), b = fmaxf(p[4 * i + 1], p[4 * i + 3]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
+        b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
+      }
+      if (lane < 4) raised[warp * (N / 2) + 4 * i + lane] = {a, b};
+    }
+    sync<128>(kTeam + team);
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      float2 best = raised[4 * i + (lane & 3)];
+#pragma unroll
+      for (int w = 1; w < 4; ++w) {
+        const float2 other = raised[w * (N / 2) + 4 * i + (lane & 3)];
+        best = {fmaxf(best.x, other.x), fmaxf(best.y, other.y)};
+      }
+      const float a = fmaxf(top[2 * i], best.x * scale_log2), b = fmaxf(top[2 * i + 1], best.y * scale_log2);
+      const float x = exp2_fast(fmaxf(top[2 * i] - a, -126.0f)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, -126.0f));
+      top[2 * i] = a;
+      top[2 * i + 1] = b;
+      sum[2 * i] *= x;
+      sum[2 * i + 1] *= y;
+#pragma unroll
+      for (int m = 0; m < 8; ++m) {
+        o[m][4 * i] *= x;
+        o[m][4 * i + 1] *= y;
+        o[m][4 * i + 2] *= x;
+        o[m][4 * i + 3] *= y;
+      }
+    }
+  };
+  auto softmax = [&] {  // scores to weights, in place
+    bool raise = false;
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kSlack;
+      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kSlack;
+    }
+    if (any<128>(kVote + team, raise)) raise_maxima();
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p[4 * i + j] = exp2_fast(fmaf(p[4 * i + j], scale_log2, -top[2 * i + (j & 1)]));
+      sum[2 * i] += p[4 * i] + p[4 * i + 2];
+      sum[2 * i + 1] += p[4 * i + 1] + p[4 * i + 3];
+    }
+  };
+
+#pragma unroll 1
+  for (;; ++work) {
+    const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
+    if (begin == end) break;
+    const int tile_row = uniform(work->row_tile) * N, request = uniform(work->request), slot = uniform(work->slot);
+    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
+    // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
+    const int seen_by_all = problem.causal ? tokens - s + 1 : tokens;
+    const bool both = end - begin > 1;  // else the item is team 0's alone
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      top[i] = kLowest;
+      sum[i] = 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) o[m][i] = 0.0f;
+    }
+    barrier_wait(plan.queries_full(), queries_phase);
+    queries_phase ^= 1;
+    if (team == 1 && !both) {
+      release(plan.queries_empty());
+      ++sequence;
+      continue;
+    }
+
+    int at = sequence + team;  // the team's token block among those of this thread block
+#pragma unroll 1
+    for (int block = begin + team; block < end; block += 2, at += 2) {
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        barrier_wait(plan.full(at, pair), at >> 2 & 1);
+        mma_fence();
+        const u32 boxes = key + place_of(at, pair) * 2 * kNextBox;
+        const u32 columns = query + (pair ^ 2 * team) * 2 * (Plan::kRowBytes >> 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          mma_64xn<dtype, N, false>(p, boxes + i / 4 * kNextBox + i % 4 * 2,
+                                    columns + i / 4 * (Plan::kRowBytes >> 4) + i % 4 * 2, pair != 0 || i != 0);
+        }
+      }
+      barrier_wait(plan.full(at, kPairs), at >> 2 & 1);
+      mma_fence();
+      const u32 rope = operand_k_major(plan.rope(at & 1));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        mma_64xn<dtype, N, false>(p, rope + i * 2, query + 8 * (Plan::kRowBytes >> 4) + i * 2, 1);
+      }
+      mma_commit();
+      mma_wait<0>();
+      pin<N / 2>(p);
+      release(plan.rope_empty(at & 1));
+      const bool last = block + 2 >= end;
+      if (last) release(plan.queries_empty());
+
+      const int token = block * kTile;
+      if (token + kTile > seen_by_all) {
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+          const int seen = problem.causal ? tokens + 1 - s + (tile_row + i / 4 * 8 + row + (i & 1)) % s : tokens;
+          if (token + token_in_block + (i & 2) * 4 >= seen) p[i] = -kInfinity;
+        }
+        if (token + kTile > tokens) {
+#pragma unroll 1
+          for (int r = max(tokens - token, 0) + (thread >> 3); r < kTile; r += 16) {
+#pragma unroll
+            for (int box = 0; box < 2 * kPairs; ++box) {
+              store_zeros(plan.latent(place_of(at, box / 2)) + (box & 1) * kBoxBytes + r * 128 + (thread & 7) * 16);
+            }
+          }
+        }
+      }
+      softmax();
+      store_fragment(weights, p);
+      async_fence();
+      sync<128>(kTeam + team);
+      pin<4 * N>(&o[0][0]);
+      mma_fence();
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const u32 boxes = value + place_of(at, pair) * 2 * kNextBox;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          mma_64xn<dtype, N, true>(o[2 * pair + i / 4], boxes + i / 4 * kNextBox + i % 4 * 128,
+                                   operand_k_major(weights) + i % 4 * 2, 1);
+        }
+        mma_commit();
+      }
+      auto release_pair = [&](int pair) {
+        if (!last) release(plan.latent_empty(place_of(at, pair)));
+      };
+      mma_wait<3>();
+      release_pair(0);
+      mma_wait<2>();
+      release_pair(1);
+      mma_wait<1>();
+      release_pair(2);
+      mma_wait<0>();
+      pin<4 * N>(&o[0][0]);
+      release_pair(3);
+    }
+    at -= 2;  // the team's last block, whose latents are still in their places
+
+    // The row values of the team.
+    float2* const sums = reinterpret_cast<float2*>(shared + Plan::sums) + parity * 8 * (N / 2);
+    float2* const maxima = reinterpret_cast<float2*>(shared + Plan::maxima) + parity * 2 * (N / 2);
+    float4* const factors = reinterpret_cast<float4*>(shared + Plan::factors) + team * (N / 2);
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      float a = sum[2 * i], b = sum[2 * i + 1];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        a += __shfl_xor_sync(~0u, a, step);
+        b += __shfl_xor_sync(~0u, b, step);
+      }
+      if (lane < 4) {
+        sums[(team * 4 + warp) * (N / 2) + 4 * i + lane] = {a, b};
+        if (warp == 0) maxima[team * (N / 2) + 4 * i + lane] = {top[2 * i], top[2 * i + 1]};
+      }
+    }
+    sync<128>(kTeam + team);  // all warps have read the latents, and the sums are there
+    // What a team hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
+    constexpr int kGiftPairs = N / 16;
+    auto gift = [&](int of, int m) {
+      return reinterpret_cast<float4*>(shared + Plan::latents + place_of(of, m * kGiftPairs / 4) * (2 * kBoxBytes)) +
+             m % (4 / kGiftPairs) * (kOctets * 128) + thread;
+    };
+    if (both) {
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          const float* x = o[4 + m] + 4 * i;
+          gift(at, m)[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+      }
+      arrive<256>(kMeet + team);
+      sync<256>(kMeet + (team ^ 1));
+    }
+    if (warp == 0 && lane < N) {  // a row each: by what the outputs of this and of the other team count
+      auto total = [&](int of) {
+        const float* x = reinterpret_cast<const float*>(sums) + of * 4 * N + lane;
+        return x[0] + x[N] + x[2 * N] + x[3 * N];
+      };
+      const float* tops = reinterpret_cast<const float*>(maxima) + lane;
+      const float own_top = tops[team * N], other_top = both ? tops[(team ^ 1) * N] : kLowest;
+      const float best = fmaxf(own_top, other_top);
+      const float own = exp2_fast(own_top - best), other = exp2_fast(other_top - best);
+      const float all = total(team) * own + (both ? total(team ^ 1) * other : 0.0f);
+      const float inverse = all == 0.0f ? 0.0f : __fdividef(1.0f, all);
+      reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
+      if (team == 0) {
+        const float log = all == 0.0f ? -kInfinity : best + log2_fast(all);
+        if (slot >= 0) {
+          lse_part[static_cast<long long>(slot) * N + lane] = log;
+        } else if (tile_row + lane < rows) {
+          lse[static_cast<long long>(request) * rows + tile_row + lane] = log * lse_unit;
+        }
+      }
+    }
+    sync<128>(kTeam + team);
+    auto scale = [&](int m) {
+#pragma unroll
+      for (int i = 0; i < kOctets; ++i) {
+        const float4 by = factors[4 * i + (lane & 3)];
+        o[m][4 * i] *= by.x;
+        o[m][4 * i + 1] *= by.z;
+        o[m][4 * i + 2] *= by.x;
+        o[m][4 * i + 3] *= by.z;
+      }
+    };
+#pragma unroll
+    for (int m = 0; m < 4; ++m) scale(m);
+    if (both) {
+      const int last_of_item = end - begin - 1;
+      const int others = sequence + last_of_item - ((last_of_item ^ team ^ 1) & 1);  // the other team's last block
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          const float4 by = factors[4 * i + (lane & 3)], y = gift(others, m)[i * 128];
+          o[m][4 * i] += y.x * by.y;
+          o[m][4 * i + 1] += y.y * by.w;
+          o[m][4 * i + 2] += y.z * by.y;
+          o[m][4 * i + 3] += y.w * by.w;
+        }
+      }
+      async_fence();
+      __syncwarp();
+#pragma unroll
+      for (int pair = 0; pair < kGiftPairs; ++pair) release(plan.latent_empty(place_of(others, pair)));
+      parity ^= 1;
+    } else {
+#pragma unroll
+      for (int m = 4; m < 8; ++m) scale(m);
+#pragma unroll
+      for (int pair = 0; pair < kGiftPairs; ++pair) release(plan.latent_empty(place_of(at, pair)));
+    }
+    // Columns 256 team .. from o[0] to o[3] on, and where a team is alone the others from o[4] to o[7] on.
+    auto write = [&](int half) {
+      if (slot >= 0) {
+        // [slot][m][octet][thread] float4: the order of the fragments, so that every access is whole lines.
+        float4* out = reinterpret_cast<float4*>(o_part) + (slot * 8LL + (team ^ half) * 4) * (kOctets * 128) + thread;
+#pragma unroll
+        for (int i = 0; i < 4 * kOctets; ++i) {
+          const float* x = o[4 * half + i / kOctets] + i % kOctets * 4;
+          out[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+      } else {  // through one of the last two places of the team's last block
+        const u32 staging = plan.latent(place_of(at, 2 + half));
+#pragma unroll
+        for (int m = 0; m < 4; ++m) store_fragment(staging + m * Plan::kRowBytes, o[4 * half + m]);
+        async_fence();
+        sync<128>(kTeam + team);
+        if (thread == 0) {
+          tma_store(o_map, staging, tile_row, (team ^ half) * 4, request);
+          tma_store_read_wait();
+        }
+        sync<128>(kTeam + team);
+      }
+    };
+    write(0);
+    if (!both) write(1);
+#pragma unroll
+    for (int pair = kGiftPairs; pair < kPairs; ++pair) release(plan.latent_empty(place_of(at, pair)));
+    sequence += end - begin;
+  }
+  if (thread == 0) tma_store_wait();
+}
+
+// The warp that loads tokens; of a dense cache its first lane alone. A page is a batch element of the maps.
+// A block that lies in one page is loaded like one of a dense cache: the lanes read the block table ahead, a block
+// each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
+template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+__device__ __forceinline__ void load_tokens(const SharedPlan<tiling.rows> plan, const WorkItem* __restrict__ work,
+                                            const TensorMap& z_map, const TensorMap& kpe_map,
+                                            const int* __restrict__ block_table, int table_width) {
+  constexpr int kRing = SharedPlan<tiling.rows>::kRing;
+  constexpr bool paged = problem.page > 0;
+  constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
+  constexpr int kPagesOfLane = (kPages + 31) / 32;
+  constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  const int lane = lane_id();
+  int place = 0;
+  u32 phase = 1;
+  WorkItem item = *work;
+  wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
+  launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
+  for (int sequence = 0; item.begin != item.end; item = *++work) {
+    const int* table = block_table + static_cast<long long>(item.request) * table_width;
+    auto page_at = [&](int token) { return token < item.tokens ? table[token / max(problem.page, 1)] : 0; };
+    int pages[kPagesOfLane] = {}, next_pages[kPagesOfLane];
+    auto read_pages = [&](int block) {  // of a block of several
+#pragma unroll
+      for (int i = 0; i < kPagesOfLane; ++i) {
+        const int page = lane + 32 * i;
+        next_pages[i] = page < kPages ? page_at(block * kTile + page * problem.page) : 0;
+      }
+    };
+    if constexpr (kPages > 1) read_pages(item.begin);
+    for (int block = item.begin; block < item.end; ++block, ++sequence) {
+      const int team = (block - item.begin) & 1, first = block * kTile;
+      // Pages behind the end of the request are not loaded; what the block computes of them is masked and zeroed.
+      int row = first, batch = item.request, loaded = kPages;
+      if constexpr (kPages > 1) {
+#pragma unroll
+        for (int i = 0; i < kPagesOfLane; ++i) pages[i] = next_pages[i];
+        read_pages(block + 1);
+        loaded = min(max(item.tokens - first + problem.page - 1, 0) / problem.page, kPages);
+      } else if constexpr (paged) {
+        if ((block - item.begin) % 32 == 0) pages[0] = page_at((block + lane) * kTile);
+        batch = __shfl_sync(~0u, pages[0], (block - item.begin) % 32);
+        loaded = row < item.tokens;
+        row %= problem.page;
+      }
+      auto load = [&](u32 to, const TensorMap& map, int group, int groups, u32 full) {
+        if (lane == 0 || !paged) {
+          if (loaded == 0) {
+            barrier_arrive(full);
+          } else {
+            barrier_expect(full, loaded * (groups * kBoxBytes / kPages));
+            if (kPages == 1) tma_load<keep>(to, map, row, group, batch, full);
+          }
+        }
+        if constexpr (kPages > 1) {
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < kPagesOfLane; ++i) {
+            const int page = lane + 32 * i;
+            if (page >= loaded) continue;
+            for (int g = 0; g < groups; ++g) {
+              tma_load<keep>(to + g * kBoxBytes + page * (kBoxBytes / kPages), map, 0, group + g, pages[i], full);
+            }
+          }
+        }
+      };
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        barrier_wait(plan.latent_empty(place), phase);
+        load(plan.latent(place), z_map, 2 * (pair ^ 2 * team), 2, plan.full(sequence, pair));
+        if (++place == kRing) {
+          place = 0;
+          phase ^= 1;
+        }
+      }
+      barrier_wait(plan.rope_empty(sequence & 1), ~(sequence >> 1) & 1);
+      load(plan.rope(sequence & 1), kpe_map, 0, 1, plan.full(sequence, kPairs));
+    }
+  }
+}
+
+// The thread that loads queries: apart from the tokens', which may run ahead of the item at work.
+template <FlashMlaV1Tiling tiling>
+__device__ __forceinline__ void load_queries(const SharedPlan<tiling.rows> plan, const WorkItem* __restrict__ work,
+                                             const TensorMap& qc_map, const TensorMap& qpe_map) {
+  using Plan = SharedPlan<tiling.rows>;
+  WorkItem item = *work;
+  wait_for_previous();
+  for (u32 phase = 1; item.begin != item.end; phase ^= 1, item = *++work) {
+    barrier_wait(plan.queries_empty(), phase);
+    const int row = item.row_tile * tiling.rows;
+    const u32 queries = plan.base + Plan::queries, full = plan.queries_full();
+    barrier_expect(full, 9 * Plan::kRowBytes);
+    tma_load(queries, qc_map, row, 0, item.request, full);
+    tma_load(queries + 8 * Plan::kRowBytes, qpe_map, row, 0, item.request, full);
+  }
+}
+
+// N = tiling.rows. qc_map, qpe_map: queries [B, rows, 512] and [B, rows, 64], boxes of N rows and 8 groups / 1 group of
+// columns. z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], boxes of 64 tokens and 2 groups / 1 group.
+// o_map: output [B, rows, 512], boxes of N rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two
+// maps with its strides. Of a paged cache z_map and kpe_map are [pages, page, ..], of pages smaller
+// than a block with boxes of a page and 1 group, and block_table [B, table_width] lists the pages of every request.
+// work [workers, rounds]: see latent/work.h, tiles of N rows. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for
+// natural logarithms); o_part [slots, 512 * N] and lse_part [slots, N] fp32, for tiles cut over several items
+// (latent/combine_rows.cuh).
+// scale_log2 = scale * log2(e) > 0. rows = h * s.
+template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+__global__ void __launch_bounds__(384, 1)
+    flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
+                 const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
+                 const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
+                 float* o_part, float* lse_part, const int* __restrict__ block_table, float scale_log2, float lse_unit,
+                 int rows, int s, int rounds, int table_width) {
+  static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
+  static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
+  static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
+  constexpr bool trades_registers = tiling.rows == 32;  // 16 rows need no more than all threads start with
+  using Plan = SharedPlan<tiling.rows>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Plan plan{shared_address(shared)};
+  const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 4 * (kPairs + 1); ++i) barrier_init(plan.full(0, i), 1);
+    for (int place = 0; place < Plan::kRing; ++place) barrier_init(plan.latent_empty(place), 4);
+    for (int place = 0; place < Plan::kRopes; ++place) barrier_init(plan.rope_empty(place), 4);
+    barrier_init(plan.queries_full(), 1);
+    barrier_init(plan.queries_empty(), 8);
+    barrier_init_done();
+  }
+  if (threadIdx.x == 256) {
+    for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
+  }
+  __syncthreads();
+  // The threads that load wait for the previous kernel, and the others for what they load; all of them where that
+  // kernel makes the work list.
+  if (problem.ragged) wait_for_previous();
+  work += static_cast<long long>(blockIdx.x) * rounds;
+  if (role < 2) {
+    if constexpr (trades_registers) take_registers<232>();
+    const int team = uniform(role);
+    attend<problem, tiling>(team, shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+  } else {
+    if constexpr (trades_registers) give_registers<40>();
+    if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
+      load_tokens<problem, tiling>(plan, work, z_map, kpe_map, block_table, table_width);
+    }
+    if (threadIdx.x == 288) load_queries<tiling>(plan, work, qc_map, qpe_map);
+  }
+}
+
+}  // namespace hypermla::cute

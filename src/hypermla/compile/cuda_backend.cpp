@@ -1,0 +1,33 @@
+#include <chrono>
+
+#include "hypermla/base/error.h"
+#include "hypermla/compile/nvrtc.h"
+
+namespace hypermla {
+
+BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const BackendInput& input) {
+  const auto begin = std::chrono::steady_clock::now();
+  // sm_90a, not sm_90: wgmma and register shares exist on that very architecture only.
+  NvrtcResult compiled = nvrtc_compile(cuda_root, input, NvrtcCode::cubin,
+                                       {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v",
+                                        "-arch=" + input.arch + "a"});
+  // ptxas serialises wgmma where it cannot prove that accumulators are left alone, and says so in an advice only.
+  if (const std::size_t at = compiled.log.find("(C75"); at != std::string::npos)
+    fail("{} would lose the asynchrony of wgmma on {}; ptxas says: {}", input.instance, input.arch,
+         compiled.log.substr(at, compiled.log.find('\n', at) - at));
+
+  BackendOutput output;
+  const CubinResources resources = read_cubin(compiled.code);
+  output.files["kernel.cubin"] = std::move(compiled.code);
+  output.files["remarks.txt"] = std::move(compiled.log);
+  output.report["artifact"] = "kernel.cubin";
+  output.report["function"] = resources.function;
+  output.report["registers"] = resources.registers;
+  output.report["frame_bytes"] = resources.frame_bytes;
+  output.report["shared_bytes"] = resources.shared_bytes;
+  output.report["compiler"] = "NVRTC " + nvrtc_version(cuda_root);
+  output.report["seconds"] = {{"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
+  return output;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,27 @@
+// NVRTC, the compiler library of the CUDA toolkit, found at run time: one translation unit in, device code out.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hypermla/compile/backends.h"
+
+namespace hypermla {
+
+enum class NvrtcCode { tile_ir, cubin };
+
+struct NvrtcResult {
+  std::string code;
+  std::string log;  // ptxas' remarks too, where an option asks for them
+};
+
+// Instantiates input.instance and compiles it with `options` and the include paths of the input and of the toolkit. Throws
+// Error with the compiler's own first lines.
+NvrtcResult nvrtc_compile(const std::filesystem::path& cuda_root, const BackendInput& input, NvrtcCode wanted,
+                          std::vector<std::string> options);
+
+// The first lines of a log that name an error: a template's backtrace is of no use in one sentence.
+std::string first_errors(const std::string& log);
+
+}  // namespace hypermla

@@ -1,0 +1,125 @@
+// The latent kernel's work list: every row tile meets every token block once, whatever the lengths.
+#include "cute/latent/work_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "cute/latent/plan_requests.h"
+
+namespace hypermla::cute {
+namespace {
+
+struct Case {
+  std::vector<int> lengths;
+  int row_tiles, cluster, split;
+};
+
+std::vector<Case> cases() {
+  const std::vector<std::vector<int>> lengths = {{1},
+                                                 {0},
+                                                 {4096},
+                                                 {0, 64, 65, 1, 5000},
+                                                 std::vector<int>(32, 4096),
+                                                 std::vector<int>(200, 130),
+                                                 {131072, 1, 1, 1, 1, 700}};
+  std::vector<Case> all;
+  for (const auto& one : lengths)
+    for (int row_tiles : {1, 2, 5, 32, 130, 200})
+      for (int cluster : {1, 2})
+        for (int split : {0, 2, 16}) all.push_back({one, row_tiles, cluster, split});
+  return all;
+}
+
+TEST(WorkPlan, CoversEveryTileOnce) {
+  for (const Case& one : cases()) {
+    const int workers = 132 / one.cluster;
+    const WorkPlan plan = plan_work(one.lengths, one.row_tiles, one.cluster, workers, one.split);
+    ASSERT_LE(plan.grid, workers);
+    ASSERT_EQ(plan.items.size(), std::size_t(plan.grid) * plan.rounds);
+    std::map<std::pair<int, int>, std::vector<std::pair<int, int>>> ranges;  // (request, row tile) -> token blocks
+    std::map<std::pair<int, int>, std::set<int>> slots;
+    std::set<int> all_slots;
+    for (int worker = 0; worker < plan.grid; ++worker) {
+      const WorkItem* item = &plan.items[std::size_t(worker) * plan.rounds];
+      for (; item->begin != item->end; ++item) {
+        ranges[{item->request, item->row_tile}].push_back({item->begin, item->end});
+        ASSERT_EQ(item->tokens, one.lengths[item->request]);
+        if (item->slot < 0) continue;
+        slots[{item->request, item->row_tile}].insert(item->slot);
+        ASSERT_TRUE(all_slots.insert(item->slot).second);
+      }
+      ASSERT_LT(item, &plan.items[std::size_t(worker) * plan.rounds] + plan.rounds);  // the list is closed
+    }
+    ASSERT_EQ(ranges.size(), one.lengths.size() * one.row_tiles);
+    for (auto& [tile, pieces] : ranges) {
+      std::sort(pieces.begin(), pieces.end());
+      int at = 0;
+      for (const auto& [begin, end] : pieces) {
+        ASSERT_EQ(begin, at);
+        if (one.split) {
+          ASSERT_EQ(begin % one.split, 0);
+          ASSERT_LE(end - begin, one.split);
+        }
+        at = end;
+      }
+      ASSERT_EQ(at, std::max(1, (one.lengths[tile.first] + 63) / 64));
+      ASSERT_EQ(slots[tile].size(), pieces.size() > 1 ? pieces.size() : 0);
+    }
+    ASSERT_EQ(int(all_slots.size()), plan.slots);
+    std::set<std::pair<int, int>> combined;
+    for (const CombineItem& item : plan.combines) {
+      ASSERT_TRUE(combined.insert({item.request, item.row_tile}).second);
+      std::set<int> expected;
+      for (int i = 0; i < item.slots; ++i) expected.insert(item.first_slot + i);
+      ASSERT_EQ((slots[{item.request, item.row_tile}]), expected);
+    }
+    for (const auto& [tile, of_tile] : slots) ASSERT_EQ(combined.count(tile), of_tile.empty() ? 0u : 1u);
+  }
+}
+
+// Where a request is cut depends on nothing but its own length.
+TEST(WorkPlan, FixedCutsDoNotDependOnTheBatch) {
+  auto cuts = [](const std::vector<int>& lengths, int request) {
+    const WorkPlan plan = plan_work(lengths, 2, 1, 132, 16);
+    std::set<std::pair<int, int>> pieces;
+    for (const WorkItem& item : plan.items)
+      if (item.begin != item.end && item.request == request) pieces.insert({item.begin, item.end});
+    return pieces;
+  };
+  EXPECT_EQ(cuts({9000}, 0), cuts({1, 9000, 70000}, 1));
+  EXPECT_EQ(cuts({9000}, 0).size(), 9u);
+}
+
+TEST(WorkPlan, EvenWorkIsCutEvenly) {
+  const WorkPlan plan = plan_work(std::vector<int>(32, 4096), 2, 1, 132);
+  std::vector<int> load;
+  for (int worker = 0; worker < plan.grid; ++worker) {
+    int blocks = 0;
+    for (int i = 0; i < plan.rounds; ++i) {
+      const WorkItem& item = plan.items[std::size_t(worker) * plan.rounds + i];
+      blocks += item.end - item.begin;
+    }
+    load.push_back(blocks);
+  }
+  EXPECT_GE(plan.grid, 128);
+  EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
+}
+
+TEST(RequestSchedules, CoverAllRowTilesAndUseTheWorkers) {
+  for (int row_tiles = 1; row_tiles < 700; ++row_tiles)
+    for (int workers : {66, 132}) {
+      const RequestSchedule plan = schedule_requests(row_tiles, workers);
+      ASSERT_GE(plan.side * plan.passes, row_tiles);
+      ASSERT_LT((plan.side - 1) * plan.passes, row_tiles);  // no side is idle in every pass
+      ASSERT_LE(plan.workers(), workers);
+      ASSERT_GE(plan.groups, 1);
+      const double use = double(row_tiles) / (plan.side * plan.passes) * plan.workers() / workers;
+      ASSERT_GE(use, row_tiles < 8 ? 0.9 : 0.75) << row_tiles << " on " << workers;
+    }
+}
+
+}  // namespace
+}  // namespace hypermla::cute
