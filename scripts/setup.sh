@@ -78,8 +78,8 @@ install_wheels() {
   note "installing the CUDA Tile compilers into .venv (300 MB to download)"
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" >"$log" 2>&1 ||
     { show_log "$log"; die "python could not make the environment .venv; see build/pip.log"; }
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off -r "$root/requirements.txt" \
-    >"$log" 2>&1 ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off --no-deps \
+    -r "$root/requirements.txt" >"$log" 2>&1 ||
     { show_log "$log" 2; die "the wheels of requirements.txt could not be installed; run this again where there is a network, or set HYPERMLA_CUDA_ROOT to a CUDA toolkit 13.3 or newer"; }
   cp "$root/requirements.txt" "$venv/installed.tmp"
   mv "$venv/installed.tmp" "$venv/installed.txt"

@@ -55,7 +55,8 @@ class Wheel(unittest.TestCase):
     def test_it_requires_what_requirements_txt_pins(self):
         script = "import importlib.metadata as m; print(*sorted(m.requires('hypermla')))"
         lines = (CHECKOUT / "requirements.txt").read_text().splitlines()
-        self.assertEqual(run(PYTHON, "-c", script).stdout.split(), sorted(line for line in lines if "==" in line))
+        pinned = sorted(line for line in lines if "==" in line and not line.startswith("nvidia-cutlass"))
+        self.assertEqual(run(PYTHON, "-c", script).stdout.split(), pinned)
 
     def test_the_command_runs(self):
         done = run(ENVIRONMENT / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40", "--h=1",

@@ -7,8 +7,13 @@ namespace hypermla {
 
 BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const BackendInput& input) {
   const auto begin = std::chrono::steady_clock::now();
+  // CUTLASS and the CCCL it compiles against, where their wheels put them: beside the CUDA root, and in it. After the
+  // project's own directories, and no part of a kernel's key, like all that comes with the compilers.
+  BackendInput with_cutlass = input;
+  with_cutlass.include_paths.push_back(cuda_root.parent_path().parent_path() / "cutlass_library/source/include");
+  with_cutlass.include_paths.push_back(cuda_root / "include/cccl");
   // sm_90a, not sm_90: wgmma and register shares exist on that very architecture only.
-  NvrtcResult compiled = nvrtc_compile(cuda_root, input, NvrtcCode::cubin,
+  NvrtcResult compiled = nvrtc_compile(cuda_root, with_cutlass, NvrtcCode::cubin,
                                        {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v",
                                         "-arch=" + input.arch + "a"});
   // ptxas serialises wgmma where it cannot prove that accumulators are left alone, and says so in an advice only.
