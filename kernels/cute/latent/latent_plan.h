@@ -10,6 +10,7 @@
 #include <cmath>
 #include <random>
 
+#include "cute/latent/combine_parts.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
 #include "hypermla/plan/attention.h"
@@ -62,9 +63,9 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
     if (at.split < 0 || at.split % kTokenBlock)
       fail("--split={} is not supported: it must be a multiple of {}", at.split, kTokenBlock);
-    if (at.split > 0 && ceil_div(at.t, at.split) > kMaxPartsOfATile)
+    if (at.split > 0 && ceil_div(at.t, at.split) > kMaxParts)
       fail("--split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
-           at.split, at.t, ceil_div(at.t, at.split), kMaxPartsOfATile);
+           at.split, at.t, ceil_div(at.t, at.split), kMaxParts);
   }
 
   std::vector<TensorSpec> tensors() const override {
@@ -194,8 +195,6 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   }
 
  protected:
-  static constexpr int kMaxPartsOfATile = 160;  // that the merges take
-
   virtual std::vector<Tiling> candidates() const = 0;
   virtual Division division(const Tiling& at) const = 0;
   virtual std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const = 0;
@@ -211,17 +210,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   int workers(const Tiling& at) const { return std::max(1, target.processors / division(at).cluster); }
   double part_bytes(const Tiling& at) const { return division(at).rows * (problem.k + 1) * 4.0; }
 
-  // The lengths that checks and measurements use: of all kinds, one empty, from t / 32 to t. Known to the plan, so that
-  // costs are those of what is run.
   std::vector<int> lengths() const {
-    std::vector<int> all(problem.b, problem.t);
-    if (!problem.ragged) return all;
-    std::mt19937 random(1);
-    for (int i = 1; i < problem.b; ++i) {
-      const int least = problem.t / 32;
-      all[i] = i == 2 ? 0 : least + int(random() % unsigned(problem.t - least + 1));
-    }
-    return all;
+    return problem.ragged ? sample_lengths(problem.b, problem.t) : std::vector<int>(problem.b, problem.t);
   }
   std::int64_t token_blocks() const {
     std::int64_t blocks = 0;

@@ -4,11 +4,16 @@
 //   decompressed  q [B,H,S,D], qpe [B,H,S,P], k and v [B,H,T,D], kpe [B,T,P] -> o [B,H,S,D], lse [B,H,S]
 //   latent        qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P]        -> o [B,H,S,K], lse [B,H,S]
 //
+//   output decompression  o_latent [B,H,S,K], w [H,K,D]                    -> o [B,H,S,D]
+//
 // lse is the natural logarithm of the sum of exp(score), fp32. Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 #pragma once
 
+#include <random>
+
 #include "hypermla/plan/reference.h"
 #include "hypermla/plan/typed_plan.h"
+#include "hypermla/roofline/attention_cost.h"
 
 namespace hypermla {
 
@@ -16,6 +21,16 @@ namespace hypermla {
 inline double mean_tokens_seen(int s, int t, bool causal) {
   if (!causal) return t;
   return t >= s ? t - (s - 1) / 2.0 : t * (t + 1.0) / (2.0 * s);
+}
+
+// The lengths of ragged requests that checks and measurements use: of all kinds up to t, one of them 0. Known to the plan, so
+// that costs are those of what is run.
+inline std::vector<int> sample_lengths(int b, int t) {
+  std::vector<int> lengths(b, t);
+  std::mt19937 random(1);
+  const int least = t / 32;
+  for (int i = 1; i < b; ++i) lengths[i] = i == 2 ? 0 : least + int(random() % unsigned(t - least + 1));
+  return lengths;
 }
 
 // The first axes of tensors are indices; `rows(name, i, n, w)` reads the i-th block of n rows of w elements.
@@ -119,6 +134,39 @@ Cost latent_executed(const Problem& problem, const Tiling& tiling) {
   const Cost cost = latent_cost(problem);
   const double padded = padding(problem.h * problem.s, tiling.Bm) * padding(problem.t, tiling.Bn);
   return {cost.flops * padded * ((k + p) * (k / tiling.Bv) + k) / (2 * k + p), cost.bytes};
+}
+
+template <class Problem>
+std::vector<TensorSpec> output_decompression_tensors(const Problem& problem) {
+  const auto& [b, s, h, d, k, dtype] = problem;
+  return {{"o_latent", Role::input, dtype, {b, h, s, k}},
+          {"w", Role::input, dtype, {h, k, d}},
+          {"o", Role::output, dtype, {b, h, s, d}}};
+}
+
+// A group is one head of one batch element.
+template <class Problem>
+ReferenceShape output_decompression_reference_shape(const Problem& problem) {
+  return {std::int64_t{problem.b} * problem.h, 2.0 * problem.s * problem.k * problem.d};
+}
+
+template <class Problem>
+ReferenceOutputs output_decompression_reference(const Problem& problem, std::int64_t group, const InputReader& input) {
+  const auto& [b, s, h, d, k, dtype] = problem;
+  const RowReader rows{input};
+  const std::vector<float> latent = rows("o_latent", group, s, k), w = rows("w", group % h, k, d);
+  std::vector<double> o(std::size_t(s) * d, 0.0);
+  for (int i = 0; i < s; ++i)
+    for (int c = 0; c < k; ++c)
+      for (int column = 0; column < d; ++column) o[i * d + column] += double(latent[i * k + c]) * w[c * d + column];
+  return {{"o", std::move(o)}};
+}
+
+template <class Problem>
+Cost output_decompression_cost(const Problem& problem) {
+  const auto& [b, s, h, d, k, dtype] = problem;
+  return output_decompression_cost(
+      AttentionShape{.b = b, .s = s, .h = h, .d = d, .k = k, .bytes_per_element = double(dtype_bytes(dtype))});
 }
 
 }  // namespace hypermla

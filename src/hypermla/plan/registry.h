@@ -44,8 +44,7 @@ class Registry {
   // `kernel` is a design (flash_attention) or language.layer.design; '-' and '_' are the same. `version` is v0, v1, ...; empty
   // means the base version, unless `kernel` is the name() or full_name() of another. Of a kernel that several languages have,
   // all that run on `arch`, explicitly scheduled ones first and drafts only if there is nothing else, unless `language` pins
-  // one. Throws Error naming the nearest
-  // kernel, the versions there are, or the language that would run.
+  // one. Throws Error naming the nearest kernel, the versions there are, or the language that would run.
   std::vector<KernelEntry> find_all(const std::string& kernel, const std::string& version = "",
                                     const std::string& arch = "sm_90", const std::string& language = "") const;
   // The first of them.

@@ -1,7 +1,6 @@
 #include "flash_attention.h"
 
 #include <algorithm>
-#include <random>
 
 #include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
@@ -46,7 +45,7 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
     const FlashAttentionProblem& at = problem;
     rules.growing = {{"kpe", at.t, at.p}};
     if (!at.ragged) return rules;
-    const std::vector<int> tokens = rules.integers["lengths"] = lengths();
+    const std::vector<int> tokens = rules.integers["lengths"] = sample_lengths(at.b, at.t);
     auto unread = [&](const char* name, std::int64_t head, int used, int width) {
       if (used < at.t) rules.unread[name].push_back({(head * at.t + used) * width, std::int64_t{at.t - used} * width});
     };
@@ -139,24 +138,11 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
   // {section}: about half of an H200's L2 first.
   std::vector<FlashAttentionTiling> candidates() const { return {{32}, {16}, {8}}; }
 
-  // The lengths that checks and measurements use: all of a kind, one empty, from t / 32 to t. Known to the plan, so that
-  // costs are those of what is run.
-  std::vector<int> lengths() const {
-    std::vector<int> all(problem.b, problem.t);
-    if (!problem.ragged) return all;
-    std::mt19937 random(1);
-    for (int i = 1; i < problem.b; ++i) {
-      const int least = problem.t / 32;
-      all[i] = i == 2 ? 0 : least + int(random() % unsigned(problem.t - least + 1));
-    }
-    return all;
-  }
-
   Cost cost() const {
     const FlashAttentionProblem& at = problem;
     if (!at.ragged) return decompressed_cost(dense());
     Cost all{0, 0};
-    for (int tokens : lengths()) {
+    for (int tokens : sample_lengths(at.b, at.t)) {
       Dense one = dense();
       one.b = 1;
       one.t = tokens;

@@ -1,6 +1,5 @@
 #include "flash_mla.h"
 
-#include "cute/latent/combine_parts.h"
 #include "cute/latent/latent_plan.h"
 #include "hypermla/plan/registry.h"
 

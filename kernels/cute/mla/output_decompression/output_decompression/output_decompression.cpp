@@ -4,7 +4,6 @@
 
 #include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
-#include "hypermla/roofline/attention_cost.h"
 
 namespace hypermla::cute {
 namespace {
@@ -35,24 +34,10 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   // Not measured yet.
   bool recommended() const override { return false; }
 
-  std::vector<TensorSpec> tensors() const override {
-    const auto& [b, s, h, d, k, dtype] = problem;
-    return {{"o_latent", Role::input, dtype, {b, h, s, k}},
-            {"w", Role::input, dtype, {h, k, d}},
-            {"o", Role::output, dtype, {b, h, s, d}}};
-  }
-  ReferenceShape reference_shape() const override {
-    return {std::int64_t{problem.b} * problem.h, 2.0 * problem.s * problem.k * problem.d};
-  }
+  std::vector<TensorSpec> tensors() const override { return output_decompression_tensors(problem); }
+  ReferenceShape reference_shape() const override { return output_decompression_reference_shape(problem); }
   ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    const auto& [b, s, h, d, k, dtype] = problem;
-    const RowReader rows{input};
-    const std::vector<float> latent = rows("o_latent", group, s, k), w = rows("w", group % h, k, d);
-    std::vector<double> o(std::size_t(s) * d, 0.0);
-    for (int i = 0; i < s; ++i)
-      for (int c = 0; c < k; ++c)
-        for (int column = 0; column < d; ++column) o[i * d + column] += double(latent[i * k + c]) * w[c * d + column];
-    return {{"o", std::move(o)}};
+    return output_decompression_reference(problem, group, input);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -63,8 +48,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
     spec.problem = {.b = 0, .s = 0, .h = 0, .d = at.d, .k = at.k, .dtype = at.dtype};
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = output_decompression_cost(
-        {.b = at.b, .s = at.s, .h = at.h, .d = at.d, .k = at.k, .bytes_per_element = double(dtype_bytes(at.dtype))});
+    spec.cost = output_decompression_cost(at);
     // The kernel learns the shape of its boxes from its arguments: one binary serves every number of queries.
     spec.at_compile_time = [](OutputDecompressionTiling tiling) {
       return OutputDecompressionTiling{.Bs = 0, .blocks = 0, .stages = tiling.stages};

@@ -4,7 +4,6 @@
 
 #include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
-#include "hypermla/roofline/attention_cost.h"
 
 namespace hypermla {
 namespace {
@@ -29,24 +28,10 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 
-  std::vector<TensorSpec> tensors() const override {
-    const auto& [b, s, h, d, k, dtype] = problem;
-    return {{"o_latent", Role::input, dtype, {b, h, s, k}},
-            {"w", Role::input, dtype, {h, k, d}},
-            {"o", Role::output, dtype, {b, h, s, d}}};
-  }
-  ReferenceShape reference_shape() const override {
-    return {std::int64_t{problem.b} * problem.h, 2.0 * problem.s * problem.k * problem.d};
-  }
+  std::vector<TensorSpec> tensors() const override { return output_decompression_tensors(problem); }
+  ReferenceShape reference_shape() const override { return output_decompression_reference_shape(problem); }
   ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    const auto& [b, s, h, d, k, dtype] = problem;
-    const RowReader rows{input};
-    const std::vector<float> latent = rows("o_latent", group, s, k), w = rows("w", group % h, k, d);
-    std::vector<double> o(std::size_t(s) * d, 0.0);
-    for (int i = 0; i < s; ++i)
-      for (int c = 0; c < k; ++c)
-        for (int column = 0; column < d; ++column) o[i * d + column] += double(latent[i * k + c]) * w[c * d + column];
-    return {{"o", std::move(o)}};
+    return output_decompression_reference(problem, group, input);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -57,8 +42,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
     spec.problem = {.b = 0, .s = 0, .h = 0, .d = at.d, .k = at.k, .dtype = at.dtype};
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = output_decompression_cost({.b = at.b, .s = at.s, .h = at.h, .d = at.d, .k = at.k,
-                                           .bytes_per_element = double(dtype_bytes(at.dtype))});
+    spec.cost = output_decompression_cost(at);
     spec.grid = [at](const OutputDecompressionTiling& tiling) {
       return Grid{ceil_div(at.b, tiling.Bb) * ceil_div(at.s, tiling.Bs), unsigned(at.h), unsigned(at.d / tiling.Bd)};
     };
