@@ -238,6 +238,11 @@ class Compilation(CommandCase):
         again = self.succeed(*words, HYPERMLA_CACHE_DIR=cache, PATH=self.directory)
         self.assertEqual(again.out, done.out)
 
+    def test_the_present_device_is_the_default_target(self):
+        done = self.succeed("compile", "flash_attention", "--language=cutile", "--s=16",
+                            HYPERMLA_CACHE_DIR=self.directory / "cache")
+        self.assertIn("1 compiled, 0 failed", done.out)
+
     def test_a_failure_is_a_row_and_status_1(self):
         done = run("compile", "flash_attention", "--arch=cpu", cwd=self.directory, CXX="/bin/false",
                    HYPERMLA_CACHE_DIR=self.directory / "cache")

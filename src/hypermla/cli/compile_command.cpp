@@ -35,8 +35,12 @@ int compile_command(const Words& words) {
 
   // The target decides the language, and that decides which flags there are.
   const std::string asked = flag_value(rest, "--arch"), language_flag = flag_value(rest, "--language");
-  const std::string first = asked.substr(0, asked.find(','));
-  const std::string first_arch = first == "cpu" || first.empty() ? make_device(first.empty() ? "auto" : "cpu")->info().arch : first;
+  std::string first = asked.substr(0, asked.find(','));
+  if (first.empty()) {
+    const std::shared_ptr<Device> present = make_device("auto");
+    first = present->is_gpu() ? present->info().arch : "cpu";
+  }
+  const std::string first_arch = first == "cpu" ? make_cpu_device()->info().arch : first;
 
   std::vector<std::string> archs;
   std::string language;
@@ -67,7 +71,7 @@ int compile_command(const Words& words) {
 
   Compiler compiler(worker_config(Environment::detect()));
   std::vector<Job> jobs;
-  if (archs.empty()) archs = {make_device("auto")->info().arch};
+  if (archs.empty()) archs = {first};
   for (std::string& arch : archs) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
     std::vector<KernelSource> sources;
