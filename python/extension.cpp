@@ -89,8 +89,9 @@ const char* dtype_name(hypermla::DType dtype) {
     case hypermla::DType::bfloat16: return "bfloat16";
     case hypermla::DType::float16: return "float16";
     case hypermla::DType::float32: return "float32";
+    case hypermla::DType::int32: return "int32";
   }
-  return dtype == hypermla::kInt32 ? "int32" : "";
+  return "";
 }
 
 PyObject* shape_tuple(const std::int64_t* values, Py_ssize_t count) {

@@ -19,7 +19,6 @@
 
 #include "hypermla/dtype.h"
 #include "hypermla/error.h"
-#include "hypermla/int32.h"
 
 namespace hypermla {
 

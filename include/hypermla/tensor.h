@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "hypermla/int32.h"
+#include "hypermla/dtype.h"
 
 namespace hypermla {
 
@@ -20,7 +20,7 @@ struct Tensor {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
   }
   std::size_t bytes() const {
-    return static_cast<std::size_t>(elements()) * (dtype == DType::float32 || dtype == kInt32 ? 4 : 2);
+    return static_cast<std::size_t>(elements()) * (dtype == DType::float32 || dtype == DType::int32 ? 4 : 2);
   }
 };
 

@@ -84,8 +84,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       add("z", Role::input, at.dtype, {batches, tokens, at.k});
       add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
     }
-    if (at.ragged) add("lengths", Role::input, kInt32, {at.b});
-    if (at.page) add("block_table", Role::input, kInt32, {at.b, table_width()});
+    if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
+    if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width()});
     add("o", Role::output, at.dtype, {at.b, at.h, at.s, at.k});
     add("lse", Role::output, DType::float32, {at.b, at.h, at.s});
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
@@ -101,8 +101,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     add("o_part", Role::workspace, DType::float32, {part_rows, at.k});
     add("lse_part", Role::workspace, DType::float32, {part_rows});
     if (at.ragged) {
-      add("work", Role::workspace, kInt32, {items, sizeof(WorkItem) / 4});
-      add("combine_work", Role::workspace, kInt32, {combines, sizeof(CombineItem) / 4});
+      add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
+      add("combine_work", Role::workspace, DType::int32, {combines, sizeof(CombineItem) / 4});
     }
     return all;
   }

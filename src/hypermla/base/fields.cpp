@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "hypermla/base/error.h"
-#include "hypermla/int32.h"
+#include "hypermla/dtype.h"
 
 namespace hypermla {
 namespace {
@@ -21,7 +21,7 @@ constexpr std::array<DTypeRow, 4> kDTypes{{
     {DType::bfloat16, "bfloat16", 2},
     {DType::float16, "float16", 2},
     {DType::float32, "float32", 4},
-    {kInt32, "int32", 4},
+    {DType::int32, "int32", 4},
 }};
 
 const DTypeRow& row_of(DType dtype) {

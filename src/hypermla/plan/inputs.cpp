@@ -86,7 +86,7 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
     device.copy_to_host(values.data(), static_cast<const float*>(tensor.data) + first, count * 4);
     return values;
   }
-  if (tensor.dtype == kInt32) {
+  if (tensor.dtype == DType::int32) {
     std::vector<std::int32_t> integers(count);
     device.copy_to_host(integers.data(), static_cast<const std::int32_t*>(tensor.data) + first, count * 4);
     std::copy(integers.begin(), integers.end(), values.begin());
@@ -111,7 +111,7 @@ AllocatedTensors::AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Devic
     tensor.data = buffers_.back().data();
     tensors_[spec.name] = tensor;
     if (spec.role != Role::input) continue;
-    if (spec.dtype == kInt32) {
+    if (spec.dtype == DType::int32) {
       const auto values = rules.integers.find(spec.name);
       if (values == rules.integers.end() || std::int64_t(values->second.size()) != tensor.elements())
         fail("the input rules of this plan do not give the {} values of {}", tensor.elements(), spec.name);

@@ -36,7 +36,7 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
 
   std::vector<TensorSpec> tensors() const override {
     std::vector<TensorSpec> all = decompressed_tensors(dense());
-    if (problem.ragged) all.push_back({"lengths", Role::input, kInt32, {problem.b}});
+    if (problem.ragged) all.push_back({"lengths", Role::input, DType::int32, {problem.b}});
     return all;
   }
 
@@ -160,7 +160,7 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
   }
 };
 
-HYPERMLA_REGISTER_DRAFT(FlashAttentionPlan,
+HYPERMLA_REGISTER(FlashAttentionPlan,
                   "attention over decompressed keys and values, scheduled by hand for Hopper: prefill, ragged lengths")
 
 }  // namespace

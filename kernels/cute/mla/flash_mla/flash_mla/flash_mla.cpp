@@ -23,11 +23,12 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     return {.rows = kRows, .cluster = at.cluster, .overhead = at.cluster == 1 ? 2 : 8, .costs = {}};
   }
 
-  // {cluster, evict_first}. Two blocks share the tokens of a tile where the merges would cost more than they do.
+  // {cluster, evict_first}. Two blocks share the tokens of a tile where whole tiles would leave
+  // multiprocessors idle, and merges cost more than sharing does.
   std::vector<FlashMlaTiling> candidates() const override {
     if (problem.split > 0) return {{1, false}, {1, true}};  // the same sums in the same order, whatever the batch
     std::vector<FlashMlaTiling> all = {{1, false}, {2, true}, {2, false}, {1, true}};
-    if (std::int64_t{problem.b} * row_tiles(all[0]) < target.processors) std::swap(all[0], all[1]);
+    if (10 * std::int64_t{problem.b} * row_tiles(all[0]) < 9 * target.processors) std::swap(all[0], all[1]);
     return all;
   }
 
@@ -96,7 +97,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
   std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaPlan>(*this); }
 };
 
-HYPERMLA_REGISTER_DRAFT(FlashMlaPlan, "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")
+HYPERMLA_REGISTER(FlashMlaPlan, "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")
 
 }  // namespace
 }  // namespace hypermla::cute

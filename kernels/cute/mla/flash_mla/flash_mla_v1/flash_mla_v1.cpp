@@ -117,7 +117,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
   std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaV1Plan>(*this); }
 };
 
-HYPERMLA_REGISTER_DRAFT(FlashMlaV1Plan,
+HYPERMLA_REGISTER(FlashMlaV1Plan,
                   "attention in the latent space for few rows: they take the columns of wgmma, 16 or 32 at a time")
 
 }  // namespace

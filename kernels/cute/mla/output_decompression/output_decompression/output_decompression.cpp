@@ -31,8 +31,8 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
       fail("--stages={} is not supported: it must be from 2 to 10, as many as shared memory holds", tiling.stages);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
-  // Not measured yet.
-  bool recommended() const override { return false; }
+  // One row tile per head and little to stream: CUDA Tile is as fast there.
+  bool recommended() const override { return std::int64_t{problem.b} * problem.s > kRows; }
 
   std::vector<TensorSpec> tensors() const override { return output_decompression_tensors(problem); }
   ReferenceShape reference_shape() const override { return output_decompression_reference_shape(problem); }
@@ -98,7 +98,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   }
 };
 
-HYPERMLA_REGISTER_DRAFT(OutputDecompressionPlan,
+HYPERMLA_REGISTER(OutputDecompressionPlan,
                   "latent outputs times the value projection of their head, with CUTLASS for Hopper")
 
 }  // namespace
