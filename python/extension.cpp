@@ -106,19 +106,24 @@ PyObject* shape_tuple(const std::int64_t* values, Py_ssize_t count) {
   return tuple;
 }
 
+bool read_fields(PyObject* problem, std::map<std::string, std::string>& fields) {
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(problem, &at, &key, &value);) {
+    const char* field = PyUnicode_AsUTF8AndSize(key, nullptr);
+    const char* text = field ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
+    if (!text) return false;
+    fields[field] = text;
+  }
+  return true;
+}
+
 // Kernel(name, version, device, problem: dict[str, str])
 PyObject* kernel_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *name, *version, *device;
   PyObject* problem;
   if (!PyArg_ParseTuple(arguments, "sssO!", &name, &version, &device, &PyDict_Type, &problem)) return nullptr;
   std::map<std::string, std::string> fields;
-  PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(problem, &at, &key, &value);) {
-    const char* field = PyUnicode_AsUTF8AndSize(key, nullptr);
-    const char* text = field ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
-    if (!text) return nullptr;
-    fields[field] = text;
-  }
+  if (!read_fields(problem, fields)) return nullptr;
   return guarded([&]() -> PyObject* {
     const hypermla::DeviceHandle handle(device);
     auto kernel = std::make_unique<hypermla::Kernel>(name, fields, handle, version);
@@ -204,6 +209,30 @@ PyObject* list_kernels(PyObject*, PyObject*) {
   });
 }
 
+// choose(problem: dict[str, str], device) -> [(path, kernel, n, burst_us, sustained_us, limit, draft)]
+PyObject* choose_kernels(PyObject*, PyObject* arguments) {
+  PyObject* problem;
+  const char* device;
+  if (!PyArg_ParseTuple(arguments, "O!s", &PyDict_Type, &problem, &device)) return nullptr;
+  std::map<std::string, std::string> fields;
+  if (!read_fields(problem, fields)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    PyObject* list = PyList_New(0);
+    if (!list) return nullptr;
+    for (const hypermla::Choice& one : hypermla::choose(fields, device)) {
+      PyObject* row = Py_BuildValue("(ssiddsN)", one.path.c_str(), one.kernel.c_str(), one.n, one.burst_seconds * 1e6,
+                                    one.sustained_seconds * 1e6, one.limit.c_str(), PyBool_FromLong(one.draft));
+      const bool added = row && PyList_Append(list, row) == 0;
+      Py_XDECREF(row);
+      if (!added) {
+        Py_DECREF(list);
+        return nullptr;
+      }
+    }
+    return list;
+  });
+}
+
 // What a DLPack capsule describes: (address, device type, device id, type code, bits, lanes, shape, strides or None,
 // read-only). The capsule keeps its tensor; whoever made it must outlive the use of the address.
 PyObject* read_dlpack(PyObject*, PyObject* capsule) {
@@ -258,6 +287,7 @@ PyType_Slot kernel_slots[] = {{Py_tp_new, reinterpret_cast<void*>(kernel_new)},
 PyType_Spec kernel_spec = {"hypermla._hypermla.Kernel", sizeof(KernelObject), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 
 PyMethodDef module_methods[] = {{"list", list_kernels, METH_NOARGS, nullptr},
+                                {"choose", choose_kernels, METH_VARARGS, nullptr},
                                 {"read_dlpack", read_dlpack, METH_O, nullptr},
                                 {"buffer_address", buffer_address, METH_O, nullptr},
                                 {}};

@@ -134,14 +134,15 @@ def stages(run):
         axes.set(yticks=range(len(streams)), yticklabels=[f"stream {stream}" for stream in streams])
         grid[-1, 0].set_xlabel("us")
     else:
-        figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.5 * len(run.stages)))
+        bars = [stage for stage in run.stages if "group" not in stage]  # kernels that run at once are one bar
+        figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.5 * len(bars)))
         begin = 0
-        for row, stage in enumerate(run.stages):
+        for row, stage in enumerate(bars):
             time = run.time_us(stage) or 0
             axes.barh(row, time, left=begin, height=0.7, color="tab:blue", label="measured" if row == 0 else None)
             axes.barh(row, stage["predicted_us"], left=begin, height=0.3, color="tab:orange", label="roofline" if row == 0 else None)
             begin += time
-        axes.set(xlabel="us", yticks=range(len(run.stages)), yticklabels=[stage["name"] for stage in run.stages])
+        axes.set(xlabel="us", yticks=range(len(bars)), yticklabels=[stage["name"] for stage in bars])
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     axes.invert_yaxis()
     axes.set_title("timeline")

@@ -82,4 +82,19 @@ class HYPERMLA_API Kernel {
   std::unique_ptr<State> state_;
 };
 
+// One kernel that can do a piece of attention, as `hypermla choose` ranks it.
+struct Choice {
+  std::string path;    // "latent", "decompressed", "hybrid" or "shared prefix"
+  std::string kernel;  // "cutile.mla.flash_mla", for Kernel; the latent path runs output_decompression behind it
+  int n;               // decompressed tokens of a request
+  double burst_seconds, sustained_seconds;  // predicted, with the output decompression
+  std::string limit;   // "tensor", "memory", "power" or "launches"
+  bool draft;          // not verified on a GPU yet
+};
+
+// All kernels that take a problem on a device of conf/devices.json, fastest first; empty: the present device. `problem` sets
+// fields by name: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private (`hypermla choose --help`).
+HYPERMLA_API std::vector<Choice> choose(const std::map<std::string, std::string>& problem,
+                                        const std::string& device = "");
+
 }  // namespace hypermla

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hypermla import _hypermla
 from hypermla._hypermla import Error, list
 
-__all__ = ["Error", "Kernel", "TensorInfo", "list"]
+__all__ = ["Choice", "Error", "Kernel", "TensorInfo", "choose", "list"]
 
 
 class TensorInfo(NamedTuple):
@@ -26,6 +26,26 @@ class TensorInfo(NamedTuple):
     shape: tuple
     dtype: str  # "bfloat16", "float16", "float32" or "int32"
     role: str  # "input", "output" or "workspace"
+
+
+class Choice(NamedTuple):
+    """One kernel that can do a piece of attention, with the time that the model predicts."""
+
+    path: str  # "latent", "decompressed", "hybrid" or "shared prefix"
+    kernel: str  # for Kernel(); the latent path runs output_decompression behind it
+    n: int  # decompressed tokens of a request
+    burst_us: float
+    sustained_us: float
+    limit: str  # "tensor", "memory", "power" or "launches"
+    draft: bool  # not verified on a GPU yet
+
+
+def choose(device=None, **problem):
+    """All kernels that take a problem on a device of conf/devices.json, fastest first; None: the present device.
+
+    The problem's fields are keywords: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private.
+    """
+    return [Choice(*row) for row in _hypermla.choose(_fields(problem), device or "")]
 
 
 class _Memory(NamedTuple):
@@ -135,8 +155,7 @@ class Kernel:
     """
 
     def __init__(self, name, version=None, device="auto", **problem):
-        fields = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in problem.items()}
-        self._kernel = _hypermla.Kernel(name, version or "", device, fields)
+        self._kernel = _hypermla.Kernel(name, version or "", device, _fields(problem))
         self._ordinal = int(device.partition(":")[2] or 0)
         self._tensors = tuple(TensorInfo(*row) for row in self._kernel.tensors())
         self._bound = {}
@@ -211,6 +230,10 @@ class Kernel:
     def predicted_seconds(self, device=None):
         """Roofline time on a device of conf/devices.json; None: the kernel's own. Needs no tensors."""
         return self._kernel.predicted_seconds(device or "")
+
+
+def _fields(problem):
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in problem.items()}
 
 
 def _text(shape):

@@ -9,6 +9,15 @@ class TensorInfo(NamedTuple):
     dtype: str
     role: str
 
+class Choice(NamedTuple):
+    path: str
+    kernel: str
+    n: int
+    burst_us: float
+    sustained_us: float
+    limit: str
+    draft: bool
+
 class Kernel:
     def __init__(
         self, name: str, version: str | None = None, device: str = "auto", **problem: int | float | bool | str
@@ -23,4 +32,5 @@ class Kernel:
     def run(self, stream: Any = None) -> None: ...
     def predicted_seconds(self, device: str | None = None) -> float: ...
 
+def choose(device: str | None = None, **problem: int | bool | str) -> builtins.list[Choice]: ...
 def list() -> builtins.list[str]: ...

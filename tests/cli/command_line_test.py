@@ -13,6 +13,7 @@ Usage: hypermla <command> [arguments]      hypermla <command> --help      hyperm
 Commands:
   kernel     run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]
   predict    roofline time of a kernel on every known device, without running it
+  choose     which kernel, and how many decompressed tokens, for a problem
   compile    compile kernels ahead of time, for any GPU, without one
   verify     run the correctness cases on this device and record the result
   compare    two profiles: is the second SAME, FASTER or SLOWER, and what changed
@@ -65,6 +66,8 @@ class Help(CommandCase):
                 problem, rest = text.split("Problem:")[1].split("Tiling (with --no_autotune):")
                 tiling = rest.split("Run:")[0]
                 header = directory / f"{directory.name}.h"
+                if not header.exists():  # shared with the stages of others
+                    header, = (CHECKOUT / "kernels" / name.split(".")[0]).glob(f"*/{directory.name}.h")
                 listed = fields(header, "Problem")
                 self.assertTrue(listed)
                 for field, default, words in listed:

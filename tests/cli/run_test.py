@@ -25,9 +25,9 @@ class Check(CommandCase):
                     self.assertIn("is written for Hopper GPUs (sm_90)", sentence)
                     self.assertIn("--language=cutile", sentence)
                     continue
-                shape = ["--b=1", "--s=5", "--h=2"]
-                if "--t " in self.succeed("kernel", name, version, "--help").out:
-                    shape.append("--t=70")
+                flags = self.succeed("kernel", name, version, "--help").out
+                small = {"b": 1, "s": 5, "h": 2, "t": 70}
+                shape = [f"--{flag}={value}" for flag, value in small.items() if f"--{flag} " in flags]
                 done = self.succeed("kernel", name, version, *shape, "--device=cpu", "--no_autotune", "--check",
                                     "--prof_type=disabled")
                 self.assertIn("check     passed", done.out)

@@ -266,6 +266,15 @@ TEST_F(TileHostView, MaskedLoadPads) {
   EXPECT_EQ(values(view().load_masked(5, 0)), std::vector<float>(8, 0.0f));  // wholly outside
 }
 
+// The outer strides of tile and tensor agree, yet most of the tile lies beyond an inner edge.
+TEST_F(TileHostView, ATileOverAnInnerEdgeIsNoSingleRun) {
+  const ct::extents<unsigned, 1, 4, 1, 2> extents{};  // 4 heads of 1 query
+  ct::partition_view queries{ct::tensor_span{data.data(), extents}, ct::shape<1, 1, 4, 2>{}};
+  EXPECT_EQ(values(queries.load_masked(0, 1, 0, 0)), (std::vector{2.0f, 3.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+  queries.store_masked(ct::full<Tile<float, 1, 1, 4, 2>>(-1.0f), 0, 1, 0, 0);
+  EXPECT_EQ(std::count(data.begin(), data.end(), -1.0f), 2);
+}
+
 TEST_F(TileHostView, MaskedStoreLeavesOutWhatIsOutside) {
   view().store_masked(ct::full<Tile<float, 2, 4>>(-1.0f), 1, 1);
   EXPECT_EQ(data[14], -1.0f);

@@ -60,10 +60,20 @@ class Plan(unittest.TestCase):
         self.assertGreater(kernel.predicted_seconds("NVIDIA H200"), 0)
         self.assertGreater(kernel.predicted_seconds(), kernel.predicted_seconds("NVIDIA H200"))
 
+    def test_a_choice_needs_no_device(self):
+        ranking = hypermla.choose(device="NVIDIA H200", b=32, s=64)
+        self.assertEqual(ranking, sorted(ranking, key=lambda choice: choice.sustained_us))
+        self.assertEqual({choice.path for choice in ranking} - {"hybrid"}, {"latent", "decompressed"})
+        best = next(choice for choice in ranking if not choice.draft)
+        self.assertEqual((best.path, best.kernel, best.n), ("decompressed", "cutile.mla.flash_attention", 4096))
+        self.assertTrue(all(choice.kernel.startswith("cutile.") for choice in hypermla.choose(b=1, h=2, s=3, t=40)))
+
     def test_errors_are_sentences(self):
         for call, expected in {
             lambda: hypermla.Kernel("flash_atention"): "did you mean flash_attention",
             lambda: hypermla.Kernel("flash_attention", "v77"): "no version 'v77'",
+            lambda: hypermla.choose(perfix=3): "no field 'perfix'; did you mean prefix",
+            lambda: hypermla.choose("No GPU"): "'No GPU' has no entry in devices.json",
             lambda: new_kernel(bb=3): "no field 'bb'",
             lambda: new_kernel(b=0): "at least 1",
             lambda: new_kernel(device="tpu"): "unknown device 'tpu'",

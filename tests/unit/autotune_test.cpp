@@ -41,6 +41,7 @@ class ProbePlan : public KernelPlan {
   ProbeTiling tiling;
   std::vector<ProbeTiling> candidates = {{16}, {32}, {64}, {128}};
   std::map<int, double> slowdown;  // of the prediction
+  int most_together = 0;  // above it the sum of the tilings of stages that run at once is refused; 0: one by one
 
   std::vector<FieldRef> problem_fields() override { return fields_of(problem); }
   std::vector<FieldRef> tiling_fields() override { return fields_of(tiling); }
@@ -66,6 +67,15 @@ class ProbePlan : public KernelPlan {
         return Cost{1e9 * (found == slowdown.end() ? 1 : found->second), 1e6};
       };
       all.push_back(std::make_unique<CtKernel>(std::move(spec)));
+    }
+    if (most_together) {
+      return std::make_unique<ConcurrentKernels>("probe", std::move(all),
+                                                 [most = most_together](const std::vector<TiledKernel*>& kernels) {
+                                                   int sum = 0;
+                                                   for (const TiledKernel* kernel : kernels)
+                                                     sum += kernel->tiling().at("Bm").get<int>();
+                                                   if (sum > most) fail("{} do not fit", sum);
+                                                 });
     }
     return std::make_unique<KernelPipeline>("probe", std::move(all));
   }
@@ -263,6 +273,22 @@ TEST_F(AutotuneTest, AHopelessPredictionIsNeverRun) {
   plan_.slowdown = {{32, 100}};
   EXPECT_EQ(chosen(tune()), 128);
   EXPECT_FALSE(launches_.count(32));
+}
+
+// Members are tuned one by one. What does not fit beside the present tilings of the others is not measured, and not held
+// against it when they change.
+TEST_F(AutotuneTest, LeavesOutWhatDoesNotFitBesideTheOthers) {
+  plan_.stages = {"first", "second"};
+  plan_.most_together = 150;
+  seconds_["first"] = {{16, 0.040}, {32, 0.020}, {64, 0.030}, {128, 0.005}};
+  const AutotuneResult together = tune();
+  EXPECT_EQ(chosen(together, 0), 32) << "128 would be faster, but not beside 64";
+  EXPECT_EQ(chosen(together, 1), 16);
+  EXPECT_FALSE(contains(read_file(together.stages[0].history), "128"));
+  plan_.tiling.Bm = 16;
+  const AutotuneResult again = tune();
+  EXPECT_EQ(chosen(again, 0), 128) << "beside 16 it fits";
+  EXPECT_EQ(chosen(again, 1), 16);
 }
 
 }  // namespace

@@ -283,15 +283,184 @@ TEST_F(ExecutableTest, PipelinesAddUp) {
   EXPECT_EQ(prediction.bound, Bound::memory);
 }
 
+using Parts = std::vector<std::unique_ptr<Executable>>;
+
+template <class... Ts>
+Parts parts(std::unique_ptr<Ts>... each) {
+  Parts all;
+  (all.push_back(std::move(each)), ...);
+  return all;
+}
+std::unique_ptr<Executable> kernel(const std::string& name, int n = 1000) {
+  return std::make_unique<CtKernel>(example(name, n));
+}
+// Four seconds, bound by memory.
+std::unique_ptr<Executable> slow_reader(const std::string& name) {
+  Spec memory = example(name);
+  memory.cost = {.flops = 1e12, .bytes = 4e9};
+  return std::make_unique<CtKernel>(memory);
+}
+std::unique_ptr<ConcurrentKernels> group(Parts members, ConcurrentKernels::JointValidation validate = {},
+                                         std::vector<int> partition = {}) {
+  return std::make_unique<ConcurrentKernels>("paths", std::move(members), std::move(validate), std::move(partition));
+}
+
+TEST_F(ExecutableTest, MembersRunOnStreamsOfTheirOwn) {
+  device_.note_streams = true;
+  KernelPipeline pipeline("all", parts(kernel("first"), group(parts(kernel("second", 2000), kernel("third", 3000)))));
+  ASSERT_EQ(pipeline.groups().size(), 1u);
+  EXPECT_EQ(pipeline.groups()[0]->name(), "paths");
+  EXPECT_EQ(pipeline.kernels()[2]->name(), "third");
+  pipeline.prepare(*compiler_, device_);
+  pipeline.prepare(*compiler_, device_);  // again, as after another tiling: with the same streams
+  pipeline.run(device_.stream());
+  EXPECT_EQ(device_.stream_events,
+            (std::vector<std::string>{"a runs first", "b waits for a", "c waits for a", "b runs second", "c runs third",
+                                      "a waits for b", "a waits for c"}));
+  EXPECT_EQ(launches_[2], "third 47 blocks, n=3000 Bm=64");
+}
+
+TEST_F(ExecutableTest, GroupsNestInPipelinesAndInGroups) {
+  device_.note_streams = true;
+  const auto inner = [] { return group(parts(kernel("second"), kernel("third"))); };
+  const auto outer = group(parts(kernel("first"), std::make_unique<KernelPipeline>("chain", parts(inner()))));
+  EXPECT_EQ(outer->groups(), std::vector<ConcurrentKernels*>{outer.get()}) << "the outermost";
+  outer->prepare(*compiler_, device_);
+  outer->run(device_.stream());
+  EXPECT_EQ(device_.stream_events,
+            (std::vector<std::string>{"b waits for a", "c waits for a", "b runs first", "d waits for c",
+                                      "e waits for c", "d runs second", "e runs third", "c waits for d",
+                                      "c waits for e", "a waits for b", "a waits for c"}));
+}
+
+TEST_F(ExecutableTest, AGroupOfWhichOneKernelIsLaunchedIsNone) {
+  Spec nothing = example("second");
+  nothing.grid = [](const ScaleTiling&) { return Grid{0, 1, 1}; };
+  KernelPipeline pipeline("all", parts(group(parts(kernel("first"), std::make_unique<CtKernel>(nothing))),
+                                       group(parts(kernel("first"), kernel("third")))));
+  EXPECT_EQ(pipeline.groups().size(), 2u);
+  ASSERT_EQ(launched_groups(pipeline).size(), 1u);
+  EXPECT_EQ(launched_groups(pipeline)[0]->kernels()[1]->name(), "third");
+}
+
+TEST_F(ExecutableTest, TilingsThatDoNotGoTogetherAreRefusedBeforeAnythingIsCompiled) {
+  int asked = 0;
+  const auto paths =
+      group(parts(kernel("first"), kernel("second", 2000)), [&](const std::vector<TiledKernel*>& kernels) {
+        ++asked;
+        require_resident_blocks(kernels, 48);
+      });
+  KernelPipeline pipeline("all", parts(std::make_unique<KernelPipeline>("inner", parts(kernel("third"))),
+                                       group(parts(kernel("third"))), kernel("third")));
+  EXPECT_NO_THROW(pipeline.validate_tilings());  // nothing to object to
+  paths->prepare(*compiler_, device_);           // 16 and 32 blocks
+  EXPECT_EQ(asked, 1);
+  const int loads = device_.loads;
+  paths->kernels()[1]->set_tiling({{"Bm", 32}});
+  EXPECT_EQ(error_of([&] { paths->prepare(*compiler_, device_); }),
+            "the blocks of 16 first and 63 second need 79 SMs at once, and there are 48; lower their budgets");
+  EXPECT_EQ(device_.loads, loads);
+  paths->run(device_.stream());
+  EXPECT_EQ(launches_.back(), "second 32 blocks, n=2000 Bm=64") << "as prepared last";
+}
+
+struct PersistentTiling {
+  int blocks = 8, occupancy = 1;
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("blocks", self.blocks, "");
+    field("occupancy", self.occupancy, "");
+  }
+};
+std::unique_ptr<Executable> persistent(const std::string& name, PersistentTiling tiling) {
+  CtKernelSpec<ScaleProblem, PersistentTiling> spec;
+  spec.name = name;
+  spec.tiling = tiling;
+  spec.grid = [](const PersistentTiling& at) { return Grid{unsigned(at.blocks), 1, 1}; };
+  spec.executed = [](const PersistentTiling&) { return Cost{1e12, 1e9}; };
+  spec.cost = {1e12, 1e9};
+  return std::make_unique<CtKernel>(std::move(spec));
+}
+
+TEST(Executables, ResidentBlocksMustFitTheirSms) {
+  auto refusal = [](PersistentTiling a, PersistentTiling b, std::vector<int> partition = {}) {
+    const auto paths = group(
+        parts(persistent("first", a), persistent("second", b)),
+        [](const std::vector<TiledKernel*>& kernels) { require_resident_blocks(kernels, 10); }, std::move(partition));
+    return error_of([&] { paths->validate_tilings(); });
+  };
+  EXPECT_EQ(refusal({6, 1}, {4, 1}), "");
+  EXPECT_EQ(refusal({6, 1}, {8, 2}), "");
+  EXPECT_EQ(refusal({6, 1}, {9, 2}),
+            "the blocks of 6 first and 9 second need 11 SMs at once, and there are 10; lower their budgets");
+  EXPECT_EQ(refusal({6, 1}, {8, 2}, {6, 4}), "");
+  EXPECT_EQ(refusal({2, 1}, {9, 2}, {6, 4}),
+            "second has 9 blocks, but its partition of 4 SMs holds 8; give it fewer blocks or more SMs");
+  EXPECT_TRUE(contains(refusal({6, 1}, {8, 2}, {7, 4}), "need 11 SMs"));
+}
+
+TEST(Executables, PartitionsAreOnePerMember) {
+  auto refusal = [](std::vector<int> partition, bool nest = false) {
+    Parts members = parts(kernel("first"), nest ? group(parts(kernel("second"))) : kernel("second"));
+    return error_of([&] { group(std::move(members), {}, partition); });
+  };
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({2, 8}), "");
+  EXPECT_TRUE(contains(refusal({2, 8, 1}), "paths has 2 members and 3 partitions"));
+  EXPECT_TRUE(contains(refusal({2, 0}), "paths gives second a partition of 0 SMs"));
+  EXPECT_EQ(refusal({}, true), "");
+  EXPECT_TRUE(contains(refusal({2, 8}, true), "has streams of its own, which would leave it"));
+}
+
+TEST(Executables, GroupsTakeTheLongestMemberOrTheWorkOfAll) {
+  auto seconds = [](std::vector<int> partition) {
+    return group(parts(kernel("first"), slow_reader("second")), {}, std::move(partition))
+        ->predict(kDevice, DType::bfloat16);
+  };
+  // 2 s of arithmetic and 1 s of traffic beside 1 s and 4 s.
+  EXPECT_DOUBLE_EQ(seconds({}).seconds, 5);
+  EXPECT_DOUBLE_EQ(seconds({}).compute_seconds, 3);
+  EXPECT_EQ(seconds({}).bound, Bound::memory);
+  EXPECT_DOUBLE_EQ(seconds({5, 5}).seconds, 5);
+  EXPECT_DOUBLE_EQ(seconds({2, 8}).seconds, 10) << "2 s of arithmetic on a fifth of the SMs";
+  EXPECT_DOUBLE_EQ(seconds({9, 1}).seconds, 10) << "1 s of it on a tenth";
+  // Stages of a member do not overlap each other.
+  const auto chain = group(
+      parts(kernel("first"), std::make_unique<KernelPipeline>("chain", parts(slow_reader("second"), kernel("third")))));
+  EXPECT_DOUBLE_EQ(chain->predict(kDevice, DType::bfloat16).seconds, 6);
+  EXPECT_DOUBLE_EQ(chain->cost().flops, 5e12);
+  // The waves of a tiling are those of its partition, and so is its arithmetic.
+  const auto confined = group(parts(kernel("first", 64 * 4), kernel("second")), {}, {2, 8});
+  EXPECT_DOUBLE_EQ(confined->kernels()[0]->predict_seconds({{"Bm", 64}, {"fast", true}}, kDevice, DType::bfloat16), 10);
+  EXPECT_DOUBLE_EQ(confined->kernels()[0]->predict_seconds({{"Bm", 128}, {"fast", true}}, kDevice, DType::bfloat16),
+                   20);
+  confined->kernels()[0]->confine(3);
+  EXPECT_DOUBLE_EQ(confined->kernels()[0]->predict_seconds({{"Bm", 64}, {"fast", true}}, kDevice, DType::bfloat16),
+                   2 / 0.3 * 2 / (4 / 3.0));
+}
+
+// On a CPU a launch is done when it returns: one after the other, in order, and a partition means nothing.
+TEST(Executables, ACpuRunsMembersInOrder) {
+  const auto device = make_cpu_device(3);
+  for (const std::vector<int>& partition : {std::vector<int>{}, {1, 2}}) {
+    const auto streams = device->streams(2, partition);
+    streams->fork(nullptr);
+    EXPECT_EQ(streams->stream(1), nullptr);
+    EXPECT_EQ(streams->processors(0), 3);
+    streams->join(nullptr);
+  }
+}
+
 TEST_F(ExecutableTest, RunAllocatesNothing) {
-  const auto pipeline = nested();
+  const auto pipeline = std::make_unique<KernelPipeline>(
+      "all", parts(nested(), group(parts(kernel("first"), group(parts(kernel("second"), kernel("third")))))));
   pipeline->prepare(*compiler_, device_);
   int launched = 0;
   device_.on_launch = [&launched](const fs::path&, Grid, void**) { ++launched; };
   const long before = allocations;
   for (int i = 0; i < 3; ++i) pipeline->run(device_.stream());
   const long after = allocations;
-  EXPECT_EQ(launched, 9);
+  EXPECT_EQ(launched, 18);
   EXPECT_EQ(after, before);
   const auto something = std::make_unique<std::string>(100, 'x');
   EXPECT_GT(allocations, after);  // the counter counts

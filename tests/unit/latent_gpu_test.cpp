@@ -1,5 +1,5 @@
-// What only a Hopper GPU can show of the latent kernel beyond `hypermla verify`: bits that do not depend on the batch, and
-// lengths that change between the replays of a recording.
+// What only a Hopper GPU can show beyond `hypermla verify`: bits of the latent kernel that do not depend on the batch; lengths
+// and prefixes that change between the replays of a recording.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace hypermla {
 namespace {
 
-class LatentOnHopper : public testing::TestWithParam<const char*> {
+class OnHopper : public testing::Test {
  protected:
   void SetUp() override {
     if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
@@ -19,8 +19,8 @@ class LatentOnHopper : public testing::TestWithParam<const char*> {
     if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
     compiler_ = std::make_unique<Compiler>(Environment::detect().compiler_config());
   }
-  std::unique_ptr<KernelPlan> plan(const Json& problem) const {
-    std::unique_ptr<KernelPlan> made = Registry::instance().find("cute.mla.flash_mla", GetParam()).make();
+  std::unique_ptr<KernelPlan> plan(const std::string& kernel, const std::string& version, const Json& problem) const {
+    std::unique_ptr<KernelPlan> made = Registry::instance().find(kernel, version).make();
     made->target = Target::of(device_->info());
     set_problem(*made, problem);
     made->validate();
@@ -36,6 +36,10 @@ class LatentOnHopper : public testing::TestWithParam<const char*> {
 
   std::shared_ptr<Device> device_;
   std::unique_ptr<Compiler> compiler_;
+};
+class LatentOnHopper : public OnHopper, public testing::WithParamInterface<const char*> {
+ protected:
+  std::unique_ptr<KernelPlan> plan(const Json& problem) const { return OnHopper::plan("cute.mla.flash_mla", GetParam(), problem); }
 };
 INSTANTIATE_TEST_SUITE_P(Versions, LatentOnHopper, testing::Values("v0", "v1"));
 
@@ -83,6 +87,27 @@ TEST_P(LatentOnHopper, LengthsMayChangeBetweenReplays) {
     EXPECT_TRUE(result.passed) << "round " << round << "\n" << to_text(result);
     for (std::int32_t& length : now) length = length * 2 / 3;  // shorter: what lies behind the first ones is NaN
     device_->copy_to_device(lengths.data, now.data(), lengths.bytes());
+  }
+}
+
+TEST_F(OnHopper, PrefixesMayChangeBetweenReplays) {
+  const auto hybrid = plan("cute.mla.mla_var6_plus", "",
+                           {{"b", 50}, {"s", 3}, {"t", 700}, {"n", 500}, {"h", 5}, {"prefixes", 4}, {"ragged", true}, {"causal", true}});
+  AllocatedTensors tensors(*hybrid, device_, 4);
+  const auto executable = hybrid->plan(tensors.tensors());
+  executable->prepare(*compiler_, *device_);
+  const auto recording = device_->record([&](StreamHandle stream) { executable->run(stream); });
+  const Tensor& prefix = tensors.tensors().at("prefix");
+  std::vector<std::int32_t> now(50);
+  device_->copy_to_host(now.data(), prefix.data, prefix.bytes());
+  for (int round = 0; round < 3; ++round) {
+    tensors.poison();
+    recording->replay(device_->stream());
+    device_->synchronize();
+    const CheckResult result = check_outputs(*hybrid, tensors, *device_, 1);
+    EXPECT_TRUE(result.passed) << "round " << round << "\n" << to_text(result);
+    for (std::int32_t& one : now) one = round == 0 ? (one + 1) % 4 : 2;  // others; then one prefix has all requests
+    device_->copy_to_device(prefix.data, now.data(), prefix.bytes());
   }
 }
 

@@ -336,6 +336,32 @@ TEST_F(OnAGpu, AnnotationWithoutProfilersSaysSoAndKeepsTheTimes) {
   EXPECT_NE(result.stages()[0]["classification"]["confidence"], "high") << "by time and cost alone";
 }
 
+// A group is a stage more: its members alone, and all at once.
+TEST_F(OnAGpu, EventTimesGroupsAsAWhole) {
+  const std::unique_ptr<KernelPlan> other = Registry::instance().find("cutile.mla.flash_attention").make();
+  set_problem(*other, {{"b", 1}, {"s", 3}, {"t", 100}, {"h", 4}});
+  std::vector<std::unique_ptr<Executable>> members, stages;
+  members.push_back(plan_empty(*other));
+  members.push_back(plan_empty(*plan));
+  stages.push_back(std::make_unique<ConcurrentKernels>("paths", std::move(members), nullptr, std::vector{1, 3}));
+  executable = std::make_unique<KernelPipeline>("all", std::move(stages));
+  executable->prepare(compiler, device);
+  const ProfileResult result = run(ProfileMode::event);
+  ASSERT_EQ(result.stages().size(), 4u);
+  const Json& group = result.stages()[3];
+  EXPECT_EQ(group["name"], "paths");
+  EXPECT_EQ(group["members"], (Json{"flash_attention", "flash_mla_split_kv", "flash_mla_split_kv_reduce"}));
+  EXPECT_NEAR(group["burst"]["median_us"], 3000, 1e-3);
+  EXPECT_NEAR(result.stages()[0]["burst"]["median_us"], 1000, 1e-3);
+  EXPECT_EQ(result.stages()[1]["group"], "paths");
+  EXPECT_EQ(result.stages()[1]["processors"], 3);
+  const std::string report = read_file(result.directory() / "report.md");
+  EXPECT_TRUE(contains(report,
+                       "they run at once, on 1 and 3 SMs of their own. Together 3000.0 us; each alone on the whole "
+                       "device, in sum 3000.0 us."))
+      << report;
+}
+
 // ncu as a script: it tells its version, "writes" the report and prints pages that were recorded.
 TEST_F(OnAGpu, AnnotationFallsBackToNcu) {
   dir.write("raw.csv", kRaw);

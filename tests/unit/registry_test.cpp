@@ -157,7 +157,7 @@ TEST(RegistryTest, ThisBuildsKernelsAreThereAndDistinct) {
   for (const KernelEntry& entry : Registry::instance().all()) {
     EXPECT_TRUE(names.insert(entry.full_name()).second) << entry.full_name();
     EXPECT_TRUE(
-        std::filesystem::exists(testing_support::checkout() / "kernels" / entry.directory / (entry.name() + ".cuh")));
+        std::filesystem::exists(testing_support::checkout() / "kernels" / entry.directory / (entry.name() + ".cpp")));
     EXPECT_FALSE(entry.summary.empty()) << entry.full_name();
     EXPECT_NE(entry.make(), nullptr);
   }

@@ -78,8 +78,7 @@ TEST(Rules, SamplesOfATimelineAreSignals) {
   EXPECT_TRUE(contains(profile["stages"][0]["issues"].dump(), "bubble_pct = 12 >= 10"));
 }
 
-// Two paths on two streams; `tokens` got as many blocks as `latent`, which has more to do. Made up: no kernel runs two
-// stages at once yet.
+// Two paths on two streams; `tokens` got as many blocks as `latent`, which has more to do. Made up.
 TEST(Rules, UnequalPathsWithEqualBlocks) {
   Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
   const std::string longer = "flash_mla_split_kv", shorter = "flash_mla_split_kv_reduce";
@@ -96,6 +95,53 @@ TEST(Rules, UnequalPathsWithEqualBlocks) {
   EXPECT_EQ(has(judge(66, 60, 1)), 0) << "about as long as each other";
   EXPECT_EQ(has(judge(240, 6, 0.1)), 0) << "one after the other, with a common edge";
   EXPECT_EQ(profile["stages"][0]["signals"].count("alone_pct"), 0u);
+}
+
+// Two kernels at once are judged as one stage, by what their budgets fill together.
+TEST(Rules, AGroupIsJudgedInPlaceOfItsMembers) {
+  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
+  auto judge = [&](int first_blocks, int second_blocks) {
+    Json& stages = profile["stages"];
+    while (stages.size() > 2) stages.erase(2);
+    for (int i : {0, 1}) stages[i]["group"] = "paths";
+    stages[0]["grid"] = {first_blocks, 1, 1};
+    stages[1]["grid"] = {second_blocks, 1, 1};
+    stages[0]["tiling"] = {{"occupancy", 1}};
+    stages[1]["tiling"] = {{"occupancy", 2}};
+    stages[0]["registers"] = 255;
+    Json group = {{"name", "paths"},
+                  {"members", {stages[0]["name"], stages[1]["name"]}},
+                  {"tiling", Json::object()},
+                  {"grid", {first_blocks + second_blocks, 1, 1}},
+                  {"flops", 1e12},
+                  {"bytes", 1e9},
+                  {"predicted_us", 100}};
+    group["burst"] = stages[0]["burst"];
+    group["burst"]["median_us"] = 500;
+    stages.push_back(group);
+    assess(profile, shipped());
+    return names(profile["opportunities"], "name");
+  };
+  const auto has = [](const std::vector<std::string>& list) {
+    return std::count(list.begin(), list.end(), "Give every SM a block");
+  };
+  EXPECT_EQ(has(judge(100, 64)), 0) << "100 SMs and 32";
+  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["group_waves"], 1);
+  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["registers"], 255) << "the most of a member";
+  EXPECT_EQ(profile["classification"]["stage"], "paths");
+  EXPECT_EQ(profile["stages"][0]["signals"].count("waves"), 0u) << "a member does not fill the device, and shall not";
+  EXPECT_EQ(profile["stages"][0]["signals"].count("sm_idle_pct"), 0u);
+  EXPECT_EQ(has(judge(66, 32)), 1) << "50 SMs have no block";
+  profile["stages"][0]["processors"] = 44;
+  judge(66, 32);
+  EXPECT_DOUBLE_EQ(profile["stages"][0]["signals"]["waves"], 1.5) << "of its partition";
+  // How long a member goes on alone is the group's trouble.
+  profile["timeline"] = {
+      {"kernels",
+       {{{"name", "flash_mla_split_kv"}, {"sum_us", 240}}, {{"name", "flash_mla_split_kv_reduce"}, {"sum_us", 60}}}},
+      {"overlaps", {{{"a", "flash_mla_split_kv"}, {"b", "flash_mla_split_kv_reduce"}, {"us", 60}, {"share", 1}}}}};
+  judge(100, 64);
+  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["alone_pct"], 75);
 }
 
 struct Judged {
@@ -177,6 +223,9 @@ TEST(Rules, EverySignalThatARuleReadsIsComputed) {
   profile["timeline"] = {{"kernels", {{{"name", "flash_mla_split_kv"}, {"bubble_pct", 0}, {"sum_us", 9}}}},
                          {"overlaps", {{{"a", "flash_mla_split_kv"}, {"b", "reduce"}, {"us", 9}, {"share", 1}}}}};
   Signals all;
+  profile["stages"].push_back({{"name", "paths"}, {"members", {"flash_mla_split_kv"}}, {"grid", {1, 1, 1}}});
+  profile["stages"][0]["group"] = "paths";
+  profile["stages"][0]["processors"] = 66;
   for (std::size_t i = 0; i < profile["stages"].size(); ++i) all.merge(stage_signals(profile, i));
   for (const std::string& name : shipped().signals()) EXPECT_EQ(all.count(name), 1u) << name;
 }

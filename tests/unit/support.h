@@ -103,6 +103,17 @@ class FakeDevice : public Device {
   }
   StreamHandle stream() override { return this; }
   void synchronize() override {}
+  std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition) override {
+    return std::make_unique<FakeStreams>(*this, count, partition);
+  }
+  // Forks, joins and launches by the streams they are on: "a" is the device's own, then come those of groups.
+  bool note_streams = false;
+  std::vector<std::string> stream_events;
+  std::string stream_name(StreamHandle stream) const {
+    for (std::size_t i = 0; i < streams_.size(); ++i)
+      if (streams_[i].get() == stream) return std::string(1, char('b' + i));
+    return "a";
+  }
   std::unique_ptr<Recording> record(const Work& work) override {
     ++records;
     return std::make_unique<FakeRecording>(work);
@@ -118,15 +129,45 @@ class FakeDevice : public Device {
  private:
   struct FakeFunction : Function {
     FakeFunction(FakeDevice& owner, std::filesystem::path from) : device(owner), artifact(std::move(from)) {}
-    void launch(Grid grid, void** arguments, StreamHandle) override { device.on_launch(artifact, grid, arguments); }
+    void launch(Grid grid, void** arguments, StreamHandle stream) override {
+      if (device.note_streams) device.stream_events.push_back(device.stream_name(stream) + " runs " + kernel());
+      device.on_launch(artifact, grid, arguments);
+    }
+    std::string kernel() const {
+      const std::string entry = artifact.parent_path().filename().string();
+      return entry.substr(0, entry.find('-'));
+    }
     FakeDevice& device;
     std::filesystem::path artifact;
+  };
+  struct FakeStreams : StreamGroup {
+    FakeStreams(FakeDevice& owner, std::size_t count, std::vector<int> sizes)
+        : device(owner), partition(std::move(sizes)) {
+      for (std::size_t i = 0; i < count; ++i)
+        mine.push_back(device.streams_.emplace_back(std::make_unique<char>()).get());
+    }
+    StreamHandle stream(std::size_t i) const override { return mine[i]; }
+    int processors(std::size_t i) const override { return partition.empty() ? device.info_.processors : partition[i]; }
+    void fork(StreamHandle from) override {
+      if (!device.note_streams) return;
+      for (StreamHandle to : mine)
+        device.stream_events.push_back(device.stream_name(to) + " waits for " + device.stream_name(from));
+    }
+    void join(StreamHandle to) override {
+      if (!device.note_streams) return;
+      for (StreamHandle from : mine)
+        device.stream_events.push_back(device.stream_name(to) + " waits for " + device.stream_name(from));
+    }
+    FakeDevice& device;
+    std::vector<int> partition;
+    std::vector<StreamHandle> mine;
   };
   struct FakeRecording : Recording {
     explicit FakeRecording(Work recorded) : work(std::move(recorded)) {}
     void replay(StreamHandle stream) override { work(stream); }
     Work work;
   };
+  std::vector<std::unique_ptr<char>> streams_;
 };
 
 // A C++ compiler for FakeDevice: it "compiles" at once and refuses a source that holds the word REFUSED.

@@ -14,6 +14,7 @@
 
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
+#include "hypermla/plan/plan.h"
 #include "hypermla/roofline/device_spec.h"
 
 namespace hypermla {
@@ -37,5 +38,12 @@ struct Environment {
 // The roofline of a device: its own entry; else, for a CPU, the entry "CPU" with the number of its cores; else a rough guess
 // for an unknown GPU, enough to order candidates by.
 DeviceSpec spec_for(const DeviceTable& table, const Device& device);
+
+// A device to predict for: an entry of the table by its name, or where the name is empty the present device.
+struct PredictedDevice {
+  Target target;
+  DeviceSpec spec;
+};
+PredictedDevice predicted_device(const DeviceTable& table, const std::string& name);
 
 }  // namespace hypermla

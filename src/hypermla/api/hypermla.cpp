@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "hypermla/api/environment.h"
+#include "hypermla/plan/choice.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/tune/autotune.h"
 
@@ -18,6 +19,21 @@ struct Shared {
 Shared& shared() {
   static Shared instance;
   return instance;
+}
+
+void set_fields(const std::string& owner, const std::vector<FieldRef>& fields,
+                const std::map<std::string, std::string>& values) {
+  for (const auto& [name, value] : values) {
+    std::vector<std::string> names;
+    bool known = false;
+    for (FieldRef field : fields) {
+      names.emplace_back(field.name);
+      if (field.name != name) continue;
+      field.parse(value);
+      known = true;
+    }
+    if (!known) fail("{} has no field '{}'; did you mean {}?", owner, name, nearest(name, names));
+  }
 }
 
 }  // namespace
@@ -41,20 +57,11 @@ Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>
     : state_(std::make_unique<State>()) {
   state_->device = device.device_;
   const Target target = Target::of(device.device_->info());
-  auto set_fields = [&](KernelPlan& plan) {
-    for (const auto& [field, value] : problem) {
-      std::vector<std::string> names;
-      bool known = false;
-      for (FieldRef& ref : plan.problem_fields()) {
-        names.emplace_back(ref.name);
-        if (ref.name != field) continue;
-        ref.parse(value);
-        known = true;
-      }
-      if (!known) fail("{} has no field '{}'; did you mean {}?", name, field, nearest(field, names));
-    }
+  const auto set_problem = [&](KernelPlan& plan) {
+    set_fields(name, plan.problem_fields(), problem);
+    plan.choose(spec_for(shared().devices, *device.device_));
   };
-  state_->plan = choose_plan(Registry::instance().find_all(name, version, target.arch), target, set_fields).plan;
+  state_->plan = choose_plan(Registry::instance().find_all(name, version, target.arch), target, set_problem).plan;
   state_->plan->use_default_tiling();
   state_->plan->validate();
   state_->tensors = empty_tensors(*state_->plan);
@@ -118,6 +125,17 @@ void Kernel::run(void* stream) {
 double Kernel::predicted_seconds(const std::string& device) const {
   const DeviceSpec spec = device.empty() ? spec_for(shared().devices, *state_->device) : shared().devices.find(device);
   return plan_empty(*state_->plan)->predict(spec, state_->plan->dtype()).seconds;
+}
+
+std::vector<Choice> choose(const std::map<std::string, std::string>& problem, const std::string& device) {
+  ChoiceProblem fields;
+  set_fields("the choice", fields_of(fields), problem);
+  const auto [target, spec] = predicted_device(shared().devices, device);
+  std::vector<Choice> choices;
+  for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, target, spec))
+    choices.push_back({one.path, one.entry.full_name(), one.n, one.burst.seconds, one.sustained.seconds,
+                       std::string(limit_name(one.sustained.limit)), one.entry.draft});
+  return choices;
 }
 
 }  // namespace hypermla

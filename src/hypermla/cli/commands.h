@@ -11,6 +11,7 @@ using Words = std::vector<std::string>;
 
 int kernel_command(const Words& words);
 int predict_command(const Words& words);
+int choose_command(const Words& words);
 int compile_command(const Words& words);
 int verify_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told

@@ -69,7 +69,9 @@ int compile_command(const Words& words) {
   if (helped) return 0;
   const std::unique_ptr<KernelPlan>& one = chosen.plan;  // null: all
 
-  Compiler compiler(worker_config(Environment::detect()));
+  const Environment environment = Environment::detect();
+  const DeviceTable devices = environment.devices();
+  Compiler compiler(worker_config(environment));
   std::vector<Job> jobs;
   if (archs.empty()) archs = {first};
   for (std::string& arch : archs) {
@@ -78,11 +80,12 @@ int compile_command(const Words& words) {
     if (one) {
       Registry::instance().find(chosen.entry.full_name(), "", target.arch);  // throws where its language does not compile
       one->target = target;
+      one->choose(devices.of_arch(target.arch));
       one->use_default_tiling();
       one->validate();
       sources = cases ? verification_sources(*one) : kernel_sources(*one, candidates);
     } else {
-      sources.push_back(stream_read_source());  // of `hypermla device --measure`
+      sources = ceiling_sources();  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
         std::unique_ptr<KernelPlan> plan = entry.make();
@@ -93,6 +96,8 @@ int compile_command(const Words& words) {
         }
         for (const Json& problem : representative_problems(*plan)) {
           set_problem(*plan, problem);
+          plan->choose(devices.of_arch(target.arch));
+          plan->use_default_tiling();
           for (KernelSource& source : kernel_sources(*plan, candidates)) sources.push_back(std::move(source));
         }
       }

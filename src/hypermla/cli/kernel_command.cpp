@@ -126,9 +126,9 @@ class Progress {
   std::string last_;
 };
 
-std::string tiling_text(const Json& tiling) {
+std::string fields_text(const Json& fields) {
   std::string text;
-  for (const auto& [name, value] : tiling.items()) text += fmt::format(" {}={}", name, value.dump());
+  for (const auto& [name, value] : fields.items()) text += fmt::format(" {}={}", name, value.dump());
   return text;
 }
 
@@ -198,6 +198,7 @@ int kernel_command(const Words& words) {
   // Twice: problem and device decide the default tiling, and the user's tiling flags come on top of that.
   Flags flags;
   bool helped = false;
+  Json chosen;  // what the user left to the model
   auto parse_into = [&](KernelPlan& plan) {
     CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla kernel " + words[0]);
     add_fields(app, plan.problem_fields(), "Problem");
@@ -205,8 +206,15 @@ int kernel_command(const Words& words) {
     flags = {};
     add_flags(app, flags);
     helped = helped || !parse(app, rest);
+    if (helped) return;
+    const Json before = to_json(plan.problem_fields());
+    plan.choose(session.spec);
+    const Json after = to_json(plan.problem_fields());
+    for (const auto& [name, value] : after.items())
+      if (value != before.at(name)) chosen[name] = value;
   };
   auto [entry, plan] = choose_plan(entries, Target::of(session.device->info()), [&](KernelPlan& candidate) {
+    chosen = Json::object();
     if (!helped) parse_into(candidate);
   });
   if (helped) return 0;
@@ -221,12 +229,13 @@ int kernel_command(const Words& words) {
     fmt::print("no GPU here ({}): running the same kernel on the CPU\n", *cuda_unavailable());
   fmt::print("{} {} on {} ({}, {} {})\n", entry.full_name(), entry.version, info.name, info.arch, info.processors,
              session.device->is_gpu() ? "SMs" : "cores");
+  if (!chosen.empty()) fmt::print("chosen   {}\n", fields_text(chosen));
 
   require_memory(*plan, info);
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
   const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
-  for (TiledKernel* kernel : launched_kernels(*executable)) fmt::print("tiling    {}:{}\n", kernel->name(), tiling_text(kernel->tiling()));
+  for (TiledKernel* kernel : launched_kernels(*executable)) fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
 
   bool passed = true;
   if (flags.check) {

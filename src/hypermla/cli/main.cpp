@@ -19,6 +19,7 @@ const Command kCommands[] = {
     {"kernel", "run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]",
      hypermla::kernel_command},
     {"predict", "roofline time of a kernel on every known device, without running it", hypermla::predict_command},
+    {"choose", "which kernel, and how many decompressed tokens, for a problem", hypermla::choose_command},
     {"compile", "compile kernels ahead of time, for any GPU, without one", hypermla::compile_command},
     {"verify", "run the correctness cases on this device and record the result", hypermla::verify_command},
     {"compare", "two profiles: is the second SAME, FASTER or SLOWER, and what changed", hypermla::compare_command},

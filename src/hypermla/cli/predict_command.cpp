@@ -16,7 +16,8 @@ int predict_command(const Words& words) {
     return 0;
   }
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
-  const Target target = Target::of(make_device("auto")->info());
+  const std::shared_ptr<Device> device = make_device("auto");
+  const Target target = Target::of(device->info());
   const std::vector<KernelEntry> entries =
       Registry::instance().find_all(words[0], versioned ? words[1] : "", target.arch);
   bool helped = false;
@@ -26,6 +27,8 @@ int predict_command(const Words& words) {
     helped = helped || !parse(app, {words.begin() + (versioned ? 2 : 1), words.end()});
   });
   if (helped) return 0;
+  const DeviceTable table = Environment::detect().devices();
+  plan->choose(spec_for(table, *device));
   plan->use_default_tiling();
   plan->validate();
 
@@ -33,7 +36,6 @@ int predict_command(const Words& words) {
   const Cost cost = executable->cost();
   fmt::print("{} {}: {:.4g} GFLOP, {:.4g} GB, {:.1f} FLOP/byte\n", entry.full_name(), problem_key(*plan),
              cost.flops * 1e-9, cost.bytes * 1e-9, cost.intensity());
-  const DeviceTable table = Environment::detect().devices();
   for (const std::string& name : table.names()) {
     const DeviceSpec& spec = table.find(name);
     const Prediction prediction = executable->predict(spec, plan->dtype());

@@ -41,6 +41,18 @@ class CpuRecording : public Recording {
   Work work_;
 };
 
+class CpuStreams : public StreamGroup {
+ public:
+  explicit CpuStreams(int threads) : threads_(threads) {}
+  StreamHandle stream(std::size_t) const override { return nullptr; }
+  int processors(std::size_t) const override { return threads_; }
+  void fork(StreamHandle) override {}
+  void join(StreamHandle) override {}
+
+ private:
+  int threads_;
+};
+
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
@@ -114,6 +126,9 @@ class CpuDevice : public Device {
 
   StreamHandle stream() override { return nullptr; }
   void synchronize() override {}
+  std::unique_ptr<StreamGroup> streams(std::size_t, const std::vector<int>&) override {
+    return std::make_unique<CpuStreams>(threads_);
+  }
   std::unique_ptr<Recording> record(const Work& work) override { return std::make_unique<CpuRecording>(work); }
   double time(const Work& work) override {
     const auto begin = std::chrono::steady_clock::now();

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "hypermla/base/error.h"
 #include "hypermla/device/driver.h"
@@ -55,6 +56,88 @@ class CudaRecording : public Recording {
   CUgraphExec graph_;
 };
 
+// SMs of their own for some streams. A module that the device's context loaded runs there as well.
+class GreenContext {
+ public:
+  GreenContext(CUdevice device, CUdevResource resource) : processors_(int(resource.sm.smCount)) {
+    CUdevResourceDesc description = nullptr;
+    HYPERMLA_CUDA(cuDevResourceGenerateDesc(&description, &resource, 1));
+    HYPERMLA_CUDA(cuGreenCtxCreate(&context_, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+  }
+  GreenContext(const GreenContext&) = delete;
+  ~GreenContext() { CudaDriver::get().cuGreenCtxDestroy(context_); }
+  CUgreenCtx get() const { return context_; }
+  int processors() const { return processors_; }
+
+ private:
+  CUgreenCtx context_ = nullptr;
+  int processors_ = 0;
+};
+using Partition = std::vector<std::unique_ptr<GreenContext>>;
+
+CUevent make_event() {
+  CUevent event = nullptr;
+  HYPERMLA_CUDA(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  return event;
+}
+
+class CudaStreams : public StreamGroup {
+ public:
+  CudaStreams(std::shared_ptr<Device> device, std::size_t count, std::shared_ptr<Partition> partition)
+      : device_(std::move(device)), partition_(std::move(partition)), fork_(make_event()) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Branch& branch = branches_.emplace_back();
+      branch.processors = partition_ ? (*partition_)[i]->processors() : device_->info().processors;
+      if (!partition_) {
+        HYPERMLA_CUDA(cuStreamCreate(&branch.stream, CU_STREAM_NON_BLOCKING));
+        branch.done = make_event();
+        continue;
+      }
+      const CUgreenCtx green = (*partition_)[i]->get();
+      HYPERMLA_CUDA(cuGreenCtxStreamCreate(&branch.stream, green, CU_STREAM_NON_BLOCKING, 0));
+      // An event is recorded on streams of its own context only.
+      CUcontext context = nullptr;
+      HYPERMLA_CUDA(cuCtxFromGreenCtx(&context, green));
+      HYPERMLA_CUDA(cuCtxPushCurrent(context));
+      CUresult result = CudaDriver::get().cuEventCreate(&branch.done, CU_EVENT_DISABLE_TIMING);
+      HYPERMLA_CUDA(cuCtxPopCurrent(&context));
+      cuda_check(result, "cuEventCreate");
+    }
+  }
+  ~CudaStreams() override {
+    const CudaDriver& cuda = CudaDriver::get();
+    for (const Branch& branch : branches_) {
+      if (branch.done) cuda.cuEventDestroy(branch.done);
+      if (branch.stream) cuda.cuStreamDestroy(branch.stream);
+    }
+    cuda.cuEventDestroy(fork_);
+  }
+
+  StreamHandle stream(std::size_t i) const override { return branches_[i].stream; }
+  int processors(std::size_t i) const override { return branches_[i].processors; }
+  void fork(StreamHandle from) override {
+    HYPERMLA_CUDA(cuEventRecord(fork_, static_cast<CUstream>(from)));
+    for (const Branch& branch : branches_) HYPERMLA_CUDA(cuStreamWaitEvent(branch.stream, fork_, 0));
+  }
+  void join(StreamHandle to) override {
+    for (const Branch& branch : branches_) {
+      HYPERMLA_CUDA(cuEventRecord(branch.done, branch.stream));
+      HYPERMLA_CUDA(cuStreamWaitEvent(static_cast<CUstream>(to), branch.done, 0));
+    }
+  }
+
+ private:
+  struct Branch {
+    CUstream stream = nullptr;
+    CUevent done = nullptr;
+    int processors = 0;
+  };
+  std::shared_ptr<Device> device_;  // its context outlives the streams
+  std::shared_ptr<Partition> partition_;
+  CUevent fork_;
+  std::vector<Branch> branches_;
+};
+
 class CudaDevice : public Device {
  public:
   explicit CudaDevice(int ordinal) {
@@ -87,6 +170,7 @@ class CudaDevice : public Device {
   }
   ~CudaDevice() override {
     const CudaDriver& cuda = CudaDriver::get();
+    partitions_.clear();
     if (flush_) cuda.cuMemFree(flush_);
     cuda.cuEventDestroy(begin_);
     cuda.cuEventDestroy(end_);
@@ -140,6 +224,9 @@ class CudaDevice : public Device {
 
   StreamHandle stream() override { return stream_; }
   void synchronize() override { HYPERMLA_CUDA(cuCtxSynchronize()); }
+  std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition) override {
+    return std::make_unique<CudaStreams>(shared_from_this(), count, partition.empty() ? nullptr : split(partition));
+  }
 
   std::unique_ptr<Recording> record(const Work& work) override {
     CUgraph graph = nullptr;
@@ -178,6 +265,30 @@ class CudaDevice : public Device {
   std::optional<PowerSample> power() override { return power_.sample(); }
 
  private:
+  // Made once: a green context takes milliseconds and memory.
+  std::shared_ptr<Partition> split(const std::vector<int>& wanted) {
+    std::shared_ptr<Partition>& partition = partitions_[wanted];
+    if (partition) return partition;
+    if (wanted.size() != 2) fail("a GPU is cut into two partitions, not {}; let the others share one", wanted.size());
+    if (std::min(wanted[0], wanted[1]) < 1 || wanted[0] + wanted[1] > info_.processors)
+      fail("partitions of {} and {} SMs do not fit: this device has {}", wanted[0], wanted[1], info_.processors);
+    CUdevResource whole{}, parts[2]{};
+    HYPERMLA_CUDA(cuDeviceGetDevResource(device_, &whole, CU_DEV_RESOURCE_TYPE_SM));
+    // What is split off is rounded up, and the other gets the rest: one of the two ways round may fit.
+    bool fits = false;
+    for (const std::size_t first : {0, 1}) {
+      unsigned groups = 1;
+      HYPERMLA_CUDA(cuDevSmResourceSplitByCount(&parts[first], &groups, &whole, &parts[1 - first], 0, unsigned(wanted[first])));
+      fits = groups == 1 && int(parts[0].sm.smCount) >= wanted[0] && int(parts[1].sm.smCount) >= wanted[1];
+      if (fits) break;
+    }
+    if (!fits)
+      fail("partitions of {} and {} SMs do not fit: this device would split itself into {} and {}; choose other sizes",
+           wanted[0], wanted[1], parts[0].sm.smCount, parts[1].sm.smCount);
+    auto made = std::make_shared<Partition>();
+    for (const CUdevResource& part : parts) made->push_back(std::make_unique<GreenContext>(device_, part));
+    return partition = made;
+  }
   static CUdeviceptr address(void* data) { return reinterpret_cast<CUdeviceptr>(data); }
   int attribute(CUdevice_attribute which) const {
     int value = 0;
@@ -190,6 +301,7 @@ class CudaDevice : public Device {
   CUstream stream_ = nullptr;
   CUevent begin_ = nullptr, end_ = nullptr;
   CUdeviceptr flush_ = 0;
+  std::map<std::vector<int>, std::shared_ptr<Partition>> partitions_;
   PowerMeter power_{""};
 };
 

@@ -59,6 +59,17 @@ class Recording {
   virtual void replay(StreamHandle stream) = 0;
 };
 
+// Streams for work that runs at once, forked off a caller's stream and joined to it again by events: the host waits for
+// nothing, and a capture of the caller's stream captures them, too.
+class StreamGroup {
+ public:
+  virtual ~StreamGroup() = default;
+  virtual StreamHandle stream(std::size_t i) const = 0;
+  virtual int processors(std::size_t i) const = 0;  // that its work runs on
+  virtual void fork(StreamHandle from) = 0;         // they wait for all that `from` was given so far
+  virtual void join(StreamHandle to) = 0;           // `to` waits for all that they were given so far
+};
+
 // What the board reports about itself at this moment (read only).
 struct PowerSample {
   double sm_mhz = 0, watts = 0, celsius = 0;
@@ -82,6 +93,10 @@ class Device : public std::enable_shared_from_this<Device> {
                                          const LaunchShape& shape = {}) = 0;
   virtual StreamHandle stream() = 0;  // one stream of the device's own, for tuning, checks and profiles
   virtual void synchronize() = 0;
+  // `count` streams over the whole device; or, with `partition`, each on SMs of its own: at least as many as asked, one of
+  // them rounded up to what the hardware splits off (8 on Hopper). A GPU is cut in two; throws Error when it cannot be cut
+  // so. On a CPU, where work is done when its call returns, a partition means nothing.
+  virtual std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition = {}) = 0;
 
   virtual std::unique_ptr<Recording> record(const Work& work) = 0;
   // Seconds from the first to the last thing that `work` enqueues on the device's own stream, by events.

@@ -9,37 +9,58 @@ namespace {
 
 // What some kernels offer beyond the usual fields, switched off: a case says all of it, since a plan keeps what it was told.
 const Json kPlain = {{"ragged", false}, {"page", 0},   {"pages", 0}, {"fused", false},
-                     {"lse_base2", false}, {"scale", 0.0}, {"split", 0}};
+                     {"lse_base2", false}, {"scale", 0.0}, {"split", 0},  {"prefixes", 0},
+                     {"tokens_first", false}, {"after", 0},   {"parts", 1}};
+
+bool has_field(KernelPlan& plan, std::string_view name) {
+  const std::vector<FieldRef> fields = plan.problem_fields();
+  return std::any_of(fields.begin(), fields.end(), [&](const FieldRef& field) { return field.name == name; });
+}
 
 // Keeps the values whose field the plan has.
 Json known_fields(KernelPlan& plan, Json values) {
   for (const auto& [name, value] : kPlain.items())
     if (!values.contains(name)) values[name] = value;
+  if (!values.contains("n")) values["n"] = 1;  // not what the cost model chooses
   Json known = Json::object();
   for (const FieldRef& field : plan.problem_fields())
     if (values.contains(std::string(field.name))) known[std::string(field.name)] = values[std::string(field.name)];
   return known;
 }
 
-// Whether the plan has all fields of a variant and takes their values.
-bool offers(KernelPlan& plan, const Json& variant) {
-  const std::vector<FieldRef> fields = plan.problem_fields();
-  for (const auto& [name, value] : variant.items())
-    if (std::none_of(fields.begin(), fields.end(), [&](const FieldRef& field) { return field.name == name; })) return false;
-  const Json before = to_json(fields);
-  set_problem(plan, known_fields(plan, variant));
-  bool takes = true;
+// Whether the plan takes a problem.
+bool takes(KernelPlan& plan, const Json& problem) {
+  const Json before = to_json(plan.problem_fields());
+  set_problem(plan, problem);
+  bool valid = true;
   try {
     plan.validate();
   } catch (const Error&) {
-    takes = false;
+    valid = false;
   }
   set_problem(plan, before);
-  return takes;
+  return valid;
+}
+
+// Whether the plan has all fields of a variant and takes their values.
+bool offers(KernelPlan& plan, const Json& variant) {
+  for (const auto& [name, value] : variant.items())
+    if (!has_field(plan, name)) return false;
+  return takes(plan, known_fields(plan, variant));
 }
 
 void add_unique(std::vector<Json>& cases, Json one) {
   if (std::find(cases.begin(), cases.end(), one) == cases.end()) cases.push_back(std::move(one));
+}
+
+// What a hybrid decompresses of t tokens, and what its last stage merges: none, all, and all kinds between.
+Json mixture(int t, int turn) {
+  const int tokens[] = {0, t, 1, t / 2 | 1, t - 1, t / 3 | 1, t * 3 / 4};
+  const std::pair<int, int> parts[] = {{0, 1}, {1, 1}, {1, 0}, {3, 2}};
+  return {{"n", std::min(tokens[turn % 7], t)},
+          {"latent_parts", parts[turn % 4].first},
+          {"decompressed_parts", parts[turn % 4].second},
+          {"tokens_first", turn % 5 == 4}};
 }
 
 }  // namespace
@@ -51,12 +72,17 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
   constexpr Shape kShapes[] = {{1, 1, 1, 1},    {2, 1, 64, 3},   {1, 2, 63, 16},   {3, 3, 65, 1},   {1, 16, 1000, 3},
                                {2, 17, 257, 5}, {1, 32, 128, 16}, {1, 33, 300, 2},  {1, 64, 513, 1}, {1, 65, 129, 3},
                                {1, 128, 384, 2}, {1, 129, 1000, 3}, {1, 1, 777, 128}, {2, 4, 200, 128}, {1, 20, 7, 2}};
+  const bool hybrid = has_field(plan, "n") || has_field(plan, "latent_parts");
   std::vector<Json> cases;
+  int turn = 0;
   for (const char* dtype : {"bfloat16", "float16"})
     for (bool causal : {false, true})
-      for (const Shape& shape : kShapes)
-        add_unique(cases, known_fields(plan, {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h},
-                                              {"dtype", dtype}, {"causal", causal}}));
+      for (const Shape& shape : kShapes) {
+        Json one = {{"b", shape.b}, {"s", shape.s},   {"t", shape.t},
+                    {"h", shape.h}, {"dtype", dtype}, {"causal", causal}};
+        if (hybrid) one.update(mixture(shape.t, turn++));
+        add_unique(cases, known_fields(plan, one));
+      }
   const Json kVariants[] = {
       {{"ragged", true}},
       {{"page", 16}, {"ragged", true}},
@@ -68,26 +94,39 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
       {{"lse_base2", true}, {"scale", 0.05}},
       {{"split", 128}},
       {{"split", 128}, {"ragged", true}, {"page", 64}},
+      {{"prefixes", 1}},
+      {{"prefixes", 3}, {"ragged", true}},
+      {{"prefixes", 1}, {"tokens_first", true}, {"ragged", true}},
+      {{"prefixes", 1}, {"parts", 3}, {"after", 40}},
+      {{"prefixes", 4}, {"parts", 2}, {"after", 300}, {"ragged", true}},
   };
   constexpr Shape kVariantShapes[] = {{7, 1, 700, 16}, {5, 3, 1300, 30}, {3, 2, 3000, 128}, {1, 1, 5000, 128}, {150, 1, 260, 7},
                                       {3, 50, 200, 128}};
+  // Decompressed tokens are many times as large.
+  constexpr Shape kHybridShapes[] = {{7, 1, 150, 16}, {5, 3, 333, 5}, {3, 50, 200, 3}, {40, 1, 65, 7}};
+  const bool decompressed = has_field(plan, "n");
   for (const Json& variant : kVariants) {
     if (!offers(plan, variant)) continue;
-    for (const Shape& shape : kVariantShapes) {
+    const std::vector<Shape> shapes = decompressed ? std::vector<Shape>(std::begin(kHybridShapes), std::end(kHybridShapes))
+                                                   : std::vector<Shape>(std::begin(kVariantShapes), std::end(kVariantShapes));
+    for (const Shape& shape : shapes) {
       Json one = {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h}};
       one["dtype"] = shape.s == 3 ? "float16" : "bfloat16";
       one["causal"] = shape.s > 1;
+      if (decompressed) one["n"] = mixture(shape.t, turn++)["n"];
       one.update(variant);
       add_unique(cases, known_fields(plan, one));
     }
   }
+  // A hybrid may refuse a mask that ends inside its latent part.
+  if (hybrid) std::erase_if(cases, [&](const Json& one) { return !takes(plan, one); });
   return cases;
 }
 
 std::vector<Json> representative_problems(KernelPlan& plan) {
   std::vector<Json> problems;
   for (int s : {1, 16, 32, 64, 128})
-    add_unique(problems, known_fields(plan, {{"b", 32}, {"s", s}, {"t", 4096}, {"h", 128}}));
+    add_unique(problems, known_fields(plan, {{"b", 32}, {"s", s}, {"t", 4096}, {"h", 128}, {"n", -1}}));
   return problems;
 }
 

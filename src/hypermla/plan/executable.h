@@ -1,8 +1,9 @@
 // What a plan builds and a stream runs: kernels, and compositions of kernels that are executables again.
 //
-//   CtKernel        one CUDA Tile C++ kernel with a tiling
-//   CuteKernel      one CUDA C++ kernel for Hopper with a tiling
-//   KernelPipeline  stages in order, each depending on the ones before
+//   CtKernel           one CUDA Tile C++ kernel with a tiling
+//   CuteKernel         one CUDA C++ kernel for Hopper with a tiling
+//   KernelPipeline     stages in order, each depending on the ones before
+//   ConcurrentKernels  members that run at once, each on its own stream
 //
 // An executable is built without compiling anything, so that predictions need neither tensors nor compilers. prepare()
 // compiles and loads; run() then only launches: it neither allocates, nor synchronises, nor reads back, and may be captured
@@ -22,6 +23,7 @@
 namespace hypermla {
 
 class TiledKernel;
+class ConcurrentKernels;
 
 class Executable {
  public:
@@ -34,6 +36,10 @@ class Executable {
   virtual void run(StreamHandle stream) = 0;
   // All kernels, in launch order; the tuner and the profilers walk them.
   virtual std::vector<TiledKernel*> kernels() = 0;
+  // What runs at once in it: the outermost groups; the profilers measure each as one.
+  virtual std::vector<ConcurrentKernels*> groups() { return {}; }
+  // Throws Error when the present tilings do not go together. prepare() asks first.
+  virtual void validate_tilings() {}
   // The algorithm's work, whatever the tiling.
   virtual Cost cost() const = 0;
   virtual Prediction predict(const DeviceSpec& device, DType dtype) const = 0;
@@ -125,9 +131,13 @@ class TiledKernel : public Executable {
   }
   std::vector<TiledKernel*> kernels() override { return {this}; }
   Cost cost() const override { return cost_; }
-  Prediction predict(const DeviceSpec& device, DType dtype) const override {
-    return hypermla::predict(cost_, device, dtype);
-  }
+  Prediction predict(const DeviceSpec& device, DType dtype) const override { return predict(cost_, device, dtype); }
+
+  // It runs on so many SMs of a partition; 0: on all of the device. Predictions follow.
+  void confine(int processors) { processors_ = processors; }
+  int processors() const { return processors_; }
+  // What it waits for is on several streams: it does not overlap its predecessor (LaunchShape::overlaps_previous).
+  void start_after_all() { after_all_ = true; }
 
  protected:
   // `types` is the namespace of the kernel, its problem and its tiling.
@@ -136,10 +146,15 @@ class TiledKernel : public Executable {
               std::function<KernelLaunch(const Tiling&)> launch);
 
  private:
+  // A partition has its share of the arithmetic and all of the bandwidth.
+  Prediction predict(const Cost& cost, const DeviceSpec& device, DType dtype) const;
+
   std::string header_;
   Json tiling_;
   std::vector<Json> candidates_;
   Cost cost_;
+  int processors_ = 0;
+  bool after_all_ = false;
   // The typed functions of the spec, over JSON tilings.
   std::function<std::string(const Json&)> instance_;
   std::function<Json(const Json&)> normalize_;
@@ -174,8 +189,7 @@ class CuteKernel : public TiledKernel {
 
 class KernelPipeline : public Executable {
  public:
-  KernelPipeline(std::string name, std::vector<std::unique_ptr<Executable>> stages)
-      : Executable(std::move(name)), stages_(std::move(stages)) {}
+  KernelPipeline(std::string name, std::vector<std::unique_ptr<Executable>> stages);
 
   void prepare(Compiler& compiler, Device& device) override {
     for (auto& stage : stages_) stage->prepare(compiler, device);
@@ -184,6 +198,10 @@ class KernelPipeline : public Executable {
     for (auto& stage : stages_) stage->run(stream);
   }
   std::vector<TiledKernel*> kernels() override;
+  std::vector<ConcurrentKernels*> groups() override;
+  void validate_tilings() override {
+    for (auto& stage : stages_) stage->validate_tilings();
+  }
   Cost cost() const override;
   Prediction predict(const DeviceSpec& device, DType dtype) const override;  // the sum of the stages
 
@@ -191,8 +209,57 @@ class KernelPipeline : public Executable {
   std::vector<std::unique_ptr<Executable>> stages_;
 };
 
+// Members that do not depend on each other and run at once: forked off the stream of run() by an event, each on its own
+// stream, and joined to it again. On a CPU one after the other.
+//
+// On a device that they share, blocks of one member wait for room that another takes, in whatever order the hardware deals
+// them out; the overlap is certain where members have SMs of their own, or blocks that all fit at once. The first kernel of a
+// member, and one behind a group in a pipeline, starts after all that it waits for: overlapping its predecessor
+// (LaunchShape::overlaps_previous) it would wait for its own stream only.
+class ConcurrentKernels : public Executable {
+ public:
+  // Gets the kernels of all members, in order, with their present tilings; throws Error when they do not fit beside each
+  // other.
+  using JointValidation = std::function<void(const std::vector<TiledKernel*>&)>;
+
+  // `partition`: SMs of each member's own (Device::streams()); empty: all share the device. What a member launches should fit
+  // its SMs: the plan knows them when it builds it. Throws Error when a member of a partition holds a group itself, whose
+  // streams would leave it.
+  ConcurrentKernels(std::string name, std::vector<std::unique_ptr<Executable>> members,
+                    JointValidation validate_joint_tiling = {}, std::vector<int> partition = {});
+
+  void prepare(Compiler& compiler, Device& device) override;
+  void run(StreamHandle stream) override {
+    streams_->fork(stream);
+    for (std::size_t i = 0; i < members_.size(); ++i) members_[i]->run(streams_->stream(i));
+    streams_->join(stream);
+  }
+  std::vector<TiledKernel*> kernels() override;
+  std::vector<ConcurrentKernels*> groups() override { return {this}; }
+  void validate_tilings() override;
+  Cost cost() const override;
+  // The longest member alone, or the roofline of the work of all where that is longer: they share one memory and, without a
+  // partition, one arithmetic.
+  Prediction predict(const DeviceSpec& device, DType dtype) const override;
+
+  const std::vector<int>& partition() const { return partition_; }
+
+ private:
+  std::vector<std::unique_ptr<Executable>> members_;
+  JointValidation validate_joint_tiling_;
+  std::vector<int> partition_;
+  std::unique_ptr<StreamGroup> streams_;
+};
+
+// A joint validation for persistent kernels, each a fixed number of blocks ("occupancy" in its tiling: that many on one SM,
+// else one): throws Error when one has more blocks than its partition holds or, without partitions, all together have more
+// than `processors` SMs hold. Those left over would run after the others, not beside them.
+void require_resident_blocks(const std::vector<TiledKernel*>& kernels, int processors);
+
 // Those that are launched with the present tilings: a merge of parts is not where nothing is cut.
 std::vector<TiledKernel*> launched_kernels(Executable& executable);
+// The groups of which two kernels or more are launched.
+std::vector<ConcurrentKernels*> launched_groups(Executable& executable);
 
 // flash_attention_v2 -> FlashAttentionV2: the two spellings of a name.
 std::string camel_case(const std::string& snake_case);

@@ -129,6 +129,11 @@ AllocatedTensors::AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Devic
       const std::size_t width = tensor.bytes() / tensor.elements();
       device_->fill(static_cast<char*>(tensor.data) + first * width, 0xff, count * width);
     }
+  for (const auto& [name, ranges] : rules.minus_infinity)
+    for (const auto& [first, count] : ranges) {
+      const std::vector<float> values(count, -std::numeric_limits<float>::infinity());
+      device_->copy_to_device(static_cast<float*>(tensors_.at(name).data) + first, values.data(), count * 4);
+    }
   poison();
 }
 

@@ -33,6 +33,8 @@ struct InputRules {
   std::map<std::string, std::vector<int>> integers;
   // Elements {first, count} that no kernel may use: slots of a cache behind the end of a request. They are filled with NaN.
   std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> unread;
+  // Elements {first, count} of float32 inputs that are -infinity: the log-sum-exp of parts without tokens.
+  std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> minus_infinity;
   // An input [.., rows, columns] whose rows are scaled up along the tokens where a check asks for scores that keep growing, so
   // that a running maximum has to be raised late.
   struct Growing {
@@ -77,6 +79,8 @@ class KernelPlan {
   // Fields of this object, to be read and set in place.
   virtual std::vector<FieldRef> problem_fields() = 0;
   virtual std::vector<FieldRef> tiling_fields() = 0;
+  // Settles the problem fields that the user leaves to the model (the hybrid's n = -1) for a device. Comes before the tiling.
+  virtual void choose(const DeviceSpec& /*device*/) {}
   // The best guess for the problem on the target, used with --no_autotune and as the tuner's starting point. Writes the
   // tiling fields.
   virtual void use_default_tiling() = 0;

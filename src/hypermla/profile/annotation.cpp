@@ -21,9 +21,20 @@ StageCounters by_cupti(const ProfileRequest& request) {
   for (TiledKernel* kernel : launched_kernels(request.executable))
     ranges.push_back({kernel->name(), [kernel](StreamHandle stream) { kernel->run(stream); }});
   const Counters counters = read_counters(*library, request.device, metric_names(), ranges);
-  return {"CUPTI " + library->version_text(),
-          counters.ranges,
-          {{"chip", counters.chip}, {"passes", counters.passes}, {"unknown", counters.unknown}}};
+  StageCounters all{"CUPTI " + library->version_text(),
+                    counters.ranges,
+                    {{"chip", counters.chip}, {"passes", counters.passes}, {"unknown", counters.unknown}}};
+  // Kernels that run at once are one range; what goes wrong with it costs no other stage its counters.
+  for (ConcurrentKernels* group : launched_groups(request.executable)) {
+    all.stages.emplace_back();
+    try {
+      const CounterRange range{group->name(), [group](StreamHandle stream) { group->run(stream); }, false};
+      all.stages.back() = read_counters(*library, request.device, metric_names(), {range}).ranges[0];
+    } catch (const Error& error) {
+      all.details["missing_groups"][group->name()] = error.what();
+    }
+  }
+  return all;
 }
 
 StageCounters by_ncu(const ProfileRequest& request) {
@@ -34,9 +45,12 @@ StageCounters by_ncu(const ProfileRequest& request) {
 
 StageCounters by_perf(const ProfileRequest& request, std::string& missing) {
   StageCounters counters{"perf_event_open", {}, {}};
-  for (TiledKernel* kernel : launched_kernels(request.executable)) {
+  const std::vector<TiledKernel*> kernels = launched_kernels(request.executable);
+  std::vector<Executable*> stages(kernels.begin(), kernels.end());
+  for (ConcurrentKernels* group : launched_groups(request.executable)) stages.push_back(group);
+  for (Executable* stage : stages) {
     CpuCounters one = count_cpu([&] {
-      kernel->run(request.device.stream());
+      stage->run(request.device.stream());
       request.device.synchronize();
     });
     if (!one.missing.empty()) {

@@ -46,6 +46,28 @@ Json describe_stage(TiledKernel& kernel, const DeviceSpec& spec, DType dtype) {
   return stage;
 }
 
+// Members that run at once are one stage more, behind all kernels: measured together, judged in their place.
+Json describe_group(ConcurrentKernels& group, const std::vector<TiledKernel*>& kernels, const DeviceSpec& spec,
+                    DType dtype) {
+  const Prediction prediction = group.predict(spec, dtype);
+  double blocks = 0;
+  Json stage;
+  stage["name"] = group.name();
+  stage["members"] = Json::array();
+  for (const TiledKernel* kernel : kernels) {
+    stage["members"].push_back(kernel->name());
+    blocks += kernel->grid().blocks();
+  }
+  if (!group.partition().empty()) stage["partition"] = group.partition();
+  stage["tiling"] = Json::object();
+  stage["grid"] = {blocks, 1, 1};
+  stage["flops"] = group.cost().flops;
+  stage["bytes"] = group.cost().bytes;
+  stage["predicted_us"] = prediction.seconds * 1e6;
+  stage["bound"] = bound_name(prediction.bound);
+  return stage;
+}
+
 // A board does not tell whether its clocks are locked; the script that locks them leaves a note.
 Json clocks(const ProfileRequest& request) {
   Json json = {{"locked", false}};
@@ -89,6 +111,16 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   profile["stages"] = Json::array();
   for (TiledKernel* kernel : launched_kernels(executable))
     profile["stages"].push_back(describe_stage(*kernel, request.spec, plan.dtype()));
+  for (ConcurrentKernels* group : launched_groups(executable)) {
+    const std::vector<TiledKernel*> members = launched_kernels(*group);
+    for (Json& stage : profile["stages"])
+      for (const TiledKernel* member : members)
+        if (stage["name"] == member->name()) {
+          stage["group"] = group->name();
+          if (member->processors()) stage["processors"] = member->processors();
+        }
+    profile["stages"].push_back(describe_group(*group, members, request.spec, plan.dtype()));
+  }
 
   directory = request.out_dir;
   if (directory.empty())
@@ -127,12 +159,14 @@ void Frame::time(double sustained_seconds) {
 
   const std::vector<TiledKernel*> kernels = launched_kernels(request.executable);
   if (kernels.size() == 1) return;
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
+  std::vector<Executable*> stages(kernels.begin(), kernels.end());
+  for (ConcurrentKernels* group : launched_groups(request.executable)) stages.push_back(group);
+  for (std::size_t i = 0; i < stages.size(); ++i) {
     const Timing alone = measure_burst(
-        device, [&](StreamHandle stream) { kernels[i]->run(stream); }, std::min(request.bench_runs, 5));
+        device, [&](StreamHandle stream) { stages[i]->run(stream); }, std::min(request.bench_runs, 5));
     Json& stage = profile["stages"][i];
     stage["burst"] = to_json(alone);
-    stage["burst"].update(rates(kernels[i]->cost(), alone.median(), stage["predicted_us"].get<double>() * 1e-6));
+    stage["burst"].update(rates(stages[i]->cost(), alone.median(), stage["predicted_us"].get<double>() * 1e-6));
   }
 }
 

@@ -7,12 +7,12 @@
 namespace hypermla {
 
 struct Frame {
-  // Kernel, problem, device, roofline, cost, clocks and stages; the directory, with params.json, tiling/ and
-  // compiled/.
+  // Kernel, problem, device, roofline, cost, clocks and stages (every kernel, then every group of kernels that run at once);
+  // the directory, with params.json, tiling/ and compiled/.
   Frame(const ProfileRequest& request, ProfileMode mode);
 
   // "timing": cold and burst; sustained where `sustained_seconds` is positive and the device is a GPU. For pipelines
-  // every stage's burst as well.
+  // every stage's burst as well; members of a group alone, on the whole device.
   void time(double sustained_seconds);
   void write(const std::filesystem::path& name, const std::string& text) const;
   // The mode's own numbers are not to be had, for this reason.

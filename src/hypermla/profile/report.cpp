@@ -66,6 +66,30 @@ std::string judged_stages(const Json& profile) {
   return text + "\n";
 }
 
+// Groups of kernels that run at once, and how that compares with one after the other.
+std::string groups_note(const Json& profile) {
+  std::string text;
+  for (const Json& group : profile.at("stages")) {
+    if (!group.contains("members")) continue;
+    double sum = 0;
+    for (const Json& stage : profile["stages"])
+      if (stage.value("group", "") == group["name"] && stage.contains("burst"))
+        sum += stage["burst"]["median_us"].get<double>();
+    std::string how = "they run at once";
+    if (!profile.contains("clocks"))
+      how = "a CPU runs them one after the other";
+    else if (group.contains("partition"))
+      how += fmt::format(", on {} SMs of their own", fmt::join(group["partition"].get<std::vector<int>>(), " and "));
+    text += fmt::format("{} are the stage {}: {}.", fmt::join(group["members"].get<std::vector<std::string>>(), " and "),
+                        group["name"].get<std::string>(), how);
+    if (group.contains("burst"))
+      text += fmt::format(" Together {:.1f} us; each alone on the whole device, in sum {:.1f} us.",
+                          group["burst"]["median_us"].get<double>(), sum);
+    text += "\n\n";
+  }
+  return text;
+}
+
 std::string against_roofline(const Json& profile) {
   std::string text =
       "| stage | predicted us | measured us | of roofline | FLOP, algorithm | FLOP, executed | bytes, algorithm | "
@@ -107,6 +131,9 @@ std::string counters_note(const Json& counters) {
     text += fmt::format(", {}, {} passes, L2 flushed before each", counters["chip"].get<std::string>(),
                         counters["passes"].get<int>());
   if (source != "none") text += ". Times: events. Registers, frame, shared memory: the compiler's.";
+  const Json missing_groups = counters.value("missing_groups", Json::object());
+  for (const auto& [group, why] : missing_groups.items())
+    text += fmt::format(" No counters of {} as a whole: {}.", group, why.get<std::string>());
   for (const Json& attempt : counters.value("attempts", Json::array())) text += " " + attempt.get<std::string>() + ".";
   return text + "\n\n";
 }
@@ -160,7 +187,7 @@ std::string render_report(const Json& profile) {
   }
   if (profile.contains("host_us_per_run"))
     text += fmt::format("\nA call of run() costs the host {:.1f} us.\n", profile["host_us_per_run"].get<double>());
-  text += "\n" + all_metrics(profile);
+  text += "\n" + groups_note(profile) + all_metrics(profile);
   if (profile.contains("counters")) text += counters_note(profile["counters"]);
   text +=
       "Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the "

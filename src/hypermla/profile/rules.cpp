@@ -155,6 +155,12 @@ std::vector<std::string> Rules::signals() const {
 
 Signals stage_signals(const Json& profile, std::size_t index) {
   const Json& stage = profile.at("stages").at(index);
+  // Of kernels that run at once the group is judged as one stage. A member was measured alone, on a device that it does not
+  // fill, so that idle SMs say nothing about it.
+  const bool is_member = stage.contains("group");
+  std::vector<Json> members;
+  for (const Json& other : profile["stages"])
+    if (stage.contains("members") && other.value("group", "") == stage["name"]) members.push_back(other);
   Signals signals;
   auto put = [&](const std::string& name, double value) {
     if (std::isfinite(value)) signals[name] = value;
@@ -168,6 +174,9 @@ Signals stage_signals(const Json& profile, std::size_t index) {
     if (value.is_number()) put(name, value);
   for (const char* name : {"flops", "bytes", "predicted_us", "registers", "frame_bytes", "shared_bytes"})
     if (stage.contains(name) && stage[name].is_number()) put(name, stage[name]);
+  for (const Json& member : members)
+    for (const char* name : {"registers", "frame_bytes"})
+      if (member.contains(name)) put(name, std::max(member[name].get<double>(), signals.count(name) ? get(name) : 0.0));
 
   // The stage alone where it was timed, else the whole where it is the only stage.
   const Json timing = profile.value("timing", Json::object());
@@ -211,11 +220,16 @@ Signals stage_signals(const Json& profile, std::size_t index) {
       if (kernel["name"] == stage["name"] && kernel.contains(name) && !signals.count(name)) put(name, kernel[name]);
   // Of stages that run at the same time: how long this one goes on without the other.
   for (const Json& pair : profile.value("timeline", Json::object()).value("overlaps", Json::array()))
-    if ((pair["a"] == stage["name"] || pair["b"] == stage["name"]) && pair["share"] >= kConcurrentShare)
-      for (const Json& kernel : profile["timeline"]["kernels"])
-        if (kernel["name"] == stage["name"])
-          put("alone_pct", 100 * (1 - pair["us"].get<double>() / kernel["sum_us"].get<double>()));
-  put("sm_idle_pct", 100 - get("sm_busy_pct"));
+    for (const Json& kernel : profile["timeline"]["kernels"]) {
+      const bool mine =
+          kernel["name"] == stage["name"] ||
+          std::any_of(members.begin(), members.end(), [&](const Json& one) { return one["name"] == kernel["name"]; });
+      if (!mine || (pair["a"] != kernel["name"] && pair["b"] != kernel["name"]) || pair["share"] < kConcurrentShare)
+        continue;
+      const double alone = 100 * (1 - pair["us"].get<double>() / kernel["sum_us"].get<double>());
+      put("alone_pct", std::max(alone, signals.count("alone_pct") ? get("alone_pct") : 0.0));
+    }
+  if (!is_member) put("sm_idle_pct", 100 - get("sm_busy_pct"));
   put("dram_bytes", get("dram__bytes_read.sum") + get("dram__bytes_write.sum"));
   put("dram_over_algorithmic_bytes", get("dram_bytes") / get("bytes"));
   put("sm_bytes_over_algorithmic", get("l1tex__m_xbar2l1tex_read_bytes.sum") / get("bytes"));
@@ -237,9 +251,22 @@ Signals stage_signals(const Json& profile, std::size_t index) {
     double blocks = 1;
     for (const Json& extent : stage["grid"]) blocks *= extent.get<double>();
     put("blocks", blocks);
-    // A tiling that asks for several blocks per SM says so; the others are large enough to run alone.
-    const double resident = std::max(1.0, stage.value("tiling", Json::object()).value("occupancy", 1.0));
-    put("waves", blocks / (profile.at("device").at("processors").get<double>() * resident));
+    // Of a group: of the whole device; of a member: of its partition.
+    const double processors = stage.value("processors", profile.at("device").at("processors").get<double>());
+    auto waves = [&](const Json& of) {
+      double count = 1;
+      for (const Json& extent : of.at("grid")) count *= extent.get<double>();
+      // A tiling that asks for several blocks per SM says so; the others are large enough to run alone.
+      return count / (processors * std::max(1.0, of.value("tiling", Json::object()).value("occupancy", 1.0)));
+    };
+    if (!members.empty()) {
+      double sum = 0;
+      for (const Json& member : members) sum += waves(member);
+      put("waves", sum);
+      put("group_waves", sum);
+    } else if (!is_member || stage.contains("processors")) {
+      put("waves", waves(stage));
+    }
     put("tail_pct", 100 * (1 - get("waves") / std::ceil(get("waves"))));
   }
   const Json problem = profile.value("problem", Json::object());
@@ -257,7 +284,7 @@ void assess(Json& profile, const Rules& rules) {
     stage["issues"] = rules.issues(signals);
     const auto time = signals.find("time_us");
     const double seconds = time == signals.end() ? 0 : time->second;
-    if (seconds <= longest) continue;
+    if (seconds <= longest || stage.contains("group")) continue;
     longest = seconds;
     profile["classification"] = stage["classification"];
     profile["classification"]["stage"] = stage["name"];

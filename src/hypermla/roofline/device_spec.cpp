@@ -86,6 +86,7 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
   read("l2_MB", number(spec.l2_mb));
   read("sm_count",
        [&](std::string_view key, const Json& value) { spec.sm_count = static_cast<int>(number_of(name, key, value)); });
+  read("arch", [&](std::string_view key, const Json& value) { spec.arch = text_of(name, key, value); });
   read("note", [&](std::string_view key, const Json& value) { spec.note = text_of(name, key, value); });
   read("measured", [&](std::string_view, const Json& value) {
     check_measured(name, value);
@@ -96,14 +97,13 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
       fail("device '{}' has no key '{}'; did you mean '{}'?", name, key, nearest(key, known));
   }
 
-  const auto measured = [&](const char* key) { return spec.measured.value(key, 0.0); };
-  const double vector_tflops = measured("fma_gflops") / 1e3;
-  const double matmul_tflops = measured("matmul_burst_tflops");
+  const double vector_tflops = spec.measured_or("fma_gflops", 0) / 1e3;
+  const double matmul_tflops = spec.measured_or("matmul_burst_tflops", 0);
   const double tensor_tflops = matmul_tflops > 0 ? matmul_tflops : vector_tflops;
   if (spec.bfloat16_tflops == 0) spec.bfloat16_tflops = tensor_tflops;
   if (spec.float16_tflops == 0) spec.float16_tflops = tensor_tflops;
   if (spec.float32_tflops == 0) spec.float32_tflops = vector_tflops;
-  if (spec.peak_gbps == 0) spec.peak_gbps = measured("read_GBps");
+  if (spec.peak_gbps == 0) spec.peak_gbps = spec.measured_or("read_GBps", 0);
   return spec;
 }
 
@@ -133,6 +133,12 @@ const DeviceSpec& DeviceTable::find(const std::string& name) const {
         name, nearest(name, names()));
   }
   return found->second;
+}
+
+const DeviceSpec& DeviceTable::of_arch(const std::string& arch) const {
+  for (const auto& [name, spec] : specs_)
+    if (spec.arch == arch) return spec;
+  return find("CPU");
 }
 
 void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured) {

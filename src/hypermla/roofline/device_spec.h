@@ -5,6 +5,7 @@
 //   peak_{bfloat16,float16,float32}_float32_tflops  multiply-accumulate rate on that element type, fp32 accumulation
 //   peak_dram_bw_GBps                               memory bandwidth, 10^9 bytes per second
 //   sm_count, l2_MB                                 SMs (cores of a CPU); last-level cache
+//   arch                                            what kernels are compiled for: "sm_90"; a CPU has none
 //   note                                            where the figures come from
 //   measured                                        an object: see kMeasuredKeys
 // A device without a peak takes the measured figure in its place: matmul_burst_tflops or, without tensor cores,
@@ -24,9 +25,12 @@
 namespace hypermla {
 
 // The keys of "measured". A burst is a few milliseconds after idle; sustained is what remains once the power cap rules.
-// fma_gflops is fp32 on the vector units, all cores or SMs. All are numbers, but date (YYYY-MM-DD) and note.
-inline constexpr std::array<std::string_view, 7> kMeasuredKeys = {
-    "matmul_burst_tflops", "matmul_sustained_tflops", "read_GBps", "copy_GBps", "fma_gflops", "date", "note"};
+// fma_gflops is fp32 on the vector units, all cores or SMs. power_share is a in x + a y <= 1, x and y the tensor work and
+// the reads that go on together, as fractions of matmul_sustained_tflops and read_GBps alone. launch_us is what one more
+// kernel in a recording costs at least. All are numbers, but date (YYYY-MM-DD) and note.
+inline constexpr std::array<std::string_view, 9> kMeasuredKeys = {
+    "matmul_burst_tflops", "matmul_sustained_tflops", "read_GBps", "copy_GBps", "fma_gflops",
+    "power_share",         "launch_us",               "date",      "note"};
 
 struct DeviceSpec {
   std::string name;
@@ -36,9 +40,12 @@ struct DeviceSpec {
   double peak_gbps = 0;
   int sm_count = 0;
   double l2_mb = 0;
+  std::string arch;  // empty: not known, or a CPU
   std::string note;
   Json measured = Json::object();
 
+  // A figure of kMeasuredKeys; `absent` where nobody measured it.
+  double measured_or(std::string_view key, double absent) const { return measured.value(std::string(key), absent); }
   // TFLOP/s with fp32 accumulation. Throws Error when neither the file nor a measurement has it.
   double peak_tflops(DType dtype) const;
 };
@@ -56,6 +63,8 @@ class DeviceTable {
   bool contains(const std::string& name) const { return specs_.count(name) != 0; }
   // Throws Error naming the nearest entry. The entry "CPU" stands for a CPU that nobody measured.
   const DeviceSpec& find(const std::string& name) const;
+  // The first entry of that architecture, else that of a CPU: for compilation ahead of time.
+  const DeviceSpec& of_arch(const std::string& arch) const;
 
  private:
   std::map<std::string, DeviceSpec> specs_;

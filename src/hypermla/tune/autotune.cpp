@@ -10,10 +10,24 @@ namespace {
 
 // The present tiling is one even when the list lacks it, so tuning never ends below the default. On a machine without a
 // compiler, those that the cache holds.
-std::vector<Candidate> present_candidates(const TiledKernel& kernel, const Compiler& compiler, const std::string& arch,
-                                          const DeviceSpec& spec, DType dtype) {
+//
+// Those that do not go with the present tilings of the kernels beside it are left out, and nothing is remembered of it: they
+// may do when those change.
+std::vector<Candidate> present_candidates(TiledKernel& kernel, Executable& executable, const Compiler& compiler,
+                                          const std::string& arch, const DeviceSpec& spec, DType dtype) {
+  const Json present = kernel.tiling();
   std::vector<Json> tilings = kernel.candidates();
-  if (std::find(tilings.begin(), tilings.end(), kernel.tiling()) == tilings.end()) tilings.push_back(kernel.tiling());
+  std::erase_if(tilings, [&](const Json& tiling) {
+    try {
+      kernel.set_tiling(tiling);
+      executable.validate_tilings();
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  });
+  kernel.set_tiling(present);
+  if (std::find(tilings.begin(), tilings.end(), present) == tilings.end()) tilings.push_back(present);
   std::vector<Candidate> candidates;
   for (const Json& tiling : tilings)
     if (compiler.available(kernel.source(tiling), arch))
@@ -27,7 +41,7 @@ std::vector<Candidate> present_candidates(const TiledKernel& kernel, const Compi
 AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
                                   Device& device, const DeviceSpec& spec, const AutotuneOptions& options) {
   const std::vector<Candidate> candidates =
-      present_candidates(kernel, compiler, device.info().arch, spec, plan.dtype());
+      present_candidates(kernel, executable, compiler, device.info().arch, spec, plan.dtype());
   const TuningHistory store(options.history_root, kernel.name() + "-" + compiler.fingerprint(kernel.header()),
                             problem_key(plan), device.info().name + "-" + device.info().arch);
   Tuner tuner(candidates, options.tuner, options.retune ? Json(nullptr) : store.load());

@@ -11,6 +11,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/plan/inputs.h"
 #include "hypermla/tune/measure.h"
+#include "cutile/bench/stream_product.h"
 #include "cutile/bench/stream_read.h"
 
 namespace hypermla {
@@ -81,10 +82,9 @@ double best_rate(double amount, const Timing& timing) {
   return amount / *std::min_element(timing.seconds.begin(), timing.seconds.end());
 }
 
-double read_gbps(const std::shared_ptr<Device>& shared, Compiler& compiler) {
+// One pass over `rows` rows of 1 KB.
+Timing time_read(const std::shared_ptr<Device>& shared, Compiler& compiler, int rows) {
   Device& device = *shared;
-  const std::int64_t bytes = device.is_gpu() ? std::int64_t{4} << 30 : std::int64_t{512} << 20;
-  const int rows = int(bytes / 1024);
   const unsigned blocks = unsigned(device.info().processors) * 2;
   ProbeTensors plan({{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}});
   AllocatedTensors tensors(plan, shared, 1);
@@ -95,7 +95,50 @@ double read_gbps(const std::shared_ptr<Device>& shared, Compiler& compiler) {
   };
   CtKernel kernel(spec);
   kernel.prepare(compiler, device);
-  return 1e-9 * best_rate(double(bytes), measure_hot(device, [&](StreamHandle stream) { kernel.run(stream); }, 10));
+  return measure_hot(device, [&](StreamHandle stream) { kernel.run(stream); }, 10);
+}
+
+double read_gbps(const std::shared_ptr<Device>& device, Compiler& compiler) {
+  const int rows = device->is_gpu() ? 4 << 20 : 512 << 10;
+  return 1e-9 * best_rate(1024.0 * rows, time_read(device, compiler, rows));
+}
+
+// Of a kernel without work worth the name.
+double launch_us(const std::shared_ptr<Device>& device, Compiler& compiler) {
+  return 1e6 * time_read(device, compiler, 16).median();
+}
+
+CtKernelSpec<StreamProductProblem, StreamProductTiling> stream_product_spec() {
+  CtKernelSpec<StreamProductProblem, StreamProductTiling> spec;
+  spec.name = "stream_product";
+  spec.header = "cutile/bench/stream_product.cuh";
+  spec.problem = {.rows = 0};
+  return spec;
+}
+
+double power_share(const std::shared_ptr<Device>& shared, Compiler& compiler, double read_gbps) {
+  Device& device = *shared;
+  constexpr int kRowsOfTile = 64;
+  const std::int64_t bytes = std::int64_t{4} << 30;
+  const int rows = int(bytes / 256), tiles = rows / kRowsOfTile;
+  const int blocks = device.info().processors * 2, steps = tiles / blocks;
+  ProbeTensors plan({{"a", Role::input, DType::bfloat16, {128, 64}},
+                     {"data", Role::input, DType::bfloat16, {rows, 128}},
+                     {"sum", Role::output, DType::float32, {blocks}}});
+  AllocatedTensors tensors(plan, shared, 1);
+  const auto seconds = [&](int distinct) {
+    CtKernelSpec<StreamProductProblem, StreamProductTiling> spec = stream_product_spec();
+    spec.grid = [=](const StreamProductTiling&) { return Grid{unsigned(blocks), 1, 1}; };
+    spec.arguments = [=, &tensors](const StreamProductTiling&) {
+      auto data = [&](const char* name) { return tensors.tensors().at(name).data; };
+      return Arguments(data("a"), data("data"), data("sum"), rows, steps, distinct);
+    };
+    CtKernel kernel(spec);
+    kernel.prepare(compiler, device);
+    return measure_sustained(device, [&](StreamHandle stream) { kernel.run(stream); }, 1).median();
+  };
+  const double both = seconds(tiles), tensor = seconds(blocks);
+  return power_share_of(both, tensor, double(blocks) * steps * kRowsOfTile * 256 / (read_gbps * 1e9));
 }
 
 // Independent chains enough to hide the latency of a multiply-add, few enough for the registers of every CPU.
@@ -160,9 +203,13 @@ double cpu_fma_flops(int threads) {
   return best;
 }
 
-KernelSource stream_read_source() {
-  const CtKernel kernel(stream_read_spec());
-  return kernel.source(kernel.tiling());
+std::vector<KernelSource> ceiling_sources() {
+  const CtKernel read(stream_read_spec()), product(stream_product_spec());
+  return {read.source(read.tiling()), product.source(product.tiling())};
+}
+
+double power_share_of(double both, double tensor, double reads) {
+  return std::clamp((both - tensor) / reads, 0.01, 1.0);
 }
 
 Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
@@ -181,6 +228,7 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
     measured["copy_GBps"] = 2e-9 * best_rate(double(bytes), timing);
   }
   if (!device->is_gpu()) {
+    measured["launch_us"] = launch_us(device, compiler);
     measured["fma_gflops"] = 1e-9 * cpu_fma_flops(device->info().processors);
     return measured;
   }
@@ -199,6 +247,8 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
     measured["matmul_burst_tflops"] = 1e-12 * flops / measure_burst(*device, product, 7).median();
     measured["matmul_sustained_tflops"] = 1e-12 * flops / measure_sustained(*device, product, 2).median();
   }
+  measured["power_share"] = power_share(device, compiler, measured["read_GBps"]);
+  measured["launch_us"] = launch_us(device, compiler);
   return measured;
 }
 

@@ -125,7 +125,11 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
       for (std::size_t i = d + 1; i < kRank; ++i) size *= Shape::static_extent(i);
       return size;
     }();
-    if (place.stride[d] == step) {
+    // A tile that reaches over an inner edge has gaps, though its strides may happen to fit: 16 queries of a head that has 1,
+    // where there are 16 heads.
+    bool gaps = false;
+    for (std::size_t i = d + 1; i < kRank; ++i) gaps = gaps || place.valid[i] != std::size_t(Shape::static_extent(i));
+    if (place.stride[d] == step && !gaps) {
       if (place.valid[d]) move(in_tile, in_tensor, place.valid[d] * step);
     } else if constexpr (d + 1 < kRank) {
       for (std::size_t i = 0; i < place.valid[d]; ++i) {

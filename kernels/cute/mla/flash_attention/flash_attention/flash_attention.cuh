@@ -18,6 +18,9 @@
 // Maximum: that of the tile's first block, raised only when a later block has large weights. Their sum, which is needed
 // anyway, tells: a block whose sum is large is scored once more. So the usual block looks for no maximum at all.
 //
+// Prefixes: a tile holds the queries of as many whole requests of one prefix as fit (or 128 queries of one request), one copy
+// a request and column group; a list made by plan_prefixes says which. Its tokens may be cut into parts.
+//
 // Shared memory (1024-byte aligned, boxes of 64 columns with the 128-byte swizzle):
 //   ring of 3 x 48 KiB: queries or keys, 128 rows of 2 boxes and the RoPE box; a tile's queries come before its keys |
 //   ring of 2 x 32 KiB: values of 128 tokens, 2 boxes | barriers and the drawn tile
@@ -30,6 +33,7 @@
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
+#include "plan_prefixes.h"
 
 namespace hypermla::cute {
 
@@ -47,7 +51,8 @@ struct SharedPlan {
   static constexpr u32 values = kKeySlots * key_bytes;
   static constexpr u32 barriers = values + kValueSlots * value_bytes;
   static constexpr u32 tile = barriers + 112;
-  static constexpr u32 bytes = tile + 16;
+  static constexpr u32 heads = tile + 32;  // with prefixes: of every request of a tile
+  static constexpr u32 bytes = heads + 4 * kRows;
 
   u32 base;
   __device__ u32 key(int slot) const { return base + slot * key_bytes; }
@@ -73,10 +78,22 @@ struct Ring {
 };
 // 128 queries of one head: what one thread draws, and the loader and the math warpgroups read in shared memory.
 struct Tile {
-  int head;    // of all heads of all batch elements; -1: no more tiles
+  int head;    // of all heads of all batch elements or prefixes; -1: no more tiles
   int row;     // first query
-  int tokens;  // length of the request
+  int tokens;  // length of the request or prefix
   int blocks;  // that some query sees
+  // With prefixes, see Chunk.
+  int first = 0, requests = 0, first_block = 0, part = 0;
+};
+
+// The rows of prefixes, see plan_prefixes.h.
+struct Chunks {
+  const ChunkCount* count;  // of the list behind it
+  const int* order;         // requests by prefix; null: as they come
+  const int* after_lengths;
+  int after;
+
+  __device__ __forceinline__ int request(int index) const { return order ? order[index] : index; }
 };
 
 // The order of tiles: sections of heads whose keys and values fit L2 together; in a section, causal tiles that see the
@@ -85,6 +102,7 @@ struct TileOrder {
   int b, h, s, t;
   int heads_per_section;
   const int* lengths;
+  Chunks chunks;
 
   template <bool causal>
   __device__ __forceinline__ Tile at(int index) const {
@@ -101,11 +119,14 @@ struct TileOrder {
   }
 };
 
+template <bool prefixes>
 __device__ __forceinline__ Tile read_tile(const unsigned char* shared, const SharedPlan plan, u32& phase) {
   barrier_wait(plan.tile_full(), phase);
   phase ^= 1;
   const int4 tile = *reinterpret_cast<const int4*>(shared + SharedPlan::tile);
-  return {tile.x, tile.y, tile.z, tile.w};
+  if constexpr (!prefixes) return {tile.x, tile.y, tile.z, tile.w};
+  const int4 more = *reinterpret_cast<const int4*>(shared + SharedPlan::tile + 16);
+  return {tile.x, tile.y, tile.z, tile.w, more.x, more.y, more.z, more.w};
 }
 
 // Named barriers whose number depends on the warpgroup: both run the same code, for the instruction cache's sake.
@@ -133,8 +154,9 @@ __device__ __forceinline__ bool any_of_group(int barrier, bool value) {
 template <FlashAttentionProblem problem>
 __device__ __forceinline__ void attend(const unsigned char* shared, const SharedPlan plan, int group,
                                        unsigned short* __restrict__ o_ptr, float* __restrict__ lse_ptr,
-                                       float scale_log2, int s, int t) {
+                                       float scale_log2, int b, int h, int s, int t, const Chunks chunks) {
   constexpr DType dtype = problem.dtype;
+  constexpr bool prefixes = problem.prefixes != 0;
   float o[64];     // (64, 128): o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[64];     // (64, 128) scores, then weights
   u32 packed[32];  // (64, 128) weights as the A operand
@@ -231,23 +253,37 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   };
 
   auto next_tile = [&] {
-    const Tile read = read_tile(shared, plan, tile_phase);
-    const Tile tile{uniform(read.head), uniform(read.row), uniform(read.tokens), uniform(read.blocks)};
+    const Tile read = read_tile<prefixes>(shared, plan, tile_phase);
+    Tile tile{uniform(read.head), uniform(read.row), uniform(read.tokens), uniform(read.blocks)};
+    if constexpr (prefixes) {
+      tile.first = uniform(read.first);
+      tile.requests = uniform(read.requests);
+      tile.first_block = uniform(read.first_block);
+      tile.part = uniform(read.part);
+    }
     release(plan.tile_empty());
     return tile;
   };
-  auto store_lse = [&](const Tile& tile, float a, float b) {  // of rows r and r + 8
+  // Row r of a tile among the rows of all outputs; -1: there is none.
+  auto output_row = [&](const Tile& tile, int r) -> long long {
+    if constexpr (prefixes) {
+      const int index = s > kRows ? 0 : r / s, query = s > kRows ? tile.row + r : r - index * s;
+      if (index >= tile.requests || query >= s) return -1;
+      const long long head = (static_cast<long long>(tile.part) * b + chunks.request(tile.first + index)) * h + tile.head % h;
+      return head * s + query;
+    }
+    return tile.row + r < s ? static_cast<long long>(tile.head) * s + tile.row + r : -1;
+  };
+  auto store_lse = [&](const Tile& tile, float low, float high) {  // of rows r and r + 8
     if ((lane_id() & 3) == 0) {
-      float* out = lse_ptr + static_cast<long long>(tile.head) * s;
-      if (tile.row + row() < s) out[tile.row + row()] = a;
-      if (tile.row + row() + 8 < s) out[tile.row + row() + 8] = b;
+      const long long first = output_row(tile, row()), second = output_row(tile, row() + 8);
+      if (first >= 0) lse_ptr[first] = low;
+      if (second >= 0) lse_ptr[second] = high;
     }
   };
   // Four threads hold two columns of a row each: they exchange among four such groups, and each stores 16 bytes.
   auto store_output = [&](const Tile& tile, float factor0, float factor1) {
     const int lane = lane_id() & 3;
-    uint4* out =
-        reinterpret_cast<uint4*>(o_ptr + (static_cast<long long>(tile.head) * s + tile.row + row()) * 128) + lane;
     auto exchange = [&](u32& low, u32& high, int bit) {
       const u32 other = __shfl_xor_sync(~0u, lane & bit ? low : high, bit);
       (lane & bit ? low : high) = other;
@@ -255,7 +291,8 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float factor = half ? factor1 : factor0;
-      const bool inside = tile.row + row() + 8 * half < s;
+      const long long to = output_row(tile, row() + 8 * half);
+      uint4* out = reinterpret_cast<uint4*>(o_ptr + to * 128) + lane;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         u32 x[4];
@@ -268,7 +305,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
         exchange(x[2], x[3], 1);
         exchange(x[0], x[2], 2);
         exchange(x[1], x[3], 2);
-        if (inside) out[half * 128 + i * 4] = make_uint4(x[0], x[1], x[2], x[3]);
+        if (to >= 0) out[i * 4] = make_uint4(x[0], x[1], x[2], x[3]);
       }
     }
   };
@@ -276,9 +313,10 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   auto next_seen_tile = [&] {
     Tile tile = next_tile();
     while (tile.head >= 0 && tile.blocks == 0) {
-      const int first = tile.row + group * kGroupRows, thread = thread_id() & 127;
-      uint4* out = reinterpret_cast<uint4*>(o_ptr + (static_cast<long long>(tile.head) * s + first) * 128);
-      for (int i = thread; i < min(kGroupRows, s - first) * 16; i += 128) out[i] = make_uint4(0, 0, 0, 0);
+      for (int i = thread_id() & 127; i < kGroupRows * 16; i += 128) {
+        const long long to = output_row(tile, group * kGroupRows + i / 16);
+        if (to >= 0) reinterpret_cast<uint4*>(o_ptr + to * 128)[i % 16] = make_uint4(0, 0, 0, 0);
+      }
       store_lse(tile, -kInfinity, -kInfinity);
       tile = next_tile();
     }
@@ -297,15 +335,23 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   for (;;) {  // the scores of the tile's first block are there
     pin<64>(p);
     keys_done();
-    int token = (tile.blocks - 1) * kBlock;
+    int token = (tile.first_block + tile.blocks - 1) * kBlock;
+    // Tokens that row r sees; queries of a request with a prefix see its own tokens behind that, too.
+    auto seen = [&](int r) {
+      if constexpr (!problem.causal) return tile.tokens;
+      if constexpr (!prefixes) return min(tile.tokens, tile.tokens - s + tile.row + r + 1);
+      const int index = s > kRows ? 0 : r / s, query = s > kRows ? tile.row + r : r - index * s;
+      int after = chunks.after;
+      if (chunks.after_lengths) after = index < tile.requests ? chunks.after_lengths[chunks.request(tile.first + index)] : 0;
+      return min(tile.tokens, tile.tokens + after - s + query + 1);
+    };
     // Tokens that every row of the warpgroup sees.
-    const int seen_by_all = problem.causal ? tile.tokens - s + tile.row + group * kGroupRows + 1 : tile.tokens;
+    const int first_query = prefixes && s <= kRows ? 0 : tile.row + group * kGroupRows;
+    const int seen_by_all =
+        problem.causal ? min(tile.tokens, tile.tokens + (prefixes && !chunks.after_lengths ? chunks.after : 0) - s + first_query + 1)
+                       : tile.tokens;
     auto mask = [&] {
-      int seen0 = tile.tokens, seen1 = tile.tokens;
-      if (problem.causal) {
-        seen0 = min(seen0, tile.tokens - s + tile.row + row() + 1);
-        seen1 = min(seen1, tile.tokens - s + tile.row + row() + 9);
-      }
+      int seen0 = seen(row()), seen1 = seen(row() + 8);
       seen0 -= token + 2 * (lane_id() & 3);
       seen1 -= token + 2 * (lane_id() & 3);
 #pragma unroll
@@ -399,29 +445,54 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   }
 }
 
-// The thread that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
+// The warp that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
 // warpgroups. Every thread block draws one number too many, and the last of all to draw leaves the counter at 0.
 template <FlashAttentionProblem problem>
 __device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan plan, const TileOrder order,
                                      int* counter) {
-  const int tiles = order.b * order.h * ((order.s + kRows - 1) / kRows);
+  constexpr bool prefixes = problem.prefixes != 0;
+  const int chunk_count = prefixes ? order.chunks.count->chunks : 0;
+  const int tiles = prefixes ? order.h * chunk_count : order.b * order.h * ((order.s + kRows - 1) / kRows);
   int index = blockIdx.x;
   u32 phase = 1;
+  const int lane = lane_id();
   for (;;) {
-    const Tile tile = order.template at<problem.causal>(index);
-    *reinterpret_cast<int4*>(shared + SharedPlan::tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
-    barrier_arrive(plan.tile_full());
+    Tile tile;
+    if constexpr (prefixes) {
+      const int head = index / chunk_count;
+      const Chunk* chunk = reinterpret_cast<const Chunk*>(order.chunks.count + 1) + (index - head * chunk_count);
+      tile.head = -1;
+      if (head < order.h) {
+        if (lane < 2) reinterpret_cast<int4*>(shared + SharedPlan::tile)[lane] = reinterpret_cast<const int4*>(chunk)[lane];
+        tile.head = chunk->prefix * order.h + head;
+        int* heads = reinterpret_cast<int*>(shared + SharedPlan::heads);
+#pragma unroll 1
+        for (int i = lane; i < chunk->requests; i += 32)
+          heads[i] = order.chunks.request(chunk->first + i) * order.h + head;
+      }
+      __syncwarp();
+      if (lane == 0) *reinterpret_cast<int*>(shared + SharedPlan::tile) = tile.head;
+    } else {
+      tile = order.template at<problem.causal>(index);
+      if (lane == 0) *reinterpret_cast<int4*>(shared + SharedPlan::tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(plan.tile_full());
     if (tile.head < 0) break;
     phase ^= 1;
     barrier_wait(plan.tile_empty(), phase);
-    const int drawn = atomicAdd(counter, 1);
-    if (drawn == tiles - 1) *counter = 0;
-    index = gridDim.x + drawn;
+    int drawn = 0;
+    if (lane == 0) {
+      drawn = atomicAdd(counter, 1);
+      if (drawn == tiles - 1) *counter = 0;
+    }
+    index = gridDim.x + __shfl_sync(~0u, drawn, 0);
   }
 }
 
 // The thread that loads.
-__device__ __forceinline__ void load(const unsigned char* shared, const SharedPlan plan, int h, const TensorMap& q_map,
+template <bool prefixes>
+__device__ __forceinline__ void load(const unsigned char* shared, const SharedPlan plan, int h, int s, const TensorMap& q_map,
                                      const TensorMap& qpe_map, const TensorMap& k_map, const TensorMap& kpe_map,
                                      const TensorMap& v_map) {
   u32 tile_phase = 0;
@@ -436,6 +507,20 @@ __device__ __forceinline__ void load(const unsigned char* shared, const SharedPl
     tma_load(to + 2 * kKeyBox, rope_map, row, 0, rope_head, full);
     key_ring.next();
   };
+  auto load_requests = [&](const Tile& tile) {
+    const u32 to = plan.key(key_ring.slot), full = plan.key_full(key_ring.slot);
+    barrier_wait(plan.key_empty(key_ring.slot), key_ring.phase);
+    const int rows = min(s, kRows);
+    barrier_expect(full, tile.requests * rows * 384);
+    u32 place = to;
+    const int* head = reinterpret_cast<const int*>(shared + SharedPlan::heads);
+    for (int i = 0; i < tile.requests; ++i, ++head, place += rows * 128) {
+      tma_load(place, q_map, tile.row, 0, *head, full);
+      tma_load(place + kKeyBox, q_map, tile.row, 1, *head, full);
+      tma_load(place + 2 * kKeyBox, qpe_map, tile.row, 0, *head, full);
+    }
+    key_ring.next();
+  };
   auto load_values = [&] {
     if (value_head < 0) return;
     const u32 full = plan.value_full(value_ring.slot);
@@ -446,12 +531,17 @@ __device__ __forceinline__ void load(const unsigned char* shared, const SharedPl
     value_head = -1;
   };
   for (;;) {
-    const Tile tile = read_tile(shared, plan, tile_phase);
+    const Tile tile = read_tile<prefixes>(shared, plan, tile_phase);
     if (tile.head < 0) break;
-    barrier_arrive(plan.tile_empty());
-    if (tile.blocks > 0) load_keys(q_map, qpe_map, tile.row, tile.head, tile.head);
+    if constexpr (prefixes) {
+      if (tile.blocks > 0) load_requests(tile);
+      barrier_arrive(plan.tile_empty());
+    } else {
+      barrier_arrive(plan.tile_empty());
+      if (tile.blocks > 0) load_keys(q_map, qpe_map, tile.row, tile.head, tile.head);
+    }
     load_values();
-    for (int block = tile.blocks - 1; block >= 0; --block) {
+    for (int block = tile.first_block + tile.blocks - 1; block >= tile.first_block; --block) {
       load_keys(k_map, kpe_map, block * kBlock, tile.head, tile.head / h);
       load_values();
       value_head = tile.head;
@@ -461,20 +551,25 @@ __device__ __forceinline__ void load(const unsigned char* shared, const SharedPl
   load_values();
 }
 
-// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns.
+// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns; with prefixes boxes
+// of one group and min(S, 128) rows.
 // k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T, 64]. Maps as in hopper/tma.h, boxes of 128
 // rows. o [B, H, S, 128]; lse [B, H, S] fp32, natural logarithm. A query that sees no token gets o = 0 and lse = -inf.
 // lengths [B]: tokens of each request, 0 <= length <= t; null: t each. Causal: query i sees the tokens below
 // length - s + i + 1.
 // counter: one int, 0 before the first launch; every launch leaves it 0. scale_log2 = scale * log2(e) > 0.
-// heads_per_section: see TileOrder.
+// heads_per_section: see TileOrder. With prefixes (B of k, v, kpe, lengths is their number): chunk_list and order as
+// plan_prefixes makes them, order null for requests as they come; after_lengths [B], null: `after` each. o and lse have as many
+// parts as the list.
 template <FlashAttentionProblem problem, FlashAttentionTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
                     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,
                     const __grid_constant__ TensorMap v_map, unsigned short* __restrict__ o, float* __restrict__ lse,
                     const int* __restrict__ lengths, int* counter, float scale_log2, int b, int h, int s, int t,
-                    int heads_per_section) {
+                    int heads_per_section, const ChunkCount* __restrict__ chunk_list, const int* __restrict__ order,
+                    const int* __restrict__ after_lengths, int after) {
+  constexpr bool prefixes = problem.prefixes != 0;
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedPlan plan{shared_address(shared)};
@@ -496,13 +591,15 @@ __global__ void __launch_bounds__(384, 1)
     for (const TensorMap* map : {&q_map, &qpe_map, &k_map, &kpe_map, &v_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
+  if constexpr (prefixes) wait_for_previous();  // plan_prefixes
+  const Chunks chunks{chunk_list, order, after_lengths, after};
   if (role < 2) {
     take_registers<240>();
-    attend<problem>(shared, plan, role, o, lse, scale_log2, s, t);
+    attend<problem>(shared, plan, role, o, lse, scale_log2, b, h, s, t, chunks);
   } else {
     give_registers<24>();
-    if (threadIdx.x == 256) load(shared, plan, h, q_map, qpe_map, k_map, kpe_map, v_map);
-    if (threadIdx.x == 288) draw<problem>(shared, plan, TileOrder{b, h, s, t, heads_per_section, lengths}, counter);
+    if (threadIdx.x == 256) load<prefixes>(shared, plan, h, s, q_map, qpe_map, k_map, kpe_map, v_map);
+    if (threadIdx.x / 32 == 9) draw<problem>(shared, plan, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
   }
 }
 

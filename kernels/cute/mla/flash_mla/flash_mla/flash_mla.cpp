@@ -52,8 +52,9 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
         const FlashMlaProblem& of = self->problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const Operands in = self->operands(tensors);
+        const int box = of.page ? std::min(of.page, kTokenBlock) : kTokenBlock;
         return Arguments(self->row_map(in.qc, of.k, kRows, 2), self->row_map(in.qpe, of.p, kRows, 1),
-                         self->token_map(in.z, of.k, kTokenBlock, 2), self->token_map(in.kpe, of.p, kTokenBlock, 1),
+                         self->token_map(in.z, of.k, box, box < kTokenBlock ? 1 : 2), self->token_map(in.kpe, of.p, box, 1),
                          self->row_map(in.o, of.k, kRows, 4), of.ragged ? data("work") : constants, data("lse"),
                          data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr, in.z.data(),
                          in.kpe.data(), self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,

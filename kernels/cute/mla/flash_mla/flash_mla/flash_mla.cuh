@@ -25,8 +25,8 @@
 // for half of the columns: the warpgroup whose columns the other rank merges sends them over the other rank's queries.
 // This halves the partial outputs in global memory, and where one cluster takes a whole tile there are none.
 //
-// Paged caches: a page of 64 or 128 tokens is a batch element of the token maps, and the warp that loads reads the block table
-// ahead of time, a lane a block. Smaller pages are gathered by all threads of warpgroup 2. Pages behind the end of a request
+// Paged caches: a page is a batch element of the token maps, and the warp that loads reads the block table ahead of time, a lane
+// a page. Pages of 16 or 32 tokens come box by box; of 1 token they are gathered by all threads of warpgroup 2. Pages behind the end of a request
 // are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
 //
 // grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
@@ -44,6 +44,7 @@
 namespace hypermla::cute {
 
 inline constexpr int kTile = 64;           // rows of a tile, tokens of a block, columns of a box
+inline constexpr int kLeastBox = 16;       // tokens of a page that is loaded as boxes; smaller ones are gathered
 inline constexpr int kBoxPairs = 5;        // of a slot: four pairs of latent boxes and the RoPE box
 inline constexpr int kRope = 4;            // index of the RoPE box among the pairs
 inline constexpr float kSlack = 8.0f;      // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
@@ -543,6 +544,26 @@ __device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, 
   }
 }
 
+// The same of the first `used` pages of a block; what lies behind them nobody reads before it is zeroed.
+template <Keep keep, int pages>
+__device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
+                                           const int (&page)[pages], int used, u32 full) {
+  constexpr u32 kPageBytes = kBoxBytes / pages;  // 64 columns
+  const bool is_rope = pair == kRope;
+  barrier_expect(full, used * kPageBytes * (is_rope ? 1 : 2));
+#pragma unroll
+  for (int j = 0; j < pages; ++j) {
+    if (j >= used) break;
+    const u32 to = operand + 2 * pair * kBoxBytes + j * kPageBytes;
+    if (is_rope) {
+      tma_load<keep>(to, rope, 0, 0, page[j], full);
+    } else {
+      tma_load<keep>(to, latent, 0, 2 * pair, page[j], full);
+      tma_load<keep>(to + kBoxBytes, latent, 0, 2 * pair + 1, page[j], full);
+    }
+  }
+}
+
 template <FlashMlaTiling tiling>
 __device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkItem& item, const TensorMap& qc_map,
                                              const TensorMap& qpe_map) {
@@ -553,12 +574,14 @@ __device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkI
   }
 }
 
-// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache.
+// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache, smaller
+// ones as a box for each page and 64 columns.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __restrict__ work, const TensorMap& qc_map,
                                      const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
                                      const int* __restrict__ block_table, int table_width) {
   constexpr bool paged = problem.page > 0;
+  constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id();
   const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
@@ -569,21 +592,25 @@ __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __re
     item.begin = share.begin;
     item.end = share.end;
     if (item.begin == item.end) break;
-    // The pages of a window of 32 blocks, a lane each; those of the next window are on their way.
+    // The next 32 pages, a lane each; those behind them are on their way.
     const int* table = block_table + static_cast<long long>(item.request) * table_width;
-    auto page_of = [&](int block) { return block * kTile < item.tokens ? table[block * kTile / max(problem.page, 1)] : 0; };
-    int window = item.begin, pages = paged ? page_of(window + lane) : 0, next_pages = paged ? page_of(window + 32 + lane) : 0;
+    constexpr int kStep = kTile / kPages;  // tokens of a box
+    auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
+    int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0, next_pages = paged ? page_of(window + 32 + lane) : 0;
     for (int block = item.begin; block < item.end || ((block - item.begin) & 1); ++block) {
       const int slot = (block - item.begin) & 1;
       int row = block * kTile, batch = item.request;
       bool exists = block < item.end;
+      int page[kPages];
       if constexpr (paged) {
-        if (block == window + 32) {
-          window = block;
+        if (block * kPages == window + 32) {
+          window += 32;
           pages = next_pages;
           next_pages = page_of(window + 32 + lane);
         }
-        batch = __shfl_sync(~0u, pages, block - window);
+#pragma unroll
+        for (int j = 0; j < kPages; ++j) page[j] = __shfl_sync(~0u, pages, block * kPages + j - window);
+        batch = page[0];
         exists = exists && row < item.tokens;
         row %= max(problem.page, 1);
       }
@@ -592,7 +619,10 @@ __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __re
         const int pair = order_of_release(slot, i);
         barrier_wait(plan.empty(slot, pair), phase);
         if (lane != 0) continue;
-        if (exists) {
+        if (exists && kPages > 1) {
+          load_pages<keep, kPages>(plan.slot(slot), z_map, kpe_map, pair, page, min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
+                                   plan.full(slot, pair));
+        } else if (exists) {
           load_pair<keep>(plan.slot(slot), z_map, kpe_map, pair, row, batch, plan.full(slot, pair));
         } else {
           barrier_arrive(plan.full(slot, pair));
@@ -693,7 +723,7 @@ __device__ __forceinline__ void gather(unsigned char* shared, const SharedPlan p
 // z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], the same boxes. o_map: output [B, rows, 512], boxes of 64
 // rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides. Of a paged cache, z_map
 // and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request. Where pages are
-// smaller than 64 tokens the maps of the cache are not used, and z and kpe point to the pool, rows z_stride and kpe_stride
+// smaller than 16 tokens the maps of the cache are not used, and z and kpe point to the pool, rows z_stride and kpe_stride
 // bytes apart.
 // work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms); o_part [slots, 64 * 512] and
 // lse_part [slots, 64] fp32, for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s.
@@ -709,7 +739,7 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedPlan plan{shared_address(shared)};
-  constexpr bool gathered = problem.page > 0 && problem.page < kTile;
+  constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {

@@ -1,0 +1,367 @@
+// The last step of an attention in parts (split tokens: Flash-Decoding; two kinds of tokens: the hybrid) on Hopper: the parts
+// of a row are weighted by their log-sum-exp, the latent ones go through the value projection of their head (DeepSeek-V2,
+// arXiv 2405.04434), and their sum is the output. The step is bound by memory: every part is read once, the matrix of a head
+// stays in shared memory while its rows, b * s of them, pass by.
+//
+// A tile is Bs queries of Bb requests, 64 rows at most, of one head: one box of the copy engine for every 64 columns.
+//
+// Roles (320 threads): two teams that share nothing but the matrix, so that one's loads and products go on while the other
+// stores. They take the tiles of the thread block in turns.
+//   warpgroups 0, 1   weights, products (64 x 128 x 16), sums, outputs
+//   warps 8, 9        one thread each loads the rows of team 0 and 1 through a ring of boxes; that of team 0 the matrix too
+//
+// Order of a tile's boxes: 64 latent columns of every latent part, the next 64, ...; then the decompressed parts. One latent
+// part is multiplied as it lies in shared memory and its rows are weighted afterwards; several are summed up in registers,
+// weighted among each other, and multiplied from there. The outputs leave through the last two boxes of their tile.
+//
+// Rows that do not exist, and those of empty parts, may hold anything: every row of a product depends on its own row only,
+// and an output of weight 0 is left out.
+//
+// Shared memory (1024-byte aligned, boxes of 64 columns with the 128-byte swizzle):
+//   the matrix, 8 x 16 KiB | 2 rings of 6 x 8 KiB | barriers
+//
+// grid = blocks per head * h; 320 threads, kDecompressCombineSharedBytes of dynamic shared memory. Launched programmatically:
+// it reads the matrix at once and waits for the kernel before it with everything else, so w may not be that one's output.
+#pragma once
+
+#include "decompress_combine.h"
+#include "hopper/mbarrier.h"
+#include "hopper/tma.h"
+#include "hopper/warpgroup.h"
+#include "hopper/wgmma.h"
+
+namespace hypermla::cute {
+
+inline constexpr int kTileRows = 64, kSteps = 8, kStages = 6;  // kSteps: of 64 latent columns
+inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;         // 64 latent columns of the matrix
+inline constexpr float kLowest = -1e30f;  // below every real logarithm and finite: exp2(-inf - kLowest) = 0, not NaN
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+inline constexpr float kLn2 = 0.693147180559945f, kLog2e = 1.442695040888963f;
+
+struct SharedPlan {
+  static constexpr u32 rings = kSteps * kMatrixStepBytes;
+  static constexpr u32 ring_bytes = kStages * kBoxBytes;
+  static constexpr u32 barriers = rings + 2 * ring_bytes;
+  static constexpr u32 bytes = barriers + (4 * kStages + kSteps) * 8;
+
+  u32 base;
+  int team;
+  __device__ u32 matrix(int step) const { return base + step * kMatrixStepBytes; }
+  __device__ u32 matrix_full(int step) const { return base + barriers + step * 8; }
+  __device__ u32 box(int slot) const { return base + rings + team * ring_bytes + slot * kBoxBytes; }
+  __device__ u32 full(int slot) const { return matrix_full(kSteps) + (team * 2 * kStages + slot) * 8; }
+  __device__ u32 empty(int slot) const { return full(kStages + slot); }
+};
+static_assert(SharedPlan::bytes == kDecompressCombineSharedBytes && kDecompressCombineSharedBytes <= 232448);
+
+// Goes round the slots of a ring; the phase is the parity that a consumer waits for.
+struct Ring {
+  int slot = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void next() {
+    phase ^= slot == kStages - 1;
+    slot = slot == kStages - 1 ? 0 : slot + 1;
+  }
+};
+
+// How the rows of a head fall into tiles, and where they lie.
+struct Rows {
+  int b, h, s;
+  int Bs, Bb;       // of a tile
+  int query_tiles;  // per Bb requests
+  int tiles;        // of a head
+  int latent_parts, decompressed_parts;
+  int head_groups;  // from a head's first 64 columns in o to those of the next, in groups of 64
+};
+
+// Logarithms of sums, added up.
+struct LogSum {
+  float top = kLowest, total = 0.0f;
+  __device__ __forceinline__ void add(float log2) {
+    const float raised = fmaxf(top, log2);
+    total = total * exp2_fast(top - raised) + exp2_fast(log2 - raised);
+    top = raised;
+  }
+  __device__ __forceinline__ float log2() const { return total == 0.0f ? -kInfinity : top + log2_fast(total); }
+  __device__ __forceinline__ float share(float log2) const {
+    return total == 0.0f ? 0.0f : __fdividef(exp2_fast(log2 - top), total);
+  }
+};
+
+// Two 16-bit elements to fp32; zeros for a weight of 0, whatever they are.
+template <DType dtype>
+__device__ __forceinline__ float2 unpack(u32 packed, float weight) {
+  packed = weight > 0.0f ? packed : 0;
+  float2 x;
+  if constexpr (dtype == DType::bfloat16) {
+    x = {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000)};
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(x.x), "=f"(x.y)
+        : "r"(packed));
+  }
+  return x;
+}
+
+// One warpgroup: every second tile of the thread block, from `tile` on.
+template <DecompressCombineProblem problem>
+__device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, int head, int tile, int tile_step,
+                                        const float* lse_latent, const float* lse_new, const TensorMap& o_map,
+                                        float* __restrict__ lse) {
+  constexpr DType dtype = problem.dtype;
+  float acc[64];  // (64, 128): acc[4i], acc[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
+  Ring ring;
+  const int lane = lane_id(), warp = (thread_id() >> 5) & 3;
+  const int first_row = warp * 16 + lane / 4;  // r; the other half of this thread's elements are of row r + 8
+  int request_in_tile[2], query_in_tile[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    request_in_tile[half] = (first_row + 8 * half) / rows.Bs;
+    query_in_tile[half] = (first_row + 8 * half) % rows.Bs;
+  }
+  const long long part_rows = static_cast<long long>(rows.b) * rows.h * rows.s;
+  auto team_sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + plan.team) : "memory"); };
+  auto release = [&](int slot) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(plan.empty(slot));
+  };
+  // A fragment's place in a box: row l % 16 of the warp, columns 8 * (l / 16) and on of each 16.
+  const u32 fragment_row = (warp * 16 + (lane & 15)) * 128, swizzle = lane & 7, unit = lane >> 4;
+  auto fragment = [&](int slot, int columns16) {
+    return plan.box(slot) + fragment_row + (((2 * columns16 + unit) ^ swizzle) << 4);
+  };
+  const u32 matrix = operand_mn_major(plan.matrix(0));
+
+  wait_for_previous();
+#pragma unroll 1
+  for (; tile < rows.tiles; tile += tile_step) {
+    const int query = tile % rows.query_tiles * rows.Bs, request = tile / rows.query_tiles * rows.Bb;
+    bool exists[2];
+    long long row[2];  // of [B, H, S]
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int q = query + query_in_tile[half], r = request + request_in_tile[half];
+      exists[half] = request_in_tile[half] < rows.Bb && r < rows.b && q < rows.s;
+      row[half] = exists[half] ? (static_cast<long long>(r) * rows.h + head) * rows.s + q : 0;
+    }
+    // Logarithm (base 2) of a part's sum; the same four threads of a warp read the same row.
+    auto part_log2 = [&](const float* of, int part, int half) {
+      return exists[half] ? __ldcg(of + part * part_rows + row[half]) * kLog2e : -kInfinity;
+    };
+
+    LogSum latent[2], all[2];
+    if constexpr (problem.latent_parts > 0) {
+#pragma unroll 2
+      for (int part = 0; part < rows.latent_parts; ++part)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) latent[half].add(part_log2(lse_latent, part, half));
+    }
+    const float latent_log2[2] = {latent[0].log2(), latent[1].log2()};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) all[half].add(latent_log2[half]);
+#pragma unroll 2
+    for (int part = 0; part < rows.decompressed_parts; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) all[half].add(part_log2(lse_new, part, half));
+
+    // The last two boxes stay until the outputs have left.
+    const bool latent_boxes_stay = rows.decompressed_parts == 0;
+    if constexpr (problem.latent_parts == 1) {
+      int before = 0;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        barrier_wait(plan.matrix_full(step), 0);  // passed at once from the second tile on
+        barrier_wait(plan.full(ring.slot), ring.phase);
+        const u32 a = operand_k_major(plan.box(ring.slot));
+        mma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          mma_64x128<dtype>(acc, a + 2 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
+        mma_commit();
+        if (step > 0) {  // the products of the step before have read their box
+          mma_wait<1>();
+          if (step < kSteps - 1 || !latent_boxes_stay) release(before);
+        }
+        before = ring.slot;
+        ring.next();
+      }
+      mma_wait<0>();
+      pin<64>(acc);
+      if (!latent_boxes_stay) release(before);
+    } else if constexpr (problem.latent_parts > 1) {
+      u32 a[16];
+#pragma unroll 1
+      for (int step = 0; step < kSteps; ++step) {
+        float sum[32] = {};
+#pragma unroll 1
+        for (int part = 0; part < rows.latent_parts; ++part) {
+          const float part0 = part_log2(lse_latent, part, 0), part1 = part_log2(lse_latent, part, 1);
+          barrier_wait(plan.full(ring.slot), ring.phase);
+          const float weight0 = latent[0].share(part0), weight1 = latent[1].share(part1);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            u32 x[4];
+            load_matrices(x, fragment(ring.slot, i));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              const float weight = j % 2 ? weight1 : weight0;
+              const float2 value = unpack<dtype>(x[j], weight);
+              sum[8 * i + 2 * j] = fmaf(weight, value.x, sum[8 * i + 2 * j]);
+              sum[8 * i + 2 * j + 1] = fmaf(weight, value.y, sum[8 * i + 2 * j + 1]);
+            }
+          }
+          if (step < kSteps - 1 || part < rows.latent_parts - 2 || !latent_boxes_stay) release(ring.slot);
+          ring.next();
+        }
+        barrier_wait(plan.matrix_full(step), 0);
+        mma_wait<0>();  // the products of the step before have read their fragments
+        pin<64>(acc);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) a[i] = pack<dtype>(sum[2 * i], sum[2 * i + 1]);
+        mma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          mma_64x128<dtype>(acc, a + 4 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
+        mma_commit();
+      }
+      mma_wait<0>();
+      pin<64>(acc);
+    }
+
+    const float share0 = all[0].share(latent_log2[0]), share1 = all[1].share(latent_log2[1]);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if constexpr (problem.latent_parts > 0) {
+        acc[4 * i] = share0 > 0.0f ? share0 * acc[4 * i] : 0.0f;
+        acc[4 * i + 1] = share0 > 0.0f ? share0 * acc[4 * i + 1] : 0.0f;
+        acc[4 * i + 2] = share1 > 0.0f ? share1 * acc[4 * i + 2] : 0.0f;
+        acc[4 * i + 3] = share1 > 0.0f ? share1 * acc[4 * i + 3] : 0.0f;
+      } else {
+        acc[4 * i] = acc[4 * i + 1] = acc[4 * i + 2] = acc[4 * i + 3] = 0.0f;
+      }
+    }
+#pragma unroll 1
+    for (int part = 0; part < rows.decompressed_parts; ++part) {
+      const float weight0 = all[0].share(part_log2(lse_new, part, 0));
+      const float weight1 = all[1].share(part_log2(lse_new, part, 1));
+#pragma unroll
+      for (int box = 0; box < 2; ++box) {
+        barrier_wait(plan.full(ring.slot), ring.phase);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          u32 x[4];
+          load_matrices(x, fragment(ring.slot, i));
+          float* to = acc + 32 * box + 8 * i;  // 16 columns; x[2j] and x[2j + 1]: 8 of them, rows r and r + 8
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float weight = j % 2 ? weight1 : weight0;
+            const float2 value = unpack<dtype>(x[j], weight);
+            to[2 * j] = fmaf(weight, value.x, to[2 * j]);
+            to[2 * j + 1] = fmaf(weight, value.y, to[2 * j + 1]);
+          }
+        }
+        if (part < rows.decompressed_parts - 1) release(ring.slot);
+        ring.next();
+      }
+    }
+
+    if (latent_boxes_stay) team_sync();  // the products of the other warps have read them, too
+    const int out[2] = {(ring.slot + kStages - 2) % kStages, (ring.slot + kStages - 1) % kStages};
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* from = acc + 32 * box + 8 * i;
+        store_matrices(fragment(out[box], i), pack<dtype>(from[0], from[1]), pack<dtype>(from[2], from[3]),
+                       pack<dtype>(from[4], from[5]), pack<dtype>(from[6], from[7]));
+      }
+    }
+    async_fence();
+    team_sync();
+    if (warp == 0 && lane == 0) {
+      for (int box = 0; box < 2; ++box)
+        tma_store(o_map, plan.box(out[box]), query, head * rows.head_groups + box, request);
+      tma_store_read_wait();
+    }
+    release(out[0]);
+    release(out[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if ((lane & 3) == 0 && exists[half]) lse[row[half]] = all[half].log2() * kLn2;
+  }
+  if (warp == 0 && lane == 0) tma_store_wait();
+}
+
+// The thread that loads the rows of a team.
+template <DecompressCombineProblem problem, Keep keep>
+__device__ __forceinline__ void load_rows(const SharedPlan plan, const Rows rows, int head, int tile, int tile_step,
+                                          const TensorMap& latent_map, const TensorMap& new_map) {
+  Ring ring{0, 1};  // it waits for empty slots
+  const u32 box_bytes = rows.Bs * rows.Bb * 128;
+  auto load = [&](const TensorMap& map, int query, int request, int group) {
+    barrier_wait(plan.empty(ring.slot), ring.phase);
+    barrier_expect(plan.full(ring.slot), box_bytes);
+    tma_load<keep>(plan.box(ring.slot), map, query, group, request, plan.full(ring.slot));
+    ring.next();
+  };
+  for (; tile < rows.tiles; tile += tile_step) {
+    const int query = tile % rows.query_tiles * rows.Bs, request = tile / rows.query_tiles * rows.Bb;
+    if constexpr (problem.latent_parts > 0) {
+      for (int step = 0; step < kSteps; ++step)
+        for (int part = 0; part < rows.latent_parts; ++part)
+          load(latent_map, query, part * rows.b + request, head * rows.s * kSteps + step);
+    }
+    for (int part = 0; part < rows.decompressed_parts; ++part)
+      for (int box = 0; box < 2; ++box) load(new_map, query, part * rows.b + request, head * rows.s * 2 + box);
+  }
+}
+
+// Parts as in plan/hybrid.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and lse_new
+// [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S]; log-sum-exps natural, fp32.
+// latent_map, new_map: (64 columns, query, 64 columns of a query of a head: ((head * S) * width / 64 + group), part * B +
+// request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns, query, group, request). w_map as in
+// hopper/tma.h, boxes of 64 rows and both groups.
+template <DecompressCombineProblem problem, DecompressCombineTiling tiling>
+__global__ void __launch_bounds__(320, 1)
+    decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap new_map,
+                       const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap o_map,
+                       const float* lse_latent, const float* lse_new, float* __restrict__ lse, int b, int h, int s, int Bs,
+                       int Bb, int query_tiles, int tiles, int latent_parts, int decompressed_parts, int head_groups,
+                       int blocks) {
+  static_assert(problem.d == 128 && problem.k == 512, "the layouts are made for 512 latent and 128 output columns");
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int role = uniform(static_cast<int>(threadIdx.x >> 5));
+  const int team = role < 8 ? role / 4 : role - 8;
+  const SharedPlan plan{shared_address(shared), team};
+  const Rows rows{b, h, s, Bs, Bb, query_tiles, tiles, latent_parts, decompressed_parts, head_groups};
+  const int head = blockIdx.x / blocks, tile = blockIdx.x % blocks + team * blocks;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSteps; ++i) barrier_init(plan.matrix_full(i), 1);
+    for (int of = 0; of < 2; ++of) {
+      const SharedPlan other{plan.base, of};
+      for (int i = 0; i < kStages; ++i) {
+        barrier_init(other.full(i), 1);
+        barrier_init(other.empty(i), 4);
+      }
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+  launch_next();
+  if (role < 8) {
+    combine<problem>(plan, rows, head, tile, 2 * blocks, lse_latent, lse_new, o_map, lse);
+  } else if (lane_id() == 0) {
+    if constexpr (problem.latent_parts > 0) {
+      if (team == 0) {
+        for (int step = 0; step < kSteps; ++step) {
+          barrier_expect(plan.matrix_full(step), kMatrixStepBytes);
+          tma_load(plan.matrix(step), w_map, step * 64, 0, head, plan.matrix_full(step));
+        }
+      }
+    }
+    wait_for_previous();
+    load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(plan, rows, head, tile, 2 * blocks, latent_map, new_map);
+  }
+}
+
+}  // namespace hypermla::cute

@@ -1,0 +1,33 @@
+// The kernel and its tiling are in cutile/hybrid, for they are also the last stage of every version of mla_var6_plus.
+#include "cutile/hybrid/decompress_combine_plan.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, DecompressCombineTiling> {
+ public:
+  void validate() const override {
+    validate_decompress_combine(problem);
+    validate_combine_tiling(problem, tiling);
+  }
+  void use_default_tiling() override { tiling = combine_candidates(problem, target).front(); }
+
+  std::vector<TensorSpec> tensors() const override { return decompress_combine_tensors(problem); }
+  InputRules input_rules(std::uint64_t) const override { return decompress_combine_input_rules(problem); }
+  ReferenceShape reference_shape() const override { return decompress_combine_reference_shape(problem); }
+  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
+    return decompress_combine_reference(problem, group, input);
+  }
+
+  std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
+    const CombineParts parts{problem.latent_parts, problem.decompressed_parts};
+    return combine_kernel(problem, tiling, combine_candidates(problem, target), tensors, [parts] { return parts; });
+  }
+};
+
+HYPERMLA_REGISTER(DecompressCombinePlan,
+                        "merge of latent and decompressed partial outputs, fused with the output decompression")
+
+}  // namespace
+}  // namespace hypermla

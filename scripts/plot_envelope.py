@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Time over the queries per request: latent, decompressed, hybrid and peers, from what bench_mla_var6_plus.py recorded.
+
+    scripts/plot_envelope.py results/nvidia-h200/envelope.json docs/time-over-s.svg
+
+Solid: sustained; dotted: what the model predicts. Needs matplotlib, as plot_profile.py does.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("plot_envelope.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this Python")
+matplotlib.use("svg")
+matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
+                            "grid.alpha": 0.3, "axes.axisbelow": True})
+from matplotlib import pyplot, ticker  # noqa: E402
+
+STYLES = {"latent": ("tab:green", "o"), "decompressed": ("tab:orange", "s"), "hybrid": ("tab:blue", "^")}
+PEER_COLOURS = ("0.45", "0.7", "tab:brown")
+
+
+def read(path):
+    try:
+        record = json.loads(pathlib.Path(path).read_text())
+        if record["kind"] != "envelope":
+            raise KeyError("kind")
+        rows = [row for row in record["rows"] if row["case"] == f"s={row['s']}" and "sustained_us" in row]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"plot_envelope.py: {path} is no record of bench_mla_var6_plus.py ({error!r}); make one with --record")
+    if not rows:
+        sys.exit(f"plot_envelope.py: {path} holds no measured row; run bench_mla_var6_plus.py --record again")
+    return record, rows
+
+
+def lines_of(rows):
+    """{name: {s: row}}: the fastest kernel of each path, every peer for itself."""
+    lines = {}
+    for row in rows:
+        line = lines.setdefault(row["kernel"] if row["path"] == "peer" else row["path"], {})
+        if row["s"] not in line or row["sustained_us"] < line[row["s"]]["sustained_us"]:
+            line[row["s"]] = row
+    return lines
+
+
+def draw(record, rows):
+    lines = lines_of(rows)
+    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    peers = [name for name in lines if name not in STYLES]
+    for name in [*(name for name in STYLES if name in lines), *peers]:
+        points = sorted(lines[name].items())
+        colour, marker = STYLES.get(name) or (PEER_COLOURS[peers.index(name) % len(PEER_COLOURS)], "x")
+        axes.plot([s for s, _ in points], [row["sustained_us"] for _, row in points], color=colour, marker=marker,
+                  linestyle="-" if name in STYLES else "--", markersize=4, label=name)
+        predicted = [(s, row["predicted_us"]) for s, row in points if "predicted_us" in row]
+        if predicted:
+            axes.plot(*zip(*predicted), color=colour, linestyle=":", linewidth=1)
+    problem = record["problem"]
+    axes.set(yscale="log", xlabel="queries per request, s", ylabel="us, sustained (dotted: model)",
+             title=f"{record['device']['name']}, " + ", ".join(f"{key}={value}" for key, value in problem.items()) +
+                   "; output decompression included")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+    axes.legend(fontsize=8)
+    return figure
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("record", help="what bench_mla_var6_plus.py --record wrote")
+    parser.add_argument("picture", help="the SVG to write")
+    arguments = parser.parse_args()
+    figure = draw(*read(arguments.record))
+    pathlib.Path(arguments.picture).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(arguments.picture, format="svg", bbox_inches="tight", metadata={"Date": None}, facecolor="white")
+    print(arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+#include <cstdio>
+
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/cli/session.h"
+#include "hypermla/plan/choice.h"
+#include "hypermla/plan/inputs.h"
+#include "hypermla/tune/measure.h"
+
+namespace hypermla {
+namespace {
+
+// Microseconds of one of the ranked; `sustained` on a GPU only, where there is a power cap to settle at.
+struct Measured {
+  std::optional<double> burst, sustained;
+  std::string why;  // it was not measured
+};
+
+Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Session& session, double seconds) {
+  Measured measured;
+  try {
+    Device& device = *session.device;
+    std::vector<std::unique_ptr<AllocatedTensors>> memory;
+    std::vector<std::unique_ptr<Executable>> stages;
+    for (const auto& plan : plans_of(Registry::instance(), ranked, problem, Target::of(device.info()))) {
+      double bytes = 0;
+      for (const TensorSpec& spec : plan->tensors()) {
+        double tensor = dtype_bytes(spec.dtype);
+        for (std::int64_t extent : spec.shape) tensor *= double(extent);
+        bytes += tensor;
+      }
+      if (!(bytes < 0.95 * double(device.info().memory_bytes))) fail("its tensors need {:.1f} GB", bytes * 1e-9);
+      memory.push_back(std::make_unique<AllocatedTensors>(*plan, session.device, 1));
+      Tensors tensors = memory.back()->tensors();
+      if (memory.size() > 1) tensors["o_latent"] = memory.front()->tensors().at("o");
+      stages.push_back(plan->plan(tensors));
+      stages.back()->prepare(session.compiler, device);
+    }
+    const auto work = [&](StreamHandle stream) {
+      for (const auto& stage : stages) stage->run(stream);
+    };
+    measured.burst = measure_burst(device, work, 5).median() * 1e6;
+    if (device.is_gpu()) measured.sustained = measure_sustained(device, work, seconds).median() * 1e6;
+  } catch (const Error& error) {
+    measured.why = error.what();
+  }
+  return measured;
+}
+
+Json to_json(const RankedKernel& ranked, const Measured& measured) {
+  Json row = {{"path", ranked.path},
+              {"kernel", ranked.entry.full_name()},
+              {"n", ranked.n},
+              {"draft", ranked.entry.draft},
+              {"burst_us", ranked.burst.seconds * 1e6},
+              {"sustained_us", ranked.sustained.seconds * 1e6},
+              {"limit", limit_name(ranked.sustained.limit)}};
+  if (measured.burst) row["measured_burst_us"] = *measured.burst;
+  if (measured.sustained) row["measured_sustained_us"] = *measured.sustained;
+  if (!measured.why.empty()) row["not_measured"] = measured.why;
+  return row;
+}
+
+std::string measured_text(const std::optional<double>& measured, const TimeEstimate& predicted) {
+  if (!measured) return fmt::format("{:>10} {:>8}", "-", "");
+  return fmt::format("{:>10.1f} {:>+7.1f}%", *measured, 100 * (predicted.seconds * 1e6 / *measured - 1));
+}
+
+}  // namespace
+
+int choose_command(const Words& words) {
+  ChoiceProblem problem;
+  std::string device = "auto", device_name;
+  bool measuring = false, json = false;
+  double seconds = 1;
+  CLI::App app(
+      "Which kernel, and how many decompressed tokens, for a problem: all that take it, ranked by the time that the\n"
+      "model predicts (docs/cost-analysis.md, \"The choice\"), the output decompression included.\n",
+      "hypermla choose");
+  add_fields(app, fields_of(problem), "Problem");
+  app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
+  app.add_option("--device_name", device_name, "predict for this entry of devices.json, without having the device")
+      ->group("Run");
+  app.add_flag("--measure", measuring, "measure each of them here, too, and say by how much the prediction is off")
+      ->group("Run");
+  app.add_option("--seconds", seconds, "how long a GPU is kept busy before a sustained figure (default 1)")
+      ->check(CLI::Range(0.0, 60.0).description(""))
+      ->group("Run");
+  app.add_flag("--json", json, "print one JSON object instead of a table")->group("Run");
+  if (!parse(app, words)) return 0;
+  if (measuring && !device_name.empty())
+    fail("--device_name={} is predicted for, and --measure runs on the present device: choose one of them",
+         device_name);
+
+  problem.settle();
+  Session session(device_name.empty() ? device : "cpu");
+  const auto [target, spec] = device_name.empty() ? PredictedDevice{Target::of(session.device->info()), session.spec}
+                                                  : predicted_device(session.environment.devices(), device_name);
+  const std::vector<RankedKernel> ranking = rank_kernels(Registry::instance(), problem, target, spec);
+  const RankedKernel& best = choice(ranking);
+
+  Json problem_json = fields_json(problem);
+  problem_json.erase("private");
+  Json rows = Json::array();
+  if (!json) {
+    std::string text;
+    for (const FieldRef& field : fields_of(problem))
+      if (field.name != "private") text += fmt::format(" {}={}", field.name, field.text());
+    fmt::print("{} ({}):{}\n{:<13} {:<34} {:>7} {:>10} {:>10}  {:<8}", spec.name, target.arch, text, "path", "kernel",
+               "n", "burst us", "sustained", "bound");
+    fmt::print("{}\n",
+               measuring ? fmt::format(" {:>10} {:>8} {:>10} {:>8}", "measured", "error", "sustained", "error") : "");
+  }
+  for (const RankedKernel& one : ranking) {
+    const Measured measured = measuring ? measure(one, problem, session, seconds) : Measured{};
+    rows.push_back(to_json(one, measured));
+    if (json) continue;
+    fmt::print("{:<13} {:<34} {:>7} {:>10.1f} {:>10.1f}  {:<8}", one.path,
+               one.entry.full_name() + (one.entry.draft ? " (draft)" : ""), one.n, one.burst.seconds * 1e6,
+               one.sustained.seconds * 1e6, limit_name(one.sustained.limit));
+    if (measuring)
+      fmt::print(" {}", measured.why.empty() ? measured_text(measured.burst, one.burst) + " " +
+                                                   measured_text(measured.sustained, one.sustained)
+                                             : "not measured: " + measured.why);
+    fmt::print("\n");
+    std::fflush(stdout);
+  }
+  if (json)
+    fmt::print("{}\n", Json{{"device", spec.name},
+                            {"problem", problem_json},
+                            {"choice", {{"kernel", best.entry.full_name()}, {"n", best.n}}},
+                            {"ranking", rows}}
+                           .dump(2));
+  else
+    fmt::print("choice        {}, {} path{}\n", best.entry.full_name(), best.path,
+               best.n > 0 && best.n < problem.t ? fmt::format(", n={}", best.n) : "");
+  return 0;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,41 @@
+#include "hypermla/plan/stage.h"
+
+#include <algorithm>
+
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+
+Stage::Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
+             std::string prefix, std::map<std::string, std::string> names)
+    : prefix_(std::move(prefix)), names_(std::move(names)) {
+  const auto set_known = [&](KernelPlan& plan) {
+    Json known = Json::object();
+    for (const FieldRef& field : plan.problem_fields())
+      if (problem.contains(field.name)) known[std::string(field.name)] = problem.at(std::string(field.name));
+    set_problem(plan, known);
+  };
+  plan_ = choose_plan(Registry::instance().find_all(kernel, version, target.arch), target, set_known).plan;
+  plan_->validate();
+}
+
+std::string Stage::outer_name(const TensorSpec& spec) const {
+  if (spec.role == Role::workspace) return prefix_ + "." + spec.name;
+  const auto found = names_.find(spec.name);
+  return found == names_.end() ? spec.name : found->second;
+}
+
+std::vector<TensorSpec> Stage::workspaces() const {
+  std::vector<TensorSpec> all = plan_->tensors();
+  std::erase_if(all, [](const TensorSpec& spec) { return spec.role != Role::workspace; });
+  for (TensorSpec& spec : all) spec.name = outer_name(spec);
+  return all;
+}
+
+std::unique_ptr<Executable> Stage::plan(const Tensors& outer) const {
+  Tensors own;
+  for (const TensorSpec& spec : plan_->tensors()) own[spec.name] = {outer.at(outer_name(spec)).data, spec.dtype, spec.shape};
+  return plan_->plan(own);
+}
+
+}  // namespace hypermla

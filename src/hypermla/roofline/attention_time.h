@@ -1,0 +1,64 @@
+// How long attention really takes on a device, for choosing a path, a kernel and the number of decompressed tokens: not
+// the least possible time (roofline.h), but what kernels reach of the ceilings that were measured.
+//
+//   time = max(memory, tensor + a memory') + launches
+//
+// `tensor` and `memory` are the kernel's own times of arithmetic, rows padded to whole tiles, and of traffic; memory'
+// is the traffic at the full read rate, and a the power_share of devices.json: under the power cap tensor work and
+// reads share one budget, x + a y <= 1. docs/cost-analysis.md, "The choice", sets predictions against measurements.
+#pragma once
+
+#include <string_view>
+
+#include "hypermla/roofline/attention_cost.h"
+
+namespace hypermla {
+
+// After idle, or for seconds under the power cap.
+enum class Load { burst, sustained };
+
+// What a device reaches at best: the measured figures of devices.json, where there are none the specified ones.
+struct Ceilings {
+  double flops = 0;        // FLOP/s
+  double bytes = 0;        // bytes/s
+  double power_share = 0;  // 0 where nobody measured it: arithmetic and traffic overlap for free
+  double launch = 0;       // seconds of one more kernel
+  int processors = 1;
+  Load load = Load::sustained;
+};
+// Throws Error where neither figure is known.
+Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load);
+
+enum class Limit { tensor, memory, power, launches };
+std::string_view limit_name(Limit limit);
+
+struct TimeEstimate {
+  double seconds = 0;
+  Limit limit = Limit::memory;  // what takes most of it; power: arithmetic and traffic, each slower beside the other
+};
+
+// Kernels by full name, "cute.mla.flash_mla_v1". A version that nobody measured counts as the base version of its
+// design. All throw Error for a name that no figures fit, and for a shape with an extent below 1.
+
+// Of flash_mla, flash_mla_split_kv or flash_attention. `causal`: query i sees the first t - s + i + 1 tokens.
+TimeEstimate attention_time(std::string_view kernel, const AttentionShape& shape, bool causal,
+                            const Ceilings& ceilings);
+
+// Of the output decompression, which the latent path needs after it.
+TimeEstimate output_decompression_time(const AttentionShape& shape, const Ceilings& ceilings);
+
+// Of mla_var6_plus, its combine included, with `n` of the t tokens decompressed: each request's own (prefixes = 0), or
+// stored once for each of `prefixes` groups of requests. Throws Error unless 0 <= n <= t.
+TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, int n, int prefixes,
+                         const Ceilings& ceilings);
+
+// The best of n = step, 2 step, ... below t under both loads: of the least ratio to the better of n = 0 and n = t; 0
+// when t does not exceed the step.
+int best_interior_n(std::string_view kernel, const AttentionShape& shape, int prefixes, const DeviceSpec& device,
+                    DType dtype);
+
+// The n to take for mla_var6_plus: an end, 0 or t, unless the best between them gains more than the model errs (5 %) on
+// both ends, in bursts as well as sustained. For requests with decompressed tokens of their own.
+int choose_n(std::string_view kernel, const AttentionShape& shape, const DeviceSpec& device, DType dtype);
+
+}  // namespace hypermla

@@ -1,0 +1,338 @@
+"""What the benchmarks share: kernels of the package and of others on the same tensors, timed alike, in tables that grow as
+they are measured.
+
+Burst: a few milliseconds after a rest. Sustained: after `seconds` without a pause, when a power cap has settled the clocks.
+Both replay a CUDA graph. On a CPU, where neither matters, both are the median of a few runs.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(os.environ.get("HYPERMLA_TEST_BUILD", CHECKOUT / "build")) / "python"))
+import hypermla  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+FIELDS = ("b", "s", "t", "h", "d", "p", "k", "dtype", "causal")
+
+
+def stop(sentence):
+    sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {sentence}")
+
+
+class Machine:
+    """Memory and clocks of the device that is measured."""
+
+    def __init__(self, device, seconds):
+        self.gpu = device != "cpu" and torch is not None and torch.cuda.is_available()
+        if device == "cuda" and not self.gpu:
+            stop("there is no GPU, or this Python has no PyTorch for it; take --device=cpu")
+        self.device = "cuda" if self.gpu else "cpu"
+        self.entry = "CPU" if device == "cpu" else None  # for choose(): a CPU beside a GPU, or the present device
+        self.name = torch.cuda.get_device_name() if self.gpu else "CPU"
+        self.seconds = seconds
+        self._kept = {}  # tensors by what they are: kernels of one problem run on the same ones
+
+    def forget(self):
+        self._kept.clear()
+        if self.gpu:
+            torch.cuda.empty_cache()
+
+    def tensor(self, name, shape, dtype, make=None):
+        """The tensor of that name; `make` gives the values of integers."""
+        key = (name, tuple(shape), dtype)
+        if key not in self._kept:
+            self._kept[key] = self._new(shape, dtype, make)
+        return self._kept[key]
+
+    def _new(self, shape, dtype, make):
+        count = 1
+        for extent in shape:
+            count *= extent
+        if self.gpu:
+            if make:
+                return torch.tensor([make(i) for i in range(count)], dtype=torch.int32, device="cuda").reshape(shape)
+            if dtype == "int32":
+                return torch.zeros(shape, dtype=torch.int32, device="cuda")
+            return torch.empty(shape, dtype=getattr(torch, dtype), device="cuda").normal_()
+        if make:
+            return bytearray(b"".join(make(i).to_bytes(4, "little", signed=True) for i in range(count)))
+        return bytearray((b"\0\x3c" * 2)[: ITEM_BYTES[dtype]] * count)  # small positive numbers of every type
+
+    def measure(self, run):
+        """(burst, sustained) microseconds of run(stream)."""
+        if not self.gpu:
+            run(None)
+            times = []
+            for _ in range(3):
+                begin = time.perf_counter()
+                run(None)
+                times.append(time.perf_counter() - begin)
+            us = statistics.median(times) * 1e6
+            return us, us
+        torch.cuda.synchronize()  # the tensors are there
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run(stream)
+            stream.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            run(stream)
+            end.record(stream)
+            stream.synchronize()
+        count = max(1, min(50, int(8 / max(begin.elapsed_time(end), 1e-3))))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                run(stream)
+
+        def replay():
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            return begin.elapsed_time(end) * 1e3 / count
+
+        with torch.cuda.stream(stream):
+            replay()
+            bursts = []
+            for _ in range(4):
+                time.sleep(0.12)
+                bursts.append(replay())
+            until = time.monotonic() + self.seconds
+            while time.monotonic() < until:
+                replay()
+            return statistics.median(bursts), statistics.median(replay() for _ in range(7))
+
+
+def bound(machine, name, problem, given=None):
+    """A kernel of the package over the machine's tensors, and its outputs; `given` replaces tensors by name."""
+    kernel = hypermla.Kernel(name, device=machine.device, **problem)
+    outputs = {}
+    for info in kernel.tensors:
+        make = None
+        if info.dtype == "int32" and info.role == "input":
+            values = {"prefix": lambda i: i % max(problem.get("prefixes", 1), 1)}
+            make = values.get(info.name, lambda _: problem["t"])
+        # Outputs and workspace belong to one kernel; inputs to all.
+        owner = info.name if info.role == "input" else f"{name}.{info.name}"
+        tensor = (given or {}).get(info.name)
+        if tensor is None:
+            tensor = machine.tensor(owner, info.shape, info.dtype, make)
+        kernel.bind(info.name, tensor)
+        outputs[info.name] = tensor
+    return kernel, outputs
+
+
+class Ours:
+    """One way through the package: an attention kernel and, on the latent path, the output decompression."""
+
+    def __init__(self, machine, choice, problem, tune=0):
+        design = choice.kernel.split(".")[2]
+        fields = {key: problem[key] for key in FIELDS if key in problem and (key != "k" or not design.startswith("flash_attention"))}
+        if design.startswith("mla_var6_plus"):
+            fields["n"] = choice.n
+            fields["prefixes"] = problem.get("prefixes", 1) if choice.path == "shared prefix" else 0
+        first, tensors = bound(machine, choice.kernel, fields)
+        self.kernels = [first]
+        if choice.path == "latent":
+            rest = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype") if key in problem}
+            self.kernels.append(bound(machine, "output_decompression", rest, {"o_latent": tensors["o"]})[0])
+        for kernel in self.kernels:
+            kernel.prepare()
+            if tune:
+                kernel.tune(tune)
+
+    def run(self, stream):
+        for kernel in self.kernels:
+            kernel.run(stream)
+
+
+class FlashMla:
+    """The binary of FlashMLA behind a torch operator, a paged cache of 64 tokens a page, and the projection by torch.bmm."""
+
+    name, path = "FlashMLA + bmm", "latent"
+
+    def __init__(self, machine, problem):
+        b, s, t, h, k, p, d = (problem[key] for key in ("b", "s", "t", "h", "k", "p", "d"))
+        if (k, p) != (512, 64):
+            raise ValueError("it takes 512 latent and 64 rotary columns")
+        dtype, pages = problem["dtype"], -(-t // 64)
+        self.op = torch.ops._flashmla_C.dense_decode_fwd
+        self.q = machine.tensor("flashmla.q", (b, s, h, k + p), dtype)
+        shared = problem.get("prefix", 0) // 64  # whole pages that all requests have in common
+        own = pages - shared
+        self.cache = machine.tensor("flashmla.cache", (shared + b * own, 64, 1, k + p), dtype)
+        self.w = machine.tensor("w", (h, k, d), dtype)
+        self.lengths = machine.tensor("flashmla.lengths", (b,), "int32", lambda _: t)
+        page = lambda i: i % pages if i % pages < shared else shared + i // pages * own + i % pages - shared
+        self.table = machine.tensor("flashmla.table", (b, pages), "int32", page)
+        self.scale, self.causal = (d + p) ** -0.5, bool(problem.get("causal", False))
+        self.meta = self.splits = None
+        self.rows, self.shape = b * s, (b, s, h, d)
+        self.run(None)  # makes the work list once: it is not part of the time
+
+    def run(self, _):
+        out, _, self.meta, self.splits = self.op(self.q, self.cache, 512, self.lengths, self.table, self.scale, self.causal,
+                                                 self.meta, self.splits, None)
+        torch.bmm(out.view(self.rows, out.shape[2], out.shape[3]).transpose(0, 1), self.w)
+
+
+class FlashAttention3:
+    """The binary of FlashAttention-3 behind a torch operator: the rotary part of k copied to every head."""
+
+    name, path = "FlashAttention-3", "decompressed"
+
+    def __init__(self, machine, problem):
+        b, s, t, h, p, d = (problem[key] for key in ("b", "s", "t", "h", "p", "d"))
+        dtype = problem["dtype"]
+        self.op = torch.ops._vllm_fa3_C.fwd.default
+        starts = lambda name, step: machine.tensor(f"fa3.{name}", (b + 1,), "int32", lambda i: i * step)
+        # Requests one behind the other: a build may have no other form, and crash when asked for it.
+        given = {"q": machine.tensor("fa3.q", (b * s, h, d + p), dtype), "k": machine.tensor("fa3.k", (b * t, h, d + p), dtype),
+                 "v": machine.tensor("fa3.v", (b * t, h, d), dtype), "cu_seqlens_q": starts("q_starts", s),
+                 "cu_seqlens_k": starts("k_starts", t), "max_seqlen_q": s, "max_seqlen_k": t, "softmax_scale": (d + p) ** -0.5,
+                 "causal": bool(problem.get("causal", False)), "is_causal": bool(problem.get("causal", False)),
+                 "window_size_left": -1, "window_size_right": -1, "num_splits": 1, "cp_world_size": 1}
+        # Its arguments have changed often: those that it has are taken by name, the rest are left out or neutral.
+        neutral = {"int": 0, "float": 0.0, "bool": False}
+        self.arguments = []
+        for argument in self.op._schema.arguments:
+            if argument.name in given:
+                value = given[argument.name]
+            else:
+                value = argument.default_value if argument.has_default_value() else neutral.get(str(argument.type))
+            self.arguments.append(value)
+        self.run(None)
+
+    def run(self, _):
+        self.op(*self.arguments)
+
+
+PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3}
+
+
+def load_peers(machine, arguments):
+    """The peers whose library was given and can be loaded; says why not for the others."""
+    found = []
+    for key, peer in PEERS.items():
+        library = getattr(arguments, key)
+        why = None
+        if not library:
+            why = f"no library given (--{key}=<path>)"
+        elif not machine.gpu:
+            why = "it needs a GPU"
+        else:
+            try:
+                torch.ops.load_library(library)
+                found.append(peer)
+            except (OSError, RuntimeError) as error:
+                why = str(error).splitlines()[0]
+        if why:
+            print(f"{peer.name}: skipped, {why}")
+    return found
+
+
+class Table:
+    """Rows of one benchmark; the files hold every row as soon as it is there."""
+
+    def __init__(self, title, out_dir, columns):
+        self.title, self.columns, self.rows, self.notes = title, columns, [], []
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        name = pathlib.Path(sys.argv[0]).stem
+        self.directory = pathlib.Path(out_dir) if out_dir else pathlib.Path("out/tests") / name / stamp
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def add(self, **row):
+        self.rows.append(row)
+        print("  ".join(f"{name}={_text(row.get(name))}" for name in self.columns), flush=True)
+        self.write()
+
+    def write(self):
+        with open(self.directory / "comparison.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({key: _text(value) for key, value in row.items()} for row in self.rows)
+        lines = [f"# {self.title}", "", "| " + " | ".join(self.columns) + " |", "|" + "---|" * len(self.columns)]
+        lines += ["| " + " | ".join(_text(row.get(name)) for name in self.columns) + " |" for row in self.rows]
+        for note in self.notes:
+            lines += ["", note]
+        (self.directory / "comparison.md").write_text("\n".join(lines) + "\n")
+
+    def finish(self, *notes):
+        self.notes += notes
+        self.write()
+        for note in notes:
+            print(note)
+        print(f"report    {self.directory / 'comparison.md'}")
+
+
+def _text(value):
+    if value is None:
+        return ""
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def error_percent(predicted, measured):
+    return 100 * (predicted / measured - 1) if measured else None
+
+
+def measure_into(table, machine, make, **row):
+    """Adds a row with the times of make().run, or with the sentence that says why there are none."""
+    try:
+        burst, sustained = machine.measure(make().run)
+        row.update(burst_us=burst, sustained_us=sustained)
+        if "predicted_us" in row:
+            row["error"] = error_percent(row["predicted_us"], sustained)
+    except Exception as error:  # whatever a backend throws, the others have their turn
+        row["note"] = (str(error) or type(error).__name__).splitlines()[0]
+    table.add(**row)
+    return row
+
+
+def parser(description, **defaults):
+    """Flags that all benchmarks have."""
+    result = argparse.ArgumentParser(description=description.split("\n\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    problem = {"b": 32, "s": 16, "t": 4096, "h": 128, **defaults}
+    for name, value in problem.items():
+        result.add_argument(f"--{name}", type=int, default=value)
+    result.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    result.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    result.add_argument("--seconds", type=float, default=1.0, help="busy time before a sustained figure")
+    result.add_argument("--tune", type=int, default=0, help="tilings to try per kernel; 0: the default tiling")
+    result.add_argument("--limit", type=float, default=600.0, help="seconds after which nothing more is started")
+    result.add_argument("--out_dir", help="where comparison.csv and comparison.md go (default out/tests/<benchmark>/<time>)")
+    for key, peer in PEERS.items():
+        result.add_argument(f"--{key}", metavar="PATH", help=f"library with the torch operators of {peer.name}")
+    return result
+
+
+def problem_of(arguments, **changes):
+    return {"b": arguments.b, "s": arguments.s, "t": arguments.t, "h": arguments.h, "d": 128, "p": 64, "k": 512,
+            "dtype": arguments.dtype, **changes}
+
+
+def in_words(problem):
+    return ", ".join(f"{key}={value}" for key, value in problem.items())
+
+
+def write_json(path, value):
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".partial")
+    aside.write_text(json.dumps(value, indent=1) + "\n")
+    aside.replace(path)

@@ -1,0 +1,80 @@
+"""The benchmarks run on a machine without a GPU, and what they write is whole."""
+
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree
+
+from support import BUILD, CHECKOUT, CommandCase
+
+BENCHMARKS = CHECKOUT / "tests/benchmark"
+TINY = ["--b=1", "--t=64", "--h=2", "--device=cpu", "--seconds=0"]
+
+
+@unittest.skipUnless((BUILD / "python/hypermla/_hypermla.abi3.so").exists(), "this build has no Python package")
+class Benchmarks(CommandCase):
+    def bench(self, name, *words, status=0):
+        done = subprocess.run([sys.executable, BENCHMARKS / f"{name}.py", *TINY, f"--out_dir={self.directory}", *words],
+                              cwd=self.directory, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, status, done)
+        return done
+
+    def rows(self):
+        with open(self.directory / "comparison.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def test_all_kernels_of_one_shape(self):
+        done = self.bench("bench_all_mla", "--s=1", "--only=cutile.mla.flash")
+        rows = self.rows()
+        self.assertEqual({row["kernel"] for row in rows},
+                         {f"cutile.mla.{name}" for name in ("flash_mla", "flash_mla_split_kv", "flash_attention")})
+        for row in rows:
+            self.assertGreater(float(row["burst_us"]), 0, row)
+            self.assertEqual(row["note"], "")
+        self.assertIn("FlashMLA + bmm: skipped, no library given (--flashmla=<path>)", done.stdout)
+        self.assertTrue((self.directory / "comparison.md").read_text().startswith("# b=1, s=1, t=64, h=2"))
+
+    def test_the_envelope_and_its_record(self):
+        record = self.directory / "envelope.json"
+        done = self.bench("bench_mla_var6_plus", "--s_values=1,4", "--no_prefixes", f"--record={record}", "--near=1")
+        envelope = json.loads(record.read_text())
+        self.assertEqual((envelope["kind"], envelope["problem"]["t"]), ("envelope", 64))
+        for s in (1, 4):
+            paths = {row["path"] for row in envelope["rows"] if row["s"] == s and "burst_us" in row}
+            self.assertLessEqual({"latent", "decompressed"}, paths)
+        self.assertIn("Mispredictions beyond 5 %:", done.stdout)  # nobody fitted the model to this CPU
+        if not importlib.util.find_spec("matplotlib"):
+            self.skipTest("no matplotlib here")
+        picture = self.directory / "time.svg"
+        subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py", record, picture], check=True,
+                       stdout=subprocess.DEVNULL, timeout=300)
+        texts = [" ".join(element.itertext()).strip()
+                 for element in xml.etree.ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+        for word in ("latent", "decompressed", "queries per request, s"):
+            self.assertIn(word, texts)
+
+    def test_a_limit_ends_it_with_what_there_is(self):
+        done = self.bench("bench_mla_var6_plus", "--s_values=1,4", "--limit=-1")
+        self.assertIn("Stopped after -1 seconds (--limit).", done.stdout)
+        self.assertEqual(self.rows(), [])
+
+    def test_a_peer_needs_a_gpu(self):
+        done = self.bench("bench_mla", "--s=1", "--flashmla=/nowhere.so")
+        self.assertIn("FlashMLA + bmm: skipped, it needs a GPU", done.stdout)
+        self.assertEqual({row["backend"] for row in self.rows()} - {"ours, hybrid"},
+                         {"ours, latent", "ours, decompressed", "ours, decompression only"})
+
+    def test_what_is_no_record_is_refused(self):
+        if not importlib.util.find_spec("matplotlib"):
+            self.skipTest("no matplotlib here")
+        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py", self.directory, "x.svg"],
+                              capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("is no record of bench_mla_var6_plus.py", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

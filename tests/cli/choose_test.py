@@ -1,0 +1,70 @@
+"""`hypermla choose`: the ranking for a named device, measured here, as JSON, and what it refuses."""
+
+import json
+import unittest
+
+from support import CommandCase
+
+H200 = "--device_name=NVIDIA H200"
+ROW = r"(?m)^{path} +{kernel}( \(draft\))? +{n} +[\d.]+ +[\d.]+  (tensor|memory|power|launches) *$"
+
+
+class Ranking(CommandCase):
+    def ranking(self, *words):
+        return json.loads(self.succeed("choose", *words, "--json").out)
+
+    def test_every_path_is_in_the_table(self):
+        out = self.succeed("choose", "--b=32", "--s=16", H200).out
+        self.assertTrue(out.startswith("NVIDIA H200 (sm_90): b=32 s=16 t=4096 h=128 "), out)
+        self.assertRegex(out, ROW.format(path="latent", kernel=r"cutile\.mla\.flash_mla", n=0))
+        self.assertRegex(out, ROW.format(path="latent", kernel=r"cute\.mla\.flash_mla", n=0))
+        self.assertRegex(out, ROW.format(path="decompressed", kernel=r"cutile\.mla\.flash_attention", n=4096))
+        self.assertRegex(out.splitlines()[-1], r"^choice        \S+, latent path$")
+
+    def test_json_says_the_same(self):
+        found = self.ranking("--b=32", "--s=64", H200)
+        self.assertEqual(found["problem"]["s"], 64)
+        times = [row["sustained_us"] for row in found["ranking"]]
+        self.assertEqual(times, sorted(times))
+        self.assertEqual(found["choice"], {"kernel": "cutile.mla.flash_attention", "n": 4096})
+        drafts = {row["kernel"]: row["draft"] for row in found["ranking"]}
+        self.assertFalse(drafts[found["choice"]["kernel"]])
+
+    def test_a_card_without_wgmma_has_no_kernel_for_it(self):
+        kernels = [row["kernel"] for row in self.ranking("--s=16", "--device_name=NVIDIA GeForce RTX 5090")["ranking"]]
+        self.assertTrue(kernels)
+        self.assertEqual([kernel for kernel in kernels if not kernel.startswith("cutile.")], [])
+
+    def test_a_prefix_and_private_tokens_make_t(self):
+        self.assertEqual(self.ranking("--prefix=8192", "--private=1024", H200)["problem"]["t"], 9216)
+
+    def test_measured_here(self):
+        words = ["choose", "--b=1", "--s=2", "--t=64", "--h=2", "--device=cpu", "--measure"]
+        rows = json.loads(self.succeed(*words, "--json").out)["ranking"]
+        measured = [row for row in rows if "measured_burst_us" in row]
+        self.assertGreaterEqual({row["path"] for row in measured}, {"latent", "decompressed"})
+        for row in measured:
+            self.assertGreater(row["measured_burst_us"], 0)
+        self.assertRegex(self.succeed(*words).out, r"(?m)^latent +cutile\.mla\.flash_mla .* [\d.]+ +[+-][\d.]+% ")
+
+    def test_what_cannot_run_is_a_row_that_says_so(self):
+        done = self.succeed("choose", "--b=1", "--s=2", "--t=64", "--h=2", "--device=cpu", "--measure", CXX="/bin/false",
+                            HYPERMLA_CACHE_DIR=self.directory / "cache")
+        self.assertIn("not measured: ", done.out)
+
+    def test_refusals(self):
+        for words, sentence in {
+            ("--device_name=NVIDIA H20",): "device 'NVIDIA H20' has no entry in devices.json; did you mean 'NVIDIA H200'?",
+            ("--prefix=5000",): "--prefix=5000 is not supported: requests have only --t=4096 tokens; or set --private",
+            ("--prefixes=0",): "--prefixes=0 is not supported: it must be from 1 to the 32 requests",
+            ("--b=0",): "--b=0 is not supported: it must be at least 1",
+            ("--dtype=float32", H200): "no kernel for sm_90 takes this problem",
+            ("--measure", H200): "--measure runs on the present device: choose one of them",
+            ("--perfix=3",): "unknown flag --perfix; did you mean --prefix? See hypermla choose --help",
+        }.items():
+            with self.subTest(words):
+                self.assertIn(sentence, self.refuse("choose", *words))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,296 @@
+#include "hypermla/roofline/attention_time.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::checkout;
+
+const DeviceSpec& h200() {
+  static const DeviceTable table = DeviceTable::load(checkout() / "conf/devices.json");
+  return table.find("NVIDIA H200");
+}
+
+double microseconds(const char* kernel, const AttentionShape& shape, bool causal = false, Load load = Load::burst) {
+  return attention_time(kernel, shape, causal, ceilings_of(h200(), DType::bfloat16, load)).seconds * 1e6;
+}
+
+// What docs/kernels/*.md and results/nvidia-h200/*.json say of an H200.
+struct Measured {
+  const char* kernel;
+  int b, s, t, h;
+  double burst, sustained = 0;  // us; 0: not measured
+  bool causal = false;
+};
+const Measured kMeasured[] = {
+    {"cute.mla.flash_mla", 32, 1, 4096, 128, 62.3},
+    {"cute.mla.flash_mla", 32, 2, 4096, 128, 102.1},
+    {"cute.mla.flash_mla", 32, 4, 4096, 128, 193.2},
+    {"cute.mla.flash_mla", 32, 8, 4096, 128, 381},
+    {"cute.mla.flash_mla", 32, 16, 4096, 128, 742, 851},
+    {"cute.mla.flash_mla", 32, 32, 4096, 128, 1493, 1690},
+    {"cute.mla.flash_mla", 32, 64, 4096, 128, 2952},
+    {"cute.mla.flash_mla", 128, 1, 4096, 128, 220},
+    {"cute.mla.flash_mla", 1, 1, 4096, 128, 16.8},
+    {"cute.mla.flash_mla", 1, 1, 32768, 128, 32},
+    {"cute.mla.flash_mla", 1, 1, 131072, 128, 71.9},
+    {"cute.mla.flash_mla", 4, 1, 8192, 128, 28.9},
+    {"cute.mla.flash_mla", 1, 16, 4096, 128, 38.7},
+    {"cute.mla.flash_mla", 32, 1, 4096, 16, 53.3},
+    {"cute.mla.flash_mla", 32, 1, 4096, 32, 53.8},
+    {"cute.mla.flash_mla", 32, 1, 4096, 64, 54.1},
+    {"cute.mla.flash_mla_v1", 32, 1, 4096, 16, 43.2},
+    {"cute.mla.flash_mla_v1", 32, 1, 4096, 32, 44.7},
+    {"cute.mla.flash_mla_v1", 32, 1, 4096, 64, 51.8},
+    {"cute.mla.flash_mla_v1", 32, 1, 4096, 128, 77.9},
+    {"cute.mla.flash_mla_v1", 1, 1, 4096, 128, 12.2},
+    {"cute.mla.flash_mla_v1", 1, 1, 32768, 128, 28.4},
+    {"cute.mla.flash_mla_v1", 1, 1, 131072, 128, 81.4},
+    {"cute.mla.flash_mla_v1", 4, 1, 8192, 128, 28.5},
+    {"cute.mla.flash_mla_v1", 1, 16, 4096, 128, 45.3},
+    {"cutile.mla.flash_mla_split_kv", 32, 1, 4096, 128, 84.8, 94},
+    {"cutile.mla.flash_mla_split_kv", 32, 2, 4096, 128, 160, 173},
+    {"cutile.mla.flash_mla_split_kv", 8, 1, 8192, 128, 48.7, 51},
+    {"cutile.mla.flash_mla_split_kv", 1, 1, 65536, 128, 67.4},
+    {"cutile.mla.flash_mla", 32, 1, 4096, 128, 150, 148},
+    {"cutile.mla.flash_mla", 32, 2, 4096, 128, 150, 168},
+    {"cutile.mla.flash_mla", 32, 4, 4096, 128, 310, 339},
+    {"cutile.mla.flash_mla", 32, 8, 4096, 128, 598, 656},
+    {"cutile.mla.flash_mla", 32, 16, 4096, 128, 1180, 1288},
+    {"cutile.mla.flash_attention", 32, 16, 4096, 128, 1950, 1947},
+    {"cutile.mla.flash_attention", 32, 32, 4096, 128, 1939, 1973},
+    {"cutile.mla.flash_attention", 32, 64, 4096, 128, 1960, 2063},
+    {"cutile.mla.flash_attention", 32, 128, 4096, 128, 2413, 2881},
+    {"cutile.mla.flash_attention", 1, 512, 8192, 128, 513, 592},
+    {"cutile.mla.flash_attention", 4, 4096, 4096, 128, 4365, 5028, true},
+    {"cute.mla.flash_attention", 32, 128, 4096, 128, 2051, 2370},
+    {"cute.mla.flash_attention", 4, 4096, 4096, 128, 3584, 4253, true},
+    {"cute.mla.flash_attention", 2, 8192, 8192, 128, 6797, 0, true},
+    {"cute.mla.flash_attention", 1, 16384, 16384, 128, 13191, 0, true},
+    {"cute.mla.flash_attention", 4, 4096, 4096, 128, 6873},
+};
+
+AttentionShape shape_of(const Measured& one) { return {.b = one.b, .s = one.s, .t = one.t, .h = one.h}; }
+
+TEST(AttentionTime, IsCloseToWhatWasMeasured) {
+  for (const Measured& one : kMeasured) {
+    SCOPED_TRACE(testing::Message() << one.kernel << " b" << one.b << " s" << one.s << " t" << one.t << " h" << one.h);
+    EXPECT_NEAR(microseconds(one.kernel, shape_of(one), one.causal) / one.burst, 1, 0.11);
+    if (one.sustained > 0) {  // half of the processors do not meet the power cap: cutile flash_mla at s = 1
+      EXPECT_NEAR(microseconds(one.kernel, shape_of(one), one.causal, Load::sustained) / one.sustained, 1, 0.15);
+    }
+  }
+}
+
+TEST(AttentionTime, OrdersKernelsAsMeasured) {
+  int pairs = 0;
+  for (const Measured& fast : kMeasured)
+    for (const Measured& slow : kMeasured)
+      for (Load load : {Load::burst, Load::sustained}) {
+        const auto time = [&](const Measured& one) { return load == Load::burst ? one.burst : one.sustained; };
+        const bool same = std::tie(fast.b, fast.s, fast.t, fast.h, fast.causal) ==
+                          std::tie(slow.b, slow.s, slow.t, slow.h, slow.causal);
+        if (!same || !(time(fast) > 0) || time(fast) * 1.05 >= time(slow)) continue;
+        ++pairs;
+        EXPECT_LT(microseconds(fast.kernel, shape_of(fast), fast.causal, load),
+                  microseconds(slow.kernel, shape_of(slow), slow.causal, load))
+            << fast.kernel << " and " << slow.kernel << " at b" << fast.b << " s" << fast.s << " t" << fast.t << " h"
+            << fast.h;
+      }
+  EXPECT_GE(pairs, 30);
+}
+
+// 8192 tokens that all requests share, 128 heads, a plain CUDA Tile kernel: 164 us for 128 rows (b s) of queries, 589 for 512.
+TEST(AttentionTime, StackedRowsOfASharedPrefix) {
+  const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+  for (const auto& [rows, measured] : {std::pair{128, 164.0}, {512, 589.0}}) {
+    const AttentionShape shape{.b = rows, .s = 1, .t = 8192};
+    const double parts = hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 8192, 1, burst).seconds * 1e6;
+    EXPECT_NEAR(parts / measured, 1, 0.15) << rows << " rows";
+  }
+}
+
+// docs/kernels/cute-mla-var6-plus.md, measured after the model was made.
+TEST(Hybrid, SharedPrefixesTakeWhatWasMeasured) {
+  const struct {
+    int b, s, h, prefix, own, prefixes;
+    double burst, sustained;  // us
+    double tolerance = 0.08;
+  } cases[] = {{32, 4, 128, 8192, 1024, 1, 212.6, 228.9},
+               {128, 4, 128, 8192, 1024, 1, 691.8, 785.8},
+               {128, 1, 128, 8192, 1024, 1, 226.0, 245.5},
+               {256, 1, 64, 26432, 512, 1, 428.9, 495.5},
+               {128, 4, 128, 8192, 1024, 4, 869, 964, 0.13},
+               {128, 1, 16, 8192, 1024, 1, 86.9, 84.5, 0.3}};  // short stages, whose ends are not counted
+  for (const auto& one : cases) {
+    const AttentionShape shape{.b = one.b, .s = one.s, .t = one.prefix + one.own, .h = one.h};
+    for (const auto& [load, measured] : {std::pair{Load::burst, one.burst}, {Load::sustained, one.sustained}}) {
+      const Ceilings ceilings = ceilings_of(h200(), DType::bfloat16, load);
+      const double predicted = hybrid_time("cute.mla.mla_var6_plus", shape, one.prefix, one.prefixes, ceilings).seconds;
+      EXPECT_NEAR(predicted * 1e6 / measured, 1, one.tolerance) << "b" << one.b << " s" << one.s << " h" << one.h;
+    }
+  }
+}
+
+TEST(AttentionTime, GrowsWithTheWork) {
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cutile.mla.flash_mla",
+                             "cutile.mla.flash_mla_split_kv", "cute.mla.flash_attention", "cutile.mla.flash_attention"})
+    for (Load load : {Load::burst, Load::sustained}) {
+      SCOPED_TRACE(kernel);
+      double before = 0;
+      for (int b : {32, 64, 128, 256}) {
+        const double now = microseconds(kernel, {.b = b, .s = 4}, false, load);
+        EXPECT_GT(now, before) << "b=" << b;
+        before = now;
+      }
+      before = 0;
+      for (int t : {1024, 2048, 4096, 65536}) {
+        const double now = microseconds(kernel, {.b = 32, .s = 4, .t = t}, false, load);
+        EXPECT_GT(now, before) << "t=" << t;
+        before = now;
+      }
+      before = 0;
+      for (int s = 1; s <= 512; s *= 2) {
+        const double now = microseconds(kernel, {.b = 32, .s = s}, false, load);
+        EXPECT_GE(now, before) << "s=" << s;
+        before = now;
+      }
+      EXPECT_LE(microseconds(kernel, {.b = 32, .s = 4}, false, Load::burst),
+                microseconds(kernel, {.b = 32, .s = 4}, false, Load::sustained));
+      EXPECT_LE(microseconds(kernel, {.b = 4, .s = 2048, .t = 2048}, true),
+                microseconds(kernel, {.b = 4, .s = 2048, .t = 2048}, false));
+    }
+}
+
+TEST(AttentionTime, IsNoFasterThanTheRoofline) {
+  for (const Measured& one : kMeasured) {
+    const AttentionShape shape = shape_of(one);
+    const Cost cost = std::string(one.kernel).find("flash_attention") != std::string::npos ? flash_attention_cost(shape)
+                                                                                           : flash_mla_cost(shape);
+    // flash_attention_cost() charges the rotary keys to every head: a fifth of the bytes that the kernels do not read.
+    EXPECT_GT(microseconds(one.kernel, shape, false), predict(cost, h200(), DType::bfloat16).seconds * 0.79e6)
+        << one.kernel << " s=" << one.s;
+  }
+}
+
+TEST(AttentionTime, LimitsAreThoseOfTheCounts) {
+  const auto limit = [](const char* kernel, const AttentionShape& shape) {
+    return limit_name(attention_time(kernel, shape, false, ceilings_of(h200(), DType::bfloat16, Load::burst)).limit);
+  };
+  EXPECT_EQ(limit("cute.mla.flash_mla", {.b = 32, .s = 16}), "tensor");
+  EXPECT_EQ(limit("cutile.mla.flash_attention", {.b = 32, .s = 16}), "memory");
+  EXPECT_EQ(limit("cute.mla.flash_attention", {.b = 32, .s = 128}), "power");
+  EXPECT_EQ(limit("cute.mla.flash_mla_v1", {.b = 1, .s = 1, .h = 16}), "launches");
+}
+
+TEST(Ceilings, AreTheMeasuredFiguresWhereThereAreAny) {
+  const Ceilings burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+  EXPECT_DOUBLE_EQ(burst.flops, 790e12);
+  EXPECT_DOUBLE_EQ(ceilings_of(h200(), DType::bfloat16, Load::sustained).flops, 725e12);
+  EXPECT_DOUBLE_EQ(burst.bytes, 4580e9);
+  EXPECT_DOUBLE_EQ(burst.power_share, 0.25);
+  EXPECT_EQ(burst.processors, 132);
+  DeviceSpec bare;
+  bare.name = "Bare";
+  EXPECT_THROW(ceilings_of(bare, DType::bfloat16, Load::burst), Error);
+  bare.bfloat16_tflops = 100;
+  EXPECT_THROW(ceilings_of(bare, DType::bfloat16, Load::burst), Error);
+  bare.peak_gbps = 1000;
+  const Ceilings specified = ceilings_of(bare, DType::bfloat16, Load::sustained);
+  EXPECT_DOUBLE_EQ(specified.flops, 100e12);
+  EXPECT_DOUBLE_EQ(specified.bytes, 1000e9);
+  EXPECT_EQ(specified.power_share, 0);
+}
+
+TEST(Hybrid, UnknownKernelsAndSplitsAreRefused) {
+  const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+  EXPECT_THROW(attention_time("cutile.mla.flash_ml", {}, false, burst), Error);
+  EXPECT_THROW(attention_time("cutile.mla.flash_mla", {.b = 0}, false, burst), Error);
+  EXPECT_THROW(hybrid_time("cutile.mla.mla_var6_plus", {}, -1, 0, burst), Error);
+  EXPECT_THROW(hybrid_time("cutile.mla.mla_var6_plus", {}, 4097, 0, burst), Error);
+  // A version that nobody measured counts as the base version.
+  EXPECT_EQ(attention_time("cutile.mla.flash_mla_v7", {}, false, burst).seconds,
+            attention_time("cutile.mla.flash_mla", {}, false, burst).seconds);
+}
+
+const char* const kHybrids[] = {"cutile.mla.mla_var6_plus", "cutile.mla.mla_var6_plus_v2", "cute.mla.mla_var6_plus",
+                                "cute.mla.mla_var6_plus_v5"};
+
+TEST(Hybrid, EndsAreTheTwoPaths) {
+  for (Load load : {Load::burst, Load::sustained}) {
+    const auto ceilings = ceilings_of(h200(), DType::bfloat16, load);
+    for (int s : {1, 16, 64}) {
+      const AttentionShape shape{.b = 32, .s = s};
+      EXPECT_DOUBLE_EQ(hybrid_time("cute.mla.mla_var6_plus_v5", shape, 0, 0, ceilings).seconds,
+                       attention_time("cute.mla.flash_mla", shape, false, ceilings).seconds +
+                           output_decompression_time(shape, ceilings).seconds);
+      EXPECT_GT(hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 4096, 0, ceilings).seconds,
+                attention_time("cutile.mla.flash_attention", shape, false, ceilings).seconds);
+    }
+  }
+}
+
+// On an H200 under its power cap: an end for tokens of the request's own. docs/devices/nvidia-h200.md says why.
+TEST(Hybrid, ChosenNIsNeverFarFromTheBestEnd) {
+  for (const char* kernel : kHybrids)
+    for (int s : {1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 256})
+      for (int h : {16, 64, 128}) {
+        const AttentionShape shape{.b = 32, .s = s, .h = h};
+        const int n = choose_n(kernel, shape, h200(), DType::bfloat16);
+        for (Load load : {Load::burst, Load::sustained}) {
+          const auto ceilings = ceilings_of(h200(), DType::bfloat16, load);
+          const auto time = [&](int tokens) { return hybrid_time(kernel, shape, tokens, 0, ceilings).seconds; };
+          // The two loads may disagree about the better end: where they do, the ends are about equal.
+          EXPECT_LE(time(n), std::min(time(0), time(shape.t)) * 1.12) << kernel << " s=" << s << " h=" << h;
+        }
+      }
+}
+
+TEST(Hybrid, TheEndsOfTheRangeOfQueriesAreThePathsMadeForThem) {
+  for (const char* kernel : kHybrids) {
+    EXPECT_EQ(choose_n(kernel, {.b = 32, .s = 1}, h200(), DType::bfloat16), 0) << kernel;
+    EXPECT_EQ(choose_n(kernel, {.b = 32, .s = 256}, h200(), DType::bfloat16), 4096) << kernel;
+  }
+}
+
+// One after the other there is nothing to gain from a split, and little enough to say so.
+TEST(Hybrid, PartsInTurnGainNothing) {
+  for (int s : {1, 8, 16, 32, 64, 128}) {
+    const int n = choose_n("cute.mla.mla_var6_plus", {.b = 32, .s = s}, h200(), DType::bfloat16);
+    EXPECT_TRUE(n == 0 || n == 4096) << "s=" << s << " n=" << n;
+  }
+}
+
+// Without a power cap the same card gains: both limits are used at once.
+TEST(Hybrid, PaysWhereMemoryAndTensorWorkDoNotShareABudget) {
+  DeviceSpec card = h200();
+  card.measured.erase("power_share");
+  card.measured["matmul_sustained_tflops"] = card.measured["matmul_burst_tflops"];
+  for (int s : {32, 64}) {
+    const AttentionShape shape{.b = 32, .s = s};
+    const int n = choose_n("cute.mla.mla_var6_plus_v5", shape, card, DType::bfloat16);
+    EXPECT_GT(n, 0) << "s=" << s;
+    EXPECT_LT(n, 4096) << "s=" << s;
+    EXPECT_EQ(n, best_interior_n("cute.mla.mla_var6_plus_v5", shape, 0, card, DType::bfloat16));
+  }
+}
+
+// K and V that the batch shares are read once: no power argument against them.
+TEST(Hybrid, SharedTokensAreDecompressed) {
+  for (const char* kernel : {"cutile.mla.mla_var6_plus_v2", "cute.mla.mla_var6_plus", "cute.mla.mla_var6_plus_v5"}) {
+    const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+    const AttentionShape shape{.b = 128, .s = 4, .t = 8192 + 1024};
+    EXPECT_GT(hybrid_time(kernel, shape, 0, 1, burst).seconds / hybrid_time(kernel, shape, 8192, 1, burst).seconds, 2)
+        << kernel;
+  }
+}
+
+}  // namespace
+}  // namespace hypermla

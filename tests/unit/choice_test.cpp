@@ -1,0 +1,201 @@
+#include "hypermla/plan/choice.h"
+
+#include <gtest/gtest.h>
+
+#include "hypermla/plan/typed_plan.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::checkout;
+using testing_support::contains;
+using testing_support::error_of;
+
+struct StubProblem {
+  int b = 32;
+  int s = 1;
+  int t = 4096;
+  int n = -1;
+  int h = 128;
+  int d = 128;
+  int k = 512;
+  DType dtype = DType::bfloat16;
+  int prefixes = 0;
+
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("b", self.b, "");
+    field("s", self.s, "");
+    field("t", self.t, "");
+    field("n", self.n, "");
+    field("h", self.h, "");
+    field("d", self.d, "");
+    field("k", self.k, "");
+    field("dtype", self.dtype, "");
+    field("prefixes", self.prefixes, "");
+  }
+};
+struct StubTiling {
+  int Bm = 0;
+
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("Bm", self.Bm, "");
+  }
+};
+
+// A hybrid as far as the choice is concerned; it refuses what no model has settled.
+class StubPlan : public TypedPlan<StubProblem, StubTiling> {
+ public:
+  void choose(const DeviceSpec& device) override {
+    if (problem.n < 0)
+      problem.n = choose_n("cute.mla.mla_var6_plus_v5",
+                           {.b = problem.b, .s = problem.s, .t = problem.t, .h = problem.h}, device, problem.dtype);
+  }
+  void use_default_tiling() override { tiling.Bm = problem.n > 0 ? 64 : 16; }
+  void validate() const override {
+    if (problem.n < 0 || problem.n > problem.t) fail("--n={} is not supported", problem.n);
+    if (problem.h > 128) fail("--h={} is not supported", problem.h);
+  }
+  std::vector<TensorSpec> tensors() const override { return {}; }
+  ReferenceShape reference_shape() const override { return {}; }
+  ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
+  std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
+};
+
+// A stage without tokens.
+class StubStage : public StubPlan {
+ public:
+  void validate() const override {}
+};
+
+std::unique_ptr<KernelPlan> stub() { return std::make_unique<StubPlan>(); }
+
+// Every design of the project, as registered kernels or drafts.
+Registry example(bool cute_drafts = false) {
+  Registry registry;
+  const auto add = [&](const std::string& design, const std::string& name, const std::string& language,
+                       bool draft = false) {
+    registry.add("/kernels/" + language + "/mla/" + design + "/" + name + "/" + name + ".cpp", "about " + name, stub,
+                 draft);
+  };
+  for (const char* design : {"flash_mla", "flash_mla_split_kv", "flash_attention", "mla_var6_plus"})
+    add(design, design, "cutile");
+  registry.add("/kernels/cutile/mla/output_decompression/output_decompression/output_decompression.cpp", "",
+               [] { return std::make_unique<StubStage>(); });
+  add("mla_var6_plus", "mla_var6_plus_v1", "cutile");
+  add("mla_var6_plus", "mla_var6_plus_v2", "cutile");
+  for (const char* name : {"flash_mla", "flash_mla_v1"}) add("flash_mla", name, "cute", cute_drafts);
+  add("flash_attention", "flash_attention", "cute", cute_drafts);
+  add("mla_var6_plus", "mla_var6_plus_v5", "cute", cute_drafts);
+  return registry;
+}
+
+const DeviceSpec& h200() {
+  static const DeviceTable table = DeviceTable::load(checkout() / "conf/devices.json");
+  return table.find("NVIDIA H200");
+}
+const Target kH200 = {"sm_90", 132};
+
+std::string chosen(const ChoiceProblem& problem, const Registry& registry = example()) {
+  const auto ranking = rank_kernels(registry, problem, kH200, h200());
+  const RankedKernel& best = choice(ranking);
+  return best.path + " " + best.entry.full_name();
+}
+
+TEST(Choice, IsTheFastestKernelThatWasMeasured) {
+  EXPECT_EQ(chosen({.b = 32, .s = 1}), "latent cute.mla.flash_mla");
+  EXPECT_EQ(chosen({.b = 32, .s = 1, .h = 16}), "latent cute.mla.flash_mla_v1");
+  EXPECT_EQ(chosen({.b = 1, .s = 1}), "latent cute.mla.flash_mla_v1");
+  EXPECT_EQ(chosen({.b = 1, .s = 1, .t = 131072}), "latent cute.mla.flash_mla");
+  for (int s : {2, 4, 8, 16, 32}) EXPECT_EQ(chosen({.b = 32, .s = s}), "latent cute.mla.flash_mla") << s;
+  EXPECT_EQ(chosen({.b = 32, .s = 64}), "decompressed cutile.mla.flash_attention");
+  EXPECT_EQ(chosen({.b = 32, .s = 128}), "decompressed cute.mla.flash_attention");
+  EXPECT_EQ(chosen({.b = 4, .s = 4096, .causal = true}), "decompressed cute.mla.flash_attention");
+}
+
+TEST(Choice, NeverTakesADraftWhereThereIsAnother) {
+  EXPECT_EQ(chosen({.b = 32, .s = 16}, example(true)), "latent cutile.mla.flash_mla");
+  EXPECT_TRUE(rank_kernels(example(true), {.b = 32, .s = 16}, kH200, h200()).front().entry.draft);  // but shows it
+  Registry drafts;
+  drafts.add("/kernels/cute/mla/flash_mla/flash_mla/flash_mla.cpp", "", stub, true);
+  EXPECT_EQ(chosen({}, drafts), "latent cute.mla.flash_mla");
+}
+
+TEST(Choice, LeavesOutWhatDoesNotRunThere) {
+  for (const RankedKernel& one : rank_kernels(example(), {.b = 32, .s = 16}, {"sm_120", 170}, h200()))
+    EXPECT_EQ(one.entry.language, "cutile") << one.entry.full_name();
+  EXPECT_TRUE(contains(error_of([] { rank_kernels(example(), {.h = 256}, kH200, h200()); }), "no kernel for sm_90"));
+}
+
+TEST(Choice, RanksFastestFirstAndNewestOfEqualOnes) {
+  const auto ranking = rank_kernels(example(), {.b = 32, .s = 16}, kH200, h200());
+  double before = 0;
+  for (const RankedKernel& one : ranking) {
+    EXPECT_GE(one.sustained.seconds, before);
+    EXPECT_GE(one.sustained.seconds, one.burst.seconds * 0.999);
+    before = one.sustained.seconds;
+  }
+  std::vector<std::string> hybrids;
+  for (const RankedKernel& one : ranking)
+    if (one.path == "hybrid" && one.entry.language == "cutile") hybrids.push_back(one.entry.version);
+  EXPECT_EQ(hybrids, (std::vector<std::string>{"v2", "v1", "v0"}));
+}
+
+TEST(Choice, SharedPrefixesGoThroughTheHybrid) {
+  ChoiceProblem problem{.b = 32, .s = 4, .prefix = 8192, .own = 1024};
+  const auto ranking = rank_kernels(example(), problem, kH200, h200());
+  EXPECT_EQ(ranking.front().path, "shared prefix");
+  EXPECT_EQ(ranking.front().n, 8192);
+  // Nothing is shared by requests that each have a prefix of their own, and few rows stay unshared.
+  problem.prefixes = 32;
+  EXPECT_EQ(rank_kernels(example(), problem, kH200, h200()).front().path, "latent");
+}
+
+TEST(Choice, MakesThePlansOfAPath) {
+  ChoiceProblem problem{.b = 3, .s = 2, .prefix = 100, .own = 28};
+  for (const RankedKernel& one : rank_kernels(example(), problem, kH200, h200())) {
+    const auto plans = plans_of(example(), one, problem, kH200);
+    EXPECT_EQ(plans.size(), one.path == "latent" ? 2 : 1) << one.entry.full_name();
+    const auto& first = dynamic_cast<const StubPlan&>(*plans[0]).problem;
+    EXPECT_EQ(first.t, 128);
+    EXPECT_EQ(first.n, one.n);
+    EXPECT_EQ(first.prefixes, one.path == "shared prefix" ? 1 : 0);
+    EXPECT_EQ(plans[0]->target.processors, 132);
+  }
+}
+
+TEST(Choice, RefusesWhatHasNoMeaning) {
+  const struct {
+    ChoiceProblem problem;
+    const char* message;
+  } cases[] = {{{.b = 0}, "--b=0"},
+               {{.t = 0}, "--t=0"},
+               {{.prefix = -1}, "--prefix=-1"},
+               {{.t = 100, .prefix = 101}, "only --t=100"},
+               {{.prefixes = 33}, "--prefixes=33"},
+               {{.prefixes = 0}, "--prefixes=0"}};
+  for (const auto& [problem, message] : cases)
+    EXPECT_TRUE(contains(error_of([&problem = problem] { rank_kernels(example(), problem, kH200, h200()); }), message))
+        << message;
+}
+
+// What the user leaves open is settled for the device, before the tiling follows from it.
+TEST(PlanHook, SettlesWhatIsLeftToTheModel) {
+  StubPlan plan;
+  EXPECT_TRUE(contains(error_of([&] { plan.validate(); }), "--n=-1"));
+  plan.choose(h200());
+  plan.use_default_tiling();
+  plan.validate();
+  EXPECT_EQ(plan.problem.n, 0);
+  EXPECT_EQ(plan.tiling.Bm, 16);
+  plan.problem.n = 17;  // what the user says stays
+  plan.choose(h200());
+  EXPECT_EQ(plan.problem.n, 17);
+  plan.problem = {.s = 256};
+  plan.choose(h200());
+  EXPECT_EQ(plan.problem.n, 4096);
+}
+
+}  // namespace
+}  // namespace hypermla
