@@ -111,5 +111,20 @@ TEST_F(OnHopper, PrefixesMayChangeBetweenReplays) {
   }
 }
 
+// As when Python frees what a function held, the Kernel before the graph: the driver used to crash.
+TEST_F(OnHopper, ARecordingIsFreedAfterItsKernels) {
+  const auto hybrid = plan("cute.mla.mla_var6_plus", "", {{"b", 32}, {"s", 16}, {"t", 4096}, {"h", 16}, {"n", 64}});
+  std::unique_ptr<Recording> recording;
+  {
+    const AllocatedTensors tensors(*hybrid, device_, 1);
+    const auto executable = hybrid->plan(tensors.tensors());
+    executable->prepare(*compiler_, *device_);
+    recording = device_->record([&](StreamHandle stream) { executable->run(stream); });
+    recording->replay(device_->stream());
+    device_->synchronize();
+  }
+  recording.reset();
+}
+
 }  // namespace
 }  // namespace hypermla

@@ -2,16 +2,52 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <mutex>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/hash.h"
 #include "hypermla/device/driver.h"
 
 namespace hypermla {
 namespace {
 
+// A device's primary context and the kernels in it, each loaded once. Both stay until the process ends: a caller's CUDA graph
+// may hold a kernel longer than its Kernel lives, and the driver crashes when it frees such a graph after the module.
+class PrimaryContext {
+ public:
+  static PrimaryContext& of(CUdevice device) {
+    static std::mutex mutex;
+    static std::map<CUdevice, PrimaryContext> all;
+    const std::lock_guard lock(mutex);
+    return all.try_emplace(device, device).first->second;
+  }
+  explicit PrimaryContext(CUdevice device) { HYPERMLA_CUDA(cuDevicePrimaryCtxRetain(&context_, device)); }
+  CUcontext get() const { return context_; }
+
+  CUfunction load(const std::string& image, const std::string& name, unsigned shared_bytes) {
+    const std::lock_guard lock(mutex_);
+    CUmodule& module = modules_[content_hash(image)];
+    if (!module) HYPERMLA_CUDA(cuModuleLoadData(&module, image.data()));
+    CUfunction function = nullptr;
+    HYPERMLA_CUDA(cuModuleGetFunction(&function, module, name.c_str()));
+    HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; the first run() shall not pay for it
+    constexpr int kUnasked = 48 << 10;    // more dynamic shared memory has to be asked for
+    int allowed = 0;                      // by whoever loaded it before
+    HYPERMLA_CUDA(cuFuncGetAttribute(&allowed, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function));
+    if (int(shared_bytes) > std::max(allowed, kUnasked))
+      HYPERMLA_CUDA(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(shared_bytes)));
+    return function;
+  }
+
+ private:
+  CUcontext context_ = nullptr;
+  std::mutex mutex_;
+  std::map<std::string, CUmodule> modules_;  // by the hash of their image
+};
+
 class CudaFunction : public Function {
  public:
-  CudaFunction(CUmodule module, CUfunction function, const LaunchShape& shape) : module_(module), function_(function) {
+  CudaFunction(CUfunction function, const LaunchShape& shape) : function_(function) {
     config_.blockDimX = shape.threads;
     config_.blockDimY = config_.blockDimZ = 1;
     config_.sharedMemBytes = shape.shared_bytes;
@@ -29,7 +65,6 @@ class CudaFunction : public Function {
   }
   CudaFunction(const CudaFunction&) = delete;  // config_ points into this object
   CudaFunction& operator=(const CudaFunction&) = delete;
-  ~CudaFunction() override { CudaDriver::get().cuModuleUnload(module_); }
 
   void launch(Grid grid, void** arguments, StreamHandle stream) override {
     config_.gridDimX = grid.x;
@@ -40,7 +75,6 @@ class CudaFunction : public Function {
   }
 
  private:
-  CUmodule module_;
   CUfunction function_;
   CUlaunchConfig config_{};
   CUlaunchAttribute attributes_[2]{};
@@ -146,7 +180,7 @@ class CudaDevice : public Device {
     if (ordinal < 0 || ordinal >= count)
       fail("there is no CUDA device {}: this machine has {}; choose --device=cpu or one below that number", ordinal, count);
     HYPERMLA_CUDA(cuDeviceGet(&device_, ordinal));
-    HYPERMLA_CUDA(cuDevicePrimaryCtxRetain(&context_, device_));
+    context_ = PrimaryContext::of(device_).get();
     HYPERMLA_CUDA(cuCtxSetCurrent(context_));
     char name[256] = "";
     HYPERMLA_CUDA(cuDeviceGetName(name, sizeof name, device_));
@@ -175,7 +209,6 @@ class CudaDevice : public Device {
     cuda.cuEventDestroy(begin_);
     cuda.cuEventDestroy(end_);
     cuda.cuStreamDestroy(stream_);
-    cuda.cuDevicePrimaryCtxRelease(device_);
   }
 
   bool is_gpu() const override { return true; }
@@ -210,16 +243,7 @@ class CudaDevice : public Device {
                                  const LaunchShape& shape) override {
     std::ifstream file(artifact, std::ios::binary);
     std::string image((std::istreambuf_iterator<char>(file)), {});
-    CUmodule module = nullptr;
-    HYPERMLA_CUDA(cuModuleLoadData(&module, image.data()));
-    CUfunction function = nullptr;
-    HYPERMLA_CUDA(cuModuleGetFunction(&function, module, name.c_str()));
-    auto loaded = std::make_unique<CudaFunction>(module, function, shape);
-    HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; the first run() shall not pay for it
-    constexpr unsigned kUnasked = 48 << 10;  // more dynamic shared memory has to be asked for
-    if (shape.shared_bytes > kUnasked)
-      HYPERMLA_CUDA(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(shape.shared_bytes)));
-    return loaded;
+    return std::make_unique<CudaFunction>(PrimaryContext::of(device_).load(image, name, shape.shared_bytes), shape);
   }
 
   StreamHandle stream() override { return stream_; }

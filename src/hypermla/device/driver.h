@@ -14,10 +14,10 @@ namespace hypermla {
 // One line per function: the name under which the driver exports it.
 #define HYPERMLA_CUDA_FUNCTIONS(X)                                                                                     \
   X(cuInit) X(cuDriverGetVersion) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)            \
-  X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                 \
+  X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain)                                              \
   X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxSynchronize)                                          \
   X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD)                           \
-  X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)                       \
+  X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData) X(cuModuleGetFunction)                                          \
   X(cuFuncLoad) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx) X(cuTensorMapEncodeTiled)              \
   X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)                                     \
   X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxFromGreenCtx) X(cuGreenCtxCreate) X(cuGreenCtxDestroy)                 \
