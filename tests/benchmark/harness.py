@@ -222,22 +222,44 @@ class FlashAttention3:
         self.op(*self.arguments)
 
 
-PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3}
+class CudnnAttention:
+    """cuDNN's attention through PyTorch, which brings it: the rotary part of k copied to every head."""
+
+    name, path = "cuDNN", "decompressed"
+
+    def __init__(self, machine, problem):
+        b, s, t, h, p, d = (problem[key] for key in ("b", "s", "t", "h", "p", "d"))
+        if problem.get("causal", False) and s != t:
+            raise ValueError("its causal mask begins at the first token")
+        dtype = problem["dtype"]
+        self.tensors = [machine.tensor(f"cudnn.{name}", shape, dtype)
+                        for name, shape in (("q", (b, h, s, d + p)), ("k", (b, h, t, d + p)), ("v", (b, h, t, d)))]
+        self.causal, self.scale = bool(problem.get("causal", False)), (d + p) ** -0.5
+        self.run(None)
+
+    def run(self, _):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(*self.tensors, is_causal=self.causal, scale=self.scale)
+
+
+PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3, "cudnn": CudnnAttention}
+LIBRARIES = ("flashmla", "fa3")  # come as a library with torch operators
 
 
 def load_peers(machine, arguments):
-    """The peers whose library was given and can be loaded; says why not for the others."""
+    """The peers that can run: those whose library was given and loads, and PyTorch's own; says why not for the others."""
     found = []
     for key, peer in PEERS.items():
-        library = getattr(arguments, key)
+        library = getattr(arguments, key, None)
         why = None
-        if not library:
+        if key in LIBRARIES and not library:
             why = f"no library given (--{key}=<path>)"
         elif not machine.gpu:
             why = "it needs a GPU"
         else:
             try:
-                torch.ops.load_library(library)
+                if library:
+                    torch.ops.load_library(library)
                 found.append(peer)
             except (OSError, RuntimeError) as error:
                 why = str(error).splitlines()[0]
@@ -316,8 +338,8 @@ def parser(description, **defaults):
     result.add_argument("--tune", type=int, default=0, help="tilings to try per kernel; 0: the default tiling")
     result.add_argument("--limit", type=float, default=600.0, help="seconds after which nothing more is started")
     result.add_argument("--out_dir", help="where comparison.csv and comparison.md go (default out/tests/<benchmark>/<time>)")
-    for key, peer in PEERS.items():
-        result.add_argument(f"--{key}", metavar="PATH", help=f"library with the torch operators of {peer.name}")
+    for key in LIBRARIES:
+        result.add_argument(f"--{key}", metavar="PATH", help=f"library with the torch operators of {PEERS[key].name}")
     return result
 
 
