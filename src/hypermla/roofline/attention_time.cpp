@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hypermla/base/error.h"
@@ -41,29 +42,49 @@ const Figures kFigures[] = {
     // docs/kernels/cute-flash-attention.md: 1 x 16384 causal 13191 us, b32 s128 2051 us, 4 x 4096 3584 us (sustained
     // 4253). 40 of 132 SMs read at 0.88 of the full rate (docs/devices/nvidia-h200.md).
     {"cute.mla.flash_attention", 128, 1.08, 0.955, 0.975, 0.3, 1, 1, 1},
+    // docs/kernels/cute-flash-attention-v1.md: 1892, 1920, 1954 us at s = 16, 32, 64, and from 40 SMs 640, 870 and 920
+    // cycles for 64 tokens of a head; results/nvidia-h200/envelope.json: s = 128 2788 us (3011), s = 256 4544 us (5315).
+    {"cute.mla.flash_attention_v1", 16, 0.3, 0.3, 0.975, 0.3, 1, 1, 1},
+    {"cute.mla.flash_attention_v1", 32, 0.45, 0.45, 0.975, 0.3, 1, 1, 1},
+    {"cute.mla.flash_attention_v1", 64, 0.80, 0.765, 0.975, 0.3, 1, 1, 1},
     // results/nvidia-h200/flash_attention-*.json: b1 s512 t8192 513 us (592), b32 s128 2413 us (2881); tiles of 64 rows
     // at s = 128 took 3.31 ms, and of 32 rows, by mma.sync, 2.54 ms at s = 32 (docs/kernels/flash-attention.md), which
-    // stands for those of 16 rows; 0.975 of the reads at s = 32 and 64, from 96 SMs on.
+    // stands for those of 16 rows; 0.975 of the reads at s = 32 and 64, from 96 SMs on, sustained, too (envelope.json).
     {"cutile.mla.flash_attention", 16, 0.2, 0.2, 0.975, 0.73, 1, 1, 1},
-    {"cutile.mla.flash_attention", 64, 0.62, 0.60, 0.975, 0.73, 1, 1, 1},
+    {"cutile.mla.flash_attention", 64, 0.66, 0.66, 0.975, 0.73, 1, 1, 1},
     {"cutile.mla.flash_attention", 128, 0.88, 0.825, 0.975, 0.73, 1, 1, 1},
     // The same over a prefix, which the hybrid cuts until its tiles fill the processors (docs/kernels/cute-mla-var6-plus.md).
     {"cute.prefix_part", 128, 1.08, 0.955, 0.975, 0, 1, 1, 1},
-    // The decompressed part of a hybrid that runs its parts at once on Hopper. Not measured: the tensor rate of flash_attention above on tiles of
-    // 64 rows.
-    {"cute.decompressed_part", 64, 1.08, 0.955, 0.92, 0.3, 1, 1, 1},
+    // The decompressed part of a hybrid that runs its parts at once: what makes the whole take what v5 and v4 took in
+    // results/nvidia-h200/envelope.json, 1495 and 2311 us (1645, 2443) at s = 32 and 64, 2539 and 4818 (2565, 4848) at 64
+    // and 128.
+    {"cute.decompressed_part", 16, 0.3, 0.3, 0.92, 0.3, 1, 1, 1},
+    {"cute.decompressed_part", 32, 0.65, 0.62, 0.92, 0.3, 1, 1, 1},
+    {"cute.decompressed_part", 64, 0.70, 0.70, 0.92, 0.3, 1, 1, 1},
+    {"cutile.decompressed_part", 64, 0.51, 0.54, 0.975, 0.73, 1, 1, 1},
 };
 
-// The stage behind the latent path. results/nvidia-h200/output_decompression-b32-s16.json: 33.1 us for 101 MB. Its
-// combine with decompressed parts is not measured and taken to read as fast.
-constexpr double kDecompressionReads = 0.66, kDecompressionTensor = 0.88;
+// The stage behind the latent path, of read_GBps. results/nvidia-h200/output_decompression-b32-s16.json: 33.1 us for 101 MB by
+// CUDA Tile; cute-decompress_combine-b32-s32.json: 60.0 us for 217 MB.
+constexpr double kDecompressionTensor = 0.88;
+double decompression_reads(bool cute) { return cute ? 0.80 : 0.66; }
 
 // The merge of flash_mla_split_kv, in launches per split: b32 s1 (2 splits) 5 us behind stage 1, b8 t8192 (8) 5 us, b1 t65536
 // (64) 25 us (docs/kernels/flash-mla-split-kv.md).
 constexpr double kMergeOfSplit = 0.1;
 
-// Two kinds of work at once disturb each other in L2 and memory: 7 to 10 % on each (docs/devices/nvidia-h200.md).
-constexpr double kOverlap = 0.93;
+// Two kinds of work at once disturb each other in L2 and memory: 7 to 10 % on each (docs/devices/nvidia-h200.md), and on
+// partitions one ends before the other.
+double overlap_of(std::string_view kernel) {
+  if (kernel == "cute.mla.mla_var6_plus_v5") return 0.92;
+  // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 3.6 and 3.2
+  // times its time, 2.4 and 2.2, 1.7 and 2.2, and more with few decompressed tokens; the base version 6.1 and 2.3.
+  if (kernel == "cutile.mla.mla_var6_plus") return 0.93 / 2.1;
+  if (kernel == "cutile.mla.mla_var6_plus_v1") return 0.93 / 3.2;
+  if (kernel == "cutile.mla.mla_var6_plus_v2") return 0.93 / 2.4;
+  if (kernel == "cutile.mla.mla_var6_plus_v3") return 0.93 / 2.0;
+  return 0.93;
+}
 
 // Most of what was measured lies within this of the model; a hybrid must promise more.
 constexpr double kMargin = 1.05;
@@ -168,15 +189,15 @@ Times decompressed_times(const Figures& figures, const AttentionShape& shape, bo
   return times_of(figures, cost, heads * rows / figures.rows, ceilings);
 }
 
-// The best of several kernels' tiles.
+// The best of several kernels' tiles; of those that memory bounds alike the one that leaves most to others.
 template <class TimesOf>
 Times best_times(std::initializer_list<std::string_view> kernels, const Ceilings& ceilings, TimesOf&& times_of) {
   Times best;
-  double least = INFINITY;
+  std::pair<double, double> least = {INFINITY, INFINITY};
   for (std::string_view kernel : kernels)
     for (const Figures& figures : figures_of(kernel)) {
       const Times times = times_of(figures);
-      const double seconds = estimate(times, ceilings).seconds;
+      const std::pair seconds = {estimate(times, ceilings).seconds, times.tensor};
       if (seconds < least) least = seconds, best = times;
     }
   return best;
@@ -194,12 +215,13 @@ Times attention_times(std::string_view kernel, const AttentionShape& shape, bool
 }
 
 // What follows the parts of a hybrid: latent parts go through the projection, decompressed ones are added.
-TimeEstimate combine_time(const AttentionShape& shape, bool latent, bool decompressed, const Ceilings& ceilings) {
+TimeEstimate combine_time(const AttentionShape& shape, bool latent, bool decompressed, bool cute,
+                          const Ceilings& ceilings) {
   Cost cost = latent ? output_decompression_cost(shape) : Cost{};
   const double outputs = shape.bytes_per_element * shape.b * shape.h * shape.s * shape.d;
   if (decompressed) cost.bytes += latent ? outputs : 2 * outputs;
   const double traffic = cost.bytes / ceilings.bytes;
-  return estimate({cost.flops / (ceilings.flops * kDecompressionTensor), traffic / kDecompressionReads, traffic, 0},
+  return estimate({cost.flops / (ceilings.flops * kDecompressionTensor), traffic / decompression_reads(cute), traffic, 0},
                   ceilings);
 }
 
@@ -231,7 +253,7 @@ TimeEstimate attention_time(std::string_view kernel, const AttentionShape& shape
 }
 
 TimeEstimate output_decompression_time(const AttentionShape& shape, const Ceilings& ceilings) {
-  return combine_time(shape, true, false, ceilings);
+  return combine_time(shape, true, false, true, ceilings);
 }
 
 TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, int n, int prefixes,
@@ -248,30 +270,33 @@ TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, i
                 : best_times({"cutile.mla.flash_mla"}, ceilings, times);
   };
   const auto decompressed_part = [&] {
-    const std::string_view part = !cute                      ? "cutile.mla.flash_attention"
-                                  : how == Together::at_once ? "cute.decompressed_part"
+    const bool beside_the_other = how == Together::at_once && n < shape.t;
+    const std::string_view part = !cute                      ? beside_the_other && prefixes == 0 ? "cutile.decompressed_part"
+                                                                                                 : "cutile.mla.flash_attention"
+                                  : beside_the_other         ? "cute.decompressed_part"
+                                  : how == Together::at_once ? "cute.mla.flash_attention_v1"
                                   : prefixes > 0             ? "cute.prefix_part"
                                                              : "cute.mla.flash_attention";
     return best_times({part}, ceilings, [&](const Figures& figures) {
       return decompressed_times(figures, decompressed, false, prefixes > 0 ? prefixes : shape.b, ceilings);
     });
   };
-  if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine_time(shape, true, false, ceilings));
-  if (n == shape.t) return in_turn(estimate(decompressed_part(), ceilings), combine_time(shape, false, true, ceilings));
-  TimeEstimate combine = combine_time(shape, true, true, ceilings);
+  if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine_time(shape, true, false, cute, ceilings));
+  if (n == shape.t) return in_turn(estimate(decompressed_part(), ceilings), combine_time(shape, false, true, cute, ceilings));
+  TimeEstimate combine = combine_time(shape, true, true, cute, ceilings);
   combine.seconds += ceilings.launch;
   const Times one = latent_part(), other = decompressed_part();
   if (how == Together::at_once) {
     Times both = one;
     both += other;
     both.launches = std::max(one.launches, other.launches);
-    return in_turn(estimate(both, ceilings, kOverlap), combine);
+    return in_turn(estimate(both, ceilings, overlap_of(kernel)), combine);
   }
   const TimeEstimate first = estimate(one, ceilings), second = estimate(other, ceilings);
   if (how == Together::in_turn) return in_turn(in_turn(first, second), combine);
   // Half of the processors each: the longer part decides, at half its speed.
   const TimeEstimate& longer = first.seconds >= second.seconds ? first : second;
-  return in_turn({2 * longer.seconds / kOverlap, longer.limit}, combine);
+  return in_turn({2 * longer.seconds / overlap_of(kernel), longer.limit}, combine);
 }
 
 namespace {
