@@ -69,6 +69,13 @@ int token_stores(const Problem& at) {
   return at.prefixes ? at.prefixes : at.b;
 }
 
+// Whether every extent is in its range, so that it can be divided by: a default tiling needs that, before validate() says what
+// is wrong.
+template <class Problem>
+bool has_extents(const Problem& at) {
+  return std::min({at.b, at.s, at.t, at.h, at.d, at.p, at.k}) >= 1 && at.n >= -1 && at.n <= at.t && at.prefixes >= 0;
+}
+
 template <class Problem>
 void validate_hybrid(const Problem& at) {
   validate_latent(at);

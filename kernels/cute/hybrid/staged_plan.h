@@ -1,0 +1,96 @@
+// What the plans of the hybrid for Hopper share: both paths and their merge are kernels of their own, taken from the registry.
+// A version says which kernel takes the decompressed path, on what each path runs, and in what order.
+#pragma once
+
+#include "hypermla/plan/hybrid.h"
+#include "hypermla/plan/stage.h"
+
+namespace hypermla::cute {
+
+template <class Problem, class Tiling>
+class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
+ public:
+  using TypedPlan<Problem, Tiling>::problem;
+  using TypedPlan<Problem, Tiling>::tiling;
+  using TypedPlan<Problem, Tiling>::target;
+
+  std::vector<TensorSpec> tensors() const override {
+    const Problem& at = problem;
+    std::vector<TensorSpec> all = hybrid_tensors(at);
+    auto workspace = [&](const char* name, DType dtype, std::vector<std::int64_t> shape) {
+      all.push_back({name, Role::workspace, dtype, std::move(shape)});
+    };
+    if (combines() && latent_tokens(at)) {
+      workspace("o_latent", at.dtype, {1, at.b, at.h, at.s, at.k});
+      workspace("lse_latent", DType::float32, {1, at.b, at.h, at.s});
+    }
+    if (combines() && new_tokens(at)) {
+      workspace("o_new", at.dtype, {parts(), at.b, at.h, at.s, at.d});
+      workspace("lse_new", DType::float32, {parts(), at.b, at.h, at.s});
+    }
+    for (const Stage& stage : stages())
+      for (TensorSpec& spec : stage.workspaces()) all.push_back(std::move(spec));
+    return all;
+  }
+  InputRules input_rules(std::uint64_t) const override { return hybrid_input_rules(problem); }
+  ReferenceShape reference_shape() const override { return hybrid_reference_shape(problem); }
+  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
+    return hybrid_reference(problem, group, input);
+  }
+
+ protected:
+  // Decompressed, latent, combine: those that there are.
+  virtual std::vector<Stage> stages() const = 0;
+  // Of the decompressed tokens, each with an output of its own.
+  virtual int parts() const { return 1; }
+
+  void validate_paths() const {
+    if (tiling.latent_rows != 64 && tiling.latent_rows != 32)
+      fail("--latent_rows={} is not supported: choose 64 or 32", tiling.latent_rows);
+    const int n = new_tokens(problem);
+    // The mask would end in the latent part, and each request has a length of its own only on the device.
+    if (problem.causal && problem.prefixes == 0 && n > 0 && n < problem.t && (problem.ragged || n < problem.s))
+      fail("--causal with --n={} is not supported here: give n=0, n={} or, without --ragged, from s={} on; the cutile "
+           "kernels take all (--language=cutile)",
+           n, problem.t, problem.s);
+    stages();
+  }
+
+  // Rows on the columns of wgmma where a request has few rows, or there is little to do: docs/kernels/cute-flash-mla-v1.md.
+  int default_latent_rows() const {
+    const std::int64_t rows = std::int64_t{problem.h} * problem.s;
+    const std::int64_t blocks = problem.b * ((latent_tokens(problem) + 63) / 64) * ((rows + 31) / 32);
+    return rows <= 64 || (rows <= 128 && blocks <= 16 * target.processors) ? 32 : 64;
+  }
+
+  // One decompressed part in the order of the heads is the output itself.
+  bool combines() const { return latent_tokens(problem) > 0 || parts() > 1 || problem.tokens_first; }
+
+  Stage decompressed_stage(const std::string& kernel, const std::string& version, const Target& on) const {
+    Json of = fields_json(problem);
+    of.update({{"t", new_tokens(problem)},
+               {"parts", parts()},
+               {"after", problem.causal && problem.prefixes ? latent_tokens(problem) : 0}});
+    return {kernel, version, on, of, "decompressed",
+            {{"kpe", "kpe_new"},
+             {"lengths", "new_lengths"},
+             {"after_lengths", "lengths"},
+             {"o", combines() ? "o_new" : "o"},
+             {"lse", combines() ? "lse_new" : "lse"}}};
+  }
+  Stage latent_stage(const Target& on) const {
+    Json of = fields_json(problem);
+    of.update({{"t", latent_tokens(problem)},
+               {"causal", problem.causal && (problem.prefixes > 0 || new_tokens(problem) == 0)}});
+    return {"cute.mla.flash_mla", tiling.latent_rows == 32 ? "v1" : "v0", on, of, "latent",
+            {{"o", "o_latent"}, {"lse", "lse_latent"}}};
+  }
+  Stage combine_stage() const {
+    Json of = fields_json(problem);
+    of.update({{"latent_parts", latent_tokens(problem) > 0 ? 1 : 0},
+               {"decompressed_parts", new_tokens(problem) > 0 ? parts() : 0}});
+    return {"cute.mla.decompress_combine", "", target, of, "combine"};
+  }
+};
+
+}  // namespace hypermla::cute
