@@ -112,6 +112,16 @@ class Refusals(CommandCase):
             with self.subTest(flag):
                 self.check(expected, "kernel", "flash_attention", "--no_autotune", flag)
 
+    def test_a_problem_that_no_tiling_divides(self):
+        for kernel, words in {
+            "cute.mla.mla_var6_plus": ["--s=0", "--n=100", "--prefixes=1"],
+            "cute.mla.output_decompression": ["--h=0"],
+            "cutile.mla.flash_mla_split_kv": ["--t=-1000"],
+        }.items():
+            with self.subTest(kernel):
+                self.check(f"{words[0]} is not supported: it must be at least 1", "compile", kernel, *words,
+                           "--arch=sm_120" if "cutile" in kernel else "--arch=sm_90")
+
     def test_a_flag_without_its_value(self):
         self.assertIn("hypermla kernel flash_attention --help", self.refuse("kernel", "flash_attention", "--b"))
         self.assertIn("--bench_runs", self.refuse("kernel", "flash_attention", "--bench_runs=0"))

@@ -175,6 +175,22 @@ TEST_P(EveryKernel, RefusesProblemsThatAreNone) {
   EXPECT_THROW(plan_->validate(), Error);
 }
 
+// The default tiling comes first, and must survive what validate() then refuses: a crash fails this test.
+TEST_P(EveryKernel, MakesADefaultTilingForProblemsThatAreNone) {
+  const Json defaults = to_json(plan_->problem_fields());
+  Json shared = defaults;
+  if (defaults.contains("n")) shared.update({{"n", 100}, {"prefixes", 1}});
+  for (const Json& start : {defaults, shared})
+    for (const char* name : {"b", "s", "t", "h", "d", "p", "k"})
+      for (const int wrong : {0, -1, -1000}) {
+        if (!start.contains(name)) continue;
+        Json one = start;
+        one[name] = wrong;
+        set_problem(*plan_, one);
+        EXPECT_THROW(plan_->validate(), Error) << "--" << name << "=" << wrong;
+      }
+}
+
 TEST_P(EveryKernel, ItsTensorsAndItsReferenceFitTogether) {
   for (const Json& problem : problems()) {
     SCOPED_TRACE(problem.dump());

@@ -97,10 +97,7 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
   using TypedPlan<Problem, Tiling>::target;
 
   void use_default_tiling() override {
-    const Problem& at = problem;
-    const int least = std::min({at.b, at.s, at.t, at.h, at.d, at.p, at.k});
-    if (least < 1 || at.n < -1 || at.n > at.t || at.prefixes < 0) return;  // validate() says what is wrong
-    tiling = candidates().front();
+    if (has_extents(problem)) tiling = candidates().front();  // else validate() says what is wrong
   }
 
   std::vector<TensorSpec> tensors() const override {

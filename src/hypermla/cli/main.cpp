@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <functional>
 #include <new>
+#include <stdexcept>
 
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
@@ -63,6 +64,8 @@ int main(int argc, char** argv) {
   try {
     return run({argv + 1, argv + argc});
   } catch (const std::bad_alloc&) {
+    std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
+  } catch (const std::length_error&) {  // more than a vector can hold
     std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
   } catch (const std::exception& error) {
     fmt::print(stderr, "hypermla: {}\n", error.what());

@@ -260,11 +260,15 @@ HybridPairs hybrid_pairs(const Problem& at) {
   HybridPairs pairs;
   for (int r = 0; r < at.b; ++r) {
     const int latent = sample.lengths[r], fresh = sample.new_lengths[sample.store[r]];
-    const double all = at.s * mean_tokens_seen(at.s, latent + fresh, at.causal);
-    double first = 0;  // in the part that the sequence begins with
-    const int first_tokens = at.prefixes ? fresh : latent;
-    for (int i = 0; i < at.s; ++i)
-      first += at.causal ? std::clamp(latent + fresh - at.s + i + 1, 0, first_tokens) : first_tokens;
+    const double tokens = latent + fresh, all = at.s * mean_tokens_seen(at.s, latent + fresh, at.causal);
+    const double first_tokens = at.prefixes ? fresh : latent;
+    // Of queries that see 1, 2, ..., `last` tokens: the pairs in the part that the sequence begins with.
+    auto pairs_up_to = [&](double last) {
+      const double within = std::min(last, first_tokens);
+      return within * (within + 1) / 2 + (last - within) * first_tokens;
+    };
+    const double first =
+        at.causal ? pairs_up_to(tokens) - pairs_up_to(std::max(tokens - at.s, 0.0)) : at.s * first_tokens;
     pairs.latent += at.prefixes ? all - first : first;
     pairs.decompressed += at.prefixes ? first : all - first;
   }

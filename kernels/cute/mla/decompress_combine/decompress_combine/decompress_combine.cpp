@@ -119,7 +119,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
   // {blocks, keep}: one thread block per multiprocessor. Outputs that L2 can hold stay there for the kernel behind this one,
   // if the rows that were read make room for them; more outputs leave in better order without that.
   std::vector<DecompressCombineTiling> candidates() const {
-    const int filling = std::max(1, target.processors / problem.h);
+    const int filling = std::max(1, target.processors / std::max(problem.h, 1));
     const bool keep = 2.0 * problem.b * problem.h * problem.s * problem.d > (32 << 20);
     return {{filling, keep}, {filling, !keep}, {2 * filling, keep}};
   }

@@ -92,8 +92,8 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   // {Bs, blocks, stages}: the best first guess leads, the tuner measures the others. A tile covers as many queries of a
   // batch element as there are, and fills up with batch elements.
   std::vector<OutputDecompressionTiling> candidates() const {
-    const int Bs = std::min(int(std::bit_ceil(unsigned(problem.s))), kRows);
-    const int filling = std::max(1, target.processors / problem.h);  // one block per processor
+    const int Bs = std::min(int(std::bit_ceil(unsigned(std::max(problem.s, 1)))), kRows);
+    const int filling = std::max(1, target.processors / std::max(problem.h, 1));  // one block per processor
     return {{Bs, filling, 8}, {Bs, filling, 10}, {Bs, 2 * filling, 8}};
   }
 };

@@ -134,7 +134,8 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
   // As many splits as fill the processors once: one block more would start a second wave.
   int one_wave_of_splits() const {
     const double blocks = double(problem.b) * ceil_div(problem.h * problem.s, 64);
-    return std::clamp(int(target.processors / blocks), 1, std::min(kMaxSplits, int(ceil_div(problem.t, 64))));
+    return std::clamp(int(target.processors / std::max(blocks, 1.0)), 1,
+                      std::min(kMaxSplits, int(ceil_div(std::max(problem.t, 1), 64))));
   }
 
   // {Bm, Bn, Bv, Bk, splits, num_warps, occupancy}: the best first guess leads, the tuner measures the others.

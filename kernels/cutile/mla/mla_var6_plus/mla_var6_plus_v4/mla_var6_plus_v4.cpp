@@ -50,9 +50,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4T
   }
 
   void use_default_tiling() override {
-    const int least = std::min({problem.b, problem.s, problem.t, problem.h, problem.d, problem.p, problem.k});
-    if (least < 1 || problem.n < -1 || problem.n > problem.t || problem.prefixes < 0)
-      return;  // validate() says what is wrong
+    if (!has_extents(problem)) return;  // validate() says what is wrong
     tiling = {};
     tiling.partition = target.is_gpu() && target.processors >= 4 * kGranularity;
     const Shares shares = default_shares();

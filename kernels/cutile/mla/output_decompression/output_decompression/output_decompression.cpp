@@ -62,7 +62,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   std::vector<OutputDecompressionTiling> candidates() const {
     std::vector<OutputDecompressionTiling> tilings;
     auto add = [&](int rows, int Bd, int Bk, int num_warps, int occupancy) {
-      const int Bs = std::min(int(std::bit_ceil(unsigned(problem.s))), rows);
+      const int Bs = std::min(int(std::bit_ceil(unsigned(std::max(problem.s, 1)))), rows);
       tilings.push_back({rows / Bs, Bs, std::min(Bd, problem.d), std::min(Bk, problem.k), num_warps, occupancy});
     };
     if (problem.s == 1) {
