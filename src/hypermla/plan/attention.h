@@ -17,6 +17,18 @@
 
 namespace hypermla {
 
+template <class Problem>
+AttentionShape attention_shape(const Problem& at) {
+  return {.b = at.b,
+          .s = at.s,
+          .t = at.t,
+          .h = at.h,
+          .d = at.d,
+          .p = at.p,
+          .k = at.k,
+          .bytes_per_element = double(dtype_bytes(at.dtype))};
+}
+
 // Tokens that a query sees on average: all, or for causal attention t - s + i + 1 of query i, at least none.
 inline double mean_tokens_seen(int s, int t, bool causal) {
   if (!causal) return t;
@@ -113,9 +125,9 @@ ReferenceOutputs latent_reference(const Problem& problem, std::int64_t group, co
   const RowReader rows{input};
   const std::int64_t batch = group / h;
   const std::vector<float> z = rows("z", batch, t, k);
-  AttentionReference result =
-      attention_reference(join_columns(rows("qc", group, s, k), rows("qpe", group, s, p), k, p),
-                          join_columns(z, rows("kpe", batch, t, p), k, p), z, s, t, k + p, k, softmax_scale(d, p), causal);
+  AttentionReference result = attention_reference(join_columns(rows("qc", group, s, k), rows("qpe", group, s, p), k, p),
+                                                  join_columns(z, rows("kpe", batch, t, p), k, p), z, s, t, k + p, k,
+                                                  softmax_scale(d, p), causal);
   return {{"o", std::move(result.o)}, {"lse", std::move(result.lse)}};
 }
 

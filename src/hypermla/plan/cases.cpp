@@ -17,27 +17,19 @@ bool has_field(KernelPlan& plan, std::string_view name) {
   return std::any_of(fields.begin(), fields.end(), [&](const FieldRef& field) { return field.name == name; });
 }
 
-// Keeps the values whose field the plan has.
-Json known_fields(KernelPlan& plan, Json values) {
-  for (const auto& [name, value] : kPlain.items())
-    if (!values.contains(name)) values[name] = value;
-  if (!values.contains("n")) values["n"] = 1;  // not what the cost model chooses
-  Json known = Json::object();
-  for (const FieldRef& field : plan.problem_fields())
-    if (values.contains(std::string(field.name))) known[std::string(field.name)] = values[std::string(field.name)];
-  return known;
+// The values whose field the plan has, and what it offers beyond them switched off.
+Json case_of(KernelPlan& plan, const Json& values) {
+  Json all = kPlain;
+  all["n"] = 1;  // not what the cost model chooses
+  all.update(values);
+  return known_fields(plan, all);
 }
 
 // Whether the plan takes a problem.
 bool takes(KernelPlan& plan, const Json& problem) {
   const Json before = to_json(plan.problem_fields());
   set_problem(plan, problem);
-  bool valid = true;
-  try {
-    plan.validate();
-  } catch (const Error&) {
-    valid = false;
-  }
+  const bool valid = is_valid(plan);
   set_problem(plan, before);
   return valid;
 }
@@ -46,7 +38,7 @@ bool takes(KernelPlan& plan, const Json& problem) {
 bool offers(KernelPlan& plan, const Json& variant) {
   for (const auto& [name, value] : variant.items())
     if (!has_field(plan, name)) return false;
-  return takes(plan, known_fields(plan, variant));
+  return takes(plan, case_of(plan, variant));
 }
 
 void add_unique(std::vector<Json>& cases, Json one) {
@@ -78,11 +70,12 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
   for (const char* dtype : {"bfloat16", "float16"})
     for (bool causal : {false, true})
       for (const Shape& shape : kShapes) {
-        if (hybrid && causal != (dtype == std::string_view("float16"))) continue;  // each combination is two more compilations
+        if (hybrid && causal != (dtype == std::string_view("float16")))
+          continue;  // each combination is two more compilations
         Json one = {{"b", shape.b}, {"s", shape.s},   {"t", shape.t},
                     {"h", shape.h}, {"dtype", dtype}, {"causal", causal}};
         if (hybrid) one.update(mixture(shape.t, turn++));
-        add_unique(cases, known_fields(plan, one));
+        add_unique(cases, case_of(plan, one));
       }
   const Json kVariants[] = {
       {{"ragged", true}},
@@ -101,22 +94,23 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
       {{"prefixes", 1}, {"parts", 3}, {"after", 40}},
       {{"prefixes", 4}, {"parts", 2}, {"after", 300}, {"ragged", true}},
   };
-  constexpr Shape kVariantShapes[] = {{7, 1, 700, 16}, {5, 3, 1300, 30}, {3, 2, 3000, 128}, {1, 1, 5000, 128}, {150, 1, 260, 7},
-                                      {3, 50, 200, 128}};
+  constexpr Shape kVariantShapes[] = {{7, 1, 700, 16},   {5, 3, 1300, 30}, {3, 2, 3000, 128},
+                                      {1, 1, 5000, 128}, {150, 1, 260, 7}, {3, 50, 200, 128}};
   // Decompressed tokens are many times as large.
   constexpr Shape kHybridShapes[] = {{7, 1, 150, 16}, {5, 3, 333, 5}, {3, 50, 200, 3}, {40, 1, 65, 7}};
   const bool decompressed = has_field(plan, "n");
   for (const Json& variant : kVariants) {
     if (!offers(plan, variant)) continue;
-    const std::vector<Shape> shapes = decompressed ? std::vector<Shape>(std::begin(kHybridShapes), std::end(kHybridShapes))
-                                                   : std::vector<Shape>(std::begin(kVariantShapes), std::end(kVariantShapes));
+    const std::vector<Shape> shapes = decompressed
+                                          ? std::vector<Shape>(std::begin(kHybridShapes), std::end(kHybridShapes))
+                                          : std::vector<Shape>(std::begin(kVariantShapes), std::end(kVariantShapes));
     for (const Shape& shape : shapes) {
       Json one = {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h}};
       one["dtype"] = shape.s == 3 ? "float16" : "bfloat16";
       one["causal"] = shape.s > 1;
       if (decompressed) one["n"] = mixture(shape.t, turn++)["n"];
       one.update(variant);
-      add_unique(cases, known_fields(plan, one));
+      add_unique(cases, case_of(plan, one));
     }
   }
   // A hybrid may refuse a mask that ends inside its latent part.
@@ -128,7 +122,7 @@ std::vector<Json> representative_problems(KernelPlan& plan) {
   std::vector<Json> problems;
   // The hybrid has many kernels, and is for the queries between.
   for (int s : has_field(plan, "n") ? std::vector<int>{16, 64} : std::vector<int>{1, 16, 32, 64, 128})
-    add_unique(problems, known_fields(plan, {{"b", 32}, {"s", s}, {"t", 4096}, {"h", 128}, {"n", -1}}));
+    add_unique(problems, case_of(plan, {{"b", 32}, {"s", s}, {"t", 4096}, {"h", 128}, {"n", -1}}));
   return problems;
 }
 

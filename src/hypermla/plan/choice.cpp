@@ -2,21 +2,10 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/typed_plan.h"
+#include "hypermla/plan/attention.h"
 
 namespace hypermla {
 namespace {
-
-AttentionShape shape_of(const ChoiceProblem& at) {
-  return {.b = at.b,
-          .s = at.s,
-          .t = at.t,
-          .h = at.h,
-          .d = at.d,
-          .p = at.p,
-          .k = at.k,
-          .bytes_per_element = double(dtype_bytes(at.dtype))};
-}
 
 bool is_latent(const KernelEntry& entry) { return entry.design == "flash_mla" || entry.design == "flash_mla_split_kv"; }
 
@@ -24,24 +13,11 @@ std::unique_ptr<KernelPlan> attention_plan(const KernelEntry& entry, const Choic
                                            const Target& target) {
   std::unique_ptr<KernelPlan> plan = entry.make();
   plan->target = target;
-  ChoiceProblem copy = at;
-  Json values = to_json(fields_of(copy));
+  Json values = fields_json(at);
   values["n"] = n;
   values["prefixes"] = at.prefix > 0 && n == at.prefix ? at.prefixes : 0;
-  Json known = Json::object();
-  for (const FieldRef& field : plan->problem_fields())
-    if (const auto found = values.find(std::string(field.name)); found != values.end()) known[found.key()] = *found;
-  set_problem(*plan, known);
+  set_problem(*plan, known_fields(*plan, values));
   return plan;
-}
-
-bool takes(const KernelEntry& entry, const ChoiceProblem& at, int n, const Target& target) {
-  try {
-    attention_plan(entry, at, n, target)->validate();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 }  // namespace
@@ -62,12 +38,13 @@ void ChoiceProblem::settle() {
 std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const Target& target,
                                        const DeviceSpec& device) {
   problem.settle();
-  const AttentionShape shape = shape_of(problem);
+  const AttentionShape shape = attention_shape(problem);
   const Ceilings burst = ceilings_of(device, problem.dtype, Load::burst),
                  sustained = ceilings_of(device, problem.dtype, Load::sustained);
   std::vector<RankedKernel> ranking;
   const auto add = [&](const char* path, const KernelEntry& entry, int n, auto&& time) {
-    if (takes(entry, problem, n, target)) ranking.push_back({path, entry, n, time(burst), time(sustained)});
+    if (is_valid(*attention_plan(entry, problem, n, target)))
+      ranking.push_back({path, entry, n, time(burst), time(sustained)});
   };
   for (const KernelEntry& entry : registry.all()) {
     if (!entry.runs_on(target.arch)) continue;

@@ -33,31 +33,14 @@ inline constexpr double kHybridRidge = 158;
 template <class Problem>
 void choose_new_tokens(Problem& at, std::string_view kernel, const DeviceSpec& device) {
   if (at.n >= 0 || at.prefixes > 0) return;
-  at.n = choose_n(kernel,
-                  {.b = at.b,
-                   .s = at.s,
-                   .t = at.t,
-                   .h = at.h,
-                   .d = at.d,
-                   .p = at.p,
-                   .k = at.k,
-                   .bytes_per_element = double(dtype_bytes(at.dtype))},
-                  device, at.dtype);
+  at.n = choose_n(kernel, attention_shape(at), device, at.dtype);
 }
 
 // The decompressed tokens of a request: n, or for n = -1, where no device has chosen, what perfect overlap would ask for.
 template <class Problem>
 int new_tokens(const Problem& at) {
   if (at.n >= 0) return at.n;
-  return n_star({.b = at.b,
-                 .s = at.s,
-                 .t = at.t,
-                 .h = at.h,
-                 .d = at.d,
-                 .p = at.p,
-                 .k = at.k,
-                 .bytes_per_element = double(dtype_bytes(at.dtype))},
-                kHybridRidge, 64);
+  return n_star(attention_shape(at), kHybridRidge, 64);
 }
 template <class Problem>
 int latent_tokens(const Problem& at) {

@@ -9,12 +9,7 @@ namespace hypermla {
 Stage::Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
              std::string prefix, std::map<std::string, std::string> names)
     : prefix_(std::move(prefix)), names_(std::move(names)) {
-  const auto set_known = [&](KernelPlan& plan) {
-    Json known = Json::object();
-    for (const FieldRef& field : plan.problem_fields())
-      if (problem.contains(field.name)) known[std::string(field.name)] = problem.at(std::string(field.name));
-    set_problem(plan, known);
-  };
+  const auto set_known = [&](KernelPlan& plan) { set_problem(plan, known_fields(plan, problem)); };
   plan_ = choose_plan(Registry::instance().find_all(kernel, version, target.arch), target, set_known).plan;
   plan_->validate();
 }
@@ -34,7 +29,8 @@ std::vector<TensorSpec> Stage::workspaces() const {
 
 std::unique_ptr<Executable> Stage::plan(const Tensors& outer) const {
   Tensors own;
-  for (const TensorSpec& spec : plan_->tensors()) own[spec.name] = {outer.at(outer_name(spec)).data, spec.dtype, spec.shape};
+  for (const TensorSpec& spec : plan_->tensors())
+    own[spec.name] = {outer.at(outer_name(spec)).data, spec.dtype, spec.shape};
   return plan_->plan(own);
 }
 
