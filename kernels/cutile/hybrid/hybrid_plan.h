@@ -89,6 +89,39 @@ Cost executed_by(const Problem& at, const HybridCut& cut) {
   return {late * both.flops, late * both.bytes};
 }
 
+inline void require_parts(const char* name, int parts) {
+  if (parts < 1 || parts > 1024) fail("--{}={} is not supported: it must be from 1 to 1024", name, parts);
+}
+
+// As many cuts along the tokens as let the blocks of a path end together; each cut costs a partial output.
+inline int parts_for(double units, int blocks, int token_tiles) {
+  int best = 1;
+  auto end = [&](int parts) { return std::ceil(units * parts / blocks) * blocks / (units * parts) + 0.01 * parts; };
+  for (int parts = 2; parts <= std::min(token_tiles, 16); ++parts)
+    if (end(parts) < end(best)) best = parts;
+  return best;
+}
+
+// Divides the blocks in proportion to the predicted times of the paths, the latent share scaled by `shift`, and cuts along the
+// tokens; `cut` has one part of each path that there is.
+template <class Problem>
+HybridCut in_proportion(const Problem& at, HybridCut cut, int blocks, double shift = 1) {
+  LatentCut& latent = cut.latent;
+  DecompressedCut& decompressed = cut.decompressed;
+  const double latent_work = shift * path_work(at, latent);
+  const double share = latent_work / (latent_work + path_work(at, decompressed));
+  latent.blocks = latent.parts == 0         ? 0
+                  : decompressed.parts == 0 ? blocks
+                                            : std::clamp(int(std::lround(share * blocks)), 1, std::max(1, blocks - 1));
+  decompressed.blocks = decompressed.parts == 0 ? 0 : std::max(1, blocks - latent.blocks);
+  if (latent.parts)
+    latent.parts = parts_for(units_of(at, latent), latent.blocks, ceil_div(latent_tokens(at), latent.Bn));
+  if (decompressed.parts)
+    decompressed.parts =
+        parts_for(units_of(at, decompressed), decompressed.blocks, ceil_div(new_tokens(at), decompressed.Bn));
+  return cut;
+}
+
 template <class Problem, class Tiling>
 class HybridPlan : public TypedPlan<Problem, Tiling> {
  public:
@@ -140,6 +173,47 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
       cut.decompressed.blocks = int(std::min<double>(decompressed_blocks, units_of(at, cut.decompressed)));
     }
     return cut;
+  }
+
+  // The tiling of one kernel for both paths, and how it divides its blocks and cuts the tokens.
+  void validate_tiles() const {
+    require_power_of_two("Bm", tiling.Bm, 16, 128);
+    require_power_of_two("Bn", tiling.Bn, 16, 256);
+    require_power_of_two("Bv", tiling.Bv, 16, problem.k);
+    require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
+    require_positive("occupancy", tiling.occupancy);
+  }
+  void validate_division() const {
+    require_positive("latent_blocks", tiling.latent_blocks);
+    require_positive("new_blocks", tiling.new_blocks);
+    require_parts("latent_parts", tiling.latent_parts);
+    require_parts("new_parts", tiling.new_parts);
+  }
+  // The kernel learns its division at run time.
+  static Tiling undivided(Tiling tiling) {
+    tiling.latent_blocks = tiling.new_blocks = tiling.latent_parts = tiling.new_parts = 0;
+    return tiling;
+  }
+  // Divided as the model says, the latent share scaled by `shift`.
+  Tiling divided(Tiling tiling, double shift = 1) const {
+    tiling.latent_blocks = tiling.new_blocks = tiling.latent_parts = tiling.new_parts = 1;
+    const HybridCut cut = in_proportion(problem, cutting()(tiling), target.processors, shift);
+    tiling.latent_blocks = std::max(1, cut.latent.blocks);
+    tiling.new_blocks = std::max(1, cut.decompressed.blocks);
+    tiling.latent_parts = std::max(1, cut.latent.parts);
+    tiling.new_parts = std::max(1, cut.decompressed.parts);
+    return tiling;
+  }
+  // The model's division leads; it knows neither what a block can read alone nor the clock under load.
+  std::vector<Tiling> divisions(const Tiling& tiling) const {
+    std::vector<Tiling> tilings;
+    for (const double shift : {1.0, 0.8, 1.25}) {
+      tilings.push_back(divided(tiling, shift));
+      tilings.push_back(tilings.back());
+      tilings.back().latent_parts = tilings.back().new_parts = 1;
+    }
+    return tilings;
   }
 
   // The tensors in the order in which every attention kernel takes them; null where the problem has none.
@@ -212,39 +286,18 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
     const std::vector<DecompressCombineTiling> tilings = only ? std::vector{*only} : combine_candidates(at, target);
     return combine_kernel(at, tilings.front(), tilings, tensors, parts);
   }
+
+  std::unique_ptr<Executable> specialized_pipeline(const Tensors& tensors, const std::string& name,
+                                                   const std::string& header,
+                                                   std::function<Tiling(Tiling)> compiled_tiling,
+                                                   const DecompressCombineTiling* only_combine = nullptr) const {
+    std::unique_ptr<CtKernel> attention = specialized_attention(tensors, name, header, std::move(compiled_tiling));
+    std::unique_ptr<CtKernel> combined = combine(tensors, *attention, only_combine);
+    std::vector<std::unique_ptr<Executable>> stages;
+    stages.push_back(std::move(attention));
+    stages.push_back(std::move(combined));
+    return std::make_unique<KernelPipeline>(name, std::move(stages));
+  }
 };
-
-inline void require_parts(const char* name, int parts) {
-  if (parts < 1 || parts > 1024) fail("--{}={} is not supported: it must be from 1 to 1024", name, parts);
-}
-
-// As many cuts along the tokens as let the blocks of a path end together; each cut costs a partial output.
-inline int parts_for(double units, int blocks, int token_tiles) {
-  int best = 1;
-  auto end = [&](int parts) { return std::ceil(units * parts / blocks) * blocks / (units * parts) + 0.01 * parts; };
-  for (int parts = 2; parts <= std::min(token_tiles, 16); ++parts)
-    if (end(parts) < end(best)) best = parts;
-  return best;
-}
-
-// Divides the blocks in proportion to the predicted times of the paths, the latent share scaled by `shift`, and cuts along the
-// tokens; `cut` has one part of each path that there is.
-template <class Problem>
-HybridCut in_proportion(const Problem& at, HybridCut cut, int blocks, double shift = 1) {
-  LatentCut& latent = cut.latent;
-  DecompressedCut& decompressed = cut.decompressed;
-  const double latent_work = shift * path_work(at, latent);
-  const double share = latent_work / (latent_work + path_work(at, decompressed));
-  latent.blocks = latent.parts == 0         ? 0
-                  : decompressed.parts == 0 ? blocks
-                                            : std::clamp(int(std::lround(share * blocks)), 1, std::max(1, blocks - 1));
-  decompressed.blocks = decompressed.parts == 0 ? 0 : std::max(1, blocks - latent.blocks);
-  if (latent.parts)
-    latent.parts = parts_for(units_of(at, latent), latent.blocks, ceil_div(latent_tokens(at), latent.Bn));
-  if (decompressed.parts)
-    decompressed.parts =
-        parts_for(units_of(at, decompressed), decompressed.blocks, ceil_div(new_tokens(at), decompressed.Bn));
-  return cut;
-}
 
 }  // namespace hypermla

@@ -11,28 +11,19 @@ class MlaVar6PlusPlan : public HybridPlan<MlaVar6PlusProblem, MlaVar6PlusTiling>
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus", device); }
   void validate() const override {
     validate_hybrid(problem);
-    require_power_of_two("Bm", tiling.Bm, 16, 128);
-    require_power_of_two("Bn", tiling.Bn, 16, 256);
-    require_power_of_two("Bv", tiling.Bv, 16, problem.k);
-    require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    validate_tiles();
     require_positive("blocks", tiling.blocks);
-    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
-    require_positive("occupancy", tiling.occupancy);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    std::unique_ptr<CtKernel> attention = specialized_attention(
-        tensors, "mla_var6_plus", beside(__FILE__, "mla_var6_plus.cuh"), [](MlaVar6PlusTiling tiling) {
-          tiling.blocks = 0;
-          return tiling;
-        });
     // The rows of one request only, padded to the 16 that tensor cores need.
     const DecompressCombineTiling one_request{1, rows(), std::min(128, problem.d), std::min(64, problem.k), 4, 2};
-    std::unique_ptr<CtKernel> combined = combine(tensors, *attention, &one_request);
-    std::vector<std::unique_ptr<Executable>> stages;
-    stages.push_back(std::move(attention));
-    stages.push_back(std::move(combined));
-    return std::make_unique<KernelPipeline>("mla_var6_plus", std::move(stages));
+    auto compiled = [](MlaVar6PlusTiling tiling) {
+      tiling.blocks = 0;
+      return tiling;
+    };
+    return specialized_pipeline(tensors, "mla_var6_plus", beside(__FILE__, "mla_var6_plus.cuh"), compiled,
+                                &one_request);
   }
 
  private:

@@ -21,10 +21,7 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3T
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v3", device); }
   void validate() const override {
     validate_hybrid(problem);
-    require_power_of_two("Bm", tiling.Bm, 16, 128);
-    require_power_of_two("Bn", tiling.Bn, 16, 256);
-    require_power_of_two("Bv", tiling.Bv, 16, problem.k);
-    require_power_of_two("Bk", tiling.Bk, 16, problem.k);
+    validate_tiles();
     require_power_of_two("new_Bb", tiling.new_Bb, 1, 128);
     require_power_of_two("new_Bs", tiling.new_Bs, 1, 128);
     require_power_of_two("new_Bn", tiling.new_Bn, 16, 256);
@@ -33,25 +30,11 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3T
            tiling.new_Bb, tiling.new_Bs);
     if (tiling.new_Bb > 1 && problem.prefixes == 0)
       fail("--new_Bb={} needs requests that share decompressed tokens: give --prefixes, or --new_Bb=1", tiling.new_Bb);
-    require_positive("latent_blocks", tiling.latent_blocks);
-    require_positive("new_blocks", tiling.new_blocks);
-    require_parts("latent_parts", tiling.latent_parts);
-    require_parts("new_parts", tiling.new_parts);
-    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
-    require_positive("occupancy", tiling.occupancy);
+    validate_division();
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    std::unique_ptr<CtKernel> attention = specialized_attention(
-        tensors, "mla_var6_plus_v3", beside(__FILE__, "mla_var6_plus_v3.cuh"), [](MlaVar6PlusV3Tiling tiling) {
-          tiling.latent_blocks = tiling.new_blocks = tiling.latent_parts = tiling.new_parts = 0;
-          return tiling;
-        });
-    std::unique_ptr<CtKernel> combined = combine(tensors, *attention);
-    std::vector<std::unique_ptr<Executable>> stages;
-    stages.push_back(std::move(attention));
-    stages.push_back(std::move(combined));
-    return std::make_unique<KernelPipeline>("mla_var6_plus_v3", std::move(stages));
+    return specialized_pipeline(tensors, "mla_var6_plus_v3", beside(__FILE__, "mla_var6_plus_v3.cuh"), undivided);
   }
 
  private:
@@ -116,12 +99,8 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3T
       for (const NewTile& b : fresh)
         for (const double shift : {1.0, 0.7, 0.85, 1.2, 1.4}) {
           if (!paired && shift != 1) continue;
-          MlaVar6PlusV3Tiling tiling{a.Bm, a.Bn, a.Bv, a.Bk, b.Bb, b.Bs, b.Bn, 1, 1, 1, 1, kWarps, 1};
-          const HybridCut cut = in_proportion(problem, cutting()(tiling), target.processors, shift);
-          tiling.latent_blocks = std::max(1, cut.latent.blocks);
-          tiling.new_blocks = std::max(1, cut.decompressed.blocks);
-          tiling.latent_parts = std::max(1, cut.latent.parts);
-          tiling.new_parts = std::max(1, cut.decompressed.parts);
+          const MlaVar6PlusV3Tiling tiling =
+              divided({a.Bm, a.Bn, a.Bv, a.Bk, b.Bb, b.Bs, b.Bn, 1, 1, 1, 1, kWarps, 1}, shift);
           all.push_back({later_end(problem, cutting()(tiling)), tiling});
         }
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -144,12 +123,7 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3T
       if (problem.s == 1) tiling.new_Bs = 1;
       tiling.new_Bb = 64 / tiling.new_Bs;
     }
-    const HybridCut cut = in_proportion(problem, cutting()(tiling), target.processors);
-    tiling.latent_blocks = std::max(1, cut.latent.blocks);
-    tiling.new_blocks = std::max(1, cut.decompressed.blocks);
-    tiling.latent_parts = std::max(1, cut.latent.parts);
-    tiling.new_parts = std::max(1, cut.decompressed.parts);
-    return {tiling};
+    return {divided(tiling)};
   }
 };
 
