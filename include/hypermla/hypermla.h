@@ -52,8 +52,8 @@ class HYPERMLA_API Kernel {
  public:
   // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others keep
   // their defaults (`hypermla kernel <name> --help` lists them).
-  Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device = DeviceHandle(),
-         const std::string& version = "");
+  Kernel(const std::string& name, const std::map<std::string, std::string>& problem,
+         const DeviceHandle& device = DeviceHandle(), const std::string& version = "");
   ~Kernel();
   Kernel(Kernel&&) noexcept;
   Kernel& operator=(Kernel&&) noexcept;

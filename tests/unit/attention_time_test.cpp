@@ -174,7 +174,8 @@ TEST(Hybrid, BothPartsAtOnceTakeWhatWasMeasured) {
     for (const auto& [load, measured] : {std::pair{Load::burst, one.burst}, {Load::sustained, one.sustained}}) {
       if (!(measured > 0)) continue;
       const AttentionShape shape{.b = 32, .s = one.s};
-      const double predicted = hybrid_time(one.kernel, shape, one.n, 0, ceilings_of(h200(), DType::bfloat16, load)).seconds;
+      const double predicted =
+          hybrid_time(one.kernel, shape, one.n, 0, ceilings_of(h200(), DType::bfloat16, load)).seconds;
       EXPECT_NEAR(predicted * 1e6 / measured, 1, one.tolerance) << one.kernel << " s=" << one.s << " n=" << one.n;
     }
 }

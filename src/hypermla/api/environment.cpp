@@ -131,7 +131,8 @@ PredictedDevice predicted_device(const DeviceTable& table, const std::string& na
   if (name.empty()) return {Target::of(present->info()), spec_for(table, *present)};
   PredictedDevice device{Target::of(present->info()), table.find(name)};
   DeviceSpec& spec = device.spec;
-  if (!spec.arch.empty()) device.target = {spec.arch, spec.sm_count ? spec.sm_count : Target::of_arch(spec.arch).processors};
+  if (!spec.arch.empty())
+    device.target = {spec.arch, spec.sm_count ? spec.sm_count : Target::of_arch(spec.arch).processors};
   if (spec.sm_count == 0) spec.sm_count = device.target.processors;
   return device;
 }

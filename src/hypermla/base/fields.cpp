@@ -132,7 +132,8 @@ void FieldRef::set(const Json& given) {
           [&](DType* target) { return given.is_string() && assign(*target, parse_dtype(given.get<std::string>())); }},
       value);
   if (!fits) {
-    fail("{} cannot be {}; give it {}", name, given.dump(-1, ' ', false, Json::error_handler_t::replace), accepts(*this));
+    fail("{} cannot be {}; give it {}", name, given.dump(-1, ' ', false, Json::error_handler_t::replace),
+         accepts(*this));
   }
 }
 

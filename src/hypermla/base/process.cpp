@@ -22,7 +22,8 @@ namespace {
 // blocked by a full pipe nor we by a closed one, and what outlives it cannot keep us waiting for an end of file.
 FileDescriptor memory_file(std::string_view contents = {}) {
   const FileDescriptor low(::memfd_create("hypermla", MFD_CLOEXEC));
-  FileDescriptor file(low ? ::fcntl(low.number(), F_DUPFD_CLOEXEC, 3) : -1);  // clear of 0 to 2 even where those are closed
+  // Clear of 0 to 2 even where those are closed.
+  FileDescriptor file(low ? ::fcntl(low.number(), F_DUPFD_CLOEXEC, 3) : -1);
   bool written = static_cast<bool>(file);
   while (written && !contents.empty()) {
     const ssize_t count = ::write(file.number(), contents.data(), contents.size());
@@ -60,7 +61,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>& environment, int in, int out, int err) {
+pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>& environment, int in, int out,
+            int err) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_adddup2(&files, in, 0);

@@ -51,7 +51,8 @@ int compile_command(const Words& words) {
                  "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
                  "hypermla compile [<kernel>|all] [version]");
     archs.clear();
-    app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
+    app.add_option("--arch", archs,
+                   "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
         ->delimiter(',');
     app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
     app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
@@ -78,7 +79,8 @@ int compile_command(const Words& words) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
     std::vector<KernelSource> sources;
     if (one) {
-      Registry::instance().find(chosen.entry.full_name(), "", target.arch);  // throws where its language does not compile
+      // Throws where its language does not compile.
+      Registry::instance().find(chosen.entry.full_name(), "", target.arch);
       one->target = target;
       one->choose(devices.of_arch(target.arch));
       one->use_default_tiling();

@@ -49,7 +49,8 @@ int device_command(const Words& words) {
   measured["date"] = utc_now();
   save_measured(session.environment.measured_devices(), session.device->info().name, measured);
   for (const auto& [key, value] : measured.items())
-    fmt::print("measured   {:<26} {}\n", key, value.is_number() ? fmt::format("{:.5g}", value.get<double>()) : value.get<std::string>());
+    fmt::print("measured   {:<26} {}\n", key,
+               value.is_number() ? fmt::format("{:.5g}", value.get<double>()) : value.get<std::string>());
   fmt::print("added to   {}\n", session.environment.measured_devices().string());
   return 0;
 }

@@ -35,7 +35,8 @@ struct Flags {
 
 void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--device", flags.device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
-  app.add_option("--language", flags.language, "cute or cutile (default: the fastest that runs on the device)")->group("Run");
+  app.add_option("--language", flags.language, "cute or cutile (default: the fastest that runs on the device)")
+      ->group("Run");
   app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
   app.add_option("--seed", flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
   app.add_flag("--no_autotune", flags.no_autotune, "use the tiling flags, or the default tiling")->group("Tune");
@@ -191,9 +192,10 @@ int kernel_command(const Words& words) {
   const Words rest(words.begin() + (versioned ? 2 : 1), words.end());
   // The device decides the language, and that decides which flags there are. Help is given for what does not run here, too.
   Session session(flag_value(rest, "--device", "auto"));
-  const bool help = std::any_of(rest.begin(), rest.end(), [](const std::string& word) { return word == "--help" || word == "-h"; });
-  const std::vector<KernelEntry> entries = find_kernels(words[0], versioned ? words[1] : "", session.device->info().arch,
-                                                        flag_value(rest, "--language"), help);
+  const bool help =
+      std::any_of(rest.begin(), rest.end(), [](const std::string& word) { return word == "--help" || word == "-h"; });
+  const std::vector<KernelEntry> entries = find_kernels(
+      words[0], versioned ? words[1] : "", session.device->info().arch, flag_value(rest, "--language"), help);
 
   // Twice: problem and device decide the default tiling, and the user's tiling flags come on top of that.
   Flags flags;
@@ -235,7 +237,8 @@ int kernel_command(const Words& words) {
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
   const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
-  for (TiledKernel* kernel : launched_kernels(*executable)) fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
+  for (TiledKernel* kernel : launched_kernels(*executable))
+    fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
 
   bool passed = true;
   if (flags.check) {

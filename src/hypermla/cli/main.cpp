@@ -34,7 +34,9 @@ std::string usage() {
       "Usage: hypermla <command> [arguments]      hypermla <command> --help      hypermla --list\n\nCommands:\n";
   for (const Command& command : kCommands)
     if (*command.summary) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
-  text += "\nOptions:\n  --list     all kernels and versions\n  --version  the version of this program\n  --help     this text\n";
+  text +=
+      "\nOptions:\n  --list     all kernels and versions\n  --version  the version of this program\n  --help     this "
+      "text\n";
   return text;
 }
 

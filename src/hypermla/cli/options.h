@@ -19,6 +19,7 @@ bool parse(CLI::App& app, std::vector<std::string> arguments);
 
 // The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide which
 // flags there are, such as the device of a kernel.
-std::string flag_value(const std::vector<std::string>& arguments, const std::string& name, const std::string& absent = "");
+std::string flag_value(const std::vector<std::string>& arguments, const std::string& name,
+                       const std::string& absent = "");
 
 }  // namespace hypermla

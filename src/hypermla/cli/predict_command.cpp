@@ -10,8 +10,9 @@ namespace hypermla {
 
 int predict_command(const Words& words) {
   if (words.empty() || words[0].rfind("-", 0) == 0) {
-    fmt::print("Usage: hypermla predict <kernel> [version] [problem flags]\n\n"
-               "Roofline time of a kernel on every device of conf/devices.json and every measured one, without running it.\n");
+    fmt::print(
+        "Usage: hypermla predict <kernel> [version] [problem flags]\n\n"
+        "Roofline time of a kernel on every device of conf/devices.json and every measured one, without running it.\n");
     if (words.empty()) fail("which kernel? For example: hypermla predict flash_mla --b=32 --s=16 --t=4096");
     return 0;
   }

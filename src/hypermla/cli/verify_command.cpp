@@ -109,7 +109,9 @@ int verify_command(const Words& words) {
         matches |= one.at("fingerprint") == fingerprints(entry, compiler) && one.at("failed") == 0;
       stale += !matches && !entry.draft;
       fmt::print("{:<40} {}\n", entry.full_name(),
-                 matches ? "recorded" : entry.draft ? "a draft, not recorded" : "NOT RECORDED: run `hypermla verify` on a GPU");
+                 matches       ? "recorded"
+                 : entry.draft ? "a draft, not recorded"
+                               : "NOT RECORDED: run `hypermla verify` on a GPU");
     }
     return stale ? 1 : 0;
   }

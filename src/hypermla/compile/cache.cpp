@@ -65,14 +65,16 @@ void discard_damaged(const fs::path& root, const fs::path& dir) {
 }
 
 bool plain_name(const std::string& name) {
-  return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
 }
 
 }  // namespace
 
 fs::path CacheEntry::path(const std::string& name) const {
   if (name != kReport && !report.at("files").contains(name)) {
-    fail("the cache entry '{}' holds no '{}'; delete the entry, so that its kernel is compiled again", dir.string(), name);
+    fail("the cache entry '{}' holds no '{}'; delete the entry, so that its kernel is compiled again", dir.string(),
+         name);
   }
   return dir / name;
 }
@@ -96,7 +98,8 @@ CacheEntry KernelCache::publish(const std::string& key, const std::map<std::stri
                                 Json report) const {
   const fs::path dir = entry_path(key);
   for (const auto& [name, bytes] : files) {
-    if (!plain_name(name) || name == kReport) fail("'{}' cannot be a file of a cache entry; give it a plain file name", name);
+    if (!plain_name(name) || name == kReport)
+      fail("'{}' cannot be a file of a cache entry; give it a plain file name", name);
   }
   make_directories(root_);
   const Scratch scratch(dir, Scratch::Kind::directory);

@@ -30,7 +30,8 @@ std::string translation_unit(const KernelSource& source) {
 
 // Path -> text of a file and of everything it includes that is found in `paths`, or beside the includer. What is not found
 // there belongs to the compiler.
-void collect_closure(const fs::path& file, const std::vector<fs::path>& paths, std::map<std::string, std::string>& closure) {
+void collect_closure(const fs::path& file, const std::vector<fs::path>& paths,
+                     std::map<std::string, std::string>& closure) {
   const fs::path normal = file.lexically_normal();
   if (closure.count(normal.string())) return;
   const std::string& text = closure[normal.string()] = read_file(normal);
@@ -135,11 +136,15 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   BackendOutput output;
   if (is_gpu_arch(arch)) {
     if (tools.cuda_root.empty())
-      fail("{} is not in the cache for {} and no CUDA Tile compiler was found; run ./hypermla once to install the pinned "
-           "wheels, or set HYPERMLA_CUDA_ROOT", source.name, arch);
+      fail(
+          "{} is not in the cache for {} and no CUDA Tile compiler was found; run ./hypermla once to install the "
+          "pinned "
+          "wheels, or set HYPERMLA_CUDA_ROOT",
+          source.name, arch);
     output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
-    if (is_cute(source)) fail("{} is written for NVIDIA GPUs of Hopper's kind; on a CPU take --language=cutile", source.name);
+    if (is_cute(source))
+      fail("{} is written for NVIDIA GPUs of Hopper's kind; on a CPU take --language=cutile", source.name);
     if (tools.cxx.empty())
       fail("{} is not in the cache for this CPU and no C++ compiler was found; install g++ or set CXX", source.name);
     output = compile_host(tools.cxx, input, config_.host_flags);

@@ -16,7 +16,8 @@ constexpr unsigned char kFormatSized = 0x04;  // the payload follows; otherwise 
 
 template <class T>
 T read_at(const std::string& bytes, std::size_t offset) {
-  if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) fail("the cubin is cut off; delete its cache entry and compile again");
+  if (offset > bytes.size() || bytes.size() - offset < sizeof(T))
+    fail("the cubin is cut off; delete its cache entry and compile again");
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
@@ -34,7 +35,8 @@ CubinResources read_cubin(const std::string& cubin) {
     read_at<char>(cubin, names.sh_offset + section.sh_name);
     const std::string name(cubin.c_str() + names.sh_offset + section.sh_name);
     if (name.rfind(".text.", 0) == 0) result.function = name.substr(6);
-    if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0") result.shared_bytes = int(section.sh_size);
+    if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0")
+      result.shared_bytes = int(section.sh_size);
     if (name != ".nv.info") continue;
     for (std::size_t at = section.sh_offset; at < section.sh_offset + section.sh_size;) {
       const auto format = read_at<unsigned char>(cubin, at);

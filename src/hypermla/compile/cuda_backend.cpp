@@ -31,7 +31,8 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
   output.report["frame_bytes"] = resources.frame_bytes;
   output.report["shared_bytes"] = resources.shared_bytes;
   output.report["compiler"] = "NVRTC " + nvrtc_version(cuda_root);
-  output.report["seconds"] = {{"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
+  output.report["seconds"] = {
+      {"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
   return output;
 }
 

@@ -26,7 +26,8 @@ std::string cxx_version(const fs::path& cxx) {
   return text.substr(0, text.find('\n'));
 }
 
-BackendOutput compile_host(const fs::path& cxx, const BackendInput& input, const std::vector<std::string>& extra_flags) {
+BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
+                           const std::vector<std::string>& extra_flags) {
   const auto begin = std::chrono::steady_clock::now();
   const Scratch scratch(input.work_directory / "compile", Scratch::Kind::directory);
   const std::string source_path = (scratch.path() / "kernel.cpp").string();

@@ -178,7 +178,8 @@ class CudaDevice : public Device {
     int count = 0;
     HYPERMLA_CUDA(cuDeviceGetCount(&count));
     if (ordinal < 0 || ordinal >= count)
-      fail("there is no CUDA device {}: this machine has {}; choose --device=cpu or one below that number", ordinal, count);
+      fail("there is no CUDA device {}: this machine has {}; choose --device=cpu or one below that number", ordinal,
+           count);
     HYPERMLA_CUDA(cuDeviceGet(&device_, ordinal));
     context_ = PrimaryContext::of(device_).get();
     HYPERMLA_CUDA(cuCtxSetCurrent(context_));
@@ -302,7 +303,8 @@ class CudaDevice : public Device {
     bool fits = false;
     for (const std::size_t first : {0, 1}) {
       unsigned groups = 1;
-      HYPERMLA_CUDA(cuDevSmResourceSplitByCount(&parts[first], &groups, &whole, &parts[1 - first], 0, unsigned(wanted[first])));
+      HYPERMLA_CUDA(
+          cuDevSmResourceSplitByCount(&parts[first], &groups, &whole, &parts[1 - first], 0, unsigned(wanted[first])));
       fits = groups == 1 && int(parts[0].sm.smCount) >= wanted[0] && int(parts[1].sm.smCount) >= wanted[1];
       if (fits) break;
     }

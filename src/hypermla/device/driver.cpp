@@ -12,7 +12,8 @@ namespace {
 
 CudaDriver load_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!library) fail("no CUDA driver (libcuda.so.1) on this machine; run with --device=cpu, or install NVIDIA's driver");
+  if (!library)
+    fail("no CUDA driver (libcuda.so.1) on this machine; run with --device=cpu, or install NVIDIA's driver");
   CudaDriver driver;
 #define HYPERMLA_LOAD(name)                                                                              \
   driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, HYPERMLA_SYMBOL(name)));         \

@@ -69,7 +69,8 @@ void start_after_all(Executable& executable) {
 
 }  // namespace
 
-KernelPipeline::KernelPipeline(std::string name, Parts stages) : Executable(std::move(name)), stages_(std::move(stages)) {
+KernelPipeline::KernelPipeline(std::string name, Parts stages)
+    : Executable(std::move(name)), stages_(std::move(stages)) {
   for (std::size_t i = 1; i < stages_.size(); ++i)
     if (!stages_[i - 1]->groups().empty()) start_after_all(*stages_[i]);
 }

@@ -13,7 +13,8 @@ struct AttentionReference {
 // o = softmax(q k^T * scale) v with q (s, e), k (t, e), v (t, dv), all row-major. When causal, query i sees the tokens up to
 // t - s + i; a query that sees none gets o = 0 and lse = -inf.
 AttentionReference attention_reference(const std::vector<float>& q, const std::vector<float>& k,
-                                       const std::vector<float>& v, int s, int t, int e, int dv, double scale, bool causal);
+                                       const std::vector<float>& v, int s, int t, int e, int dv, double scale,
+                                       bool causal);
 
 // Rows of a and b side by side: (rows, na) and (rows, nb) -> (rows, na + nb).
 std::vector<float> join_columns(const std::vector<float>& a, const std::vector<float>& b, int na, int nb);

@@ -16,8 +16,8 @@ class Stage {
   // `kernel` and `version` as Registry::find() takes them. Of `problem` the stage takes the fields that it has. A tensor of the
   // stage is the outer plan's of that name, or of the name that `names` gives it; a workspace is called "<prefix>.<its name>".
   // Where several languages have the kernel, the first that recommends itself. Throws Error as validate() of the stage does.
-  Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem, std::string prefix,
-        std::map<std::string, std::string> names = {});
+  Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
+        std::string prefix, std::map<std::string, std::string> names = {});
 
   // What the outer plan has to offer on top of its own tensors.
   std::vector<TensorSpec> workspaces() const;

@@ -80,8 +80,9 @@ std::string groups_note(const Json& profile) {
       how = "a CPU runs them one after the other";
     else if (group.contains("partition"))
       how += fmt::format(", on {} SMs of their own", fmt::join(group["partition"].get<std::vector<int>>(), " and "));
-    text += fmt::format("{} are the stage {}: {}.", fmt::join(group["members"].get<std::vector<std::string>>(), " and "),
-                        group["name"].get<std::string>(), how);
+    text +=
+        fmt::format("{} are the stage {}: {}.", fmt::join(group["members"].get<std::vector<std::string>>(), " and "),
+                    group["name"].get<std::string>(), how);
     if (group.contains("burst"))
       text += fmt::format(" Together {:.1f} us; each alone on the whole device, in sum {:.1f} us.",
                           group["burst"]["median_us"].get<double>(), sum);

@@ -221,8 +221,9 @@ TimeEstimate combine_time(const AttentionShape& shape, bool latent, bool decompr
   const double outputs = shape.bytes_per_element * shape.b * shape.h * shape.s * shape.d;
   if (decompressed) cost.bytes += latent ? outputs : 2 * outputs;
   const double traffic = cost.bytes / ceilings.bytes;
-  return estimate({cost.flops / (ceilings.flops * kDecompressionTensor), traffic / decompression_reads(cute), traffic, 0},
-                  ceilings);
+  return estimate(
+      {cost.flops / (ceilings.flops * kDecompressionTensor), traffic / decompression_reads(cute), traffic, 0},
+      ceilings);
 }
 
 }  // namespace
@@ -271,18 +272,19 @@ TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, i
   };
   const auto decompressed_part = [&] {
     const bool beside_the_other = how == Together::at_once && n < shape.t;
-    const std::string_view part = !cute                      ? beside_the_other && prefixes == 0 ? "cutile.decompressed_part"
-                                                                                                 : "cutile.mla.flash_attention"
-                                  : beside_the_other         ? "cute.decompressed_part"
-                                  : how == Together::at_once ? "cute.mla.flash_attention_v1"
-                                  : prefixes > 0             ? "cute.prefix_part"
-                                                             : "cute.mla.flash_attention";
+    const std::string_view part =
+        !cute ? beside_the_other && prefixes == 0 ? "cutile.decompressed_part" : "cutile.mla.flash_attention"
+        : beside_the_other         ? "cute.decompressed_part"
+        : how == Together::at_once ? "cute.mla.flash_attention_v1"
+        : prefixes > 0             ? "cute.prefix_part"
+                                   : "cute.mla.flash_attention";
     return best_times({part}, ceilings, [&](const Figures& figures) {
       return decompressed_times(figures, decompressed, false, prefixes > 0 ? prefixes : shape.b, ceilings);
     });
   };
   if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine_time(shape, true, false, cute, ceilings));
-  if (n == shape.t) return in_turn(estimate(decompressed_part(), ceilings), combine_time(shape, false, true, cute, ceilings));
+  if (n == shape.t)
+    return in_turn(estimate(decompressed_part(), ceilings), combine_time(shape, false, true, cute, ceilings));
   TimeEstimate combine = combine_time(shape, true, true, cute, ceilings);
   combine.seconds += ceilings.launch;
   const Times one = latent_part(), other = decompressed_part();

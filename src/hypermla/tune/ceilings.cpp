@@ -86,7 +86,8 @@ double best_rate(double amount, const Timing& timing) {
 Timing time_read(const std::shared_ptr<Device>& shared, Compiler& compiler, int rows) {
   Device& device = *shared;
   const unsigned blocks = unsigned(device.info().processors) * 2;
-  ProbeTensors plan({{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}});
+  ProbeTensors plan(
+      {{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}});
   AllocatedTensors tensors(plan, shared, 1);
   CtKernelSpec<StreamReadProblem, StreamReadTiling> spec = stream_read_spec();
   spec.grid = [=](const StreamReadTiling&) { return Grid{blocks, 1, 1}; };
@@ -239,7 +240,8 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
                        {"c", Role::output, DType::bfloat16, {n, n}}});
     AllocatedTensors tensors(plan, device, 1);
     auto product = [&](StreamHandle stream) {
-      matmul->run(n, tensors.tensors().at("a").data, tensors.tensors().at("b").data, tensors.tensors().at("c").data, stream);
+      matmul->run(n, tensors.tensors().at("a").data, tensors.tensors().at("b").data, tensors.tensors().at("c").data,
+                  stream);
     };
     product(device->stream());
     device->synchronize();

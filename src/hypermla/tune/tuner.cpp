@@ -49,7 +49,8 @@ std::pair<double, double> median_interval(const std::vector<double>& sorted) {
 
 Tuner::Tuner(std::vector<Candidate> candidates, TunerOptions options, const Json& history)
     : candidates_(std::move(candidates)), options_(options) {
-  if (options_.max_iterations < 0) fail("max_iterations is {}; use 0 to measure all candidates", options_.max_iterations);
+  if (options_.max_iterations < 0)
+    fail("max_iterations is {}; use 0 to measure all candidates", options_.max_iterations);
   if (options_.samples_first < 1 || options_.samples_max < options_.samples_first) {
     fail("samples_first is {} and samples_max {}; use 1 <= samples_first <= samples_max", options_.samples_first,
          options_.samples_max);
@@ -71,7 +72,8 @@ Tuner::Tuner(std::vector<Candidate> candidates, TunerOptions options, const Json
   std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) { return prediction(a) < prediction(b); });
   std::set<std::string_view> seen;
   for (const int index : sorted) {
-    const bool hopeless = std::isfinite(prediction(index)) && prediction(index) > options_.prune_ratio * best_prediction;
+    const bool hopeless =
+        std::isfinite(prediction(index)) && prediction(index) > options_.prune_ratio * best_prediction;
     if (hopeless && states_[index].seconds.empty()) continue;
     if (seen.insert(states_[index].tiling).second) order_.push_back(index);
   }
@@ -91,7 +93,8 @@ void Tuner::resume(const Json& history) {
         if (sample.is_number() && valid(sample.get<double>())) seconds.push_back(sample.get<double>());
       }
       set_seconds(state, std::move(seconds));
-      if (entry.contains("rejected") && entry["rejected"].is_string()) state.rejected = entry["rejected"].get<std::string>();
+      if (entry.contains("rejected") && entry["rejected"].is_string())
+        state.rejected = entry["rejected"].get<std::string>();
     }
     if (!known) foreign_.push_back(entry);
   }
@@ -114,7 +117,8 @@ int Tuner::check(int index) const {
 }
 
 int Tuner::measured() const {
-  return static_cast<int>(std::count_if(order_.begin(), order_.end(), [&](int i) { return !states_[i].seconds.empty(); }));
+  return static_cast<int>(
+      std::count_if(order_.begin(), order_.end(), [&](int i) { return !states_[i].seconds.empty(); }));
 }
 
 std::vector<int> Tuner::upcoming(int n) const {

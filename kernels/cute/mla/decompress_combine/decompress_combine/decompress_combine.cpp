@@ -18,14 +18,14 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
     validate_decompress_combine(at);
     if (at.d != 128 || (at.latent_parts > 0 && at.k != 512))
       fail(
-          "--d={} --k={} is not supported: this kernel is made for 512 latent and 128 output columns; the cutile kernel "
-          "takes others (--language=cutile)",
+          "--d={} --k={} is not supported: this kernel is made for 512 latent and 128 output columns; the cutile "
+          "kernel takes others (--language=cutile)",
           at.d, at.k);
     constexpr std::int64_t kMost = 1 << 28;
     const std::int64_t parts = std::max(at.latent_parts, at.decompressed_parts);
     if (std::int64_t{at.h} * at.s > kMost || parts * at.b > kMost)
-      fail("--b={} --h={} --s={} is not supported: h * s and b times the parts of a kind must be at most {}", at.b, at.h,
-           at.s, kMost);
+      fail("--b={} --h={} --s={} is not supported: h * s and b times the parts of a kind must be at most {}", at.b,
+           at.h, at.s, kMost);
     require_positive("blocks", tiling.blocks);
   }
 
@@ -72,22 +72,22 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
         const int M = at.latent_parts, R = at.decompressed_parts;
         const std::int64_t out_row = 2 * at.d * (at.tokens_first ? at.h : 1), heads = at.h;
         const int head_groups = at.d / 64 * (at.tokens_first ? 1 : at.s);
-        return Arguments(rows_map(at, tile, data("o_latent", M), at.k, M), rows_map(at, tile, data("o_new", R), at.d, R),
-                         M ? make_tensor_map(at.dtype, data("w", M),
-                                             {.rows = at.k,
-                                              .groups = at.d / 64,
-                                              .batch = at.h,
-                                              .row_bytes = 2 * at.d,
-                                              .batch_bytes = 2 * at.k * at.d,
-                                              .box_rows = 64,
-                                              .box_groups = at.d / 64})
-                           : TensorMap{},
-                         make_tensor_map(at.dtype, tensors.at("o").data,
-                                         {{at.s, out_row, tile.Bs},
-                                          {heads * head_groups, 128, 1},
-                                          {at.b, 2 * heads * at.s * at.d, tile.Bb}}),
-                         data("lse_latent", M), data("lse_new", R), tensors.at("lse").data, at.b, at.h, at.s, tile.Bs,
-                         tile.Bb, tile.per_requests, tile.count, M, R, head_groups, blocks);
+        return Arguments(
+            rows_map(at, tile, data("o_latent", M), at.k, M), rows_map(at, tile, data("o_new", R), at.d, R),
+            M ? make_tensor_map(at.dtype, data("w", M),
+                                {.rows = at.k,
+                                 .groups = at.d / 64,
+                                 .batch = at.h,
+                                 .row_bytes = 2 * at.d,
+                                 .batch_bytes = 2 * at.k * at.d,
+                                 .box_rows = 64,
+                                 .box_groups = at.d / 64})
+              : TensorMap{},
+            make_tensor_map(
+                at.dtype, tensors.at("o").data,
+                {{at.s, out_row, tile.Bs}, {heads * head_groups, 128, 1}, {at.b, 2 * heads * at.s * at.d, tile.Bb}}),
+            data("lse_latent", M), data("lse_new", R), tensors.at("lse").data, at.b, at.h, at.s, tile.Bs, tile.Bb,
+            tile.per_requests, tile.count, M, R, head_groups, blocks);
       };
       return launch;
     };
@@ -108,7 +108,8 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
   };
 
   // A tensor [parts, B, H, S, width] as (64 columns, query, 64 columns of a query of a head, request of a part).
-  static TensorMap rows_map(const DecompressCombineProblem& at, const Tile& tile, const void* data, int width, int parts) {
+  static TensorMap rows_map(const DecompressCombineProblem& at, const Tile& tile, const void* data, int width,
+                            int parts) {
     if (!parts) return {};
     const std::int64_t row = 2 * width, groups = std::int64_t{at.h} * at.s * (width / 64);
     return make_tensor_map(
@@ -126,7 +127,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
 };
 
 HYPERMLA_REGISTER(DecompressCombinePlan,
-                        "latent outputs through the value projection, merged with decompressed ones, for Hopper")
+                  "latent outputs through the value projection, merged with decompressed ones, for Hopper")
 
 }  // namespace
 }  // namespace hypermla::cute

@@ -93,7 +93,8 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
     const int after = reads_after_lengths() ? int(input("after_lengths", request, 1)[0]) : at.after;
     const int per_part = int(ceil_div(ceil_div(tokens, kBlock), at.parts)) * kBlock;
     const int first = std::min(part * per_part, tokens), last = std::min(first + per_part, tokens);
-    const std::vector<float> q = join_columns(rows("q", query_head, at.s, at.d), rows("qpe", query_head, at.s, at.p), at.d, at.p);
+    const std::vector<float> q =
+        join_columns(rows("q", query_head, at.s, at.d), rows("qpe", query_head, at.s, at.p), at.d, at.p);
     auto used = [&](const char* name, std::int64_t index, int width, int count) {
       return input(name, (index * at.t + first) * width, std::int64_t{count} * width);
     };
@@ -162,8 +163,8 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
                          self.map(data("k"), of.t, of.d, token_heads, kBlock, of.d / 64),
                          self.map(data("kpe"), of.t, of.p, self.stores(), kBlock, 1),
                          self.map(data("v"), of.t, of.d, token_heads, kBlock, of.d / 64), data("o"), data("lse"),
-                         of.ragged ? data("lengths") : nullptr, constants, softmax_scale(of.d, of.p) * kLog2e, of.b, of.h,
-                         of.s, of.t, self.heads_per_section(at),
+                         of.ragged ? data("lengths") : nullptr, constants, softmax_scale(of.d, of.p) * kLog2e, of.b,
+                         of.h, of.s, of.t, self.heads_per_section(at),
                          self.plans_on_device() ? data("chunks") : static_cast<char*>(constants) + kCounterBytes,
                          self.plans_on_device() ? data("order") : nullptr,
                          self.reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
@@ -186,8 +187,8 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
       launch.shape = {unsigned(threads.threads), 0, 1, true};
       launch.arguments = [at, tensors](void*) {
         auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(data("prefix"), at.ragged ? data("lengths") : nullptr, data("order"), data("chunks"), at.b, at.s, at.t,
-                         at.prefixes, at.parts);
+        return Arguments(data("prefix"), at.ragged ? data("lengths") : nullptr, data("order"), data("chunks"), at.b,
+                         at.s, at.t, at.prefixes, at.parts);
       };
       return launch;
     };

@@ -56,7 +56,8 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusProblem, MlaVar6PlusT
   }
 };
 
-HYPERMLA_REGISTER(MlaVar6PlusPlan, "the hybrid on Hopper: latent tokens and decompressed ones, shared prefixes among them")
+HYPERMLA_REGISTER(MlaVar6PlusPlan,
+                  "the hybrid on Hopper: latent tokens and decompressed ones, shared prefixes among them")
 
 }  // namespace
 }  // namespace hypermla::cute

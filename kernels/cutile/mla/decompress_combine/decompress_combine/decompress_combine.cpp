@@ -27,7 +27,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
 };
 
 HYPERMLA_REGISTER(DecompressCombinePlan,
-                        "merge of latent and decompressed partial outputs, fused with the output decompression")
+                  "merge of latent and decompressed partial outputs, fused with the output decompression")
 
 }  // namespace
 }  // namespace hypermla

@@ -113,7 +113,8 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
     };
     spec.arguments = [at, tensors, splits](const FlashMlaSplitKvReduceTiling&) {
       auto pointer = [&](const char* name) { return tensors.at(name).data; };
-      return Arguments(pointer("o_part"), pointer("lse_part"), pointer("o"), pointer("lse"), at.b, at.h, at.s, splits());
+      return Arguments(pointer("o_part"), pointer("lse_part"), pointer("o"), pointer("lse"), at.b, at.h, at.s,
+                       splits());
     };
     spec.executed = [cost = spec.cost](const FlashMlaSplitKvReduceTiling&) { return cost; };
     return std::make_unique<CtKernel>(std::move(spec));

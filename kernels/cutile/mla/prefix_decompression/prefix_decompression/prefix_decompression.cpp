@@ -91,8 +91,7 @@ class PrefixDecompressionPlan : public TypedPlan<PrefixDecompressionProblem, Pre
   }
 };
 
-HYPERMLA_REGISTER(PrefixDecompressionPlan,
-                        "keys and values of a shared prefix from its latents, once for all requests")
+HYPERMLA_REGISTER(PrefixDecompressionPlan, "keys and values of a shared prefix from its latents, once for all requests")
 
 }  // namespace
 }  // namespace hypermla
