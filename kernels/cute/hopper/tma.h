@@ -19,7 +19,7 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
 }
 
 // How L2 treats what a load brings: data that no other thread block reads need not stay.
-enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull };
+enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull, evict_last = 0x14f0000000000000ull };
 
 // Loads the box at (row, group, batch); its bytes arrive at `barrier`. One thread.
 template <Keep keep = Keep::normal>
@@ -37,6 +37,13 @@ __device__ __forceinline__ void tma_load(u32 shared, const TensorMap& map, int r
         "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch), "l"(static_cast<u64>(keep))
         : "memory");
   }
+}
+
+// Brings the box into L2 only: harmless where the data is not yet what it will be. One thread.
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int row, int group, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(0), "r"(row),
+               "r"(group), "r"(batch)
+               : "memory");
 }
 
 // Stores a box. One thread, after the threads that wrote it fenced (async_fence) and met at a barrier.

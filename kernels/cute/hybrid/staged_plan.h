@@ -47,12 +47,6 @@ class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
   void validate_paths() const {
     if (tiling.latent_rows != 64 && tiling.latent_rows != 32)
       fail("--latent_rows={} is not supported: choose 64 or 32", tiling.latent_rows);
-    const int n = new_tokens(problem);
-    // The mask would end in the latent part, and each request has a length of its own only on the device.
-    if (problem.causal && problem.prefixes == 0 && n > 0 && n < problem.t && (problem.ragged || n < problem.s))
-      fail("--causal with --n={} is not supported here: give n=0, n={} or, without --ragged, from s={} on; the cutile "
-           "kernels take all (--language=cutile)",
-           n, problem.t, problem.s);
     stages();
   }
 
@@ -78,12 +72,12 @@ class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
              {"o", combines() ? "o_new" : "o"},
              {"lse", combines() ? "lse_new" : "lse"}}};
   }
+  // A request's own decompressed tokens are behind its latent ones; of a prefix they are before them.
   Stage latent_stage(const Target& on) const {
     Json of = fields_json(problem);
-    of.update({{"t", latent_tokens(problem)},
-               {"causal", problem.causal && (problem.prefixes > 0 || new_tokens(problem) == 0)}});
+    of.update({{"t", latent_tokens(problem)}, {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)}});
     return {"cute.mla.flash_mla", tiling.latent_rows == 32 ? "v1" : "v0", on, of, "latent",
-            {{"o", "o_latent"}, {"lse", "lse_latent"}}};
+            {{"after_lengths", "new_lengths"}, {"o", "o_latent"}, {"lse", "lse_latent"}}};
   }
   Stage combine_stage() const {
     Json of = fields_json(problem);

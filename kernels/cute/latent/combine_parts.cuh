@@ -1,8 +1,10 @@
 // Merges the partial outputs of the tiles that the latent kernel cut over several work items, weighted by their log-sum-exp.
 //
-// grid = (combine items, 1 to 32, a power of two), 256 threads; each block merges its share of the columns of one tile of
-// 64 rows. A few tiles of many parts want many blocks each, many tiles few. An item without slots is nothing to do: a list
-// that is made on the device has room for the worst case.
+// grid = (combine items, 1 to 64), 128 to 512 threads; a block merges 64 rows x 8 columns of a tile at a time, each
+// group of 128 threads its share of the parts: many parts want many groups, for enough loads in flight. An item without
+// slots is nothing to do: a list that is made on the device has room for the worst case.
+// Dynamic shared memory: 4096 bytes a group but the first. Every thread weighs its own rows, from the same few lines:
+// cheaper than to share the weights, which would wait twice.
 // Launched programmatically: it waits for the kernel before it.
 #pragma once
 
@@ -13,86 +15,94 @@
 
 namespace hypermla::cute {
 
-// o_part [slots, 32, 256] float4 in the order of the latent kernel's fragments, lse_part [slots, 64] (log2), both fp32 ->
-// o [B, rows, 512] and lse [B, rows] in lse_unit per log2.
+// Two columns each of two rows of merged outputs, and the rows' largest log-sum-exp and weights.
+struct Merged {
+  float4 sum;
+  float2 top, total;
+
+  __device__ void shrink(float2 to) {
+    const float2 by = {exp2_fast(top.x - to.x), exp2_fast(top.y - to.y)};
+    sum = {sum.x * by.x, sum.y * by.x, sum.z * by.y, sum.w * by.y};
+    total = {total.x * by.x, total.y * by.y};
+    top = to;
+  }
+};
+
+// o_part [slots, 32, 2, 128] float4 in the order of the latent kernel's fragments, lse_part [slots, 64] (log2), both fp32
+// -> o [B, rows, 512] and lse [B, rows] in lse_unit per log2.
 template <CombinePartsProblem problem, CombinePartsTiling tiling>
-__global__ void __launch_bounds__(256) combine_parts(const CombineItem* __restrict__ items, const float* o_part,
-                                                     const float* lse_part, unsigned short* __restrict__ o,
-                                                     float* __restrict__ lse, float lse_unit, int rows) {
-  constexpr DType dtype = problem.dtype;
-  constexpr int kBatch = 8;  // loads in flight per thread
+__global__ void __launch_bounds__(512)
+    combine_parts(const CombineItem* __restrict__ items, const float* o_part, const float* lse_part,
+                  unsigned short* __restrict__ o, float* __restrict__ lse, float lse_unit, int rows) {
+  constexpr int kBatch = 8;  // parts that a thread loads at a time
   constexpr float kLowest = -1e30f, kInfinity = __builtin_bit_cast(float, 0x7f800000);
-  __shared__ float weight[kMaxParts][64];
-  const int thread = threadIdx.x;
+  extern __shared__ __align__(16) Merged others[];  // [group - 1][thread]
+  const int groups = blockDim.x / 128, thread = threadIdx.x & 127, group = threadIdx.x >> 7;
+  const int row = thread / 32 * 16 + thread % 32 / 4;  // of the tile; and the one 8 after it
+  launch_next();
   wait_for_previous();
   const CombineItem item = items[blockIdx.x];
   if (item.slots == 0) return;
-  const float4* parts = reinterpret_cast<const float4*>(o_part) + item.first_slot * 32LL * 256 + thread;
-  const float* lse_parts = lse_part + item.first_slot * 64LL;
-  auto load_batch = [&](float4 (&x)[kBatch], int first, int column) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i < item.slots) x[i] = __ldcg(parts + ((first + i) * 32 + column) * 256);
-    }
-  };
-  // The first batch is on its way while the weights are made.
-  float4 x[kBatch];
-  load_batch(x, 0, blockIdx.y);
-  for (int first = 0; first < item.slots * 64; first += kBatch * 256) {
-    float part[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int index = first + i * 256 + thread;
-      part[i] = index < item.slots * 64 ? __ldcg(lse_parts + index) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int index = first + i * 256 + thread;
-      if (index < item.slots * 64) weight[index / 64][index % 64] = part[i];
-    }
-  }
-  __syncthreads();
-  {  // Four threads per row, side by side in a warp.
-    const int row = thread >> 2;
-    float top = kLowest, total = 0.0f;
-    for (int i = thread & 3; i < item.slots; i += 4) top = fmaxf(top, weight[i][row]);
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    for (int i = thread & 3; i < item.slots; i += 4) {
-      const float w = exp2_fast(weight[i][row] - top);
-      weight[i][row] = w;
-      total += w;
-    }
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    for (int i = thread & 3; i < item.slots; i += 4) weight[i][row] *= inverse;
-    const int r = item.row_tile * 64 + row;
-    if (blockIdx.y == 0 && (thread & 3) == 0 && r < rows) {
-      lse[static_cast<long long>(item.request) * rows + r] =
-          total == 0.0f ? -kInfinity : (top + log2_fast(total)) * lse_unit;
-    }
-  }
-  __syncthreads();
-  const int row = ((thread >> 5) & 3) * 16 + (thread & 31) / 4, r = item.row_tile * 64 + row;
-  u32* out = reinterpret_cast<u32*>(o + (static_cast<long long>(item.request) * rows + r) * 512 + (thread >> 7) * 256 +
-                                    2 * (thread & 3));
-  for (int column = blockIdx.y; column < 32; column += gridDim.y) {  // in units of 8
-    float4 sum = {};
-    for (int first = 0; first < item.slots; first += kBatch) {
-      if (first != 0 || column != static_cast<int>(blockIdx.y)) load_batch(x, first, column);
+
+#pragma unroll 1
+  for (int unit = blockIdx.y; unit < 64; unit += gridDim.y) {  // 8 columns of 32, of the left or the right half
+    const float4* parts = reinterpret_cast<const float4*>(o_part) + (item.first_slot * 64LL + unit) * 128 + thread;
+    const float* lse_parts = lse_part + item.first_slot * 64LL + row;
+    Merged all{{}, {kLowest, kLowest}, {}};
+#pragma unroll 1
+    for (int first = group; first < item.slots; first += kBatch * groups) {
+      float4 x[kBatch];
+      float2 part[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i >= item.slots) break;
-        const float w0 = weight[first + i][row], w1 = weight[first + i][row + 8];
-        sum.x += w0 * x[i].x;
-        sum.y += w0 * x[i].y;
-        sum.z += w1 * x[i].z;
-        sum.w += w1 * x[i].w;
+        const int slot = first + i * groups;
+        const bool exists = slot < item.slots;
+        part[i].x = exists ? __ldcg(lse_parts + slot * 64) : -kInfinity;
+        part[i].y = exists ? __ldcg(lse_parts + slot * 64 + 8) : -kInfinity;
+        x[i] = exists ? __ldcg(parts + slot * 8192) : float4{};
+      }
+      float2 top = all.top;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) top = {fmaxf(top.x, part[i].x), fmaxf(top.y, part[i].y)};
+      all.shrink(top);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float2 w = {exp2_fast(part[i].x - top.x), exp2_fast(part[i].y - top.y)};
+        all.total = {all.total.x + w.x, all.total.y + w.y};
+        all.sum = {all.sum.x + w.x * x[i].x, all.sum.y + w.x * x[i].y, all.sum.z + w.y * x[i].z,
+                   all.sum.w + w.y * x[i].w};
       }
     }
-    if (r < rows) out[4 * column] = pack<dtype>(sum.x, sum.y);
-    if (r + 8 < rows) out[4 * column + 8 * 256] = pack<dtype>(sum.z, sum.w);
+    if (groups > 1) {
+      if (unit != static_cast<int>(blockIdx.y)) __syncthreads();  // the last unit's have been read
+      if (group > 0) others[threadIdx.x - 128] = all;
+      __syncthreads();
+      if (group > 0) continue;
+#pragma unroll 1
+      for (int g = 0; g < groups - 1; ++g) {
+        Merged other = others[g * 128 + thread];
+        const float2 top = {fmaxf(all.top.x, other.top.x), fmaxf(all.top.y, other.top.y)};
+        all.shrink(top);
+        other.shrink(top);
+        all.sum = {all.sum.x + other.sum.x, all.sum.y + other.sum.y, all.sum.z + other.sum.z, all.sum.w + other.sum.w};
+        all.total = {all.total.x + other.total.x, all.total.y + other.total.y};
+      }
+    }
+    const int first_row = item.row_tile * 64 + row;
+    const long long row_of_all = static_cast<long long>(item.request) * rows + first_row;
+    const bool low = first_row < rows, high = first_row + 8 < rows;
+    if (unit == 0 && (thread & 3) == 0) {
+      auto log_sum = [&](float top, float total) {
+        return total == 0.0f ? -kInfinity : (top + log2_fast(total)) * lse_unit;
+      };
+      if (low) lse[row_of_all] = log_sum(all.top.x, all.total.x);
+      if (high) lse[row_of_all + 8] = log_sum(all.top.y, all.total.y);
+    }
+    const float a = all.total.x == 0.0f ? 0.0f : 1.0f / all.total.x,
+                b = all.total.y == 0.0f ? 0.0f : 1.0f / all.total.y;
+    u32* out = reinterpret_cast<u32*>(o + row_of_all * 512 + unit % 2 * 256 + unit / 2 * 8 + 2 * (thread & 3));
+    if (low) out[0] = pack<problem.dtype>(all.sum.x * a, all.sum.y * a);
+    if (high) out[8 * 256] = pack<problem.dtype>(all.sum.z * b, all.sum.w * b);
   }
 }
 

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(512, 2)
   const int row = 2 * (lane & 3);  // of the octet, in the fragment; and the one after it
   const CombineItem item = items[blockIdx.x];
   launch_next();
+  wait_for_previous();  // even if there is nothing to do: who waits for this kernel relies on the one before it, too
   if (item.slots == 0) return;
-  wait_for_previous();
 
 #pragma unroll 1
   for (int unit = blockIdx.y; unit < N; unit += gridDim.y) {  // 8 rows x 64 columns

@@ -3,7 +3,7 @@
 //
 //   qc [B,H,S,512], qpe [B,H,S,64], z [B,T,512], kpe [B,T,64] -> o [B,H,S,512], lse [B,H,S]
 //   fused: q [B,H,S,576], cache [B,T,576]; paged: the caches are [pages, page, ..], and block_table [B, ceil(T/page)];
-//   ragged: lengths [B], each at most T
+//   ragged: lengths [B], each at most T; ragged, causal and after > 0: after_lengths [B], each at most `after`
 #pragma once
 
 #include <algorithm>
@@ -61,6 +61,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     if (at.ragged && at.b > kMaxPlannedRequests)
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
     if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
+    if (at.after < 0 || at.after > 1 << 20)
+      fail("--after={} is not supported: it must be from 0 to 1048576 tokens", at.after);
     if (at.split < 0 || at.split % kTokenBlock)
       fail("--split={} is not supported: it must be a multiple of {}", at.split, kTokenBlock);
     if (at.split > 0 && ceil_div(at.t, at.split) > kMaxParts)
@@ -85,6 +87,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
     }
     if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
+    if (reads_after_lengths()) add("after_lengths", Role::input, DType::int32, {at.b});
     if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width()});
     add("o", Role::output, at.dtype, {at.b, at.h, at.s, at.k});
     add("lse", Role::output, DType::float32, {at.b, at.h, at.s});
@@ -122,6 +125,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       }
     };
     if (at.ragged) rules.integers["lengths"] = tokens;
+    if (reads_after_lengths()) rules.integers["after_lengths"] = sample_lengths(at.b, at.after);
     if (at.page) {
       std::vector<int> free(pool_pages());
       for (int i = 0; i < int(free.size()); ++i) free[i] = i;
@@ -177,10 +181,20 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       z = cache("z", at.k);
       keys = join_columns(z, cache("kpe", at.p), at.k, at.p);
     }
-    AttentionReference result = attention_reference(q, keys, z, at.s, tokens, width, at.k, scale(), at.causal);
+    ReferenceOutputs outputs;
+    auto attend = [&](int first, int last, bool causal) {  // queries
+      const AttentionReference one = attention_reference(
+          {q.begin() + std::ptrdiff_t(first) * width, q.begin() + std::ptrdiff_t(last) * width}, keys, z, last - first,
+          tokens, width, at.k, scale(), causal);
+      outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
+      outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
+    };
+    const int masked = masked_queries(reads_after_lengths() ? int(input("after_lengths", request, 1)[0]) : at.after);
+    if (masked > 0) attend(0, masked, true);
+    if (masked < at.s) attend(masked, at.s, false);
     if (at.lse_base2)
-      for (double& value : result.lse) value *= kLog2e;
-    return {{"o", std::move(result.o)}, {"lse", std::move(result.lse)}};
+      for (double& value : outputs["lse"]) value *= kLog2e;
+    return outputs;
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -201,6 +215,15 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   // Merges what `main` leaves in parts; follows its tiling.
   virtual std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const = 0;
 
+  // Tokens may be asked for before the kernels before this one are done only where the host knows which.
+  bool may_prefetch() const { return problem.page == 0 && !problem.ragged; }
+  void validate_prefetch(int blocks) const {
+    if (blocks != 0 && !(may_prefetch() && blocks > 0))
+      fail("--prefetch={} is not supported here: it needs a dense cache, and no --ragged; choose --prefetch=0", blocks);
+  }
+  bool reads_after_lengths() const { return problem.ragged && problem.causal && problem.after > 0; }
+  // The first queries of a request, for which a causal mask hides some of its tokens; the others see all of them.
+  int masked_queries(int after) const { return problem.causal ? std::max(problem.s - after, 0) : 0; }
   float scale() const { return problem.scale > 0 ? problem.scale : softmax_scale(problem.d, problem.p); }
   float lse_unit() const { return problem.lse_base2 ? 1.0f : kLn2; }
   int table_width() const { return int(ceil_div(problem.t, std::max(problem.page, 1))); }
@@ -223,8 +246,10 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     const Problem& at = problem;
     const double width = dtype_bytes(at.dtype), rows = double(at.h) * at.s;
     Cost cost{0, at.b * (rows * (width * (2 * at.k + at.p) + 4) + 4.0 * at.ragged + (at.page ? 4.0 * table_width() : 0))};
+    const int masked = masked_queries(at.after);
     for (int tokens : lengths()) {
-      cost.flops += 2 * rows * mean_tokens_seen(at.s, tokens, at.causal) * (2 * at.k + at.p);
+      const double seen = (at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0);
+      cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
       cost.bytes += width * tokens * (at.k + at.p);
     }
     return cost;
@@ -283,6 +308,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     at.p = problem.p;
     at.dtype = problem.dtype;
     at.causal = problem.causal;
+    at.after = problem.causal && problem.after > 0;
     at.page = problem.page;
     return at;
   }

@@ -86,6 +86,8 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
       {{"page", 1}, {"ragged", true}},
       {{"fused", true}, {"causal", true}},
       {{"lse_base2", true}, {"scale", 0.05}},
+      {{"fused", false}, {"after", 2}},
+      {{"page", 64}, {"ragged", true}, {"after", 40}},
       {{"split", 128}},
       {{"split", 128}, {"ragged", true}, {"page", 64}},
       {{"prefixes", 1}},

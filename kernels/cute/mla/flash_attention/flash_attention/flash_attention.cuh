@@ -261,7 +261,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
       tile.first_block = uniform(read.first_block);
       tile.part = uniform(read.part);
     }
-    release(plan.tile_empty());
+    barrier_arrive(plan.tile_empty());  // every reader for itself, as every writer below: racecheck follows nothing else
     return tile;
   };
   // Row r of a tile among the rows of all outputs; -1: there is none.
@@ -476,8 +476,7 @@ __device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan pla
       tile = order.template at<problem.causal>(index);
       if (lane == 0) *reinterpret_cast<int4*>(shared + SharedPlan::tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(plan.tile_full());
+    barrier_arrive(plan.tile_full());
     if (tile.head < 0) break;
     phase ^= 1;
     barrier_wait(plan.tile_empty(), phase);
@@ -583,8 +582,8 @@ __global__ void __launch_bounds__(384, 1)
       barrier_init(plan.value_full(i), 1);
       barrier_init(plan.value_empty(i), 8);
     }
-    barrier_init(plan.tile_full(), 1);
-    barrier_init(plan.tile_empty(), 9);
+    barrier_init(plan.tile_full(), 32);
+    barrier_init(plan.tile_empty(), 257);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {

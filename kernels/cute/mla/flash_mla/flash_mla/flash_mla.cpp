@@ -14,6 +14,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
   void validate() const override {
     LatentPlan::validate();
     if (tiling.cluster != 1 && tiling.cluster != 2) fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
+    validate_prefetch(tiling.prefetch);
     if (problem.split > 0 && tiling.cluster != 1)
       fail("--cluster={} is not supported with --split: bits would depend on the tiling; choose --cluster=1", tiling.cluster);
   }
@@ -23,11 +24,11 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     return {.rows = kRows, .cluster = at.cluster, .overhead = at.cluster == 1 ? 2 : 8, .costs = {}};
   }
 
-  // {cluster, evict_first}. Two blocks share the tokens of a tile where whole tiles would leave
+  // {cluster, evict_first, prefetch}. Two blocks share the tokens of a tile where whole tiles would leave
   // multiprocessors idle, and merges cost more than sharing does.
   std::vector<FlashMlaTiling> candidates() const override {
     if (problem.split > 0) return {{1, false}, {1, true}};  // the same sums in the same order, whatever the batch
-    std::vector<FlashMlaTiling> all = {{1, false}, {2, true}, {2, false}, {1, true}};
+    std::vector<FlashMlaTiling> all = {{1, false}, {2, true, may_prefetch() ? 2 : 0}, {2, false}, {1, true}};
     if (10 * std::int64_t{problem.b} * row_tiles(all[0]) < 9 * target.processors) std::swap(all[0], all[1]);
     return all;
   }
@@ -58,7 +59,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
                          self->row_map(in.o, of.k, kRows, 4), of.ragged ? data("work") : constants, data("lse"),
                          data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr, in.z.data(),
                          in.kpe.data(), self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,
-                         self->table_width(), in.z.row_bytes(), in.kpe.row_bytes());
+                         self->table_width(), in.z.row_bytes(), in.kpe.row_bytes(),
+                         self->reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
       };
       return launch;
     };
@@ -73,17 +75,22 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     spec.cost = combine_cost();
     spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
     spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{}; };
-    spec.candidates = {{0}, {4}, {8}, {16}, {32}};
+    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}, {64, 0}, {0, 1}, {0, 2}, {0, 4}};
     const auto self = std::make_shared<const FlashMlaPlan>(*this);
     spec.launch = [self, tensors, &main](const CombinePartsTiling& tiling) {
       const auto at = fields_from_json<FlashMlaTiling>(main.tiling());
       const WorkSizes sizes = self->sizes(at);
       KernelLaunch launch;
+      const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
+      const std::int64_t parts =
+          self->problem.ragged ? ceil_div(self->schedule(at).groups, self->problem.b) : sizes.slots / tiles;
+      unsigned groups = unsigned(tiling.groups);
+      if (groups == 0) groups = parts > 16 ? 4 : parts > 8 ? 2 : 1;
       unsigned blocks = unsigned(tiling.blocks);
-      if (blocks == 0)  // two or more for every multiprocessor
-        for (blocks = 4; blocks < 32 && blocks * sizes.combines < 2 * self->target.processors;) blocks *= 2;
+      if (blocks == 0)  // four or more for every multiprocessor
+        for (blocks = 8; blocks < 64 && blocks * tiles < 4 * self->target.processors;) blocks *= 2;
       launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks : 0, 1};
-      launch.shape = {256, 0, 1, true};
+      launch.shape = {128 * groups, 4096 * (groups - 1), 1, true};
       if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
       launch.arguments = [self, tensors](void* constants) {
         auto data = [&](const char* name) { return tensors.at(name).data; };

@@ -29,683 +29,78 @@
 // a page. Pages of 16 or 32 tokens come box by box; of 1 token they are gathered by all threads of warpgroup 2. Pages behind the end of a request
 // are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
 //
+// The math and the loads of boxes are in latent/attend_latent.cuh, which mla_var6_plus v6 shares.
+//
 // grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "flash_mla.h"
-#include "hopper/cluster.h"
 #include "hopper/gather.h"
-#include "hopper/mbarrier.h"
-#include "hopper/tma.h"
-#include "hopper/warpgroup.h"
-#include "hopper/wgmma.h"
-#include "latent/work.h"
+#include "latent/attend_latent.cuh"
 
 namespace hypermla::cute {
 
-inline constexpr int kTile = 64;           // rows of a tile, tokens of a block, columns of a box
-inline constexpr int kLeastBox = 16;       // tokens of a page that is loaded as boxes; smaller ones are gathered
-inline constexpr int kBoxPairs = 5;        // of a slot: four pairs of latent boxes and the RoPE box
-inline constexpr int kRope = 4;            // index of the RoPE box among the pairs
-inline constexpr float kSlack = 8.0f;      // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
-inline constexpr float kLowest = -1e30f;   // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
+using namespace latent;
 
-struct SharedPlan {
-  static constexpr u32 queries = 0;
-  static constexpr u32 slots = kOperandBytes;
-  static constexpr u32 barriers = 3 * kOperandBytes;
-  static constexpr u32 raised = barriers + 384;   // [slot][warp] int: did the warp raise its maximum
-  static constexpr u32 maximum = raised + 64;     // [slot][row] float
-  static constexpr u32 sum = maximum + 512;       // [warpgroup][row] float
-  static constexpr u32 statistics = sum + 512;    // [row] {maximum, sum} of the other rank
-  static constexpr u32 places = statistics + 512;  // [slot][token] int: row of the pool, where tokens are gathered
-  static constexpr u32 bytes = places + 512;
+static_assert(SharedPlan::bytes == kFlashMlaSharedBytes);
 
-  u32 base;
-  __device__ u32 slot(int s) const { return base + slots + s * kOperandBytes; }
-  __device__ u32 full(int s, int pair) const { return base + barriers + (s * kBoxPairs + pair) * 8; }
-  __device__ u32 empty(int s, int pair) const { return full(s + 2, pair); }
-  __device__ u32 queries_full(int pair) const { return full(4, pair); }
-  __device__ u32 weights_ready(int s) const { return full(5, s); }
-  __device__ u32 queries_empty() const { return full(5, 2); }
-  __device__ u32 peer_queries_done() const { return full(5, 3); }
-  __device__ u32 part_arrived() const { return full(5, 4); }
-  __device__ u32 landed(int s, int pair) const { return full(s + 6, pair); }  // of gathered tokens
-  // Output columns from the other rank, [i][thread] float4: over the queries.
-  __device__ u32 part() const { return base + queries; }
-};
-static_assert(SharedPlan::bytes == kFlashMlaSharedBytes && kFlashMlaSharedBytes <= 232448);
-
-enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4, kSums0 = 5, kSums1 = 6, kPlaces = 7 };
-
-// The pairs of a slot in the order in which their readers free them.
-__device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
-
-// What one thread block of a cluster does of an item: an equal range of its token blocks, or one block of which nothing
-// is seen when there are fewer blocks than ranks. The closing item is nobody's.
-struct Share {
-  int begin, end, tokens;
-};
-template <int ranks>
-__device__ __forceinline__ Share share_of(const WorkItem& item, int rank) {
-  if constexpr (ranks == 1) return {item.begin, item.end, item.tokens};
-  const int blocks = item.end - item.begin;
-  const int begin = item.begin + blocks * rank / ranks, end = item.begin + blocks * (rank + 1) / ranks;
-  if (begin == end && blocks > 0) return {begin, begin + 1, 0};
-  return {begin, end, item.tokens};
-}
-
-// One math warpgroup.
-template <FlashMlaProblem problem, FlashMlaTiling tiling, int half>
-__device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
-                                       const TensorMap& o_map, float* __restrict__ lse, float* o_part, float* lse_part,
-                                       float scale_log2, float lse_unit, int rows, int s) {
-  constexpr DType dtype = problem.dtype;
-  constexpr int kOwnBarrier = kWarpgroup0 + half;
-  volatile int* raised = reinterpret_cast<volatile int*>(shared + SharedPlan::raised);
-  volatile float* maximum = reinterpret_cast<volatile float*>(shared + SharedPlan::maximum);
-  volatile float* sum = reinterpret_cast<volatile float*>(shared + SharedPlan::sum);
-  const int warp = (thread_id() >> 5) & 3, lane = lane_id();
-  constexpr int ranks = tiling.cluster;
-  const int rank = ranks > 1 ? uniform(cluster_rank()) : 0;
-
-  float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
-  float p[32];    // (64, 64) scores, then weights
-  u32 packed[16]; // (64, 64) weights as the A operand
-  float max0 = kLowest, max1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
-  float shrink0 = 1.0f, shrink1 = 1.0f;
-  int raise = 0;
-  u32 phase = 0, queries_phase = 0, item_phase = 0;
-
-  const u32 q = operand_k_major(plan.base + SharedPlan::queries);
-  const u32 key = operand_k_major(plan.slot(half));
-  const u32 value0 = operand_mn_major(plan.slot(0) + half * 4 * kBoxBytes);
-  const u32 value1 = operand_mn_major(plan.slot(1) + half * 4 * kBoxBytes);
-  const u32 weights = operand_k_major(plan.slot(1 - half) + 8 * kBoxBytes);  // those of the other warpgroup
-  const u32 weights_row = plan.slot(half) + 8 * kBoxBytes + (warp * 16 + (lane & 15)) * 128 +
-                          (((lane >> 4) ^ (lane & 7)) << 4);                 // where this lane stores its own
-
-  auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
-  auto release = [&](u32 barrier) {
-    if (lane_id() == 0) barrier_arrive(barrier);
-  };
-  // This warp has read the item's queries. In a cluster their place is then free for the other rank's part of the output.
-  auto queries_done = [&] {
-    if (ranks == 1) {
-      release(plan.queries_empty());
-    } else if (lane_id() == 0) {
-      cluster_arrive(cluster_address(plan.peer_queries_done(), rank ^ 1));
-    }
-  };
-  auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
-    mma_fence();
-#pragma unroll
-    for (int i = 0; i < (pair == kRope ? 4 : 8); ++i) {
-      const int offset = (2 * pair + i / 4) * kNextBox + i % 4 * 2;
-      mma_64x64<dtype>(p, q + offset, key + offset, pair != 0 || i != 0);
-    }
-  };
-  auto scores_when_loaded = [&](int pair) {
-    barrier_wait(plan.full(half, pair), phase);
-    scores(pair);
-  };
-  auto values_of_own = [&](int columns) {  // O += P Z over 128 columns, P from registers
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      mma_64x128<dtype>(o + 64 * columns, packed + 4 * i, (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
-    }
-    mma_commit();
-  };
-  auto values_of_other = [&](int columns) {  // O += P Z over 128 columns, P from the other warpgroup's box
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      mma_64x128<dtype>(o + 64 * columns, weights + 2 * i, (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
-    }
-    mma_commit();
-  };
-  auto shrink_output = [&](float a, float b) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      o[4 * i] *= a;
-      o[4 * i + 1] *= a;
-      o[4 * i + 2] *= b;
-      o[4 * i + 3] *= b;
-    }
-  };
-  auto adopt_maximum = [&](int slot) {  // of the other warpgroup, if it raised it
-    if (__any_sync(~0u, raised[slot * 4 + ((thread_id() >> 5) & 3)])) {
-      const float a = maximum[slot * 64 + row()], b = maximum[slot * 64 + row() + 8];
-      const float x = exp2_fast(fmaxf(max0 - a, -126.0f)), y = exp2_fast(fmaxf(max1 - b, -126.0f));
-      max0 = a;
-      max1 = b;
-      sum0 *= x;
-      sum1 *= y;
-      shrink_output(x, y);
-    }
-  };
-  auto softmax = [&] {  // scores to weights, in place; tells the other warpgroup when the maximum was raised
-    float a = fmaxf(p[0], p[1]), b = fmaxf(p[2], p[3]);
-#pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      a = fmaxf(a, fmaxf(p[4 * i], p[4 * i + 1]));
-      b = fmaxf(b, fmaxf(p[4 * i + 2], p[4 * i + 3]));
-    }
-    raise = 0;
-    if (__any_sync(~0u, fmaf(a, scale_log2, -max0) > kSlack || fmaf(b, scale_log2, -max1) > kSlack)) {
-      a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
-      b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
-      a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
-      b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-      shrink0 = exp2_fast(fmaxf(max0 - a, -126.0f));
-      shrink1 = exp2_fast(fmaxf(max1 - b, -126.0f));
-      sum0 *= shrink0;
-      sum1 *= shrink1;
-      max0 = a;
-      max1 = b;
-      raise = 1;
-      if ((lane_id() & 3) == 0) {
-        maximum[half * 64 + row()] = a;
-        maximum[half * 64 + row() + 8] = b;
-      }
-    }
-    if (lane_id() == 0) raised[half * 4 + ((thread_id() >> 5) & 3)] = raise;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      p[4 * i] = exp2_fast(fmaf(p[4 * i], scale_log2, -max0));
-      p[4 * i + 1] = exp2_fast(fmaf(p[4 * i + 1], scale_log2, -max0));
-      sum0 += p[4 * i] + p[4 * i + 1];
-      p[4 * i + 2] = exp2_fast(fmaf(p[4 * i + 2], scale_log2, -max1));
-      p[4 * i + 3] = exp2_fast(fmaf(p[4 * i + 3], scale_log2, -max1));
-      sum1 += p[4 * i + 2] + p[4 * i + 3];
-    }
-  };
-  auto hand_over_weights = [&] {  // into the RoPE box of the own slot, which all warps have finished to read
-    named_sync<kOwnBarrier, 128>();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      packed[4 * i] = pack<dtype>(p[8 * i], p[8 * i + 1]);
-      packed[4 * i + 1] = pack<dtype>(p[8 * i + 2], p[8 * i + 3]);
-      packed[4 * i + 2] = pack<dtype>(p[8 * i + 4], p[8 * i + 5]);
-      packed[4 * i + 3] = pack<dtype>(p[8 * i + 6], p[8 * i + 7]);
-      store_matrices(weights_row ^ (i << 5), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2], packed[4 * i + 3]);
-    }
-    async_fence();
-    __syncwarp();
-    release(plan.weights_ready(half));
-  };
-
-#pragma unroll 1
-  for (;; ++work) {
-    const Share share = share_of<ranks>(*work, rank);
-    const int begin = uniform(share.begin), end = uniform(share.end), tokens = uniform(share.tokens);
-    if (begin == end) break;
-    const int tile_row = uniform(work->row_tile) * kTile;
-    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of the
-    // request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    const int seen_by_all = problem.causal ? tokens - s + 1 : tokens;
-    int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
-    max0 = max1 = kLowest;
-    sum0 = sum1 = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 128; ++i) o[i] = 0.0f;
-
-    auto zero_values = [&](int slot, int first) {  // of the tokens behind the request's end, own columns
-      const int thread = thread_id() & 127;
-#pragma unroll 1
-      for (int r = max(tokens - first, 0) + (thread >> 3); r < kTile; r += 16) {
-#pragma unroll
-        for (int box = 0; box < 4; ++box) {
-          store_zeros(plan.slot(slot) + (half * 4 + box) * kBoxBytes + r * 128 + (thread & 7) * 16);
-        }
-      }
-      async_fence();
-    };
-    auto mask = [&] {  // the scores of the own block
-      if (token + kTile > seen_by_all) {
-        int seen0 = tokens, seen1 = tokens;
-        if (problem.causal) {
-          seen0 += 1 - s + (tile_row + row()) % s;
-          seen1 += 1 - s + (tile_row + row() + 8) % s;
-        }
-        seen0 -= token + 2 * (lane_id() & 3);
-        seen1 -= token + 2 * (lane_id() & 3);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          p[4 * i] = 8 * i < seen0 ? p[4 * i] : -kInfinity;
-          p[4 * i + 1] = 8 * i + 1 < seen0 ? p[4 * i + 1] : -kInfinity;
-          p[4 * i + 2] = 8 * i < seen1 ? p[4 * i + 2] : -kInfinity;
-          p[4 * i + 3] = 8 * i + 1 < seen1 ? p[4 * i + 3] : -kInfinity;
-        }
-        if (token + kTile > tokens) zero_values(half, token);
-      }
-      token += 2 * kTile;
-    };
-    auto mask_other = [&](int first) {  // the values of the other warpgroup's block
-      if (first + kTile > tokens) {
-        zero_values(1 - half, first);
-        named_sync<kOwnBarrier, 128>();
-      }
-    };
-
-    int pairs = (end - begin) / 2;      // whole pairs
-    const int single = (end - begin) & 1;  // a last even block without an odd one
-    if (half == 0) {
-      auto even_block = [&] {  // its scores are in flight
-        named_arrive<kEvenScoresIssued, 256>();
-        mma_wait<0>();
-        pin<32>(p);
-        mask();
-        softmax();
-        hand_over_weights();
-        if (raise) shrink_output(shrink0, shrink1);
-        named_sync<kOddScoresIssued, 256>();
-        pin<128>(o);
-        mma_fence();
-        values_of_own(0);
-        values_of_own(1);
-        mma_wait<1>();
-        release(plan.empty(0, 0));
-        mma_wait<0>();
-        pin<128>(o);
-        release(plan.empty(0, 1));
-        release(plan.empty(0, kRope));
-      };
-      auto odd_block = [&] {  // leaves its products in flight
-        barrier_wait(plan.weights_ready(1), phase);
-        adopt_maximum(1);
-        mask_other(token - kTile);
-        pin<128>(o);
-        mma_fence();
-        values_of_other(0);
-        values_of_other(1);
-        phase ^= 1;
-      };
-#pragma unroll
-      for (int pair = 0; pair < kBoxPairs; ++pair) {
-        barrier_wait(plan.queries_full(pair), queries_phase);
-        scores_when_loaded(pair);
-      }
-      mma_commit();
-      queries_phase ^= 1;
-      even_block();
-#pragma unroll 1
-      for (int i = pairs - 1 + single; i > 0; --i) {
-        odd_block();
-        scores_when_loaded(0);
-        mma_commit();
-        mma_wait<2>();
-        release(plan.empty(1, 0));
-        scores_when_loaded(1);
-        mma_commit();
-        mma_wait<2>();
-        release(plan.empty(1, 1));
-        release(plan.empty(1, kRope));
-        scores_when_loaded(2);
-        scores_when_loaded(3);
-        scores_when_loaded(4);
-        mma_commit();
-        even_block();
-      }
-      queries_done();
-      if (!single) {
-        odd_block();
-        mma_wait<0>();
-        pin<128>(o);
-      }
-    } else {
-      if (pairs == 0) queries_done();
-#pragma unroll 1
-      while (pairs > 0) {
-        barrier_wait(plan.full(1, 0), phase);
-        named_sync<kEvenScoresIssued, 256>();
-        scores(0);
-        scores_when_loaded(2);
-        scores_when_loaded(1);
-        scores_when_loaded(3);
-        scores_when_loaded(4);
-        mma_commit();
-        named_arrive<kOddScoresIssued, 256>();
-        mma_wait<0>();
-        pin<32>(p);
-        if (pairs == 1) queries_done();
-        barrier_wait(plan.weights_ready(0), phase);
-        adopt_maximum(0);
-        pin<128>(o);
-        mma_fence();
-        mask();
-        softmax();
-        mma_fence();
-        values_of_other(0);
-        hand_over_weights();
-        mma_fence();
-        values_of_other(1);
-        mma_wait<0>();
-        pin<128>(o);
-        release(plan.empty(0, 2));
-        release(plan.empty(0, 3));
-        release(plan.empty(0, kRope));
-        if (raise) shrink_output(shrink0, shrink1);
-        pin<128>(o);
-        mma_fence();
-        values_of_own(0);
-        values_of_own(1);
-        mma_wait<1>();
-        if (pairs + single > 1) release(plan.empty(1, 2));
-        mma_wait<0>();
-        pin<128>(o);
-        phase ^= 1;
-        --pairs;
-        if (pairs + single == 0) break;
-        release(plan.empty(1, 3));
-        release(plan.empty(1, kRope));
-      }
-      if (single) {
-        named_sync<kEvenScoresIssued, 256>();
-        named_arrive<kOddScoresIssued, 256>();
-        release(plan.weights_ready(1));  // none, but the barrier's phase has to keep step
-        barrier_wait(plan.weights_ready(0), phase);
-        adopt_maximum(0);
-        mask_other(token - kTile);
-        pin<128>(o);
-        mma_fence();
-        values_of_other(0);
-        values_of_other(1);
-        mma_wait<0>();
-        pin<128>(o);
-        release(plan.empty(0, 2));
-        release(plan.empty(0, 3));
-        release(plan.empty(0, kRope));
-      }
-    }
-    if (single) {  // the loader passes slot 1 on empty, for the output
-      if (half == 0) barrier_wait(plan.weights_ready(1), phase);
-      barrier_wait(plan.full(1, 2 * half), phase);
-      barrier_wait(plan.full(1, 2 * half + 1), phase);
-      barrier_wait(plan.full(1, kRope), phase);
-      phase ^= 1;
-    }
-
-    // Both warpgroups summed their own blocks, against the same maximum by now.
-    sum0 += __shfl_xor_sync(~0u, sum0, 1);
-    sum1 += __shfl_xor_sync(~0u, sum1, 1);
-    sum0 += __shfl_xor_sync(~0u, sum0, 2);
-    sum1 += __shfl_xor_sync(~0u, sum1, 2);
-    if ((lane_id() & 3) == 0) {
-      sum[half * 64 + row()] = sum0;
-      sum[half * 64 + row() + 8] = sum1;
-    }
-    named_arrive<kSums0 + half, 256>();
-    named_sync<kSums1 - half, 256>();
-    sum0 = sum[row()] + sum[64 + row()];
-    sum1 = sum[row() + 8] + sum[64 + row() + 8];
-    const int request = uniform(work->request), slot = uniform(work->slot);
-    if (ranks == 2 && half != rank) {  // the other rank answers for these columns
-      cluster_barrier_wait(plan.peer_queries_done(), item_phase);
-      if ((lane_id() & 3) == 0) {
-        const u32 to = cluster_address(plan.base + SharedPlan::statistics + row() * 8, rank ^ 1);
-        cluster_store(to, max0, sum0);
-        cluster_store(to + 64, max1, sum1);
-      }
-      const u32 to = cluster_address(plan.part() + (thread_id() & 127) * 16, rank ^ 1);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) cluster_store(to + i * 2048, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
-      __syncwarp();
-      if (lane_id() == 0) cluster_arrive(cluster_address(plan.part_arrived(), rank ^ 1));
-    } else {
-      if (ranks == 2) {
-        cluster_barrier_wait(plan.part_arrived(), item_phase);
-        const float2* statistics = reinterpret_cast<const float2*>(shared + SharedPlan::statistics);
-        const float2 peer0 = statistics[row()], peer1 = statistics[row() + 8];
-        const float top0 = fmaxf(max0, peer0.x), top1 = fmaxf(max1, peer1.x);
-        const float own0 = exp2_fast(max0 - top0), own1 = exp2_fast(max1 - top1);
-        const float other0 = exp2_fast(peer0.x - top0), other1 = exp2_fast(peer1.x - top1);
-        const float4* part = reinterpret_cast<const float4*>(shared + SharedPlan::queries) + (thread_id() & 127);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const float4 x = part[i * 128];
-          o[4 * i] = o[4 * i] * own0 + x.x * other0;
-          o[4 * i + 1] = o[4 * i + 1] * own0 + x.y * other0;
-          o[4 * i + 2] = o[4 * i + 2] * own1 + x.z * other1;
-          o[4 * i + 3] = o[4 * i + 3] * own1 + x.w * other1;
-        }
-        sum0 = sum0 * own0 + peer0.y * other0;
-        sum1 = sum1 * own1 + peer1.y * other1;
-        max0 = top0;
-        max1 = top1;
-      }
-      shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
-      shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
-      const int request = work->request, slot = uniform(work->slot);
-      if (half == 0 && (lane_id() & 3) == 0) {
-        const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
-        const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
-        if (slot < 0) {
-          float* out = lse + static_cast<long long>(request) * rows;
-          if (tile_row + row() < rows) out[tile_row + row()] = lse0 * lse_unit;
-          if (tile_row + row() + 8 < rows) out[tile_row + row() + 8] = lse1 * lse_unit;
-        } else {
-          lse_part[slot * kTile + row()] = lse0;
-          lse_part[slot * kTile + row() + 8] = lse1;
-        }
-      }
-      if (slot < 0) {
-        const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
-        const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
-        const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4),
-                         pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
-                         pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
-                         pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
-                         pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
-        }
-        async_fence();
-        named_sync<kOwnBarrier, 128>();
-        if ((thread_id() & 127) == 0) {
-          tma_store(o_map, staging, tile_row, half * 4, request);
-          tma_store_read_wait();
-        }
-        named_sync<kOwnBarrier, 128>();
-      } else {  // [slot][i][thread] float4: the order of the fragments, so that every access is whole lines
-        float4* out = reinterpret_cast<float4*>(o_part) + slot * static_cast<long long>(kTile * 128) + half * 128 +
-                      (thread_id() & 127);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          out[i * 256] = make_float4(o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1,
-                                     o[4 * i + 3] * shrink1);
-        }
-      }
-    }
-    if (ranks == 2) {
-      item_phase ^= 1;
-      async_fence();
-      __syncwarp();
-      release(plan.queries_empty());
-    }
-    release(plan.empty(1, 2 * half));
-    release(plan.empty(1, 2 * half + 1));
-    release(plan.empty(1, kRope));
-  }
-  if ((thread_id() & 127) == 0) tma_store_wait();
-}
-
-// A pair of boxes of an operand; its bytes arrive at `full`. One thread.
-template <Keep keep>
-__device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair, int row,
-                                          int batch, u32 full) {
-  barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
-  if (pair == kRope) {
-    tma_load<keep>(operand + 8 * kBoxBytes, rope, row, 0, batch, full);
-  } else {
-    tma_load<keep>(operand + 2 * pair * kBoxBytes, latent, row, 2 * pair, batch, full);
-  }
-}
-
-// The same of the first `used` pages of a block; what lies behind them nobody reads before it is zeroed.
-template <Keep keep, int pages>
-__device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
-                                           const int (&page)[pages], int used, u32 full) {
-  constexpr u32 kPageBytes = kBoxBytes / pages;  // 64 columns
-  const bool is_rope = pair == kRope;
-  barrier_expect(full, used * kPageBytes * (is_rope ? 1 : 2));
-#pragma unroll
-  for (int j = 0; j < pages; ++j) {
-    if (j >= used) break;
-    const u32 to = operand + 2 * pair * kBoxBytes + j * kPageBytes;
-    if (is_rope) {
-      tma_load<keep>(to, rope, 0, 0, page[j], full);
-    } else {
-      tma_load<keep>(to, latent, 0, 2 * pair, page[j], full);
-      tma_load<keep>(to + kBoxBytes, latent, 0, 2 * pair + 1, page[j], full);
-    }
-  }
-}
-
-template <FlashMlaTiling tiling>
-__device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkItem& item, const TensorMap& qc_map,
-                                             const TensorMap& qpe_map) {
-  constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
-  for (int pair = 0; pair < kBoxPairs; ++pair) {
-    load_pair<keep>(plan.base + SharedPlan::queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
-                    plan.queries_full(pair));
-  }
-}
-
-// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache, smaller
-// ones as a box for each page and 64 columns.
+// The warpgroup that gathers the tokens of pages of 1. A warp copies 16 rows of every block, 16 bytes a thread and copy,
+// 8 threads to the 64 columns of a box. The copies of a pair arrive at its barrier on their own, and the readers order them
+// before wgmma: nobody here waits for what he started, nor asks shared memory for more than whether a pair is free. A
+// meeting, a row number, a look at what has landed: beside wgmma each takes hundreds of cycles, one after the other.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
-__device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __restrict__ work, const TensorMap& qc_map,
-                                     const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
-                                     const int* __restrict__ block_table, int table_width) {
-  constexpr bool paged = problem.page > 0;
-  constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
-  constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
-  const int lane = lane_id();
-  const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
-  u32 phase = 1, queries_phase = 1;
-  for (;; ++work) {
-    WorkItem item = *work;
-    const Share share = share_of<tiling.cluster>(item, rank);
-    item.begin = share.begin;
-    item.end = share.end;
-    if (item.begin == item.end) break;
-    // The next 32 pages, a lane each; those behind them are on their way.
-    const int* table = block_table + static_cast<long long>(item.request) * table_width;
-    constexpr int kStep = kTile / kPages;  // tokens of a box
-    auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
-    int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0, next_pages = paged ? page_of(window + 32 + lane) : 0;
-    for (int block = item.begin; block < item.end || ((block - item.begin) & 1); ++block) {
-      const int slot = (block - item.begin) & 1;
-      int row = block * kTile, batch = item.request;
-      bool exists = block < item.end;
-      int page[kPages];
-      if constexpr (paged) {
-        if (block * kPages == window + 32) {
-          window += 32;
-          pages = next_pages;
-          next_pages = page_of(window + 32 + lane);
-        }
-#pragma unroll
-        for (int j = 0; j < kPages; ++j) page[j] = __shfl_sync(~0u, pages, block * kPages + j - window);
-        batch = page[0];
-        exists = exists && row < item.tokens;
-        row %= max(problem.page, 1);
-      }
-#pragma unroll
-      for (int i = 0; i < kBoxPairs; ++i) {
-        const int pair = order_of_release(slot, i);
-        barrier_wait(plan.empty(slot, pair), phase);
-        if (lane != 0) continue;
-        if (exists && kPages > 1) {
-          load_pages<keep, kPages>(plan.slot(slot), z_map, kpe_map, pair, page, min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
-                                   plan.full(slot, pair));
-        } else if (exists) {
-          load_pair<keep>(plan.slot(slot), z_map, kpe_map, pair, row, batch, plan.full(slot, pair));
-        } else {
-          barrier_arrive(plan.full(slot, pair));
-        }
-      }
-      if (block == item.begin) {  // behind the tokens: the queries' place is free later than a slot
-        barrier_wait(plan.queries_empty(), queries_phase);
-        queries_phase ^= 1;
-        if (lane == 0) load_queries<tiling>(plan, item, qc_map, qpe_map);
-      }
-      if (slot) phase ^= 1;
-    }
-  }
-}
-
-// The warpgroup that gathers the tokens of small pages, 16 bytes a thread and copy; nobody waits for what he started. The last
-// warp also looks, wherever it would wait, whether the oldest copies have landed, orders them before wgmma and tells that
-// their pair of boxes is full.
-template <FlashMlaProblem problem, FlashMlaTiling tiling>
-__device__ __forceinline__ void gather(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __restrict__ work,
                                        const TensorMap& qc_map, const TensorMap& qpe_map,
                                        const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe,
                                        int z_stride, int kpe_stride, const int* __restrict__ block_table,
                                        int table_width) {
-  constexpr int kPage = problem.page > 0 ? problem.page : 1;
-  constexpr int kStep = 8;  // rows that all threads copy at a time, 16 threads a row
-  int* places = reinterpret_cast<int*>(shared + SharedPlan::places);
-  const int thread = thread_id() & 127, unit = thread & 15;
-  const bool teller = thread >= 96;
+  constexpr int kRows = 4;  // of a thread, 4 apart
+  const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
+  const u32 to = plan.slot(0) + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
   const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
-  u32 phase = 1, queries_phase = 1, landed_phase = 0;
-  int started = 0, told = 0;  // pairs, since the slots were last both told
-  auto tell = [&] {
-    const int slot = told >= kBoxPairs, pair = order_of_release(slot, told - slot * kBoxPairs);
-    if (told == started || !__all_sync(~0u, barrier_test(plan.landed(slot, pair), landed_phase))) return;
-    async_fence();
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(plan.full(slot, pair));
-    if (++told < 2 * kBoxPairs) return;
-    told = 0;
-    started -= 2 * kBoxPairs;
-    landed_phase ^= 1;
-  };
+  z += unit * 16;
+  kpe += unit * 16;
+  u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
     const Share share = share_of<tiling.cluster>(*work, rank);
     const int begin = share.begin, end = share.end, tokens = work->tokens;
     if (begin == end) break;
     const int* table = block_table + static_cast<long long>(work->request) * table_width;
-    auto place_of = [&](int token) {
-      return thread < kTile && token < tokens ? table[token / kPage] * kPage + token % kPage : -1;
+    int place[kRows], next[kRows];  // rows of the pool, for this block and the next; -1: none
+    auto read_places = [&](int block) {
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int token = block * kTile + first_row + 4 * j;
+        next[j] = block < end && token < tokens ? table[token] : -1;
+      }
     };
-    int place = place_of(begin * kTile + thread);
+    read_places(begin);
     for (int block = begin; block < end || ((block - begin) & 1); ++block) {
       const int slot = (block - begin) & 1;
-      if (thread < kTile) places[slot * kTile + thread] = block < end ? place : -1;
-      named_sync<kPlaces, 128>();
-      place = place_of((block + 1) * kTile + thread);
-      int of_row[kTile / kStep];
 #pragma unroll
-      for (int j = 0; j < kTile / kStep; ++j) of_row[j] = places[slot * kTile + thread / 16 + kStep * j];
-#pragma unroll 1
+      for (int j = 0; j < kRows; ++j) place[j] = next[j];
+      read_places(block + 1);
+      // Whether the next pair is free is asked before the copies of this one.
+      bool is_free = barrier_test(plan.empty(slot, 0), phase);
+#pragma unroll
       for (int i = 0; i < kBoxPairs; ++i) {
         const int pair = order_of_release(slot, i);
-        if (teller) {
-          while (!__all_sync(~0u, barrier_test(plan.empty(slot, pair), phase))) tell();
-        } else {
-          barrier_wait(plan.empty(slot, pair), phase);
-        }
-        // 16 bytes of every row: column unit `unit` of the pair, 8 to a box.
-        const bool rope = pair == kRope;
-        const unsigned char* from = (rope ? kpe : z + pair * 256) + unit * 16;
-        const int stride = rope ? kpe_stride : z_stride;
-        const u32 to = plan.slot(slot) + (2 * pair + unit / 8) * kBoxBytes + thread / 16 * 128 +
-                       (((unit ^ thread / 16) & 7) << 4);
-        if (!rope || unit < 8) {
+        if (!is_free) barrier_wait(plan.empty(slot, pair), phase);
+        if (i + 1 < kBoxPairs) is_free = barrier_test(plan.empty(slot, order_of_release(slot, i + 1)), phase);
 #pragma unroll
-          for (int j = 0; j < kTile / kStep; ++j) {
-            if (of_row[j] >= 0) copy_ahead(to + j * kStep * 128, from + static_cast<long long>(of_row[j]) * stride);
+        for (int j = 0; j < kRows; ++j) {
+          if (place[j] < 0) continue;
+          // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
+          const u32 box = ((to + slot * kOperandBytes) ^ (j & 1) << 6) + 2 * pair * kBoxBytes + j * 512;
+          if (i == kRope) {
+            copy_ahead(box, kpe + static_cast<long long>(place[j]) * kpe_stride);
+          } else {
+            const unsigned char* from = z + static_cast<long long>(place[j]) * z_stride + pair * 256;
+            copy_ahead(box, from);
+            copy_ahead(box + kBoxBytes, from + 128);
           }
         }
-        barrier_arrive_when_copied(plan.landed(slot, pair));
-        ++started;
-        if (teller) tell();
+        barrier_arrive_when_copied(plan.full(slot, pair));
       }
       if (block == begin && thread == 0) {
         barrier_wait(plan.queries_empty(), queries_phase);
@@ -715,7 +110,6 @@ __device__ __forceinline__ void gather(unsigned char* shared, const SharedPlan p
       __syncwarp();
       if (slot) phase ^= 1;
     }
-    while (teller && told != started) tell();
   }
 }
 
@@ -727,6 +121,7 @@ __device__ __forceinline__ void gather(unsigned char* shared, const SharedPlan p
 // bytes apart.
 // work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms); o_part [slots, 64 * 512] and
 // lse_part [slots, 64] fp32, for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s.
+// Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
@@ -734,7 +129,8 @@ __global__ void __launch_bounds__(384, 1)
               const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
               float* o_part, float* lse_part, const int* __restrict__ block_table,
               const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit,
-              int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride) {
+              int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride,
+              const int* __restrict__ after_lengths, int after) {
   static_assert(tiling.cluster == 1 || tiling.cluster == 2, "a cluster is one thread block or two");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -744,8 +140,7 @@ __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
-        barrier_init(plan.full(slot, pair), 1);
-        barrier_init(plan.landed(slot, pair), 128);
+        barrier_init(plan.full(slot, pair), gathered ? 128 : 1);
         barrier_init(plan.empty(slot, pair), pair == kRope ? 8 : 4);
       }
       barrier_init(plan.queries_full(pair), 1);
@@ -761,21 +156,30 @@ __global__ void __launch_bounds__(384, 1)
     for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
   }
   if (tiling.cluster > 1) cluster_sync(); else __syncthreads();
+  if (tiling.prefetch > 0 && problem.page == 0 && threadIdx.x == 256) {  // the work list is a constant of the host
+    const WorkItem item = work[static_cast<long long>(blockIdx.x / tiling.cluster) * rounds];
+    const Share share = share_of<tiling.cluster>(item, tiling.cluster > 1 ? cluster_rank() : 0);
+    for (int block = share.begin; block < min(share.begin + tiling.prefetch, share.end); ++block) {
+      for (int pair = 0; pair < kRope; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
+      tma_prefetch(kpe_map, block * kTile, 0, item.request);
+    }
+  }
   launch_next();        // the combine kernel, which waits for the end of this one, may be set up
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   work += static_cast<long long>(blockIdx.x / tiling.cluster) * rounds;
+  const ToLatent output{o_map, lse, o_part, lse_part, lse_unit, rows};
   if (role == 0) {
-    take_registers<gathered ? 224 : 232>();
-    attend<problem, tiling, 0>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+    take_registers<gathered ? 216 : 232>();
+    attend<problem, tiling, 0>(shared, plan, work, output, scale_log2, s, after_lengths, after);
   } else if (role == 1) {
-    take_registers<gathered ? 224 : 232>();
-    attend<problem, tiling, 1>(shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+    take_registers<gathered ? 216 : 232>();
+    attend<problem, tiling, 1>(shared, plan, work, output, scale_log2, s, after_lengths, after);
   } else {
-    give_registers<gathered ? 56 : 40>();
+    give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
-      gather<problem, tiling>(shared, plan, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
+      gather<problem, tiling>(plan, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load<problem, tiling>(plan, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
+      load<problem, tiling>(plan, work, [](const WorkItem&, u32&) {}, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
     }
   }
 }

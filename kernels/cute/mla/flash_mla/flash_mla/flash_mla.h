@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaSharedBytes = 223680;  // of a thread block, see the kernel's SharedPlan
+inline constexpr unsigned kFlashMlaSharedBytes = 223168;  // of a thread block, see the kernel's SharedPlan
 
 // o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
 struct FlashMlaProblem {
@@ -26,6 +26,7 @@ struct FlashMlaProblem {
   float scale = 0;
   bool lse_base2 = false;
   int split = 0;
+  int after = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -45,17 +46,22 @@ struct FlashMlaProblem {
     field("scale", self.scale, "factor of the scores; 0: 1 / sqrt(d + p)");
     field("lse_base2", self.lse_base2, "log-sum-exp in base 2 instead of natural");
     field("split", self.split, "tokens after which each request is cut, whatever its batch: bits do not depend on batch mates; 0: free");
+    field("after", self.after,
+          "tokens behind these that a causal mask counts: query i sees t + after - s + i + 1 of them; ragged: at most, see after_lengths");
   }
 };
 
 struct FlashMlaTiling {
   int cluster = 1;
   bool evict_first = false;
+  int prefetch = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("cluster", self.cluster, "thread blocks that share the tokens of an item and merge on the chip: 1, 2");
     field("evict_first", self.evict_first, "L2 drops loaded tokens first: for one row tile per request");
+    field("prefetch", self.prefetch,
+          "token blocks that L2 is asked for while the kernel before this one ends; dense caches only");
   }
 };
 

@@ -15,6 +15,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
     LatentPlan::validate();
     if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);
     if (tiling.cluster != 1 && tiling.cluster != 2) fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
+    validate_prefetch(tiling.prefetch);
   }
 
  protected:
@@ -30,7 +31,9 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
     const int rows = problem.h * problem.s;
     if (problem.split > 0) return {{rows <= 16 ? 16 : 32, 1, true}};  // the same sums, whatever the batch
     const bool few = rows <= 16 || token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
-    const FlashMlaV1Tiling first{.rows = few ? 16 : 32, .cluster = !few && rows > 32 ? 2 : 1};
+    // What other tiles of the request read as well is there soon enough.
+    const int prefetch = rows <= 16 && may_prefetch() ? 3 : 0;
+    const FlashMlaV1Tiling first{.rows = few ? 16 : 32, .cluster = !few && rows > 32 ? 2 : 1, .prefetch = prefetch};
     std::vector<FlashMlaV1Tiling> all = {first};
     for (const FlashMlaV1Tiling& one :
          {FlashMlaV1Tiling{16, 1, true}, FlashMlaV1Tiling{16, 2, true}, FlashMlaV1Tiling{32, 1, true},
@@ -73,7 +76,8 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
                          self->token_map(in.z, of.k, box, box < kTokenBlock ? 1 : 2), self->token_map(in.kpe, of.p, box, 1),
                          self->row_map(in.o, of.k, at.rows, 4), of.ragged ? data("work") : constants, data("lse"),
                          data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr,
-                         self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds, self->table_width());
+                         self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds, self->table_width(),
+                         self->reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
       };
       return launch;
     };

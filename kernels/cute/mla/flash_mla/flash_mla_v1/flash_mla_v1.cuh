@@ -104,7 +104,7 @@ template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void attend(int team, unsigned char* shared, const SharedPlan<tiling.rows> plan,
                                        const WorkItem* __restrict__ work, const TensorMap& o_map,
                                        float* __restrict__ lse, float* o_part, float* lse_part, float scale_log2,
-                                       float lse_unit, int rows, int s) {
+                                       float lse_unit, int rows, int s, const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
   using Plan = SharedPlan<N>;
@@ -197,7 +197,9 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     const int tile_row = uniform(work->row_tile) * N, request = uniform(work->request), slot = uniform(work->slot);
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    const int seen_by_all = problem.causal ? tokens - s + 1 : tokens;
+    int masked = problem.causal ? s : 1;  // query i sees all tokens but the last masked - i - 1
+    if (problem.after) masked = max(s - (after_lengths ? after_lengths[request] : after), 1);
+    const int seen_by_all = tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is team 0's alone
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
@@ -250,7 +252,8 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       if (token + kTile > seen_by_all) {
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
-          const int seen = problem.causal ? tokens + 1 - s + (tile_row + i / 4 * 8 + row + (i & 1)) % s : tokens;
+          int seen = seen_by_all + (problem.causal ? (tile_row + i / 4 * 8 + row + (i & 1)) % s : 0);
+          if (problem.after) seen = min(seen, tokens);
           if (token + token_in_block + (i & 2) * 4 >= seen) p[i] = -kInfinity;
         }
         if (token + kTile > tokens) {
@@ -437,6 +440,12 @@ __device__ __forceinline__ void load_tokens(const SharedPlan<tiling.rows> plan, 
   int place = 0;
   u32 phase = 1;
   WorkItem item = *work;
+  if (!paged && !problem.ragged) {  // harmless where they are not written yet
+    for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
+      for (int pair = 0; pair < kPairs; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
+      tma_prefetch(kpe_map, block * kTile, 0, item.request);
+    }
+  }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
   for (int sequence = 0; item.begin != item.end; item = *++work) {
@@ -528,13 +537,14 @@ __device__ __forceinline__ void load_queries(const SharedPlan<tiling.rows> plan,
 // natural logarithms); o_part [slots, 512 * N] and lse_part [slots, N] fp32, for tiles cut over several items
 // (latent/combine_rows.cuh).
 // scale_log2 = scale * log2(e) > 0. rows = h * s.
+// Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
                  const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
                  const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
                  float* o_part, float* lse_part, const int* __restrict__ block_table, float scale_log2, float lse_unit,
-                 int rows, int s, int rounds, int table_width) {
+                 int rows, int s, int rounds, int table_width, const int* __restrict__ after_lengths, int after) {
   static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
@@ -562,7 +572,8 @@ __global__ void __launch_bounds__(384, 1)
   if (role < 2) {
     if constexpr (trades_registers) take_registers<232>();
     const int team = uniform(role);
-    attend<problem, tiling>(team, shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s);
+    attend<problem, tiling>(team, shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
+                             after_lengths, after);
   } else {
     if constexpr (trades_registers) give_registers<40>();
     if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {

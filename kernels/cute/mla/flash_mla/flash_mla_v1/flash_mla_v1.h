@@ -27,6 +27,7 @@ struct FlashMlaV1Problem {
   float scale = 0;
   bool lse_base2 = false;
   int split = 0;
+  int after = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -47,6 +48,8 @@ struct FlashMlaV1Problem {
     field("lse_base2", self.lse_base2, "log-sum-exp in base 2 instead of natural");
     field("split", self.split,
           "tokens after which each request is cut, whatever its batch: bits do not depend on batch mates; 0: free");
+    field("after", self.after,
+          "tokens behind these that a causal mask counts: query i sees t + after - s + i + 1 of them; ragged: at most, see after_lengths");
   }
 };
 
@@ -54,12 +57,15 @@ struct FlashMlaV1Tiling {
   int rows = 16;
   int cluster = 1;
   bool evict_first = true;
+  int prefetch = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("rows", self.rows, "rows (heads x queries) of a tile: 16, 32");
     field("cluster", self.cluster, "thread blocks placed side by side, whose row tiles read the same tokens: 1, 2");
     field("evict_first", self.evict_first, "L2 drops loaded tokens first");
+    field("prefetch", self.prefetch,
+          "token blocks that L2 is asked for while the kernel before this one ends; dense caches only");
   }
 };
 
