@@ -116,6 +116,7 @@ class Refusals(CommandCase):
         for kernel, words in {
             "cute.mla.mla_var6_plus": ["--s=0", "--n=100", "--prefixes=1"],
             "cute.mla.output_decompression": ["--h=0"],
+            "cute.mla.flash_mla_v1": ["--b=-1", "--s=3"],
             "cutile.mla.flash_mla_split_kv": ["--t=-1000"],
         }.items():
             with self.subTest(kernel):

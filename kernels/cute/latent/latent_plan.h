@@ -41,7 +41,9 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   using TypedPlan<Problem, Tiling>::tiling;
   using TypedPlan<Problem, Tiling>::target;
 
-  void use_default_tiling() override { tiling = candidates().front(); }
+  void use_default_tiling() override {
+    if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
+  }
 
   void validate() const override {
     const Problem& at = problem;

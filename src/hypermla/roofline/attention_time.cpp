@@ -272,16 +272,16 @@ TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, i
                 : best_times({"cutile.mla.flash_mla"}, ceilings, times);
   };
   const auto decompressed_part = [&] {
-    const bool beside_the_other = how == Together::at_once && n < shape.t;
-    const std::string_view part =
-        !cute ? beside_the_other && prefixes == 0 ? "cutile.decompressed_part" : "cutile.mla.flash_attention"
-        : beside_the_other         ? "cute.decompressed_part"
-        : how == Together::at_once ? "cute.mla.flash_attention_v1"
-        : prefixes > 0             ? "cute.prefix_part"
-                                   : "cute.mla.flash_attention";
-    return best_times({part}, ceilings, [&](const Figures& figures) {
+    const auto times = [&](const Figures& figures) {
       return decompressed_times(figures, decompressed, false, prefixes > 0 ? prefixes : shape.b, ceilings);
-    });
+    };
+    const bool beside_the_other = how == Together::at_once && n < shape.t;
+    if (!cute)
+      return best_times({beside_the_other && prefixes == 0 ? "cutile.decompressed_part" : "cutile.mla.flash_attention"},
+                        ceilings, times);
+    if (beside_the_other) return best_times({"cute.decompressed_part"}, ceilings, times);
+    if (prefixes > 0) return best_times({"cute.prefix_part"}, ceilings, times);
+    return best_times({"cute.mla.flash_attention", "cute.mla.flash_attention_v1"}, ceilings, times);
   };
   if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine_time(shape, true, false, cute, ceilings));
   if (n == shape.t)
