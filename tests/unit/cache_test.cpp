@@ -1,6 +1,7 @@
 #include "hypermla/compile/cache.h"
 
 #include <gtest/gtest.h>
+
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mount.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <random>
 
@@ -42,8 +44,13 @@ bool whole(const CacheEntry& entry, const std::string& key, std::size_t bytes = 
 // Starts `body` as another process, which ends with its result.
 pid_t start(const std::function<int()>& body) {
   const pid_t pid = ::fork();
-  if (pid == 0) ::_exit(body());
-  return pid;
+  if (pid != 0) return pid;
+  try {
+    ::_exit(body());
+  } catch (const std::exception& error) {  // the tests behind this one are the parent's
+    std::fprintf(stderr, "%s\n", error.what());
+    ::_exit(99);
+  }
 }
 
 // The exit status, or minus the signal.

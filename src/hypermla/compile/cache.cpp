@@ -54,10 +54,10 @@ bool occupied(const fs::path& path) {
 }
 
 // Moves a damaged entry out of sight, then deletes it. Nobody replaces an entry that stands (rename() refuses), so what is
-// damaged under the lock is still damaged when it is moved.
+// damaged under the lock is still damaged when it is moved. Where nothing stands, somebody may publish at any moment.
 void discard_damaged(const fs::path& root, const fs::path& dir) {
   const FileDescriptor lock = lock_directory(root);
-  if (read_whole(dir)) return;
+  if (!occupied(dir) || read_whole(dir)) return;
   const fs::path aside = scratch_path(dir);
   std::error_code ignored;  // a read-only cache keeps it: absent all the same, since find() reads every entry
   fs::rename(dir, aside, ignored);
