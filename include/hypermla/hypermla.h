@@ -6,8 +6,9 @@
 //   kernel.tune();
 //   kernel.run(stream);
 //
-// run() neither allocates, nor synchronises, nor reads back, and may be captured in a CUDA graph, which is replayed only while
-// the Kernel, which owns its workspace, lives. One Kernel is used by one thread at a time. Every function throws hypermla::Error: one sentence that says what to do next.
+// run() neither allocates, nor synchronises, nor reads back, and may be captured in a CUDA graph; replay it only while the
+// Kernel lives, which owns the workspace. One Kernel is used by one thread at a time. Every function throws
+// hypermla::Error: one sentence that says what to do next.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@
 namespace hypermla::cute {
 
 inline constexpr int kTokenBlock = 64;
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+inline constexpr float kLn2 = 0.6931471805599453f;
 
 // How a tiling of a version divides the work.
 struct Division {
@@ -347,9 +347,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     return {reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item)};
   }
   TensorMap map(const Operand& operand, int columns, int rows, std::int64_t batch, int box_rows, int box_groups) const {
-    const std::int64_t row_bytes = operand.row_bytes();
-    return make_tensor_map(problem.dtype, operand.data(),
-                           {rows, columns / 64, batch, row_bytes, rows * row_bytes, box_rows, box_groups});
+    return make_matrix_map(problem.dtype, operand.data(), rows, columns, batch, box_rows, box_groups, operand.row_bytes());
   }
 
   std::unique_ptr<CuteKernel> planning(const Tensors& tensors, const CuteKernel& main) const {

@@ -28,6 +28,20 @@ struct TensorMapShape {
 // Throws Error when the driver refuses: no such engine, or a misaligned tensor. `data` is 16-byte aligned device memory.
 TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& shape);
 
+// The same of matrices [batch, rows, columns] that follow each other; `row_bytes` from a row to the next, 0: no gaps.
+inline TensorMap make_matrix_map(DType dtype, const void* data, std::int64_t rows, int columns, std::int64_t batch,
+                                 int box_rows, int box_groups, std::int64_t row_bytes = 0) {
+  if (row_bytes == 0) row_bytes = 2 * columns;
+  return make_tensor_map(dtype, data,
+                         {.rows = rows,
+                          .groups = columns / 64,
+                          .batch = batch,
+                          .row_bytes = row_bytes,
+                          .batch_bytes = rows * row_bytes,
+                          .box_rows = box_rows,
+                          .box_groups = box_groups});
+}
+
 // One axis of a tensor and of its boxes, other than the innermost one.
 struct TensorMapAxis {
   std::int64_t extent = 0;

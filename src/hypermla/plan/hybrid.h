@@ -46,6 +46,10 @@ template <class Problem>
 int latent_tokens(const Problem& at) {
   return at.t - new_tokens(at);
 }
+template <class Problem>
+bool has_both_parts(const Problem& at) {
+  return latent_tokens(at) > 0 && new_tokens(at) > 0;
+}
 // How many sets of n decompressed tokens there are.
 template <class Problem>
 int token_stores(const Problem& at) {

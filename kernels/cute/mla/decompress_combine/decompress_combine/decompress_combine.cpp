@@ -74,15 +74,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
         const int head_groups = at.d / 64 * (at.tokens_first ? 1 : at.s);
         return Arguments(
             rows_map(at, tile, data("o_latent", M), at.k, M), rows_map(at, tile, data("o_new", R), at.d, R),
-            M ? make_tensor_map(at.dtype, data("w", M),
-                                {.rows = at.k,
-                                 .groups = at.d / 64,
-                                 .batch = at.h,
-                                 .row_bytes = 2 * at.d,
-                                 .batch_bytes = 2 * at.k * at.d,
-                                 .box_rows = 64,
-                                 .box_groups = at.d / 64})
-              : TensorMap{},
+            M ? make_matrix_map(at.dtype, data("w", M), at.k, at.d, at.h, 64, at.d / 64) : TensorMap{},
             make_tensor_map(
                 at.dtype, tensors.at("o").data,
                 {{at.s, out_row, tile.Bs}, {heads * head_groups, 128, 1}, {at.b, 2 * heads * at.s * at.d, tile.Bb}}),

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "hypermla/plan/attention.h"
-#include "plan_prefixes.h"
 #include "hypermla/plan/registry.h"
+#include "plan_prefixes.h"
 
 namespace hypermla::cute {
 namespace {
@@ -12,7 +12,6 @@ namespace {
 constexpr int kRows = 128, kBlock = 128;  // queries of a tile, tokens of a block
 constexpr unsigned kThreads = 384;
 constexpr std::size_t kCounterBytes = 16;
-constexpr float kLog2e = 1.4426950408889634f;
 
 class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentionTiling> {
  public:
@@ -158,13 +157,13 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const std::int64_t heads = std::int64_t{of.b} * of.h, token_heads = std::int64_t{self.stores()} * of.h;
         const int q_rows = of.prefixes ? std::min(of.s, kRows) : kRows, q_groups = of.prefixes ? 1 : of.d / 64;
-        return Arguments(self.map(data("q"), of.s, of.d, heads, q_rows, q_groups),
-                         self.map(data("qpe"), of.s, of.p, heads, q_rows, 1),
-                         self.map(data("k"), of.t, of.d, token_heads, kBlock, of.d / 64),
-                         self.map(data("kpe"), of.t, of.p, self.stores(), kBlock, 1),
-                         self.map(data("v"), of.t, of.d, token_heads, kBlock, of.d / 64), data("o"), data("lse"),
-                         of.ragged ? data("lengths") : nullptr, constants, softmax_scale(of.d, of.p) * kLog2e, of.b,
-                         of.h, of.s, of.t, self.heads_per_section(at),
+        return Arguments(make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, q_rows, q_groups),
+                         make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, q_rows, 1),
+                         make_matrix_map(of.dtype, data("k"), of.t, of.d, token_heads, kBlock, of.d / 64),
+                         make_matrix_map(of.dtype, data("kpe"), of.t, of.p, self.stores(), kBlock, 1),
+                         make_matrix_map(of.dtype, data("v"), of.t, of.d, token_heads, kBlock, of.d / 64), data("o"),
+                         data("lse"), of.ragged ? data("lengths") : nullptr, constants,
+                         softmax_scale(of.d, of.p) * kLog2e, of.b, of.h, of.s, of.t, self.heads_per_section(at),
                          self.plans_on_device() ? data("chunks") : static_cast<char*>(constants) + kCounterBytes,
                          self.plans_on_device() ? data("order") : nullptr,
                          self.reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
@@ -285,12 +284,6 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
     for (const int prefix : sample_prefixes()) all.flops += 2 * rows * lengths[prefix] * columns;
     for (const int tokens : lengths) all.bytes += width * tokens * (2.0 * at.h * at.d + at.p);
     return all;
-  }
-
-  TensorMap map(const void* data, int rows, int columns, std::int64_t batch, int box_rows, int box_groups) const {
-    const std::int64_t row_bytes = columns * dtype_bytes(problem.dtype);
-    return make_tensor_map(problem.dtype, data,
-                           {rows, columns / 64, batch, row_bytes, rows * row_bytes, box_rows, box_groups});
   }
 };
 

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kBlock = 64;  // tokens
 constexpr unsigned kThreads = 384;
-constexpr float kLog2e = 1.4426950408889634f;
 
 class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAttentionV1Tiling> {
  public:
@@ -114,12 +113,14 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
         const FlashAttentionV1Problem& of = self.problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const std::int64_t heads = std::int64_t{of.b} * of.h;
-        return Arguments(
-            self.map(data("q"), of.s, of.d, heads, rows, 2), self.map(data("qpe"), of.s, of.p, heads, rows, 1),
-            self.map(data("k"), of.t, of.d, heads, kBlock, 2), self.map(data("kpe"), of.t, of.p, of.b, kBlock, 1),
-            self.map(data("v"), of.t, of.d, heads, kBlock, 2), self.map(data("o"), of.s, of.d, heads, rows, 2),
-            data("o"), data("lse"), of.ragged ? data("lengths") : nullptr, counter, softmax_scale(of.d, of.p) * kLog2e,
-            of.b, of.h, of.s, of.t);
+        return Arguments(make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, rows, 2),
+                         make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, rows, 1),
+                         make_matrix_map(of.dtype, data("k"), of.t, of.d, heads, kBlock, 2),
+                         make_matrix_map(of.dtype, data("kpe"), of.t, of.p, of.b, kBlock, 1),
+                         make_matrix_map(of.dtype, data("v"), of.t, of.d, heads, kBlock, 2),
+                         make_matrix_map(of.dtype, data("o"), of.s, of.d, heads, rows, 2), data("o"), data("lse"),
+                         of.ragged ? data("lengths") : nullptr, counter, softmax_scale(of.d, of.p) * kLog2e, of.b, of.h,
+                         of.s, of.t);
       };
       return launch;
     };
@@ -164,16 +165,10 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
     }
     return all;
   }
-
-  TensorMap map(const void* data, int rows, int columns, std::int64_t batch, int box_rows, int box_groups) const {
-    const std::int64_t row_bytes = columns * dtype_bytes(problem.dtype);
-    return make_tensor_map(problem.dtype, data,
-                           {rows, columns / 64, batch, row_bytes, rows * row_bytes, box_rows, box_groups});
-  }
 };
 
 HYPERMLA_REGISTER(FlashAttentionV1Plan,
-                        "attention over decompressed keys and values for few queries: streams from few multiprocessors")
+                  "attention over decompressed keys and values for few queries: streams from few multiprocessors")
 
 }  // namespace
 }  // namespace hypermla::cute

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
+#include "cute/hybrid/division_plan.h"
 #include "cute/hybrid/staged_plan.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla::cute {
 namespace {
 
-// What one multiprocessor of an H200 computes in the latent path, and streams in the other, each beside the other
-// path; and what memory gives all that stream (docs/kernels/cute-mla-var6-plus-v5.md).
-constexpr double kLatentRate = 5.2e12, kStreamRate = 64e9, kMemoryRate = 3.9e12;
+constexpr PathRates kRates = {5.2e12, 64e9, 3.9e12};  // of an H200, docs/kernels/cute-mla-var6-plus-v5.md
 
 class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6PlusV5Tiling> {
  public:
@@ -29,13 +28,7 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6P
   // As many multiprocessors for the decompressed path as make both equally long.
   void use_default_tiling() override {
     if (!has_extents(problem)) return;  // validate() says what is wrong
-    const double rows = double(problem.b) * problem.h * problem.s, width = dtype_bytes(problem.dtype);
-    const double flops = 2 * rows * latent_tokens(problem) * (2 * problem.k + problem.p);
-    const double bytes = width * problem.b * new_tokens(problem) * (2.0 * problem.h * problem.d + problem.p);
-    auto time = [&](int processors) {
-      return std::max(flops / (kLatentRate * (target.processors - processors)),
-                      bytes / std::min(kStreamRate * processors, kMemoryRate));
-    };
+    auto time = [&](int processors) { return kRates.seconds(problem, processors, target.processors); };
     tiling.processors = 8;
     for (int smaller = 8; smaller <= target.processors / 2; smaller += 8)
       for (int processors : {smaller, target.processors - smaller})
@@ -46,7 +39,7 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6P
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     std::vector<std::unique_ptr<Executable>> all;
     for (const Stage& stage : stages()) all.push_back(stage.plan(tensors));
-    if (both()) {
+    if (has_both_parts(problem)) {
       std::vector<std::unique_ptr<Executable>> paths;
       paths.push_back(std::move(all[0]));
       paths.push_back(std::move(all[1]));
@@ -58,11 +51,9 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6P
   }
 
  private:
-  bool both() const { return new_tokens(problem) > 0 && latent_tokens(problem) > 0; }
-
   // What each path runs on: a part of the device beside the other path, else all of it.
-  Target decompressed() const { return {target.arch, both() ? tiling.processors : target.processors}; }
-  Target latent() const { return {target.arch, target.processors - (both() ? tiling.processors : 0)}; }
+  Target decompressed() const { return {target.arch, has_both_parts(problem) ? tiling.processors : target.processors}; }
+  Target latent() const { return {target.arch, target.processors - (has_both_parts(problem) ? tiling.processors : 0)}; }
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/hybrid.h"
+#include "cute/hybrid/division_plan.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla::cute {
@@ -10,10 +10,8 @@ namespace {
 
 constexpr int kRows = 64, kBlock = 64;  // of a latent tile; tokens
 constexpr unsigned kThreads = 384;
-constexpr float kLog2e = 1.4426950408889634f;
-// What one multiprocessor of an H200 computes of latent items and streams of decompressed ones, each beside the other
-// kind, and what memory gives all that stream (the time lines in docs/kernels/cute-mla-var6-plus-v6.md).
-constexpr double kLatentRate = 4.4e12, kStreamRate = 57e9, kMemoryRate = 3.3e12;
+// Of an H200, by the time lines in docs/kernels/cute-mla-var6-plus-v6.md.
+constexpr PathRates kRates = {4.4e12, 57e9, 3.3e12};
 
 class MlaVar6PlusV6Plan : public TypedPlan<MlaVar6PlusV6Problem, MlaVar6PlusV6Tiling> {
  public:
@@ -127,7 +125,7 @@ class MlaVar6PlusV6Plan : public TypedPlan<MlaVar6PlusV6Problem, MlaVar6PlusV6Ti
   }
 
  private:
-  bool both() const { return new_tokens(problem) > 0 && latent_tokens(problem) > 0; }
+  bool both() const { return has_both_parts(problem); }
   std::int64_t row_tiles() const { return ceil_div(problem.h * problem.s, kRows); }
   std::int64_t latent_items() const { return latent_tokens(problem) ? problem.b * row_tiles() : 0; }
   std::int64_t new_items(int rows) const {
@@ -136,13 +134,7 @@ class MlaVar6PlusV6Plan : public TypedPlan<MlaVar6PlusV6Problem, MlaVar6PlusV6Ti
 
   // As many thread blocks begin with decompressed items as make both paths equally long.
   int streams() const {
-    const double rows = double(problem.b) * problem.h * problem.s, width = dtype_bytes(problem.dtype);
-    const double flops = 2 * rows * latent_tokens(problem) * (2 * problem.k + problem.p);
-    const double bytes = width * problem.b * new_tokens(problem) * (2.0 * problem.h * problem.d + problem.p);
-    auto time = [&](int processors) {
-      return std::max(flops / (kLatentRate * (target.processors - processors)),
-                      bytes / std::min(kStreamRate * processors, kMemoryRate));
-    };
+    auto time = [&](int processors) { return kRates.seconds(problem, processors, target.processors); };
     if (!both()) return target.processors;  // and nothing to divide
     int best = 1;
     for (int processors = 1; processors < target.processors; ++processors)
@@ -163,15 +155,7 @@ class MlaVar6PlusV6Plan : public TypedPlan<MlaVar6PlusV6Problem, MlaVar6PlusV6Ti
   TensorMap map(const void* data, std::int64_t rows, int columns, std::int64_t batch, int box_rows,
                 int box_groups) const {
     if (!data) return {};
-    const std::int64_t row_bytes = columns * dtype_bytes(problem.dtype);
-    return make_tensor_map(problem.dtype, data,
-                           {.rows = rows,
-                            .groups = columns / 64,
-                            .batch = batch,
-                            .row_bytes = row_bytes,
-                            .batch_bytes = rows * row_bytes,
-                            .box_rows = box_rows,
-                            .box_groups = box_groups});
+    return make_matrix_map(problem.dtype, data, rows, columns, batch, box_rows, box_groups);
   }
 };
 

@@ -61,14 +61,7 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
       launch.shape = {160, output_decompression_shared_bytes(at.k, at.d, tiling.stages)};
       launch.arguments = [=](void*) {
         return Arguments(rows_map(at, tiling.Bs, tensors.at("o_latent").data, at.k, 1),
-                         make_tensor_map(at.dtype, tensors.at("w").data,
-                                         {.rows = at.k,
-                                          .groups = at.d / 64,
-                                          .batch = at.h,
-                                          .row_bytes = 2 * at.d,
-                                          .batch_bytes = 2 * at.k * at.d,
-                                          .box_rows = 64,
-                                          .box_groups = at.d / 64}),
+                         make_matrix_map(at.dtype, tensors.at("w").data, at.k, at.d, at.h, 64, at.d / 64),
                          rows_map(at, tiling.Bs, tensors.at("o").data, at.d, at.d / 64), tiles, query_tiles, tiling.Bs);
       };
       return launch;

@@ -32,7 +32,7 @@ class MlaVar6PlusPlan : public HybridPlan<MlaVar6PlusProblem, MlaVar6PlusTiling>
 
   std::function<HybridCut(const MlaVar6PlusTiling&)> cutting() const override {
     return [at = problem](const MlaVar6PlusTiling& tiling) {
-      const bool both = latent_tokens(at) > 0 && new_tokens(at) > 0;
+      const bool both = has_both_parts(at);
       const int blocks = both ? std::max(1, tiling.blocks / 2) : tiling.blocks;
       return with_blocks(at, {{tiling.Bm, tiling.Bn, tiling.Bv, 1}, {1, tiling.Bm, tiling.Bn}}, 1, blocks, 1, blocks);
     };

@@ -82,7 +82,7 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3T
           for (const int Bk : {128, 256, 64, 512})
             if (Bv <= problem.k && Bk <= problem.k) latent.push_back({Bm, Bn, Bv, Bk});
     if (latent.empty()) latent.push_back({64, 64, problem.k, problem.k});
-    const bool paired = latent_tokens(problem) > 0 && new_tokens(problem) > 0;
+    const bool paired = has_both_parts(problem);
     latent = best_two(latent, [&](const LatentTile& tile) {
       return path_work(problem, LatentCut{tile.Bm, tile.Bn, tile.Bv, problem.h, latent_tokens(problem) > 0, 1});
     });
