@@ -14,7 +14,7 @@ namespace {
 
 struct Case {
   std::vector<int> lengths;
-  int row_tiles, cluster, split;
+  int row_tiles, split;
 };
 
 std::vector<Case> cases() {
@@ -28,16 +28,14 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& one : lengths)
     for (int row_tiles : {1, 2, 5, 32, 130, 200})
-      for (int cluster : {1, 2})
-        for (int split : {0, 2, 16}) all.push_back({one, row_tiles, cluster, split});
+      for (int split : {0, 2, 16}) all.push_back({one, row_tiles, split});
   return all;
 }
 
 TEST(WorkPlan, CoversEveryTileOnce) {
   for (const Case& one : cases()) {
-    const int workers = 132 / one.cluster;
-    const WorkPlan plan = plan_work(one.lengths, one.row_tiles, one.cluster, workers, one.split);
-    ASSERT_LE(plan.grid, workers);
+    const WorkPlan plan = plan_work(one.lengths, one.row_tiles, 132, one.split);
+    ASSERT_LE(plan.grid, 132);
     ASSERT_EQ(plan.items.size(), std::size_t(plan.grid) * plan.rounds);
     std::map<std::pair<int, int>, std::vector<std::pair<int, int>>> ranges;  // (request, row tile) -> token blocks
     std::map<std::pair<int, int>, std::set<int>> slots;
@@ -83,7 +81,7 @@ TEST(WorkPlan, CoversEveryTileOnce) {
 // Where a request is cut depends on nothing but its own length.
 TEST(WorkPlan, FixedCutsDoNotDependOnTheBatch) {
   auto cuts = [](const std::vector<int>& lengths, int request) {
-    const WorkPlan plan = plan_work(lengths, 2, 1, 132, 16);
+    const WorkPlan plan = plan_work(lengths, 2, 132, 16);
     std::set<std::pair<int, int>> pieces;
     for (const WorkItem& item : plan.items)
       if (item.begin != item.end && item.request == request) pieces.insert({item.begin, item.end});
@@ -94,7 +92,7 @@ TEST(WorkPlan, FixedCutsDoNotDependOnTheBatch) {
 }
 
 TEST(WorkPlan, EvenWorkIsCutEvenly) {
-  const WorkPlan plan = plan_work(std::vector<int>(32, 4096), 2, 1, 132);
+  const WorkPlan plan = plan_work(std::vector<int>(32, 4096), 2, 132);
   std::vector<int> load;
   for (int worker = 0; worker < plan.grid; ++worker) {
     int blocks = 0;

@@ -166,5 +166,17 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   }
   return packed;
 }
+template <DType dtype>
+__device__ __forceinline__ float2 unpack(u32 packed) {
+  float2 x;
+  if constexpr (dtype == DType::bfloat16) {
+    x = {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000)};
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(x.x), "=f"(x.y)
+        : "r"(packed));
+  }
+  return x;
+}
 
 }  // namespace hypermla::cute

@@ -54,7 +54,7 @@ class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
   int default_latent_rows() const {
     const std::int64_t rows = std::int64_t{problem.h} * problem.s;
     const std::int64_t blocks = problem.b * ((latent_tokens(problem) + 63) / 64) * ((rows + 31) / 32);
-    return rows <= 64 || (rows <= 128 && blocks <= 16 * target.processors) ? 32 : 64;
+    return rows <= 32 || (rows <= 128 && blocks <= 2 * target.processors) ? 32 : 64;
   }
 
   // One decompressed part in the order of the heads is the output itself.

@@ -2,7 +2,6 @@
 // for kernels that come by their work and dispose of their outputs in different ways.
 #pragma once
 
-#include "hopper/cluster.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
@@ -27,8 +26,7 @@ struct SharedPlan {
   static constexpr u32 raised = barriers + 384;   // [slot][warp] int: did the warp raise its maximum
   static constexpr u32 maximum = raised + 64;     // [slot][row] float
   static constexpr u32 sum = maximum + 512;       // [warpgroup][row] float
-  static constexpr u32 statistics = sum + 512;    // [row] {maximum, sum} of the other rank
-  static constexpr u32 bytes = statistics + 512;
+  static constexpr u32 bytes = sum + 512;
 
   u32 base;
   __device__ u32 slot(int s) const { return base + slots + s * kOperandBytes; }
@@ -37,10 +35,7 @@ struct SharedPlan {
   __device__ u32 queries_full(int pair) const { return full(4, pair); }
   __device__ u32 weights_ready(int s) const { return full(5, s); }
   __device__ u32 queries_empty() const { return full(5, 2); }
-  __device__ u32 peer_queries_done() const { return full(5, 3); }
-  __device__ u32 part_arrived() const { return full(5, 4); }
-  // Output columns from the other rank, [i][thread] float4: over the queries.
-  __device__ u32 part() const { return base + queries; }
+  __device__ u32 exchanged() const { return full(5, 3); }  // what the warpgroups hand each other at the end of an item
 };
 static_assert(SharedPlan::bytes <= 232448);
 
@@ -48,34 +43,18 @@ enum NamedBarrier {
   kEvenScoresIssued = 1,
   kOddScoresIssued = 2,
   kWarpgroup0 = 3,
-  kWarpgroup1 = 4,
-  kSums0 = 5,
-  kSums1 = 6
+  kWarpgroup1 = 4
 };
 
 // The pairs of a slot in the order in which their readers free them.
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
-
-// What one thread block of a cluster does of an item: an equal range of its token blocks, or one block of which nothing
-// is seen when there are fewer blocks than ranks. The closing item is nobody's.
-struct Share {
-  int begin, end, tokens;
-};
-template <int ranks>
-__device__ __forceinline__ Share share_of(const WorkItem& item, int rank) {
-  if constexpr (ranks == 1) return {item.begin, item.end, item.tokens};
-  const int blocks = item.end - item.begin;
-  const int begin = item.begin + blocks * rank / ranks, end = item.begin + blocks * (rank + 1) / ranks;
-  if (begin == end && blocks > 0) return {begin, begin + 1, 0};
-  return {begin, end, item.tokens};
-}
 
 // Where the output of the attention goes: whole tiles by o_map and to lse, parts to o_part and lse_part (flash_mla.cuh).
 struct ToLatent {
   static constexpr bool kFinishes = false;
   const TensorMap& o_map;
   float* __restrict__ lse;
-  float* o_part;
+  uint4* o_part;
   float* lse_part;
   float lse_unit;
   int rows;
@@ -94,8 +73,6 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   volatile float* maximum = reinterpret_cast<volatile float*>(shared + SharedPlan::maximum);
   volatile float* sum = reinterpret_cast<volatile float*>(shared + SharedPlan::sum);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
-  constexpr int ranks = tiling.cluster;
-  const int rank = ranks > 1 ? uniform(cluster_rank()) : 0;
 
   float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32] = {};  // (64, 64) scores, then weights
@@ -116,14 +93,6 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto release = [&](u32 barrier) {
     if (lane_id() == 0) barrier_arrive(barrier);
-  };
-  // This warp has read the item's queries. In a cluster their place is then free for the other rank's part of the output.
-  auto queries_done = [&] {
-    if (ranks == 1) {
-      release(plan.queries_empty());
-    } else if (lane_id() == 0) {
-      cluster_arrive(cluster_address(plan.peer_queries_done(), rank ^ 1));
-    }
   };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
     mma_fence();
@@ -223,14 +192,12 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       store_matrices(weights_row ^ (i << 5), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2], packed[4 * i + 3]);
     }
     async_fence();
-    __syncwarp();
-    release(plan.weights_ready(half));
+    barrier_arrive(plan.weights_ready(half));
   };
 
 #pragma unroll 1
   for (;; ++work) {
-    const Share share = share_of<ranks>(*work, rank);
-    const int begin = uniform(share.begin), end = uniform(share.end), tokens = uniform(share.tokens);
+    const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
     if (begin == end) break;
     const int tile_row = uniform(work->row_tile) * kTile;
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of the
@@ -345,14 +312,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         mma_commit();
         even_block();
       }
-      queries_done();
+      release(plan.queries_empty());
       if (!single) {
         odd_block();
         mma_wait<0>();
         pin<128>(o);
       }
     } else {
-      if (pairs == 0) queries_done();
+      if (pairs == 0) release(plan.queries_empty());
 #pragma unroll 1
       while (pairs > 0) {
         wait_until_loaded(0);
@@ -366,7 +333,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         named_arrive<kOddScoresIssued, 256>();
         mma_wait<0>();
         pin<32>(p);
-        if (pairs == 1) queries_done();
+        if (pairs == 1) release(plan.queries_empty());
         barrier_wait(plan.weights_ready(0), phase);
         adopt_maximum(0);
         pin<128>(o);
@@ -401,7 +368,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       if (single) {
         named_sync<kEvenScoresIssued, 256>();
         named_arrive<kOddScoresIssued, 256>();
-        release(plan.weights_ready(1));  // none, but the barrier's phase has to keep step
+        barrier_arrive(plan.weights_ready(1));  // none, but the barrier's phase has to keep step
         barrier_wait(plan.weights_ready(0), phase);
         adopt_maximum(0);
         mask_other(token - kTile);
@@ -433,97 +400,55 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       sum[half * 64 + row()] = sum0;
       sum[half * 64 + row() + 8] = sum1;
     }
-    named_arrive<kSums0 + half, 256>();
-    named_sync<kSums1 - half, 256>();
+    barrier_arrive(plan.exchanged());
+    barrier_wait(plan.exchanged(), item_phase);
     sum0 = sum[row()] + sum[64 + row()];
     sum1 = sum[row() + 8] + sum[64 + row() + 8];
+    item_phase ^= 1;
     if constexpr (Output::kFinishes) {
-      output.template finish<half>(o, max0, max1, sum0, sum1, shared, plan, phase, work);
+      output.template finish<half>(o, max0, max1, sum0, sum1, shared, plan, phase, item_phase, work);
     } else {
-      const int request = uniform(work->request), slot = uniform(work->slot);
-      if (ranks == 2 && half != rank) {  // the other rank answers for these columns
-        cluster_barrier_wait(plan.peer_queries_done(), item_phase);
-        if ((lane_id() & 3) == 0) {
-          const u32 to = cluster_address(plan.base + SharedPlan::statistics + row() * 8, rank ^ 1);
-          cluster_store(to, max0, sum0);
-          cluster_store(to + 64, max1, sum1);
-        }
-        const u32 to = cluster_address(plan.part() + (thread_id() & 127) * 16, rank ^ 1);
-  #pragma unroll
-        for (int i = 0; i < 32; ++i) cluster_store(to + i * 2048, o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
-        __syncwarp();
-        if (lane_id() == 0) cluster_arrive(cluster_address(plan.part_arrived(), rank ^ 1));
-      } else {
-        if (ranks == 2) {
-          cluster_barrier_wait(plan.part_arrived(), item_phase);
-          const float2* statistics = reinterpret_cast<const float2*>(shared + SharedPlan::statistics);
-          const float2 peer0 = statistics[row()], peer1 = statistics[row() + 8];
-          const float top0 = fmaxf(max0, peer0.x), top1 = fmaxf(max1, peer1.x);
-          const float own0 = exp2_fast(max0 - top0), own1 = exp2_fast(max1 - top1);
-          const float other0 = exp2_fast(peer0.x - top0), other1 = exp2_fast(peer1.x - top1);
-          const float4* part = reinterpret_cast<const float4*>(shared + SharedPlan::queries) + (thread_id() & 127);
-  #pragma unroll
-          for (int i = 0; i < 32; ++i) {
-            const float4 x = part[i * 128];
-            o[4 * i] = o[4 * i] * own0 + x.x * other0;
-            o[4 * i + 1] = o[4 * i + 1] * own0 + x.y * other0;
-            o[4 * i + 2] = o[4 * i + 2] * own1 + x.z * other1;
-            o[4 * i + 3] = o[4 * i + 3] * own1 + x.w * other1;
-          }
-          sum0 = sum0 * own0 + peer0.y * other0;
-          sum1 = sum1 * own1 + peer1.y * other1;
-          max0 = top0;
-          max1 = top1;
-        }
-        shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
-        shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
-        const int request = work->request, slot = uniform(work->slot);
-        if (half == 0 && (lane_id() & 3) == 0) {
-          const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
-          const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
-          if (slot < 0) {
-            float* out = output.lse + static_cast<long long>(request) * output.rows;
-            if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
-            if (tile_row + row() + 8 < output.rows) out[tile_row + row() + 8] = lse1 * output.lse_unit;
-          } else {
-            output.lse_part[slot * kTile + row()] = lse0;
-            output.lse_part[slot * kTile + row() + 8] = lse1;
-          }
-        }
+      shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
+      shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
+      const int request = work->request, slot = uniform(work->slot);
+      if (half == 0 && (lane_id() & 3) == 0) {
+        const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
+        const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
         if (slot < 0) {
-          const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
-          const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
-          const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
-  #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4),
-                           pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
-                           pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
-                           pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
-                           pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
-          }
-          async_fence();
-          named_sync<kOwnBarrier, 128>();
-          if ((thread_id() & 127) == 0) {
-            tma_store(output.o_map, staging, tile_row, half * 4, request);
-            tma_store_read_wait();
-          }
-          named_sync<kOwnBarrier, 128>();
-        } else {  // [slot][i][thread] float4: the order of the fragments, so that every access is whole lines
-          float4* out = reinterpret_cast<float4*>(output.o_part) + slot * static_cast<long long>(kTile * 128) + half * 128 +
-                        (thread_id() & 127);
-  #pragma unroll
-          for (int i = 0; i < 32; ++i) {
-            out[i * 256] = make_float4(o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1,
-                                       o[4 * i + 3] * shrink1);
-          }
+          float* out = output.lse + static_cast<long long>(request) * output.rows;
+          if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
+          if (tile_row + row() + 8 < output.rows) out[tile_row + row() + 8] = lse1 * output.lse_unit;
+        } else {
+          output.lse_part[slot * kTile + row()] = lse0;
+          output.lse_part[slot * kTile + row() + 8] = lse1;
         }
       }
-      if (ranks == 2) {
-        item_phase ^= 1;
+      auto fragment = [&](int i) {  // 16 columns
+        return make_uint4(pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
+                          pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
+                          pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
+                          pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
+      };
+      if (slot < 0) {
+        const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
+        const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
+        const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const uint4 x = fragment(i);
+          store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
+        }
         async_fence();
-        __syncwarp();
-        release(plan.queries_empty());
+        named_sync<kOwnBarrier, 128>();
+        if ((thread_id() & 127) == 0) {
+          tma_store(output.o_map, staging, tile_row, half * 4, request);
+          tma_store_read_wait();
+        }
+        named_sync<kOwnBarrier, 128>();
+      } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
+        uint4* out = output.o_part + slot * 4096LL + half * 128 + (thread_id() & 127);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
       }
       release(plan.empty(1, 2 * half));
       release(plan.empty(1, 2 * half + 1));
@@ -585,13 +510,9 @@ __device__ __forceinline__ void load(const SharedPlan plan, Work work, AfterToke
   constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id();
-  const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
   u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
-    WorkItem item = *work;
-    const Share share = share_of<tiling.cluster>(item, rank);
-    item.begin = share.begin;
-    item.end = share.end;
+    const WorkItem item = *work;
     if (item.begin == item.end) break;
     // The next 32 pages, a lane each; those behind them are on their way.
     const int* table = block_table + static_cast<long long>(item.request) * table_width;

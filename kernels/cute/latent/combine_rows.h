@@ -20,7 +20,7 @@ struct CombineRowsTiling {
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("groups", self.groups,
-          "groups of 128 threads that share the parts of a tile: 1, 2, 4; 0: by the number of parts");
+          "groups of 128 threads that share the parts of a tile: 1, 2, 4, 8; 0: by the number of parts");
   }
 };
 

@@ -23,7 +23,6 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // How a tiling of a version divides the work.
 struct Division {
   int rows = 64;       // of a tile
-  int cluster = 1;     // thread blocks that take an item together
   int overhead = 2;    // token blocks that an item costs on top of its own, for lists made on the device
   WorkCosts costs;     // for lists made on the host
 };
@@ -103,7 +102,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       items = std::max(items, sizes.items);
       combines = std::max(combines, sizes.combines);
     }
-    add("o_part", Role::workspace, DType::float32, {part_rows, at.k});
+    add("o_part", Role::workspace, at.dtype, {part_rows, at.k});
     add("lse_part", Role::workspace, DType::float32, {part_rows});
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
@@ -232,8 +231,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   std::int64_t pool_pages() const { return problem.pages ? problem.pages : std::int64_t{problem.b} * table_width(); }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, division(at).rows)); }
-  int workers(const Tiling& at) const { return std::max(1, target.processors / division(at).cluster); }
-  double part_bytes(const Tiling& at) const { return division(at).rows * (problem.k + 1) * 4.0; }
+  double part_bytes(const Tiling& at) const { return division(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0); }
 
   std::vector<int> lengths() const {
     return problem.ragged ? sample_lengths(problem.b, problem.t) : std::vector<int>(problem.b, problem.t);
@@ -271,9 +269,9 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   }
 
   WorkPlan work_plan(const Tiling& at) const {
-    return plan_work(lengths(), row_tiles(at), division(at).cluster, workers(at), split_blocks(), division(at).costs);
+    return plan_work(lengths(), row_tiles(at), target.processors, split_blocks(), division(at).costs);
   }
-  RequestSchedule schedule(const Tiling& at) const { return schedule_requests(row_tiles(at), workers(at)); }
+  RequestSchedule schedule(const Tiling& at) const { return schedule_requests(row_tiles(at), target.processors); }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
       const WorkPlan plan = work_plan(at);
@@ -297,6 +295,15 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     if (!split_blocks()) return 2 * plan.groups;
     const std::int64_t parts = ceil_div(problem.t, problem.split);
     return parts > 1 ? std::int64_t{problem.b} * plan.passes * parts : 1;
+  }
+  // Groups of threads that merge the parts of a tile, so that each has all its loads, of four parts, in flight at once. Where the
+  // cuts are fixed so are they: in which order parts are added decides the last bits.
+  unsigned combine_groups(const Tiling& at) const {
+    if (split_blocks()) return 4;
+    const WorkSizes now = sizes(at);
+    const std::int64_t parts = problem.ragged ? ceil_div(schedule(at).groups, problem.b)
+                                              : now.slots / std::max<std::int64_t>(now.combines, 1);
+    return parts > 16 ? 8 : parts > 8 ? 4 : parts > 4 ? 2 : 1;
   }
   // The lists as bytes for the device.
   std::string item_bytes(const Tiling& at) const { return bytes_of(work_plan(at).items); }

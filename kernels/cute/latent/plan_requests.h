@@ -23,8 +23,8 @@ struct PlanRequestsTiling {
   }
 };
 
-// What the host fixes before the lengths are known, so that a captured graph serves any lengths. Workers (thread blocks or
-// clusters) form `groups` of `side` workers that attend `side` row tiles of a request side by side; more row tiles than that
+// What the host fixes before the lengths are known, so that a captured graph serves any lengths. Workers (thread blocks)
+// form `groups` of `side` workers that attend `side` row tiles of a request side by side; more row tiles than that
 // are taken in `passes`.
 struct RequestSchedule {
   int side = 1;

@@ -28,13 +28,12 @@ struct Figures {
 // All from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; elsewhere nothing is measured, and the same
 // fractions are taken. Where a kernel stands twice, it has tiles of both sizes.
 const Figures kFigures[] = {
-    // docs/kernels/cute-flash-mla.md: b32 s2..s64 in 102..2952 us, s16 and s32 sustained 851 and 1690 us; merges of cut
-    // tiles from b1 t4096 (16.6 us), b1 t131072 (64.1 us), b32 s1 (61.3 us, two blocks to a tile) and h64 (50.7 us).
-    {"cute.mla.flash_mla", 64, 1.01, 0.97, 0.92, 0, 2, 3.5, 6},
-    // docs/kernels/cute-flash-mla-v1.md: 1.05 and 0.92 us a tile of 32 or 16 rows and 64 tokens; b1 12.2 us,
-    // h16 38.8 us.
-    {"cute.mla.flash_mla_v1", 16, 0.42, 0.42, 0.95, 0, 3.5, 3.5, 3.2},
-    {"cute.mla.flash_mla_v1", 32, 0.71, 0.71, 0.92, 0, 4.5, 4.5, 4.5},
+    // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us; merges of
+    // cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us).
+    {"cute.mla.flash_mla", 64, 1.01, 0.97, 0.92, 0, 0.8, 2.3, 3.4},
+    // cute-flash_mla_v1-*.json: b1 10.5 us, h16 38.3 us; 1.05 and 0.92 us a tile of 32 or 16 rows and 64 tokens.
+    {"cute.mla.flash_mla_v1", 16, 0.42, 0.42, 0.95, 0, 2, 1.5, 2.4},
+    {"cute.mla.flash_mla_v1", 32, 0.71, 0.71, 0.92, 0, 2, 1.5, 3},
     // results/nvidia-h200/flash_mla-b32-s16.json: 1180 us, 1288 us sustained; docs/kernels/flash-mla.md, s = 1 to 8.
     {"cutile.mla.flash_mla", 64, 0.655, 0.655, 0.92, 0.73, 1, 1, 1},
     // results/nvidia-h200/flash_mla_split_kv-b32-s1.json: 84.8 us, stage 1 as above; merges below.

@@ -91,16 +91,7 @@ struct LogSum {
 // Two 16-bit elements to fp32; zeros for a weight of 0, whatever they are.
 template <DType dtype>
 __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
-  packed = weight > 0.0f ? packed : 0;
-  float2 x;
-  if constexpr (dtype == DType::bfloat16) {
-    x = {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000)};
-  } else {
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
-        : "=f"(x.x), "=f"(x.y)
-        : "r"(packed));
-  }
-  return x;
+  return cute::unpack<dtype>(weight > 0.0f ? packed : 0);
 }
 
 // One warpgroup: every second tile of the thread block, from `tile` on.

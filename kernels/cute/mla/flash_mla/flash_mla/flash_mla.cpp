@@ -13,23 +13,20 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
  public:
   void validate() const override {
     LatentPlan::validate();
-    if (tiling.cluster != 1 && tiling.cluster != 2) fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
     validate_prefetch(tiling.prefetch);
-    if (problem.split > 0 && tiling.cluster != 1)
-      fail("--cluster={} is not supported with --split: bits would depend on the tiling; choose --cluster=1", tiling.cluster);
   }
 
  protected:
-  Division division(const FlashMlaTiling& at) const override {
-    return {.rows = kRows, .cluster = at.cluster, .overhead = at.cluster == 1 ? 2 : 8, .costs = {}};
-  }
+  Division division(const FlashMlaTiling&) const override { return {.rows = kRows, .overhead = 2, .costs = {}}; }
 
-  // {cluster, evict_first, prefetch}. Two blocks share the tokens of a tile where whole tiles would leave
-  // multiprocessors idle, and merges cost more than sharing does.
+  // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart over long
+  // requests; where the tiles of all requests are few, too, the start of the kernel counts.
   std::vector<FlashMlaTiling> candidates() const override {
-    if (problem.split > 0) return {{1, false}, {1, true}};  // the same sums in the same order, whatever the batch
-    std::vector<FlashMlaTiling> all = {{1, false}, {2, true, may_prefetch() ? 2 : 0}, {2, false}, {1, true}};
-    if (10 * std::int64_t{problem.b} * row_tiles(all[0]) < 9 * target.processors) std::swap(all[0], all[1]);
+    std::vector<FlashMlaTiling> all = {{false, 0}, {true, 0}};
+    if (may_prefetch()) all.push_back({true, 2});
+    const std::int64_t of_request = row_tiles({}), tiles = of_request * problem.b;
+    if (of_request <= 2 && 3 * tiles <= target.processors) std::swap(all.front(), all.back());
+    else if (of_request <= (problem.ragged ? 2 : 8)) std::swap(all[0], all[1]);
     return all;
   }
 
@@ -46,8 +43,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     spec.launch = [self, tensors](const FlashMlaTiling& at) {
       KernelLaunch launch;
       const WorkSizes sizes = self->sizes(at);
-      launch.grid = {unsigned(sizes.workers * at.cluster), 1, 1};
-      launch.shape = {kThreads, kFlashMlaSharedBytes, unsigned(at.cluster), true};
+      launch.grid = {unsigned(sizes.workers), 1, 1};
+      launch.shape = {kThreads, kFlashMlaSharedBytes, 1, true};
       if (!self->problem.ragged) launch.constants = self->item_bytes(at);
       launch.arguments = [self, tensors, rounds = int(sizes.rounds)](void* constants) {
         const FlashMlaProblem& of = self->problem;
@@ -75,22 +72,21 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     spec.cost = combine_cost();
     spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
     spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{}; };
-    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}, {64, 0}, {0, 1}, {0, 2}, {0, 4}};
+    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}};
+    if (problem.split == 0)
+      for (int groups : {1, 2, 4, 8}) spec.candidates.push_back({0, groups});
     const auto self = std::make_shared<const FlashMlaPlan>(*this);
     spec.launch = [self, tensors, &main](const CombinePartsTiling& tiling) {
       const auto at = fields_from_json<FlashMlaTiling>(main.tiling());
       const WorkSizes sizes = self->sizes(at);
       KernelLaunch launch;
       const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
-      const std::int64_t parts =
-          self->problem.ragged ? ceil_div(self->schedule(at).groups, self->problem.b) : sizes.slots / tiles;
-      unsigned groups = unsigned(tiling.groups);
-      if (groups == 0) groups = parts > 16 ? 4 : parts > 8 ? 2 : 1;
+      const unsigned groups = tiling.groups ? unsigned(tiling.groups) : self->combine_groups(at);
       unsigned blocks = unsigned(tiling.blocks);
       if (blocks == 0)  // four or more for every multiprocessor
-        for (blocks = 8; blocks < 64 && blocks * tiles < 4 * self->target.processors;) blocks *= 2;
+        for (blocks = 8; blocks < 32 && blocks * tiles < 4 * self->target.processors;) blocks *= 2;
       launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks : 0, 1};
-      launch.shape = {128 * groups, 4096 * (groups - 1), 1, true};
+      launch.shape = {128 * groups, kCombineGroupBytes * (groups - 1), 1, true};
       if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
       launch.arguments = [self, tensors](void* constants) {
         auto data = [&](const char* name) { return tensors.at(name).data; };

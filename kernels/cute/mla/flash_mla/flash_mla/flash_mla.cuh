@@ -3,8 +3,8 @@
 // FlashMLA, with our own order of the tensor pipe.
 //
 // Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
-// A cluster of thread blocks takes work items (latent/work.h): 64 rows against a range of token blocks of 64, two blocks at a time, the
-// even one and the odd one.
+// A thread block takes work items (latent/work.h): 64 rows against a range of token blocks of 64, two blocks at a time, the even
+// one and the odd one.
 //
 // Roles (384 threads):
 //   warpgroup 0   columns   0..255 of the output; scores and weights of the even blocks
@@ -21,17 +21,13 @@
 // The weights P of a block replace the RoPE box of its slot once its scores are done. A slot is loaded and freed in pairs
 // of boxes; outputs leave through slot 1.
 //
-// Clusters of 2: the two thread blocks share an item's tokens and merge on the chip over distributed shared memory, each
-// for half of the columns: the warpgroup whose columns the other rank merges sends them over the other rank's queries.
-// This halves the partial outputs in global memory, and where one cluster takes a whole tile there are none.
-//
 // Paged caches: a page is a batch element of the token maps, and the warp that loads reads the block table ahead of time, a lane
 // a page. Pages of 16 or 32 tokens come box by box; of 1 token they are gathered by all threads of warpgroup 2. Pages behind the end of a request
 // are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
 //
 // The math and the loads of boxes are in latent/attend_latent.cuh, which mla_var6_plus v6 shares.
 //
-// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "flash_mla.h"
@@ -57,13 +53,11 @@ __device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __
   constexpr int kRows = 4;  // of a thread, 4 apart
   const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
   const u32 to = plan.slot(0) + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
-  const int rank = tiling.cluster > 1 ? cluster_rank() : 0;
   z += unit * 16;
   kpe += unit * 16;
   u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
-    const Share share = share_of<tiling.cluster>(*work, rank);
-    const int begin = share.begin, end = share.end, tokens = work->tokens;
+    const int begin = work->begin, end = work->end, tokens = work->tokens;
     if (begin == end) break;
     const int* table = block_table + static_cast<long long>(work->request) * table_width;
     int place[kRows], next[kRows];  // rows of the pool, for this block and the next; -1: none
@@ -119,19 +113,19 @@ __device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __
 // and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request. Where pages are
 // smaller than 16 tokens the maps of the cache are not used, and z and kpe point to the pool, rows z_stride and kpe_stride
 // bytes apart.
-// work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms); o_part [slots, 64 * 512] and
-// lse_part [slots, 64] fp32, for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s.
+// work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms).
+// o_part [slots, 64 * 512] in the type of the output and lse_part [slots, 64] fp32, for tiles cut over several items.
+// scale_log2 = scale * log2(e) > 0. rows = h * s.
 // Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
               const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
               const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-              float* o_part, float* lse_part, const int* __restrict__ block_table,
+              uint4* o_part, float* lse_part, const int* __restrict__ block_table,
               const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit,
               int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride,
               const int* __restrict__ after_lengths, int after) {
-  static_assert(tiling.cluster == 1 || tiling.cluster == 2, "a cluster is one thread block or two");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedPlan plan{shared_address(shared)};
@@ -145,28 +139,28 @@ __global__ void __launch_bounds__(384, 1)
       }
       barrier_init(plan.queries_full(pair), 1);
     }
-    barrier_init(plan.weights_ready(0), 4);
-    barrier_init(plan.weights_ready(1), 4);
+    barrier_init(plan.weights_ready(0), 128);
+    barrier_init(plan.weights_ready(1), 128);
     barrier_init(plan.queries_empty(), 8);
-    barrier_init(plan.peer_queries_done(), 8);
-    barrier_init(plan.part_arrived(), 4);
+    barrier_init(plan.exchanged(), 256);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
     for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
   }
-  if (tiling.cluster > 1) cluster_sync(); else __syncthreads();
+  __syncthreads();
   if (tiling.prefetch > 0 && problem.page == 0 && threadIdx.x == 256) {  // the work list is a constant of the host
-    const WorkItem item = work[static_cast<long long>(blockIdx.x / tiling.cluster) * rounds];
-    const Share share = share_of<tiling.cluster>(item, tiling.cluster > 1 ? cluster_rank() : 0);
-    for (int block = share.begin; block < min(share.begin + tiling.prefetch, share.end); ++block) {
+    int own = blockIdx.x;  // a secret from the compiler, which else reads the item below by this address, too: see there
+    asm volatile("" : "+r"(own));
+    const WorkItem item = work[static_cast<long long>(own) * rounds];
+    for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
       for (int pair = 0; pair < kRope; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
       tma_prefetch(kpe_map, block * kTile, 0, item.request);
     }
   }
-  launch_next();        // the combine kernel, which waits for the end of this one, may be set up
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  work += static_cast<long long>(blockIdx.x / tiling.cluster) * rounds;
+  launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
+  work += static_cast<long long>(blockIdx.x) * rounds;  // not before the waits, or the loader works without uniform registers
   const ToLatent output{o_map, lse, o_part, lse_part, lse_unit, rows};
   if (role == 0) {
     take_registers<gathered ? 216 : 232>();

@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaSharedBytes = 223168;  // of a thread block, see the kernel's SharedPlan
+inline constexpr unsigned kFlashMlaSharedBytes = 222656;  // of a thread block, see the kernel's SharedPlan
 
 // o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
 struct FlashMlaProblem {
@@ -52,14 +52,12 @@ struct FlashMlaProblem {
 };
 
 struct FlashMlaTiling {
-  int cluster = 1;
   bool evict_first = false;
   int prefetch = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("cluster", self.cluster, "thread blocks that share the tokens of an item and merge on the chip: 1, 2");
-    field("evict_first", self.evict_first, "L2 drops loaded tokens first: for one row tile per request");
+    field("evict_first", self.evict_first, "L2 drops loaded tokens first: for few row tiles per request");
     field("prefetch", self.prefetch,
           "token blocks that L2 is asked for while the kernel before this one ends; dense caches only");
   }

@@ -73,18 +73,15 @@ struct SharedPlan {
   __device__ u32 rope_empty(int place) const { return latent_empty(kRing + place); }
   __device__ u32 queries_full() const { return rope_empty(kRopes); }
   __device__ u32 queries_empty() const { return rope_empty(kRopes + 1); }
+  __device__ u32 exchanged() const { return rope_empty(kRopes + 2); }  // what the teams hand each other at the end of an item
 };
 
-// Named barriers of a team, and of both; by number, since both teams run the same code.
-enum NamedBarrier { kTeam = 1, kVote = 3, kMeet = 5 };
+// Named barriers of a team; by number, since both teams run the same code.
+enum NamedBarrier { kTeam = 1, kVote = 3 };
 
 template <int threads>
 __device__ __forceinline__ void sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
-}
-template <int threads>
-__device__ __forceinline__ void arrive(int barrier) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
 }
 // A meeting that tells whether any thread said yes.
 template <int threads>
@@ -103,7 +100,7 @@ __device__ __forceinline__ bool any(int barrier, bool yes) {
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void attend(int team, unsigned char* shared, const SharedPlan<tiling.rows> plan,
                                        const WorkItem* __restrict__ work, const TensorMap& o_map,
-                                       float* __restrict__ lse, float* o_part, float* lse_part, float scale_log2,
+                                       float* __restrict__ lse, uint4* o_part, float* lse_part, float scale_log2,
                                        float lse_unit, int rows, int s, const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
@@ -330,8 +327,8 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
           gift(at, m)[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
         }
       }
-      arrive<256>(kMeet + team);
-      sync<256>(kMeet + (team ^ 1));
+      barrier_arrive(plan.exchanged());
+      barrier_wait(plan.exchanged(), parity);
     }
     if (warp == 0 && lane < N) {  // a row each: by what the outputs of this and of the other team count
       auto total = [&](int of) {
@@ -395,12 +392,14 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     // Columns 256 team .. from o[0] to o[3] on, and where a team is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
       if (slot >= 0) {
-        // [slot][m][octet][thread] float4: the order of the fragments, so that every access is whole lines.
-        float4* out = reinterpret_cast<float4*>(o_part) + (slot * 8LL + (team ^ half) * 4) * (kOctets * 128) + thread;
+        // [slot][pair of m][octet][thread]: the order of the fragments, so that every access is whole lines.
+        uint4* out = o_part + (slot * 4LL + (team ^ half) * 2) * (kOctets * 128) + thread;
 #pragma unroll
-        for (int i = 0; i < 4 * kOctets; ++i) {
-          const float* x = o[4 * half + i / kOctets] + i % kOctets * 4;
-          out[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
+        for (int i = 0; i < 2 * kOctets; ++i) {
+          const float* x = o[4 * half + i / kOctets * 2] + i % kOctets * 4;
+          const float* y = o[4 * half + i / kOctets * 2 + 1] + i % kOctets * 4;
+          out[i * 128] = make_uint4(pack<dtype>(x[0], x[2]), pack<dtype>(x[1], x[3]), pack<dtype>(y[0], y[2]),
+                                    pack<dtype>(y[1], y[3]));
         }
       } else {  // through one of the last two places of the team's last block
         const u32 staging = plan.latent(place_of(at, 2 + half));
@@ -534,8 +533,8 @@ __device__ __forceinline__ void load_queries(const SharedPlan<tiling.rows> plan,
 // maps with its strides. Of a paged cache z_map and kpe_map are [pages, page, ..], of pages smaller
 // than a block with boxes of a page and 1 group, and block_table [B, table_width] lists the pages of every request.
 // work [workers, rounds]: see latent/work.h, tiles of N rows. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for
-// natural logarithms); o_part [slots, 512 * N] and lse_part [slots, N] fp32, for tiles cut over several items
-// (latent/combine_rows.cuh).
+// natural logarithms). o_part [slots, 512 * N] in the type of the output and lse_part [slots, N] fp32, for tiles cut over
+// several items (latent/combine_rows.cuh).
 // scale_log2 = scale * log2(e) > 0. rows = h * s.
 // Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
@@ -543,7 +542,7 @@ __global__ void __launch_bounds__(384, 1)
     flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
                  const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
                  const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-                 float* o_part, float* lse_part, const int* __restrict__ block_table, float scale_log2, float lse_unit,
+                 uint4* o_part, float* lse_part, const int* __restrict__ block_table, float scale_log2, float lse_unit,
                  int rows, int s, int rounds, int table_width, const int* __restrict__ after_lengths, int after) {
   static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
@@ -559,6 +558,7 @@ __global__ void __launch_bounds__(384, 1)
     for (int place = 0; place < Plan::kRopes; ++place) barrier_init(plan.rope_empty(place), 4);
     barrier_init(plan.queries_full(), 1);
     barrier_init(plan.queries_empty(), 8);
+    barrier_init(plan.exchanged(), 256);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {

@@ -211,7 +211,7 @@ struct Projected {
   template <int half>
   __device__ __forceinline__ void finish(float* o_latent, float max0, float max1, float sum0, float sum1,
                                          unsigned char* shared, const latent::SharedPlan& plan, u32& phase,
-                                         const LeftLatent& left) const {
+                                         u32& exchange_phase, const LeftLatent& left) const {
     using namespace latent;
     auto release = [](u32 barrier) {
       if (lane_id() == 0) barrier_arrive(barrier);
@@ -263,7 +263,7 @@ struct Projected {
       release(plan.empty(half, 3));
       release(plan.empty(0, latent::kRope));
       release(plan.empty(1, latent::kRope));
-      release(plan.weights_ready(half));  // none, but the barrier's phase has to keep step
+      barrier_arrive(plan.weights_ready(half));  // none, but the barrier's phase has to keep step
       barrier_wait(plan.weights_ready(1 - half), phase);
       phase ^= 1;
 
@@ -273,8 +273,9 @@ struct Projected {
         give[i * 128] =
             make_float4(d[kGiven + 4 * i], d[kGiven + 4 * i + 1], d[kGiven + 4 * i + 2], d[kGiven + 4 * i + 3]);
       async_fence();
-      named_arrive<kSums0 + half, 256>();
-      named_sync<kSums1 - half, 256>();
+      barrier_arrive(plan.exchanged());
+      barrier_wait(plan.exchanged(), exchange_phase);
+      exchange_phase ^= 1;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float4 x = take[i * 128];
@@ -347,17 +348,6 @@ struct Merging {
   RowOrder order;
   int rows;
 
-  __device__ static float2 unpack(u32 packed) {
-    float2 x;
-    if constexpr (dtype == DType::bfloat16) {
-      x = {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000)};
-    } else {
-      asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
-          : "=f"(x.x), "=f"(x.y)
-          : "r"(packed));
-    }
-    return x;
-  }
 
   // One part of the rows from `first` to `last` of a request is written.
   __device__ void arrive(int request, int first, int last) const {
@@ -405,7 +395,7 @@ struct Merging {
         for (int j = 0; j < kBatch; ++j) {
           const float of_x = __shfl_sync(~0u, p, i + 2 * j), of_y = __shfl_sync(~0u, q, i + 2 * j);
           auto both = [&](u32 u, u32 v) {
-            const float2 f = unpack(u), g = unpack(v);
+            const float2 f = unpack<dtype>(u), g = unpack<dtype>(v);
             return pack<dtype>(of_x * f.x + of_y * g.x, of_x * f.y + of_y * g.y);
           };
           if (first + i + 2 * j < end)
@@ -490,8 +480,9 @@ __device__ __forceinline__ void latent_barriers(const latent::SharedPlan& plan, 
     }
     visit(plan.queries_full(pair), 1);
   }
-  visit(plan.weights_ready(0), 4);
-  visit(plan.weights_ready(1), 4);
+  visit(plan.weights_ready(0), 128);
+  visit(plan.weights_ready(1), 128);
+  visit(plan.exchanged(), 256);
   visit(plan.queries_empty(), 8);
   for (int place = 0; place < kPlaces; ++place) {
     visit(control.item_full(place), 1);
@@ -534,7 +525,6 @@ struct LatentProblem {
   int page = 0;
 };
 struct LatentTiling {
-  int cluster = 1;
   bool evict_first = false;
 };
 

@@ -1,0 +1,105 @@
+// Partial outputs merged by their log-sum-exp: what the combine kernels of the latent kernels share. A thread holds four values
+// each of two rows of a tile, and the parts of a tile lie at equal distances.
+#pragma once
+
+#include "hopper/warpgroup.h"
+#include "hopper/wgmma.h"
+
+namespace hypermla::cute::latent {
+
+inline constexpr float kLeastLse = -1e30f;  // finite, so that exp2 of a difference is never NaN
+inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000);
+
+// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it asks for
+// the next, for want of registers. What is not wanted is 0 / -inf.
+__device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
+  uint4 x = {};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+__device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
+  float x = kMinusInfinity;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
+               : "+f"(x)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+
+// Weighted sums, and of each row the largest log-sum-exp (log2) and the sum of the weights relative to it.
+struct Merged {
+  float4 first = {}, second = {};
+  float2 top = {kLeastLse, kLeastLse}, total = {};
+
+  __device__ void shrink(float2 to) {
+    const float a = exp2_fast(top.x - to.x), b = exp2_fast(top.y - to.y);
+    first = {first.x * a, first.y * a, first.z * a, first.w * a};
+    second = {second.x * b, second.y * b, second.z * b, second.w * b};
+    total = {total.x * a, total.y * b};
+    top = to;
+  }
+  // Words of 16-bit elements: two of the first row, two of the second, and again.
+  template <DType dtype>
+  __device__ void add(uint4 x, float2 w) {
+    const float2 a = unpack<dtype>(x.x), b = unpack<dtype>(x.y), c = unpack<dtype>(x.z), d = unpack<dtype>(x.w);
+    first = {first.x + w.x * a.x, first.y + w.x * a.y, first.z + w.x * c.x, first.w + w.x * c.y};
+    second = {second.x + w.y * b.x, second.y + w.y * b.y, second.z + w.y * d.x, second.w + w.y * d.y};
+    total = {total.x + w.x, total.y + w.y};
+  }
+  __device__ void add(Merged other) {
+    const float2 best = {fmaxf(top.x, other.top.x), fmaxf(top.y, other.top.y)};
+    shrink(best);
+    other.shrink(best);
+    const float4 &x = other.first, &y = other.second;
+    first = {first.x + x.x, first.y + x.y, first.z + x.z, first.w + x.w};
+    second = {second.x + y.x, second.y + y.y, second.z + y.z, second.w + y.w};
+    total = {total.x + other.total.x, total.y + other.total.y};
+  }
+  __device__ void normalise() {
+    const float a = total.x == 0.0f ? 0.0f : 1.0f / total.x, b = total.y == 0.0f ? 0.0f : 1.0f / total.y;
+    first = {first.x * a, first.y * a, first.z * a, first.w * a};
+    second = {second.x * b, second.y * b, second.z * b, second.w * b};
+  }
+  // Of the merged rows, in `unit` per log2.
+  __device__ float2 lse(float unit) const {
+    return {total.x == 0.0f ? kMinusInfinity : (top.x + log2_fast(total.x)) * unit,
+            total.y == 0.0f ? kMinusInfinity : (top.y + log2_fast(total.y)) * unit};
+  }
+};
+
+// Merges the parts 0 .. slots - 1, four at a time, of which the groups of 128 threads take turns. part(first, i, wanted) and
+// lse(first, i, wanted) load what Merged adds of part first + i; i is known to the compiler, an offset in the load. `others`
+// [group - 1][thread] is shared memory. The result is group 0's.
+template <DType dtype, class Part, class Lse>
+__device__ __forceinline__ Merged merge(int slots, Merged* others, Part part, Lse lse) {
+  constexpr int kBatch = 4;
+  const int groups = blockDim.x / 128, thread = threadIdx.x & 127, group = threadIdx.x >> 7;
+  Merged all;
+#pragma unroll 1
+  for (int first = group * kBatch; first < slots; first += kBatch * groups) {
+    uint4 x[kBatch];
+    float2 of[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) x[i] = part(first, i, first + i < slots);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) of[i] = lse(first, i, first + i < slots);
+    float2 top = all.top;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) top = {fmaxf(top.x, of[i].x), fmaxf(top.y, of[i].y)};
+    all.shrink(top);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) all.add<dtype>(x[i], {exp2_fast(of[i].x - top.x), exp2_fast(of[i].y - top.y)});
+  }
+  if (groups > 1) {
+    __syncthreads();  // those of the unit before have been read
+    if (group > 0) others[threadIdx.x - 128] = all;
+    __syncthreads();
+#pragma unroll 1
+    for (int g = 0; g < groups - 1 && group == 0; ++g) all.add(others[g * 128 + thread]);
+  }
+  all.normalise();
+  return all;
+}
+
+}  // namespace hypermla::cute::latent
