@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cute/latent/plan_requests.h"
+#include "hypermla/plan/registry.h"
 
 namespace hypermla::cute {
 namespace {
@@ -104,6 +105,28 @@ TEST(WorkPlan, EvenWorkIsCutEvenly) {
   }
   EXPECT_GE(plan.grid, 128);
   EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
+}
+
+// The order in which parts are added decides the last bits: where the cuts are fixed, nothing of it may follow the batch.
+TEST(LatentPlans, FixedCutsAreMergedByTheSameThreadsInAnyBatch) {
+  for (const char* version : {"v0", "v1"}) {
+    std::set<unsigned> threads;
+    for (bool ragged : {false, true})
+      for (int b : {1, 3, 41, 300}) {
+        const auto plan = Registry::instance().find("cute.mla.flash_mla", version).make();
+        plan->target = {"sm_90", 132};
+        set_problem(*plan, {{"b", b}, {"t", 9000}, {"h", 16}, {"split", 1024}, {"ragged", ragged}});
+        plan->use_default_tiling();
+        const auto executable = plan_empty(*plan);
+        TiledKernel& merge = *executable->kernels().back();
+        ASSERT_EQ(merge.name().find("combine_"), 0u);
+        for (const Json& tiling : merge.candidates()) {
+          merge.set_tiling(tiling);
+          threads.insert(merge.shape().threads);
+        }
+      }
+    EXPECT_EQ(threads.size(), 1u) << version;
+  }
 }
 
 TEST(RequestSchedules, CoverAllRowTilesAndUseTheWorkers) {

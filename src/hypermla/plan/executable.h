@@ -121,6 +121,7 @@ class TiledKernel : public Executable {
   // Roofline time of what a tiling really executes, in whole waves over the device's processors.
   double predict_seconds(const Json& tiling, const DeviceSpec& device, DType dtype) const;
   Grid grid() const { return launch_(tiling_).grid; }
+  LaunchShape shape() const { return launch_(tiling_).shape; }
   // Of the last prepare(): registers, frame_bytes, ...; and where its files are.
   const CacheEntry& entry() const { return *entry_; }
   bool prepared() const { return function_ != nullptr; }
