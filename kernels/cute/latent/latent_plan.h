@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <tuple>
 
 #include "cute/latent/combine_parts.h"
 #include "cute/latent/plan_requests.h"
@@ -22,9 +23,8 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 
 // How a tiling of a version divides the work.
 struct Division {
-  int rows = 64;       // of a tile
-  int overhead = 2;    // token blocks that an item costs on top of its own, for lists made on the device
-  WorkCosts costs;     // for lists made on the host
+  int rows = 64;  // of a tile
+  WorkCosts costs;
 };
 
 // How much room a work list takes.
@@ -279,7 +279,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     }
     const RequestSchedule plan = schedule(at);
     const std::int64_t requests = std::int64_t{problem.b} * plan.passes, blocks = ceil_div(problem.t, kTokenBlock);
-    const int overhead = division(at).overhead;
+    const int overhead = division(at).costs.overhead();
     WorkSizes sizes;
     sizes.workers = plan.workers();
     const std::int64_t parts = split_blocks() ? ceil_div(int(blocks), split_blocks()) : 1;
@@ -296,18 +296,47 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     const std::int64_t parts = ceil_div(problem.t, problem.split);
     return parts > 1 ? std::int64_t{problem.b} * plan.passes * parts : 1;
   }
-  // Groups of threads that merge the parts of a tile, so that each has all its loads, of four parts, in flight at once. Where the
-  // cuts are fixed so are they: in which order parts are added decides the last bits.
-  unsigned combine_groups(const Tiling& at) const {
-    if (split_blocks()) return 4;
-    const WorkSizes now = sizes(at);
-    const std::int64_t parts = problem.ragged ? ceil_div(schedule(at).groups, problem.b)
-                                              : now.slots / std::max<std::int64_t>(now.combines, 1);
-    return parts > 16 ? 8 : parts > 8 ? 4 : parts > 4 ? 2 : 1;
-  }
   // The lists as bytes for the device.
   std::string item_bytes(const Tiling& at) const { return bytes_of(work_plan(at).items); }
   std::string combine_bytes(const Tiling& at) const { return bytes_of(work_plan(at).combines); }
+
+  // The kernel that merges what `main` leaves in parts, of which `spec` names source and candidates. A tile's columns are
+  // shared by blocks_of(tiling, main's tiling, tiles, groups) thread blocks, its parts by `groups` of 128 threads, so that
+  // each has all its loads, of four parts, in flight at once. Where cuts are fixed so are the groups, whatever the batch or
+  // the candidate: in which order parts are added decides the last bits. more(main's tiling): further arguments, a tuple.
+  template <class MergeProblem, class MergeTiling, class BlocksOf, class More>
+  std::unique_ptr<CuteKernel> merging(CuteKernelSpec<MergeProblem, MergeTiling> spec, const Tensors& tensors,
+                                      const CuteKernel& main, BlocksOf blocks_of, More more) const {
+    spec.problem = {.dtype = problem.dtype};
+    spec.cost = combine_cost();
+    spec.executed = [cost = spec.cost](const MergeTiling&) { return cost; };
+    spec.at_compile_time = [](MergeTiling) { return MergeTiling{}; };
+    if (split_blocks()) std::erase_if(spec.candidates, [](const MergeTiling& one) { return one.groups != 0; });
+    spec.launch = [self = shared_copy(), tensors, &main, blocks_of, more](const MergeTiling& tiling) {
+      const auto at = fields_from_json<Tiling>(main.tiling());
+      const WorkSizes sizes = self->sizes(at);
+      const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
+      const std::int64_t parts =
+          self->problem.ragged ? ceil_div(self->schedule(at).groups, self->problem.b) : sizes.slots / tiles;
+      unsigned groups = unsigned(tiling.groups);
+      if (groups == 0) groups = self->split_blocks() ? 4 : parts > 16 ? 8 : parts > 8 ? 4 : parts > 4 ? 2 : 1;
+      KernelLaunch launch;
+      launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks_of(tiling, at, tiles, groups) : 0, 1};
+      launch.shape = {128 * groups, kCombineGroupBytes * (groups - 1), 1, true};
+      if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
+      launch.arguments = [self, tensors, last = more(at)](void* constants) {
+        auto data = [&](const char* name) { return tensors.at(name).data; };
+        return std::apply(
+            [&](auto... rest) {
+              return Arguments(self->problem.ragged ? data("combine_work") : constants, data("o_part"), data("lse_part"),
+                               data("o"), data("lse"), self->lse_unit(), self->problem.h * self->problem.s, rest...);
+            },
+            last);
+      };
+      return launch;
+    };
+    return std::make_unique<CuteKernel>(std::move(spec));
+  }
 
   // What the kernel is compiled for; the rest it learns at run time.
   Problem at_compile_time() const {
@@ -375,7 +404,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
         const RequestSchedule plan = self->schedule(at);
         const WorkSizes sizes = self->sizes(at);
         return Arguments(data("lengths"), data("work"), data("combine_work"), self->problem.b, self->row_tiles(at), plan.side,
-                         plan.passes, plan.groups, int(sizes.rounds), self->division(at).overhead,
+                         plan.passes, plan.groups, int(sizes.rounds), self->division(at).costs.overhead(),
                          int(self->slots_per_tile(plan)), int(sizes.combines));
       };
       return launch;

@@ -20,6 +20,8 @@ struct WorkCosts {
   double item = 2.0;      // fill and drain of the pipeline, queries, output
   double combine = 2.5;   // the second launch
   double partial = 0.03;  // a partial output, written and read, all multiprocessors together
+
+  int overhead() const { return std::max(1, static_cast<int>(item)); }  // whole blocks that an item costs on top of its own
 };
 
 // What it costs to read the tokens of a request at several places at a time, and to keep more multiprocessors busy under the power
@@ -52,7 +54,7 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
   using Ranges = std::vector<std::vector<Range>>;
   // Ranges of token blocks for `parts` bins of at most `load` blocks each, an item counting costs.item more; empty if
   // they do not fit. A bin leaves no stub shorter than an item's overhead.
-  const int overhead = std::max(1, static_cast<int>(costs.item));
+  const int overhead = costs.overhead();
   auto fill = [&](const std::vector<int>& of, int parts, long long load) {
     Ranges bins(parts);
     int bin = 0;

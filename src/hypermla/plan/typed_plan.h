@@ -37,8 +37,8 @@ inline unsigned ceil_div(int value, int divisor) { return unsigned((value + divi
 // How much larger an extent becomes when it is cut into whole tiles.
 inline double padding(int extent, int tile) { return double(ceil_div(extent, tile)) * tile / extent; }
 
-// The softmax scale of DeepSeek-V2 (arXiv 2405.04434, section 2.1): one over the root of the whole query dimension.
 inline constexpr float kLog2e = 1.4426950408889634f;  // scores in units of log2, for exp2
+// The softmax scale of DeepSeek-V2 (arXiv 2405.04434, section 2.1): one over the root of the whole query dimension.
 inline float softmax_scale(int d, int p) { return 1.0f / std::sqrt(float(d + p)); }
 
 }  // namespace hypermla

@@ -17,7 +17,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
   }
 
  protected:
-  Division division(const FlashMlaTiling&) const override { return {.rows = kRows, .overhead = 2, .costs = {}}; }
+  Division division(const FlashMlaTiling&) const override { return {.rows = kRows, .costs = {}}; }
 
   // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart over long
   // requests; where the tiles of all requests are few, too, the start of the kernel counts.
@@ -68,34 +68,15 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
     CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
     spec.name = "combine_parts";
     spec.header = "cute/latent/combine_parts.cuh";
-    spec.problem = {.dtype = problem.dtype};
-    spec.cost = combine_cost();
-    spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
-    spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{}; };
-    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}};
-    if (problem.split == 0)
-      for (int groups : {1, 2, 4, 8}) spec.candidates.push_back({0, groups});
-    const auto self = std::make_shared<const FlashMlaPlan>(*this);
-    spec.launch = [self, tensors, &main](const CombinePartsTiling& tiling) {
-      const auto at = fields_from_json<FlashMlaTiling>(main.tiling());
-      const WorkSizes sizes = self->sizes(at);
-      KernelLaunch launch;
-      const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
-      const unsigned groups = tiling.groups ? unsigned(tiling.groups) : self->combine_groups(at);
-      unsigned blocks = unsigned(tiling.blocks);
+    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}, {0, 1}, {0, 2}, {0, 4}, {0, 8}};
+    auto blocks_of = [processors = target.processors](const CombinePartsTiling& of, const FlashMlaTiling&, std::int64_t tiles,
+                                                      unsigned) {
+      unsigned blocks = unsigned(of.blocks);
       if (blocks == 0)  // four or more for every multiprocessor
-        for (blocks = 8; blocks < 32 && blocks * tiles < 4 * self->target.processors;) blocks *= 2;
-      launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks : 0, 1};
-      launch.shape = {128 * groups, kCombineGroupBytes * (groups - 1), 1, true};
-      if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
-      launch.arguments = [self, tensors](void* constants) {
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(self->problem.ragged ? data("combine_work") : constants, data("o_part"), data("lse_part"),
-                         data("o"), data("lse"), self->lse_unit(), self->problem.h * self->problem.s);
-      };
-      return launch;
+        for (blocks = 8; blocks < 32 && blocks * tiles < 4 * processors;) blocks *= 2;
+      return blocks;
     };
-    return std::make_unique<CuteKernel>(std::move(spec));
+    return merging(std::move(spec), tensors, main, blocks_of, [](const FlashMlaTiling&) { return std::tuple(); });
   }
 
   std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaPlan>(*this); }

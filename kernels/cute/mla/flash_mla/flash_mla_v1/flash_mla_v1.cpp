@@ -21,7 +21,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
  protected:
   // Costs fitted on an H200, in units of a block of tokens against a tile (about 1.1 us).
   Division division(const FlashMlaV1Tiling& at) const override {
-    return {.rows = at.rows, .overhead = 2, .costs = {.item = 2, .combine = 2, .partial = 0.01}};
+    return {.rows = at.rows, .costs = {.item = 2, .combine = 2, .partial = 0.01}};
   }
 
   // 32 rows cost less per row, 16 rows less at the ends: partial outputs are half as long. So 16 where they are all,
@@ -87,32 +87,14 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
     CuteKernelSpec<CombineRowsProblem, CombineRowsTiling> spec;
     spec.name = "combine_rows";
     spec.header = "cute/latent/combine_rows.cuh";
-    spec.problem = {.dtype = problem.dtype};
-    spec.cost = combine_cost();
-    spec.executed = [cost = spec.cost](const CombineRowsTiling&) { return cost; };
-    spec.at_compile_time = [](CombineRowsTiling) { return CombineRowsTiling{}; };
-    spec.candidates = {{0}};
-    if (problem.split == 0) spec.candidates = {{0}, {1}, {2}, {4}, {8}};
-    const auto self = std::make_shared<const FlashMlaV1Plan>(*this);
-    spec.launch = [self, tensors, &main](const CombineRowsTiling& tiling) {
-      const auto at = fields_from_json<FlashMlaV1Tiling>(main.tiling());
-      const WorkSizes sizes = self->sizes(at);
-      const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
-      const unsigned groups = tiling.groups ? unsigned(tiling.groups) : self->combine_groups(at);
+    spec.candidates = {{0}, {1}, {2}, {4}, {8}};
+    auto blocks_of = [processors = target.processors](const CombineRowsTiling&, const FlashMlaV1Tiling& at, std::int64_t tiles,
+                                                      unsigned groups) {
       unsigned blocks = unsigned(at.rows / 2);  // in one wave, 1024 threads to a multiprocessor
-      while (blocks > 1 && blocks * groups * tiles > 8 * self->target.processors) blocks /= 2;
-      KernelLaunch launch;
-      launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks : 0, 1};
-      launch.shape = {128 * groups, kCombineGroupBytes * (groups - 1), 1, true};
-      if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
-      launch.arguments = [self, tensors, rows = at.rows](void* constants) {
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(self->problem.ragged ? data("combine_work") : constants, data("o_part"), data("lse_part"),
-                         data("o"), data("lse"), self->lse_unit(), self->problem.h * self->problem.s, rows);
-      };
-      return launch;
+      while (blocks > 1 && blocks * groups * tiles > 8 * processors) blocks /= 2;
+      return blocks;
     };
-    return std::make_unique<CuteKernel>(std::move(spec));
+    return merging(std::move(spec), tensors, main, blocks_of, [](const FlashMlaV1Tiling& at) { return std::tuple(at.rows); });
   }
 
   std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaV1Plan>(*this); }
