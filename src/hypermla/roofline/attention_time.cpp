@@ -42,20 +42,20 @@ const Figures kFigures[] = {
     // 4253). 40 of 132 SMs read at 0.88 of the full rate (docs/devices/nvidia-h200.md).
     {"cute.mla.flash_attention", 128, 1.08, 0.955, 0.975, 0.3, 1, 1, 1},
     // docs/kernels/cute-flash-attention-v1.md: 1892, 1920, 1954 us at s = 16, 32, 64, and from 40 SMs 640, 870 and 920
-    // cycles for 64 tokens of a head; results/nvidia-h200/envelope.json: s = 128 2788 us (3011), s = 256 4544 us (5315).
+    // cycles for 64 tokens of a head; the envelope of 2026-11-21: s = 128 2788 us (3011), s = 256 4544 us (5315).
     {"cute.mla.flash_attention_v1", 16, 0.3, 0.3, 0.975, 0.3, 1, 1, 1},
     {"cute.mla.flash_attention_v1", 32, 0.45, 0.45, 0.975, 0.3, 1, 1, 1},
     {"cute.mla.flash_attention_v1", 64, 0.80, 0.765, 0.975, 0.3, 1, 1, 1},
     // results/nvidia-h200/flash_attention-*.json: b1 s512 t8192 513 us (592), b32 s128 2413 us (2881); tiles of 64 rows
     // at s = 128 took 3.31 ms, and of 32 rows, by mma.sync, 2.54 ms at s = 32 (docs/kernels/flash-attention.md), which
-    // stands for those of 16 rows; 0.975 of the reads at s = 32 and 64, from 96 SMs on, sustained, too (envelope.json).
+    // stands for those of 16 rows; 0.975 of the reads at s = 32 and 64, from 96 SMs on, sustained, too (that envelope).
     {"cutile.mla.flash_attention", 16, 0.2, 0.2, 0.975, 0.73, 1, 1, 1},
     {"cutile.mla.flash_attention", 64, 0.66, 0.66, 0.975, 0.73, 1, 1, 1},
     {"cutile.mla.flash_attention", 128, 0.88, 0.825, 0.975, 0.73, 1, 1, 1},
     // The same over a prefix, which the hybrid cuts until its tiles fill the processors (docs/kernels/cute-mla-var6-plus.md).
     {"cute.prefix_part", 128, 1.08, 0.955, 0.975, 0, 1, 1, 1},
     // The decompressed part of a hybrid that runs its parts at once: what makes the whole take what v5 and v4 took in
-    // results/nvidia-h200/envelope.json, 1495 and 2311 us (1645, 2443) at s = 32 and 64, 2539 and 4818 (2565, 4848) at 64
+    // the envelope of 2026-11-21 (an older results/nvidia-h200/envelope.json), 1495 and 2311 us (1645, 2443) at s = 32 and 64, 2539 and 4818 (2565, 4848) at 64
     // and 128.
     {"cute.decompressed_part", 16, 0.3, 0.3, 0.92, 0.3, 1, 1, 1},
     {"cute.decompressed_part", 32, 0.65, 0.62, 0.92, 0.3, 1, 1, 1},
@@ -64,7 +64,7 @@ const Figures kFigures[] = {
 };
 
 // The stage behind the latent path, of read_GBps. results/nvidia-h200/output_decompression-b32-s16.json: 33.1 us for 101 MB by
-// CUDA Tile; cute-decompress_combine-b32-s32.json: 60.0 us for 217 MB.
+// CUDA Tile; cute-decompress_combine-b32-s32.json: 60.9 us for 217 MB.
 constexpr double kDecompressionTensor = 0.88;
 double decompression_reads(bool cute) { return cute ? 0.80 : 0.66; }
 
