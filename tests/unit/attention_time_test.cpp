@@ -156,7 +156,6 @@ TEST(Hybrid, BothPartsAtOnceTakeWhatWasMeasured) {
                {"cute.mla.mla_var6_plus_v5", 32, 2560, 1495, 1645},
                {"cute.mla.mla_var6_plus_v5", 48, 3200, 2095, 2152},
                {"cute.mla.mla_var6_plus_v5", 64, 3392, 2311, 2443},
-               {"cute.mla.mla_var6_plus_v6", 32, 2304, 1547, 1770},
                {"cutile.mla.mla_var6_plus_v4", 16, 64, 1431, 1463},
                {"cutile.mla.mla_var6_plus_v4", 32, 3968, 2368, 2382},
                {"cutile.mla.mla_var6_plus_v4", 64, 4032, 2539, 2565},

@@ -1,6 +1,5 @@
-// Attention over decompressed keys and values for few queries, the part of the work that is done within a thread block:
-// what flash_attention_v1.cuh describes, for kernels that come by their work and dispose of their outputs in different
-// ways.
+// Attention over decompressed keys and values for few queries, the part of flash_attention_v1.cuh that one thread block
+// does: its teams and its loads of tokens.
 #pragma once
 
 #include "hopper/mbarrier.h"
@@ -92,6 +91,39 @@ struct Ring {
   }
 };
 
+// The items, one after the other, as all but the drawing thread see them.
+template <int N>
+struct Items {
+  const unsigned char* shared;
+  SharedPlan<N> plan;
+  Ring<kItems> ring = {};
+
+  __device__ __forceinline__ Item next() {
+    barrier_wait(plan.item_full(ring.place), ring.phase);
+    const Item item = *reinterpret_cast<const Item*>(shared + SharedPlan<N>::items + ring.place * 32);
+    barrier_arrive(plan.item_empty(ring.place));
+    ring.next();
+    return item;
+  }
+};
+
+// Outputs [B * H, S, 128], boxes of them by o_map.
+struct Output {
+  const TensorMap& o_map;
+  unsigned short* __restrict__ o;
+  float* __restrict__ lse;
+  int s;
+
+  static constexpr int row_stride() { return 128; }
+  __device__ unsigned short* rows_at(int head, int row) const {
+    return o + (static_cast<long long>(head) * s + row) * 128;
+  }
+  __device__ void store_box(u32 staging, int row, int head) const {
+    tma_store(o_map, staging, row, 0, head);
+    tma_store_read_wait();
+  }
+};
+
 // Named barriers of a team; by number, since both teams run the same code.
 enum NamedBarrier { kTeam = 1, kVote = 3 };
 
@@ -156,9 +188,10 @@ __device__ __forceinline__ void write_nothing(unsigned short* o, int row_stride,
 // A team with rows on the N side: the scores of a block beside the products of the one before, then the softmax.
 // Thread t holds, of scores and outputs, tokens or columns r and r + 8 (wgmma.h) of rows 8i + 2 * (t % 4) and the one
 // after it.
-template <auto problem, auto tiling, class Items, class Output>
+template <auto problem, auto tiling>
 __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared, const SharedPlan<tiling.rows> plan,
-                                               Items items, const Output output, float scale_log2, int h, int s) {
+                                               Items<tiling.rows> items, const Output output, float scale_log2, int h,
+                                               int s) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
   using Plan = SharedPlan<tiling.rows>;
@@ -284,7 +317,6 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     float* const tile_lse = output.lse + static_cast<long long>(head) * s + tile_row;
     if (blocks == 0) {
       write_nothing(output.rows_at(head, tile_row), output.row_stride(), tile_lse, min(N, s - tile_row));
-      items.done(number);
       continue;
     }
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element.
@@ -389,22 +421,19 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     store_fragment(staging + Plan::kRowBytes, o[1]);
     async_fence();
     sync(kTeam + number);
-    if (thread == 0) {
-      output.store_box(staging, tile_row, head);
-    }
+    if (thread == 0) output.store_box(staging, tile_row, head);
     __syncwarp();
     team.release_pair(1);
     team.next_block();
-    items.done(number);
   }
   if (thread == 0) tma_store_wait();
 }
 
 // A team with rows on the M side, in the same order. Thread t holds columns or tokens 8i + 2 * (t % 4) and the one
 // after it of rows r and r + 8 (wgmma.h).
-template <auto problem, auto tiling, class Items, class Output>
-__device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows> plan, Items items, const Output output,
-                                       float scale_log2, int h, int s) {
+template <auto problem, auto tiling>
+__device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows> plan, Items<tiling.rows> items,
+                                       const Output output, float scale_log2, int h, int s) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows;
   using Plan = SharedPlan<tiling.rows>;
@@ -550,7 +579,6 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     unsigned short* const tile_o = output.rows_at(head, tile_row);
     if (blocks == 0) {
       write_nothing(tile_o, output.row_stride(), tile_lse, rows);
-      items.done(number);
       continue;
     }
     const int seen_by_all = problem.causal ? tokens - s + tile_row + 1 : tokens;
@@ -635,13 +663,12 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
       if (row < rows) tile_lse[row] = sum0 == 0.0f ? -kInfinity : (top0 + log2_fast(sum0)) * kLn2;
       if (row + 8 < rows) tile_lse[row + 8] = sum1 == 0.0f ? -kInfinity : (top1 + log2_fast(sum1)) * kLn2;
     }
-    items.done(number);
   }
 }
 
 // A thread that loads the keys and values of one team.
-template <Keep keep, int N, class Items>
-__device__ __forceinline__ void load_tokens(int team, const SharedPlan<N> plan, Items items, const TensorMap& k_map,
+template <int N>
+__device__ __forceinline__ void load_tokens(int team, const SharedPlan<N> plan, Items<N> items, const TensorMap& k_map,
                                             const TensorMap& v_map, int h) {
   using Plan = SharedPlan<N>;
   Ring<Plan::kRing> ring{0, 1};  // it waits for empty places
@@ -654,7 +681,7 @@ __device__ __forceinline__ void load_tokens(int team, const SharedPlan<N> plan, 
         const u32 full = plan.full(team, ring.place);
         barrier_wait(plan.empty(team, ring.place), ring.phase);
         barrier_expect(full, Plan::kPairBytes);
-        tma_load<keep>(plan.pair(team, ring.place), *map, block * kTile, 0, head, full);
+        tma_load(plan.pair(team, ring.place), *map, block * kTile, 0, head, full);
         ring.next();
       }
     }

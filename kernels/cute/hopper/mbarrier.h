@@ -19,11 +19,6 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Its place in shared memory is then free for other things.
-__device__ __forceinline__ void barrier_drop(u32 barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Makes the initialised barriers visible to the copy engine; one thread, before the block's __syncthreads().
 __device__ __forceinline__ void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -19,7 +19,7 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
 }
 
 // How L2 treats what a load brings: data that no other thread block reads need not stay.
-enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull, evict_last = 0x14f0000000000000ull };
+enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull };
 
 // Loads the box at (row, group, batch); its bytes arrive at `barrier`. One thread.
 template <Keep keep = Keep::normal>

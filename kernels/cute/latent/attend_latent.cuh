@@ -1,5 +1,4 @@
-// Attention over the latent cache, the part of the work that is done within a thread block: what flash_mla.cuh describes,
-// for kernels that come by their work and dispose of their outputs in different ways.
+// Attention over the latent cache, the part of flash_mla.cuh that one thread block does: its math and its loads of boxes.
 #pragma once
 
 #include "hopper/mbarrier.h"
@@ -50,8 +49,7 @@ enum NamedBarrier {
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
 
 // Where the output of the attention goes: whole tiles by o_map and to lse, parts to o_part and lse_part (flash_mla.cuh).
-struct ToLatent {
-  static constexpr bool kFinishes = false;
+struct Output {
   const TensorMap& o_map;
   float* __restrict__ lse;
   uint4* o_part;
@@ -60,12 +58,11 @@ struct ToLatent {
   int rows;
 };
 
-// One math warpgroup. `work` names the items, one after the other, like a pointer into a work list. `output` takes the
-// results: the output of the attention (ToLatent), or what finish() of its own makes of the fragments of an item.
-template <auto problem, auto tiling, int half, class Work, class Output>
-__device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan plan, Work work, const Output output,
-                                       float scale_log2, int s, const int* __restrict__ after_lengths = nullptr,
-                                       int after = 0) {
+// One math warpgroup. `work`: its items, one after the other.
+template <auto problem, int half>
+__device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
+                                       const Output output, float scale_log2, int s,
+                                       const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
@@ -405,57 +402,53 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     sum0 = sum[row()] + sum[64 + row()];
     sum1 = sum[row() + 8] + sum[64 + row() + 8];
     item_phase ^= 1;
-    if constexpr (Output::kFinishes) {
-      output.template finish<half>(o, max0, max1, sum0, sum1, shared, plan, phase, item_phase, work);
-    } else {
-      shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
-      shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
-      const int request = work->request, slot = uniform(work->slot);
-      if (half == 0 && (lane_id() & 3) == 0) {
-        const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
-        const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
-        if (slot < 0) {
-          float* out = output.lse + static_cast<long long>(request) * output.rows;
-          if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
-          if (tile_row + row() + 8 < output.rows) out[tile_row + row() + 8] = lse1 * output.lse_unit;
-        } else {
-          output.lse_part[slot * kTile + row()] = lse0;
-          output.lse_part[slot * kTile + row() + 8] = lse1;
-        }
-      }
-      auto fragment = [&](int i) {  // 16 columns
-        return make_uint4(pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
-                          pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
-                          pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
-                          pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
-      };
+    shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
+    shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
+    const int request = work->request, slot = uniform(work->slot);
+    if (half == 0 && (lane_id() & 3) == 0) {
+      const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
+      const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
       if (slot < 0) {
-        const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
-        const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
-        const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const uint4 x = fragment(i);
-          store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
-        }
-        async_fence();
-        named_sync<kOwnBarrier, 128>();
-        if ((thread_id() & 127) == 0) {
-          tma_store(output.o_map, staging, tile_row, half * 4, request);
-          tma_store_read_wait();
-        }
-        named_sync<kOwnBarrier, 128>();
-      } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
-        uint4* out = output.o_part + slot * 4096LL + half * 128 + (thread_id() & 127);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
+        float* out = output.lse + static_cast<long long>(request) * output.rows;
+        if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
+        if (tile_row + row() + 8 < output.rows) out[tile_row + row() + 8] = lse1 * output.lse_unit;
+      } else {
+        output.lse_part[slot * kTile + row()] = lse0;
+        output.lse_part[slot * kTile + row() + 8] = lse1;
       }
-      release(plan.empty(1, 2 * half));
-      release(plan.empty(1, 2 * half + 1));
-      release(plan.empty(1, kRope));
     }
+    auto fragment = [&](int i) {  // 16 columns
+      return make_uint4(pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
+                        pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
+                        pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
+                        pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
+    };
+    if (slot < 0) {
+      const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
+      const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
+      const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const uint4 x = fragment(i);
+        store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
+      }
+      async_fence();
+      named_sync<kOwnBarrier, 128>();
+      if ((thread_id() & 127) == 0) {
+        tma_store(output.o_map, staging, tile_row, half * 4, request);
+        tma_store_read_wait();
+      }
+      named_sync<kOwnBarrier, 128>();
+    } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
+      uint4* out = output.o_part + slot * 4096LL + half * 128 + (thread_id() & 127);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
+    }
+    release(plan.empty(1, 2 * half));
+    release(plan.empty(1, 2 * half + 1));
+    release(plan.empty(1, kRope));
   }
-  if (!Output::kFinishes && (thread_id() & 127) == 0) tma_store_wait();
+  if ((thread_id() & 127) == 0) tma_store_wait();
 }
 
 // A pair of boxes of an operand; its bytes arrive at `full`. One thread.
@@ -501,9 +494,9 @@ __device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkI
 }
 
 // The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache, smaller
-// ones as a box for each page and 64 columns. after_tokens(item, phase) may load more through the slots.
-template <auto problem, auto tiling, class Work, class AfterTokens>
-__device__ __forceinline__ void load(const SharedPlan plan, Work work, AfterTokens after_tokens, const TensorMap& qc_map,
+// ones as a box for each page and 64 columns.
+template <auto problem, auto tiling>
+__device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __restrict__ work, const TensorMap& qc_map,
                                      const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
                                      const int* __restrict__ block_table, int table_width) {
   constexpr bool paged = problem.page > 0;
@@ -557,7 +550,6 @@ __device__ __forceinline__ void load(const SharedPlan plan, Work work, AfterToke
       }
       if (slot) phase ^= 1;
     }
-    after_tokens(item, phase);
   }
 }
 

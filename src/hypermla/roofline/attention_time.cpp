@@ -76,7 +76,6 @@ constexpr double kMergeOfSplit = 0.1;
 // partitions one ends before the other.
 double overlap_of(std::string_view kernel) {
   if (kernel == "cute.mla.mla_var6_plus_v5") return 0.92;
-  if (kernel == "cute.mla.mla_var6_plus_v6") return 0.86;  // merges beside the work: docs/kernels/cute-mla-var6-plus-v6.md
   // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 3.6 and 3.2
   // times its time, 2.4 and 2.2, 1.7 and 2.2, and more with few decompressed tokens; the base version 6.1 and 2.3.
   if (kernel == "cutile.mla.mla_var6_plus") return 0.93 / 2.1;

@@ -25,7 +25,7 @@
 // A place is filled by one copy: the copy engine takes about 34 cycles for a copy and 2.4 for a row of 128 bytes. The
 // output leaves through the last place of values (16 and 32 rows) or from registers (64).
 //
-// The teams and the loads of tokens are in decompressed/attend_few.cuh, which mla_var6_plus v6 shares.
+// The teams and the loads of tokens are in decompressed/attend_few.cuh.
 //
 // grid = any, at most one thread block per item; 384 threads, SharedPlan<rows>::bytes of dynamic shared memory.
 #pragma once
@@ -36,38 +36,6 @@
 namespace hypermla::cute {
 
 using namespace decompressed;
-
-// The items, one after the other, as all but the drawing thread see them.
-template <int N>
-struct Items {
-  const unsigned char* shared;
-  SharedPlan<N> plan;
-  Ring<kItems> ring = {};
-
-  __device__ __forceinline__ Item next() {
-    barrier_wait(plan.item_full(ring.place), ring.phase);
-    const Item item = *reinterpret_cast<const Item*>(shared + SharedPlan<N>::items + ring.place * 32);
-    barrier_arrive(plan.item_empty(ring.place));
-    ring.next();
-    return item;
-  }
-  __device__ void done(int) const {}  // nobody waits for an output
-};
-
-// Outputs [B * H, S, 128], boxes of them by o_map.
-struct ByHeads {
-  const TensorMap& o_map;
-  unsigned short* __restrict__ o;
-  float* __restrict__ lse;
-  int s;
-
-  static constexpr int row_stride() { return 128; }
-  __device__ unsigned short* rows_at(int head, int row) const { return o + (static_cast<long long>(head) * s + row) * 128; }
-  __device__ void store_box(u32 staging, int row, int head) const {
-    tma_store(o_map, staging, row, 0, head);
-    tma_store_read_wait();
-  }
-};
 
 // The thread that loads RoPE keys.
 template <int N>
@@ -171,7 +139,7 @@ __global__ void __launch_bounds__(384, 1)
   if (role < kTeams) {
     const int team = uniform(role);
     const Items<tiling.rows> items{shared, plan};
-    const ByHeads output{o_map, o, lse, s};
+    const Output output{o_map, o, lse, s};
     if constexpr (Plan::kSwapped) {
       attend_swapped<problem, tiling>(team, shared, plan, items, output, scale_log2, h, s);
     } else {
@@ -183,7 +151,7 @@ __global__ void __launch_bounds__(384, 1)
     const int warp = (threadIdx.x >> 5) - 4 * kTeams;
     if (threadIdx.x & 31) return;
     if (warp < kTeams) {
-      load_tokens<Keep::normal>(warp, plan, Items<tiling.rows>{shared, plan}, k_map, v_map, h);
+      load_tokens(warp, plan, Items<tiling.rows>{shared, plan}, k_map, v_map, h);
     } else if (warp == kTeams) {
       load_ropes(shared, plan, kpe_map);
     } else {

@@ -25,7 +25,7 @@
 // a page. Pages of 16 or 32 tokens come box by box; of 1 token they are gathered by all threads of warpgroup 2. Pages behind the end of a request
 // are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
 //
-// The math and the loads of boxes are in latent/attend_latent.cuh, which mla_var6_plus v6 shares.
+// The math and the loads of boxes are in latent/attend_latent.cuh.
 //
 // grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
@@ -161,19 +161,19 @@ __global__ void __launch_bounds__(384, 1)
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
   work += static_cast<long long>(blockIdx.x) * rounds;  // not before the waits, or the loader works without uniform registers
-  const ToLatent output{o_map, lse, o_part, lse_part, lse_unit, rows};
+  const Output output{o_map, lse, o_part, lse_part, lse_unit, rows};
   if (role == 0) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, tiling, 0>(shared, plan, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 0>(shared, plan, work, output, scale_log2, s, after_lengths, after);
   } else if (role == 1) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, tiling, 1>(shared, plan, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 1>(shared, plan, work, output, scale_log2, s, after_lengths, after);
   } else {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
       gather<problem, tiling>(plan, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load<problem, tiling>(plan, work, [](const WorkItem&, u32&) {}, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
+      load<problem, tiling>(plan, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
     }
   }
 }

@@ -2,14 +2,24 @@
 
 #include <algorithm>
 
-#include "cute/hybrid/division_plan.h"
 #include "cute/hybrid/staged_plan.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla::cute {
 namespace {
 
-constexpr PathRates kRates = {5.2e12, 64e9, 3.9e12};  // of an H200, docs/kernels/cute-mla-var6-plus-v5.md
+// What one multiprocessor of an H200 computes in the latent path and reads in the decompressed one, each beside the other
+// path, and what memory gives all that read; a second. docs/kernels/cute-mla-var6-plus-v5.md
+constexpr double kLatentFlops = 5.2e12, kReadBytes = 64e9, kMemoryBytes = 3.9e12;
+
+// Seconds of both paths at once, with `readers` of the `processors` on the decompressed path.
+double seconds_of_paths(const MlaVar6PlusV5Problem& at, int readers, int processors) {
+  const double rows = double(at.b) * at.h * at.s, width = dtype_bytes(at.dtype);
+  const double flops = 2 * rows * latent_tokens(at) * (2 * at.k + at.p);
+  const double bytes = width * at.b * new_tokens(at) * (2.0 * at.h * at.d + at.p);
+  return std::max(flops / (kLatentFlops * (processors - readers)),
+                  bytes / std::min(kReadBytes * readers, kMemoryBytes));
+}
 
 class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6PlusV5Tiling> {
  public:
@@ -28,7 +38,7 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6P
   // As many multiprocessors for the decompressed path as make both equally long.
   void use_default_tiling() override {
     if (!has_extents(problem)) return;  // validate() says what is wrong
-    auto time = [&](int processors) { return kRates.seconds(problem, processors, target.processors); };
+    auto time = [&](int processors) { return seconds_of_paths(problem, processors, target.processors); };
     tiling.processors = 8;
     for (int smaller = 8; smaller <= target.processors / 2; smaller += 8)
       for (int processors : {smaller, target.processors - smaller})
