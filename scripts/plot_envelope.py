@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Time over the queries per request: latent, decompressed, hybrid and peers, from what bench_mla_var6_plus.py recorded.
+"""Time over the queries per request, of this library's paths and of its peers, as bench_mla_var6_plus.py recorded it.
 
     scripts/plot_envelope.py results/nvidia-h200/envelope.json docs/time-over-s.svg
 
-Solid: sustained; dotted: what the model predicts. Needs matplotlib, as plot_profile.py does.
+Above: sustained times; dotted lines are the model's predictions. Below: how many times longer the best peer takes than
+the best path of this library. Needs matplotlib, as plot_profile.py does.
 """
 
 import argparse
@@ -47,27 +48,47 @@ def lines_of(rows):
     return lines
 
 
+def speedups(lines):
+    """[(s, best peer / best of ours)] for every s that a peer was measured at."""
+    ratios = []
+    for s in sorted({s for line in lines.values() for s in line}):
+        ours = [line[s]["sustained_us"] for name, line in lines.items() if name in STYLES and s in line]
+        peers = [line[s]["sustained_us"] for name, line in lines.items() if name not in STYLES and s in line]
+        if ours and peers:
+            ratios.append((s, min(peers) / min(ours)))
+    return ratios
+
+
 def draw(record, rows):
     lines = lines_of(rows)
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, (times, ratios) = pyplot.subplots(2, 1, figsize=(7, 5.4), sharex=True, height_ratios=(3, 1))
     peers = [name for name in lines if name not in STYLES]
     for name in [*(name for name in STYLES if name in lines), *peers]:
         points = sorted(lines[name].items())
         colour, marker = STYLES.get(name) or (PEER_COLOURS[peers.index(name) % len(PEER_COLOURS)], "x")
-        axes.plot([s for s, _ in points], [row["sustained_us"] for _, row in points], color=colour, marker=marker,
-                  linestyle="-" if name in STYLES else "--", markersize=4, label=name)
+        times.plot([s for s, _ in points], [row["sustained_us"] for _, row in points], color=colour, marker=marker,
+                   linestyle="-" if name in STYLES else "--", markersize=4,
+                   label=f"HyperMLA, {name}" if name in STYLES else name)
         predicted = [(s, row["predicted_us"]) for s, row in points if "predicted_us" in row]
         if predicted:
-            axes.plot(*zip(*predicted), color=colour, linestyle=":", linewidth=1)
+            times.plot(*zip(*predicted), color=colour, linestyle=":", linewidth=1)
     problem = record["problem"]
-    axes.set(yscale="log", xlabel="queries per request, s", ylabel="us, sustained (dotted: model)",
-             title=f"{record['device']['name']}, " + ", ".join(f"{key}={value}" for key, value in problem.items()) +
-                   "; output decompression included")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+    times.set(yscale="log", ylabel="sustained time, us (dotted: model)",
+              title=f"{record['device']['name']}, " + ", ".join(f"{key}={value}" for key, value in problem.items()) +
+                    "; output decompression included")
+    times.set_xscale("log", base=2)
+    for set_formatter in (times.yaxis.set_major_formatter, times.yaxis.set_minor_formatter):
         set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
-    axes.legend(fontsize=8)
+    times.legend(fontsize=8)
+    speedup = speedups(lines)
+    if speedup:
+        ratios.plot(*zip(*speedup), color="black", marker="o", markersize=4)
+        for s, ratio in speedup:
+            ratios.annotate(f"{ratio:.2f}", (s, ratio), (0, 5), textcoords="offset points", ha="center", fontsize=7)
+    ratios.axhline(1, color="0.5", linewidth=1)
+    ratios.set(xlabel="queries per request, s", ylabel="best peer /\nbest of HyperMLA", ylim=(0.9, 1.6))
+    ratios.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=20))
+    ratios.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     return figure
 
 

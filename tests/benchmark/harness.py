@@ -17,8 +17,12 @@ import time
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(os.environ.get("HYPERMLA_TEST_BUILD", CHECKOUT / "build")) / "python"))
-import hypermla  # noqa: E402
 
+try:
+    import hypermla
+except ImportError:
+    sys.exit(f"{pathlib.Path(sys.argv[0]).name}: the Python package is not built; run ./test, which builds it, or "
+             f"`pip install {CHECKOUT}`")
 try:
     import torch
 except ImportError:

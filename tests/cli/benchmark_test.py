@@ -53,7 +53,7 @@ class Benchmarks(CommandCase):
                        stdout=subprocess.DEVNULL, timeout=300)
         texts = [" ".join(element.itertext()).strip()
                  for element in xml.etree.ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
-        for word in ("latent", "decompressed", "queries per request, s"):
+        for word in ("HyperMLA, latent", "HyperMLA, decompressed", "queries per request, s"):
             self.assertIn(word, texts)
 
     def test_a_limit_ends_it_with_what_there_is(self):
