@@ -1,0 +1,107 @@
+"""Rules about the documents: links lead somewhere, pages are short, lines fit a screen, the index lists every page."""
+
+import pathlib
+import re
+import tempfile
+import unittest
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+COLUMNS = 120
+PAGE_LINES = 80  # of pages below docs/; a log in docs/log/ may be longer
+MENTION = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg)\b")
+
+
+def documents(root):
+    """All pages, but for those of builds, runs and environments."""
+    found = [path for path in sorted(root.rglob("*.md"))
+             if not re.match(r"(\.|build|out/)", path.relative_to(root).as_posix())]
+    assert found, root
+    return found
+
+
+def without_code(text):
+    """The text of a page without its blocks and spans of code."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    return re.sub(r"`[^`\n]*`|^    .*$", "", text, flags=re.M)
+
+
+def anchors(text):
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)).lower().replace(" ", "-")
+            for heading in headings}
+
+
+def links(text):
+    return re.findall(r"\]\(([^)\s]+)\)", without_code(text))
+
+
+def broken_links(root):
+    broken = []
+    for page in documents(root):
+        for link in links(page.read_text()):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or anchor and anchor not in anchors(target.read_text()):
+                broken.append(f"{page.relative_to(root)}: {link}")
+    return broken
+
+
+def long_lines(root):
+    return [f"{page.relative_to(root)}:{number}: {len(line)} columns" for page in documents(root)
+            for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > COLUMNS]
+
+
+def long_pages(root):
+    return [f"{page.relative_to(root)}: {lines} lines" for page in documents(root / "docs")
+            for lines in [len(page.read_text().splitlines())]
+            if lines > PAGE_LINES and page.parent != root / "docs/log"]
+
+
+def unlisted_pages(root):
+    index = root / "docs/index.md"
+    listed = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text())}
+    return [str(page.relative_to(root)) for page in documents(root / "docs")
+            if page != index and page.resolve() not in listed]
+
+
+class Documents(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        self.assertEqual(broken_links(CHECKOUT), [])
+
+    def test_lines_fit_a_screen(self):
+        self.assertEqual(long_lines(CHECKOUT), [])
+
+    def test_pages_are_short(self):
+        self.assertEqual(long_pages(CHECKOUT), [])
+
+    def test_the_index_lists_every_page(self):
+        self.assertEqual(unlisted_pages(CHECKOUT), [])
+
+    def test_pages_that_sources_name_exist(self):
+        missing = []
+        for folder in ("src", "kernels", "include", "python", "tests", "scripts", "conf", "examples"):
+            for path in sorted((CHECKOUT / folder).rglob("*")):
+                if path.is_file() and path != pathlib.Path(__file__).resolve() and path.suffix != ".pyc":
+                    for name in MENTION.findall(path.read_text(errors="ignore")):
+                        if not (CHECKOUT / name).exists():
+                            missing.append(f"{path.relative_to(CHECKOUT)}: {name}")
+        self.assertEqual(missing, [])
+
+    def test_the_rules_would_notice(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "docs/log").mkdir(parents=True)
+            (root / "docs/index.md").write_text("# Index\n[a](page.md) [b](page.md#here) [c](page.md#gone) [d](gone.md)\n")
+            (root / "docs/page.md").write_text("## Here\n" + "x" * 121 + "\n\n" * 80)
+            (root / "docs/log/page.md").write_text("x\n" * 100)
+            self.assertEqual(broken_links(root), ["docs/index.md: page.md#gone", "docs/index.md: gone.md"])
+            self.assertEqual(long_lines(root), ["docs/page.md:2: 121 columns"])
+            self.assertEqual(long_pages(root), ["docs/page.md: 161 lines"])
+            self.assertEqual(unlisted_pages(root), ["docs/log/page.md"])
+
+
+if __name__ == "__main__":
+    unittest.main()
