@@ -1,6 +1,6 @@
-# What the scripts that lock and reset clocks share; to be sourced by bash. --dry-run prints what would be done.
+# Functions of the scripts that lock and reset clocks; to be sourced by bash. --dry-run prints what would be done.
 #
-# While clocks are locked a note lies in the cache, and profiles say so.
+# While clocks are locked, a file in the cache says so, and profiles repeat it.
 
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 note_file=${HYPERMLA_CACHE_DIR:-$root/.cache}/locked-clocks.json

@@ -3,11 +3,11 @@
 
     scripts/plot_profile.py RUN [RUN ...]
 
-A run is a directory below out/profiles. Each gets roofline.svg, stages.svg, tuning-<stage>.svg where the tuner measured, and
-report.html with everything inside. Runs of one kernel or several at two or more values of s also get crossover.svg.
+A run is a directory below out/profiles. Each gets roofline.svg, stages.svg, tuning-<stage>.svg where the tuner measured,
+and report.html with everything inside. Runs at two or more values of s also get crossover.svg.
 
-Needs matplotlib (Debian: python3-matplotlib): log axes, heat maps and labels in SVG whose text stays text; gnuplot would need
-a script per picture and knows no JSON.
+Needs matplotlib (Debian: python3-matplotlib), for log axes, heat maps and SVG whose text stays text; gnuplot would need
+a script per picture and cannot read JSON.
 """
 
 import argparse
@@ -24,7 +24,7 @@ try:
 except ImportError:
     sys.exit("plot_profile.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this Python")
 matplotlib.use("svg")
-# Text as text: searchable, small, and in the reader's own font. A fixed salt makes equal runs equal files.
+# Text stays text in the SVG: searchable, small, in the reader's font. With a fixed salt equal runs give equal files.
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
                             "grid.alpha": 0.3, "axes.axisbelow": True})
 from matplotlib import pyplot, ticker  # noqa: E402
@@ -40,7 +40,7 @@ class Run:
             sys.exit(f"plot_profile.py: {directory} is no run ({error}); give a directory below out/profiles")
 
     def time_us(self, stage):
-        """Of a stage alone where it was timed, else of the whole."""
+        """The time of the stage alone if it was measured, else of the whole run."""
         if "burst" in stage:
             return stage["burst"]["median_us"]
         if len(self.stages) == 1:
@@ -58,7 +58,7 @@ def svg_of(figure):
 
 
 def plain_numbers(*directions):
-    """Log axes that say 200 instead of 2 x 10^2."""
+    """Logarithmic axes with labels such as 200 instead of 2 x 10^2."""
     for axis in directions:
         for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
             set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
@@ -202,7 +202,7 @@ def inline(text):
 
 
 def markdown(text):
-    """The little Markdown that reports use: headings, paragraphs, numbered lists, tables."""
+    """Converts the Markdown of reports: headings, paragraphs, numbered lists, tables."""
     result = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = block.splitlines()
@@ -238,7 +238,7 @@ figure {{ margin: 1.5rem 0; }} svg {{ max-width: 100%; height: auto; }} figcapti
 
 
 def unique_ids(svg, prefix):
-    """Several pictures in one page must not share the names of their parts."""
+    """Makes the ids of a picture unique, so that several pictures fit into one page."""
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
     return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
 

@@ -1,10 +1,11 @@
-# What ./hypermla and ./test share: set the machine up and build. To be sourced by bash, with `root` set to the checkout.
+# Functions that ./hypermla and ./test share: set up the machine and build. To be sourced by bash, with `root` set to
+# the checkout.
 #
-# Every step leaves its mark last, so an interrupted one is done again and a finished one costs a look. Progress goes to
-# standard error, logs to build/; a failure is one sentence, after the lines of the log that explain it.
+# Every step marks its end by a file, so an interrupted step is repeated and a finished one is skipped. Progress goes to
+# standard error, logs go to build/. A failure prints the last lines of the log, then one sentence.
 
 packages=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev)
-# The last two draw pictures of profiles and look at them.
+# The last two draw pictures of profiles, and show them in a browser.
 test_packages=(libgtest-dev python3-dev python3-matplotlib chromium)
 venv=$root/.venv
 
@@ -16,8 +17,8 @@ die() {
 # The end of a log, without addresses.
 show_log() { tail -n "${2:-5}" "$1" | sed -E 's#[a-z]+://[^ ]+#<address>#g' >&2; }
 
-# Held by what is started here too, so that nobody builds beside the ninja of a launcher that was killed. Not by apt-get,
-# which may start services.
+# Processes started here inherit the lock: when a launcher is killed, its ninja still holds it, and no second build
+# starts beside it. apt-get does not inherit it, since it may start services.
 lock() {
   mkdir -p "$root/build" 2>/dev/null || die "$root cannot be written; copy the checkout to a place of your own"
   exec 9>"$root/build/lock"
@@ -27,7 +28,7 @@ unlock() { exec 9>&-; }
 
 can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
 
-# The system's own: one of another place may lack its headers.
+# The system's Python: one from elsewhere may lack its headers.
 find_python() {
   python=/usr/bin/python3
   [[ -x $python ]] || python=$(command -v python3 || true)
@@ -35,7 +36,7 @@ find_python() {
 
 has_header() { echo "#include <$1>" | "${CXX:-g++}" -E -x c++ -std=c++20 - >/dev/null 2>&1; }
 
-# Whether what a Debian package would bring is there, from wherever it came.
+# Whether the content of a Debian package is installed, from any source.
 has_package() {
   case $1 in
     g++) command -v "${CXX:-g++}" >/dev/null ;;
@@ -64,13 +65,13 @@ install_packages() {
   note "installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
   local get=(apt-get install -y --no-install-recommends "${missing[@]}")
-  # The lists of a fresh machine are empty or old; those of any other need no update.
+  # Package lists are updated only if the installation fails: on a fresh machine they are empty or old.
   "${get[@]}" >"$log" 2>&1 9>&- || { apt-get update >"$log" 2>&1 9>&- && "${get[@]}" >>"$log" 2>&1 9>&-; } ||
     { show_log "$log"; die "apt-get failed; run \`apt-get update && $line\` where there is a network, then run this again"; }
   find_python
 }
 
-# The compilers of kernels for GPUs: wheels pinned in requirements.txt, in an environment of this checkout.
+# The compilers of kernels for GPUs: the wheels that requirements.txt pins, in the environment .venv of this checkout.
 install_wheels() {
   [[ -n ${HYPERMLA_CUDA_ROOT:-} && -e $HYPERMLA_CUDA_ROOT/include/cuda.h ]] && return 0
   cmp -s "$root/requirements.txt" "$venv/installed.txt" && return 0
@@ -90,8 +91,8 @@ install_all() {
   install_wheels
 }
 
-# Arguments: settings that differ from those of the first time. A build directory that was copied from another place, or one
-# that was interrupted, starts afresh.
+# Arguments: CMake settings to change. A build directory that was copied from another place, or whose configuration was
+# interrupted, is configured from scratch.
 configure() {
   local cache=$root/build/CMakeCache.txt log=$root/build/cmake.log begin=()
   if [[ ! -e $root/build/build.ninja ]] || ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" 2>/dev/null; then
@@ -103,7 +104,7 @@ configure() {
     { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
 }
 
-# Builds the targets. On a terminal ninja shows its progress; elsewhere a line for every quarter.
+# Builds the targets. On a terminal ninja shows its progress; elsewhere a line is printed for every quarter.
 build() {
   local log=$root/build/build.log begin=$SECONDS
   touch "$root/build/building"  # what changes from now on is newer than this build

@@ -1,4 +1,5 @@
-// Speculative decoding's attention, 16 queries over 1024 tokens, from C++: on the CPU, whose memory needs no CUDA call.
+// Attention of 16 queries over 1024 tokens, as in speculative decoding, from C++. It runs on the CPU, so it
+// needs no CUDA calls for memory.
 #include <cstdio>
 #include <cstdlib>
 #include <hypermla/hypermla.h>

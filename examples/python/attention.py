@@ -1,4 +1,4 @@
-"""Attention of 16 new queries over 1024 tokens from Python, on the CPU: any object with DLPack or a buffer will do."""
+"""Attention of 16 new queries over 1024 tokens from Python, on the CPU. Tensors are objects with DLPack or a buffer."""
 
 import hypermla
 

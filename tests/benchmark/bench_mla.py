@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""The best kernel of each path and the backends of others over a sweep of shapes: output decompression included everywhere.
+"""The best kernel of each path beside other libraries, over a sweep of shapes. All times include the
+output decompression.
 
-    tests/benchmark/bench_mla.py --s_values=1,4,16,64 --b_values=1,32 --flashmla=<_flashmla_C.abi3.so> --fa3=<_vllm_fa3_C.abi3.so>
+    tests/benchmark/bench_mla.py --s_values=1,4,16,64 --b_values=1,32 --flashmla=<library> --fa3=<library>
+
+The libraries are the torch operators of FlashMLA and FlashAttention-3, such as _flashmla_C.abi3.so.
 
 Also the output decompression alone, against torch.bmm.
 """

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The envelope: the best kernel of each path over the queries per request, with the hybrid, shared prefixes and the model's errors.
+"""The envelope: the best kernel of each path over the queries per request, the hybrid, shared prefixes and the errors of
+the model.
 
     tests/benchmark/bench_mla_var6_plus.py --record=results/nvidia-h200/envelope.json --seconds=0.4 --limit=110
 
-Rows are written as they are measured. Mispredictions beyond 5 % and wrong choices are listed at the end. A record is what
-scripts/plot_envelope.py draws: time over s for latent, decompressed, hybrid and peers.
+Rows are written as they are measured. Mispredictions beyond 5 % and wrong choices are listed at the end. scripts/plot_envelope.py
+draws the record: time over s for latent, decompressed, hybrid and peers.
 """
 
 import datetime
@@ -15,7 +16,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
 
-# The most telling first, for what a limit cuts off.
+# The most important values first: a time limit cuts off the rest.
 QUERIES = (16, 1, 64, 32, 128, 48, 4, 96, 256, 8, 2)
 # Shared prefixes: (b, s, h, tokens of the prefix, tokens of each request); the last is TyphoonMLA's prompt A.
 PREFIXES = ((32, 4, 128, 8192, 1024), (128, 4, 128, 8192, 1024), (128, 1, 128, 8192, 1024), (256, 1, 64, 26472, 512))
@@ -54,7 +55,7 @@ class Envelope:
         return "burst_us" in made
 
     def wanted(self, ranking):
-        """The first of each path and language, and whatever is predicted within `near` of the best."""
+        """The best of each path and language, and every kernel predicted within `near` times the best."""
         best = ranking[0].sustained_us
         firsts = set()
         for choice in ranking:
@@ -76,7 +77,7 @@ class Envelope:
                          predicted_us=choice.sustained_us, predicted_burst_us=choice.burst_us)
         best = ranking[0].sustained_us
         for peer in self.peers:
-            # A peer's path that is predicted several times slower than the best needs no time.
+            # Do not measure a peer whose path is predicted to be several times slower than the best.
             predicted = min((choice.sustained_us for choice in ranking if choice.path == peer.path), default=float("inf"))
             if predicted < 3 * best and not self.out_of_time():
                 self.measure(name, lambda: peer(self.machine, {**problem, **(shared or {})}), s=problem["s"],

@@ -1,8 +1,8 @@
-"""What the benchmarks share: kernels of the package and of others on the same tensors, timed alike, in tables that grow as
-they are measured.
+"""What the benchmarks share: kernels of this package and of others, on the same tensors, timed in the same way.
+Tables are written row by row while the benchmark runs.
 
-Burst: a few milliseconds after a rest. Sustained: after `seconds` without a pause, when a power cap has settled the clocks.
-Both replay a CUDA graph. On a CPU, where neither matters, both are the median of a few runs.
+Burst: a few milliseconds after a rest. Sustained: after `seconds` without a pause, when a power cap has settled the
+clocks. Both replay a CUDA graph. On a CPU, where neither matters, both are the median of a few runs.
 """
 
 import argparse
@@ -166,7 +166,7 @@ class Ours:
 
 
 class FlashMla:
-    """The binary of FlashMLA behind a torch operator, a paged cache of 64 tokens a page, and the projection by torch.bmm."""
+    """The binary of FlashMLA behind a torch operator, with pages of 64 tokens, and the projection by torch.bmm."""
 
     name, path = "FlashMLA + bmm", "latent"
 
@@ -205,13 +205,13 @@ class FlashAttention3:
         dtype = problem["dtype"]
         self.op = torch.ops._vllm_fa3_C.fwd.default
         starts = lambda name, step: machine.tensor(f"fa3.{name}", (b + 1,), "int32", lambda i: i * step)
-        # Requests one behind the other: a build may have no other form, and crash when asked for it.
+        # Requests of variable length, stored one after the other: some builds have only this form and crash on others.
         given = {"q": machine.tensor("fa3.q", (b * s, h, d + p), dtype), "k": machine.tensor("fa3.k", (b * t, h, d + p), dtype),
                  "v": machine.tensor("fa3.v", (b * t, h, d), dtype), "cu_seqlens_q": starts("q_starts", s),
                  "cu_seqlens_k": starts("k_starts", t), "max_seqlen_q": s, "max_seqlen_k": t, "softmax_scale": (d + p) ** -0.5,
                  "causal": bool(problem.get("causal", False)), "is_causal": bool(problem.get("causal", False)),
                  "window_size_left": -1, "window_size_right": -1, "num_splits": 1, "cp_world_size": 1}
-        # Its arguments have changed often: those that it has are taken by name, the rest are left out or neutral.
+        # Its arguments changed often: known names get their values, all others are left out or get a neutral value.
         neutral = {"int": 0, "float": 0.0, "bool": False}
         self.arguments = []
         for argument in self.op._schema.arguments:
@@ -251,7 +251,7 @@ LIBRARIES = ("flashmla", "fa3")  # come as a library with torch operators
 
 
 def load_peers(machine, arguments):
-    """The peers that can run: those whose library was given and loads, and PyTorch's own; says why not for the others."""
+    """The peers that can run: those whose library was given and loads, and PyTorch's. Prints why the others cannot."""
     found = []
     for key, peer in PEERS.items():
         library = getattr(arguments, key, None)
@@ -273,7 +273,7 @@ def load_peers(machine, arguments):
 
 
 class Table:
-    """Rows of one benchmark; the files hold every row as soon as it is there."""
+    """The rows of one benchmark. Each row is written to the files as soon as it is measured."""
 
     def __init__(self, title, out_dir, columns):
         self.title, self.columns, self.rows, self.notes = title, columns, [], []

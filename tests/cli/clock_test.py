@@ -1,4 +1,4 @@
-"""The scripts that lock clocks, with --dry-run and a stand-in for nvidia-smi. Nothing here changes a clock."""
+"""The scripts that lock clocks, with --dry-run and a replacement for nvidia-smi, so no clock changes."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from support import CHECKOUT, CommandCase
 
 class Clocks(CommandCase):
     def script(self, name, *arguments, gpu=None):
-        """Runs a script where nvidia-smi knows only the name of a GPU and notes every other call."""
+        """Runs a script with an nvidia-smi that answers only the name of a GPU and records every other call."""
         tools = self.directory / "bin"
         tools.mkdir(exist_ok=True)
         self.calls = self.directory / "calls"

@@ -168,7 +168,7 @@ class Spellings(CommandCase):
 
 class Predictions(CommandCase):
     def test_known_shapes(self):
-        # docs/cost-analysis.md: 584.1 GFLOP at 989 TFLOP/s; the same latent attention for one query is bound by memory.
+        # docs/predictions.md: 584.1 GFLOP at 989 TFLOP/s; the same latent attention for one query is bound by memory.
         many = self.succeed("predict", "flash_mla", "--b=32", "--s=16", "--t=4096").out
         self.assertIn("584.1 GFLOP, 0.2939 GB, 1987.7 FLOP/byte", many)
         self.assertRegex(many, r"\nNVIDIA H200 +590\.6 us  compute bound, ridge 206\.0\n")

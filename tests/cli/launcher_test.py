@@ -1,4 +1,4 @@
-"""./hypermla itself, with stand-ins for the tools it calls: when it builds, and what it says when it cannot."""
+"""The launcher ./hypermla, with replacements for the tools it calls: when it builds, what it says when it cannot."""
 
 import os
 import pathlib

@@ -11,7 +11,7 @@ BINARY = os.environ.get("HYPERMLA_TEST_BINARY", str(CHECKOUT / "build/bin/hyperm
 BUILD = pathlib.Path(os.environ.get("HYPERMLA_TEST_BUILD", str(CHECKOUT / "build")))
 os.environ.setdefault("HYPERMLA_CACHE_DIR", str(BUILD / "test-cache"))
 
-# A problem whose kernels run in no time on a CPU.
+# A problem so small that its kernels run in milliseconds on a CPU.
 SMALL = ["--b=1", "--s=16", "--t=128", "--h=2", "--device=cpu"]
 
 

@@ -22,7 +22,7 @@ NAMES = ["CMakeLists.txt", "LICENSE", "README.md", "cmake", "conf", "include", "
 
 
 def run(*command, **environment):
-    # Not from the checkout: nothing of it may be found by chance.
+    # Runs outside the checkout, so that no file of it is found by accident.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("HYPERMLA_CUDA")}
     return subprocess.run(command, cwd=ENVIRONMENT.parent, text=True, check=False, capture_output=True, timeout=900,
                           env={**variables, **environment})
@@ -43,7 +43,7 @@ class Wheel(unittest.TestCase):
         if run(*pip, "numpy", *project["build-system"]["requires"]).returncode != 0:
             print("no package index can be reached")
             sys.exit(77)
-        # Without isolation, so that what is built once stays built; without optimisation, for it is slow; and without the
+        # Without isolation, so that the build is reused; without optimisation, since that is slow; and without the
         # compilers of requirements.txt, which the CPU does not need.
         cls.installed = run(*pip, "--no-deps", "--force-reinstall", "--no-build-isolation", SOURCE,
                             f"--config-settings=build-dir={BUILD / 'wheel'}", "--config-settings=cmake.build-type=Debug",

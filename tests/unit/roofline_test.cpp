@@ -15,7 +15,7 @@
 namespace hypermla {
 namespace {
 
-// b=32, t=4096, h=128, d=128, p=64, k=512, bfloat16: the setting of every table in docs/cost-analysis.md.
+// b=32, t=4096, h=128, d=128, p=64, k=512, bfloat16: the setting of every table in docs/predictions.md.
 AttentionShape table_shape(int s, int h = 128) { return {.b = 32, .s = s, .t = 4096, .h = h}; }
 
 struct Peaks {
