@@ -2,8 +2,8 @@
 #
 #   bin/hypermla            the command line, one file that needs no library
 #   lib/libhypermla.so      include/hypermla/hypermla.h, and find_package(hypermla)
-#   share/hypermla/         what is compiled at run time: the kernels' sources and conf; both of the above find it from
-#                           their own place, so an installation can be moved
+#   share/hypermla/         conf and the sources of kernels, which are compiled at run time; program and library find it
+#                           relative to themselves, so an installation can be moved
 #
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)

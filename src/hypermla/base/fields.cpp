@@ -78,7 +78,7 @@ std::optional<float> finite(std::optional<double> value) {
 
 std::optional<int> json_int(const Json& value) {
   if (!value.is_number_integer()) return std::nullopt;
-  return number<int>(value.dump());  // by way of its text, so that what is too large for an int is noticed
+  return number<int>(value.dump());  // through its text, so that a number too large for an int is noticed
 }
 
 std::optional<bool> parse_bool(std::string_view text) {

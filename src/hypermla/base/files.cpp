@@ -36,7 +36,7 @@ int write_all(int descriptor, std::string_view bytes) {
   return ::fsync(descriptor) == 0 ? 0 : errno;
 }
 
-// 0, or an errno: EWOULDBLOCK when another holds it, something else when the file system knows no locks.
+// 0, or an errno: EWOULDBLOCK when another process holds it, another value when the file system has no locks.
 int lock(int descriptor, int operation) {
   int result;
   do result = ::flock(descriptor, operation);
@@ -44,8 +44,9 @@ int lock(int descriptor, int operation) {
   return result == 0 ? 0 : errno;
 }
 
-// Whether a name is a Scratch's and its maker is dead. The lock tells; the process number, which repeats and differs between
-// containers, only where there are no locks. `held` keeps the lock while the caller removes the thing.
+// Whether a name belongs to a Scratch whose process is dead. The lock shows that. Only where there are no locks the
+// process number decides, since numbers are reused and differ between containers. `held` keeps the lock while the
+// caller removes the file.
 bool abandoned(const fs::path& path, FileDescriptor& held) {
   static const std::regex pattern(R"(.*\.(\d{1,10})\.[0-9a-f]{16}\.tmp)");
   std::smatch match;
@@ -142,7 +143,7 @@ fs::path scratch_path(const fs::path& target) {
 }
 
 Scratch::Scratch(const fs::path& target, Kind kind) {
-  // A sweep of another process may take the thing in the instant between its creation and its lock: then again.
+  // Another process may sweep the file away between its creation and its lock: then try again.
   for (struct stat status {}; status.st_nlink == 0;) {
     path_ = scratch_path(target);
     if (kind == Kind::directory && ::mkdir(path_.c_str(), 0777) != 0) fail_file("write", target, errno);

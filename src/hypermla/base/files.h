@@ -1,5 +1,5 @@
-// Files that are either whole or absent, whatever kills the process or fills the disk.
-// Every function throws Error: a sentence that names the path and says what to do next.
+// Files that are either complete or absent, even if the process is killed or the disk is full. Every function throws
+// Error: a sentence that names the path and says what to do next.
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,17 @@ namespace hypermla {
 
 std::string read_file(const std::filesystem::path& path);
 
-// Replaces `path` by `bytes`: written beside it, synced, renamed, and the directory synced. Readers see the old contents or
-// the new ones; on failure the old ones stay and nothing is left beside them. The directory must exist.
+// Replaces `path` by `bytes`: written beside it, synced, renamed, and the directory synced. Readers see the old
+// contents or the new ones. On failure the old ones stay, and no temporary file is left. The directory must exist.
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
 
-// Writes a file that must not exist yet and syncs it: a part of a directory that is itself under construction.
+// Writes and syncs a file that must not exist yet, as part of a directory that is not published yet.
 void write_new_file(const std::filesystem::path& path, std::string_view bytes);
 
 // Creates `path` and its parents. It is no error when they exist.
 void make_directories(const std::filesystem::path& path);
 
-// Makes the names in a directory (what was created or renamed there) survive a power cut.
+// Syncs a directory, so that names created or renamed in it survive a power cut.
 void sync_directory(const std::filesystem::path& path);
 
 // Owns an open file and the lock on it, if any.
@@ -38,11 +38,11 @@ class FileDescriptor {
 };
 
 // Waits for the exclusive lock on a directory and holds it until destroyed; the kernel drops it when the process dies.
-// Where the file system knows no locks, it holds nothing.
+// Where the file system has no locks, it holds none.
 FileDescriptor lock_directory(const std::filesystem::path& path);
 
-// A file or directory under construction beside its final place, named "<target>.<pid>.<random>.tmp" and locked as long as
-// its maker lives. Destroying it removes what was not renamed away.
+// A file or directory under construction beside its final place, named "<target>.<pid>.<random>.tmp" and locked as long
+// as the process that made it lives. Destroying it removes what was not renamed away.
 class Scratch {
  public:
   enum class Kind { file, directory };
@@ -57,7 +57,7 @@ class Scratch {
   FileDescriptor lock_;
 };
 
-// A fresh name for something beside `target` that sweep_scratch() may remove as soon as nobody holds its lock.
+// A new name beside `target`, which sweep_scratch() may remove as soon as no process holds its lock.
 std::filesystem::path scratch_path(const std::filesystem::path& target);
 
 // Removes from `directory` what a Scratch of a dead process left there. Does nothing when the directory is absent.

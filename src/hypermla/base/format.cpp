@@ -1,4 +1,5 @@
-// fmt's own functions, once: header-only they would be compiled again with every file, which takes as long as the file itself.
+// The functions of fmt, compiled once. Header-only they would be compiled with every file, which doubles its compile
+// time.
 #include <fmt/format-inl.h>
 
 template auto fmt::detail::thousands_sep_impl<char>(locale_ref) -> thousands_sep_result<char>;

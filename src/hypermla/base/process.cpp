@@ -18,8 +18,8 @@
 namespace hypermla {
 namespace {
 
-// The program's standard files are files in memory rather than pipes: nobody has to read while it writes, it cannot be
-// blocked by a full pipe nor we by a closed one, and what outlives it cannot keep us waiting for an end of file.
+// The standard files of the program are files in memory, not pipes. So no thread has to read while it writes, no full
+// pipe blocks it, and a child that outlives it cannot keep this process waiting for the end of a file.
 FileDescriptor memory_file(std::string_view contents = {}) {
   const FileDescriptor low(::memfd_create("hypermla", MFD_CLOEXEC));
   // Clear of 0 to 2 even where those are closed.
@@ -70,8 +70,8 @@ pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>
   posix_spawn_file_actions_adddup2(&files, err, 2);
   posix_spawn_file_actions_addclosefrom_np(&files, 3);
 
-  // Its own process group, so that a timeout also ends what a compiler driver has started; and default signals, since a
-  // Python host ignores SIGPIPE and the program would inherit that.
+  // The program gets its own process group, so that a timeout also ends the processes that a compiler driver started.
+  // It gets default signals, since Python ignores SIGPIPE and the program would inherit that.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setpgroup(&attributes, 0);
@@ -95,7 +95,7 @@ pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>
   return pid;
 }
 
-// The wait status, and whether the deadline had to end it.
+// The wait status, and whether the timeout ended the program.
 std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milliseconds timeout) {
   using namespace std::chrono_literals;
   const auto deadline = std::chrono::steady_clock::now() + timeout;

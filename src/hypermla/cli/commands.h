@@ -1,5 +1,5 @@
-// The commands of `hypermla`. Each takes the words after its name and returns the exit status: 0, or 1 when what was asked
-// for was done and the answer is no (a check failed). Everything else is an Error.
+// The commands of `hypermla`. Each takes the words after its name and returns the exit status: 0, or 1 when the command
+// was carried out and the answer is no (a check failed). Everything else is an Error.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ int compile_command(const Words& words);
 int verify_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
 int device_command(const Words& words);
-int compile_job_command(const Words& words);  // a worker's life: one job from standard input
+int compile_job_command(const Words& words);  // of a worker process: one job, read from standard input
 int list_command();
 
 }  // namespace hypermla

@@ -1,4 +1,4 @@
-// The roads from a kernel's source to something a device can load. Each returns the files of a cache entry.
+// The ways from a kernel's source to a file that a device can load. Each returns the files of a cache entry.
 #pragma once
 
 #include <filesystem>

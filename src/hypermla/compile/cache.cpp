@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kReport = "report.json";
 
-// A compiler's message may hold bytes that are not UTF-8; they must not cost the entry.
+// A compiler's message may hold bytes that are not UTF-8. The entry must be saved all the same.
 std::string text_of(const Json& report) { return report.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 // The report without "hash", hashed: what "hash" must be.
@@ -28,7 +28,7 @@ std::string sealed_text(Json report, const std::map<std::string, std::string>& f
   for (const auto& [name, bytes] : files) listed[name] = {{"bytes", bytes.size()}, {"hash", content_hash(bytes)}};
   report["files"] = std::move(listed);
   report.erase("hash");
-  report = Json::parse(text_of(report));  // as a reader will see it: what JSON cannot hold has been replaced
+  report = Json::parse(text_of(report));  // as a reader will see it, with bytes replaced that JSON cannot hold
   report["hash"] = own_hash(report);
   return text_of(report);
 }
@@ -53,13 +53,14 @@ bool occupied(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, ignored));
 }
 
-// Moves a damaged entry out of sight, then deletes it. Nobody replaces an entry that stands (rename() refuses), so what is
-// damaged under the lock is still damaged when it is moved. Where nothing stands, somebody may publish at any moment.
+// Renames a damaged entry, then deletes it. No process replaces an existing entry (rename() refuses), so an entry that
+// is damaged under the lock is still damaged when it is moved. If there is no entry, another process may publish one at
+// any moment.
 void discard_damaged(const fs::path& root, const fs::path& dir) {
   const FileDescriptor lock = lock_directory(root);
   if (!occupied(dir) || read_whole(dir)) return;
   const fs::path aside = scratch_path(dir);
-  std::error_code ignored;  // a read-only cache keeps it: absent all the same, since find() reads every entry
+  std::error_code ignored;  // a read-only cache keeps it, but find() treats it as absent
   fs::rename(dir, aside, ignored);
   fs::remove_all(aside, ignored);
 }
@@ -108,7 +109,8 @@ CacheEntry KernelCache::publish(const std::string& key, const std::map<std::stri
   write_new_file(scratch.path() / kReport, text);
   sync_directory(scratch.path());
 
-  // Whoever renames first has published. A damaged entry in the way is removed by find() and the rename tried again.
+  // The first process that renames has published. find() removes a damaged entry in the way, and the rename is tried
+  // again.
   constexpr int kAttempts = 8;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     if (::rename(scratch.path().c_str(), dir.c_str()) == 0) {

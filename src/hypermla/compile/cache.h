@@ -4,8 +4,9 @@
 //   <root>/<key>/kernel.cubin   the artifact, or several, under any names
 //   <root>/<key>/report.json    registers, spills, compiler version; bytes and hash of each file; a hash of itself
 //
-// The key is the hash of all that the artifact depends on, so entries never change: they are published whole or not at all.
-// Any number of processes may use one root at once and be killed at any moment. Every entry that find() returns is whole.
+// The key is the hash of all that the artifact depends on, so entries never change: they are published completely or
+// not at all. Any number of processes may use one root at once and be killed at any moment. Every entry that find()
+// returns is complete.
 #pragma once
 
 #include <filesystem>
@@ -29,8 +30,8 @@ class KernelCache {
   // Touches no file: the root is created by the first publish() and may be read-only where nothing is published.
   explicit KernelCache(std::filesystem::path root) : root_(std::move(root)) {}
 
-  // The entry, its files read and compared with their hashes. A damaged one is removed and reported as absent, so that its
-  // kernel is compiled again.
+  // The entry, after its files were read and compared with their hashes. A damaged entry is removed and reported as
+  // absent, so that its kernel is compiled again.
   std::optional<CacheEntry> find(const std::string& key) const;
 
   // Stores an entry made of `files` (name to bytes) and returns it, or the one that another process had published meanwhile.

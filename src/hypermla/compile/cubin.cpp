@@ -42,7 +42,7 @@ CubinResources read_cubin(const std::string& cubin) {
       const auto format = read_at<unsigned char>(cubin, at);
       const auto attribute = read_at<unsigned char>(cubin, at + 1);
       const auto size = read_at<std::uint16_t>(cubin, at + 2);
-      // Both attributes are pairs {symbol index, value}; the kernel is the only function, so the symbol tells nothing.
+      // Both attributes are pairs {symbol index, value}; the kernel is the only function, so the symbol is not needed.
       if (format == kFormatSized && size >= 8) {
         const int value = int(read_at<std::uint32_t>(cubin, at + 8));
         if (attribute == kAttributeFrameSize) result.frame_bytes = value;

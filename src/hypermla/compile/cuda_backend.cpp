@@ -7,16 +7,17 @@ namespace hypermla {
 
 BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const BackendInput& input) {
   const auto begin = std::chrono::steady_clock::now();
-  // CUTLASS and the CCCL it compiles against, where their wheels put them: beside the CUDA root, and in it. After the
-  // project's own directories, and no part of a kernel's key, like all that comes with the compilers.
+  // Include directories of CUTLASS and of the CCCL it needs: their wheels put them beside the CUDA root and in it. They
+  // come after the project's own directories and, like everything of the compilers, are not part of a kernel's key.
   BackendInput with_cutlass = input;
   with_cutlass.include_paths.push_back(cuda_root.parent_path().parent_path() / "cutlass_library/source/include");
   with_cutlass.include_paths.push_back(cuda_root / "include/cccl");
-  // sm_90a, not sm_90: wgmma and register shares exist on that very architecture only.
+  // sm_90a, not sm_90: wgmma and setmaxnreg exist only there.
   NvrtcResult compiled = nvrtc_compile(cuda_root, with_cutlass, NvrtcCode::cubin,
                                        {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v",
                                         "-arch=" + input.arch + "a"});
-  // ptxas serialises wgmma where it cannot prove that accumulators are left alone, and says so in an advice only.
+  // ptxas serialises wgmma where it cannot prove that no other code touches the accumulators. It reports that only as
+  // advice.
   if (const std::size_t at = compiled.log.find("(C75"); at != std::string::npos)
     fail("{} would lose the asynchrony of wgmma on {}; ptxas says: {}", input.instance, input.arch,
          compiled.log.substr(at, compiled.log.find('\n', at) - at));

@@ -28,7 +28,8 @@ BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input)
   const std::string ir_path = (scratch.path() / "kernel.tileir").string();
   const std::string cubin_path = (scratch.path() / "kernel.cubin").string();
   write_new_file(ir_path, tile_ir);
-  // Without CUDA_ROOT tileiras takes whatever libnvvm an older toolkit offers, and fails without saying so.
+  // Without CUDA_ROOT tileiras loads the libnvvm of an older toolkit, if there is one, and fails without naming the
+  // cause.
   const ProcessOptions options{.environment = {{"CUDA_ROOT", cuda_root.string()},
                                                {"CUDA_HOME", cuda_root.string()},
                                                {"PATH", (cuda_root / "bin").string() + ":/usr/bin:/bin"},

@@ -13,7 +13,7 @@
 namespace hypermla {
 namespace {
 
-// What a compiled kernel exports (kernels/cutile/tile_host/entry.h): null, or what went wrong.
+// The function that a compiled kernel exports (kernels/cutile/tile_host/entry.h). It returns null or an error message.
 using Entry = const char* (*)(void** arguments, unsigned grid_x, unsigned grid_y, unsigned grid_z, int threads);
 
 class CpuFunction : public Function {
@@ -61,15 +61,15 @@ std::string cpu_name() {
   return "CPU";
 }
 
-// As one core sees it: sysconf() and cpuid count the caches of a whole package, also those of other virtual machines.
+// The cache that one core uses. sysconf() and cpuid count those of the whole package, also of other virtual machines.
 std::size_t last_level_cache_bytes() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
   std::size_t kilobytes = 0;
   return file >> kilobytes ? kilobytes << 10 : std::size_t{32} << 20;
 }
 
-// What compiled kernels may use. A level, not "native": the name is part of the cache key, and it must mean the same on
-// every machine.
+// The instructions that compiled kernels may use. A level, not "native": the name is part of the cache key and must
+// mean the same on every machine.
 std::string cpu_arch() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

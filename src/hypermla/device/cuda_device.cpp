@@ -30,9 +30,9 @@ class PrimaryContext {
     if (!module) HYPERMLA_CUDA(cuModuleLoadData(&module, image.data()));
     CUfunction function = nullptr;
     HYPERMLA_CUDA(cuModuleGetFunction(&function, module, name.c_str()));
-    HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; the first run() shall not pay for it
-    constexpr int kUnasked = 48 << 10;    // more dynamic shared memory has to be asked for
-    int allowed = 0;                      // by whoever loaded it before
+    HYPERMLA_CUDA(cuFuncLoad(function));  // the driver loads lazily; without this the first run() would be slow
+    constexpr int kUnasked = 48 << 10;    // more dynamic shared memory needs an attribute
+    int allowed = 0;                      // set when it was loaded before
     HYPERMLA_CUDA(cuFuncGetAttribute(&allowed, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function));
     if (int(shared_bytes) > std::max(allowed, kUnasked))
       HYPERMLA_CUDA(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(shared_bytes)));
@@ -290,7 +290,7 @@ class CudaDevice : public Device {
   std::optional<PowerSample> power() override { return power_.sample(); }
 
  private:
-  // Made once: a green context takes milliseconds and memory.
+  // Kept for later calls: a green context costs milliseconds and memory.
   std::shared_ptr<Partition> split(const std::vector<int>& wanted) {
     std::shared_ptr<Partition>& partition = partitions_[wanted];
     if (partition) return partition;
@@ -299,7 +299,7 @@ class CudaDevice : public Device {
       fail("partitions of {} and {} SMs do not fit: this device has {}", wanted[0], wanted[1], info_.processors);
     CUdevResource whole{}, parts[2]{};
     HYPERMLA_CUDA(cuDeviceGetDevResource(device_, &whole, CU_DEV_RESOURCE_TYPE_SM));
-    // What is split off is rounded up, and the other gets the rest: one of the two ways round may fit.
+    // The part that is split off is rounded up, and the other gets the rest. Either part may be the one that fits.
     bool fits = false;
     for (const std::size_t first : {0, 1}) {
       unsigned groups = 1;

@@ -52,15 +52,15 @@ class Function {
   virtual void launch(Grid grid, void** arguments, StreamHandle stream) = 0;
 };
 
-// Work captured once and replayed without the host in between: a CUDA graph; on a CPU, the work itself.
+// Work that is captured once and replayed without the host: a CUDA graph; on a CPU, the work itself.
 class Recording {
  public:
   virtual ~Recording() = default;
   virtual void replay(StreamHandle stream) = 0;
 };
 
-// Streams for work that runs at once, forked off a caller's stream and joined to it again by events: the host waits for
-// nothing, and a capture of the caller's stream captures them, too.
+// Streams for concurrent work, forked from a caller's stream and joined to it again by events. The host does not wait,
+// and a capture of the caller's stream captures them, too.
 class StreamGroup {
  public:
   virtual ~StreamGroup() = default;
@@ -93,13 +93,13 @@ class Device : public std::enable_shared_from_this<Device> {
                                          const LaunchShape& shape = {}) = 0;
   virtual StreamHandle stream() = 0;  // one stream of the device's own, for tuning, checks and profiles
   virtual void synchronize() = 0;
-  // `count` streams over the whole device; or, with `partition`, each on SMs of its own: at least as many as asked, one of
-  // them rounded up to what the hardware splits off (8 on Hopper). A GPU is cut in two; throws Error when it cannot be cut
-  // so. On a CPU, where work is done when its call returns, a partition means nothing.
+  // `count` streams over the whole device; or, with `partition`, each on SMs of its own, at least as many as asked. One
+  // of the numbers is rounded up to the unit of the hardware (8 on Hopper). A GPU is divided in two; throws Error when
+  // these numbers are not possible. On a CPU a partition has no effect, since work is done when its call returns.
   virtual std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition = {}) = 0;
 
   virtual std::unique_ptr<Recording> record(const Work& work) = 0;
-  // Seconds from the first to the last thing that `work` enqueues on the device's own stream, by events.
+  // Seconds, by events, from the start to the end of what `work` enqueues on the device's own stream.
   virtual double time(const Work& work) = 0;
   // Enqueues a write of more than the cache holds, so that what follows reads from memory.
   virtual void flush_cache(StreamHandle stream) = 0;

@@ -28,7 +28,7 @@ CudaDriver load_driver() {
   return driver;
 }
 
-// NVML's C interface is three structs of nothing but integers; declared here because no package carries only its header.
+// NVML's C interface needs three structs of integers. They are declared here because no package holds only its header.
 using NvmlDevice = void*;
 struct Nvml {
   int (*init)() = nullptr;

@@ -1,4 +1,5 @@
-// Finds the tiling of every kernel of an executable on a device: compiles ahead in the background, measures, remembers.
+// Finds the best tiling of every kernel of an executable on a device. Compiles ahead in the background, measures, and
+// saves the results.
 #pragma once
 
 #include <filesystem>
@@ -34,9 +35,9 @@ struct AutotuneResult {
   std::vector<Stage> stages;
 };
 
-// Measures the whole executable for every candidate of one kernel at a time, in launch order: what one stage leaves for the
-// next counts too. The executable is left prepared with the best tilings. Candidates that do not compile or run are
-// rejected with the reason; throws Error when none is left.
+// Measures the whole executable for every candidate of one kernel at a time, in launch order, since a stage also
+// affects the stages behind it (cache contents). The executable is left prepared with the best tilings. Candidates that
+// do not compile or run are rejected with the reason; throws Error when none is left.
 AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
                         const DeviceSpec& spec, const AutotuneOptions& options);
 

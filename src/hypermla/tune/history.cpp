@@ -35,7 +35,7 @@ Json TuningHistory::load() const {
   if (history.is_array()) return history;
   std::filesystem::path corrupt = path_;
   corrupt += ".corrupt";
-  std::filesystem::rename(path_, corrupt, ignored);  // in a read-only directory it stays and counts as nothing
+  std::filesystem::rename(path_, corrupt, ignored);  // in a read-only directory it stays and is ignored
   return Json::array();
 }
 

@@ -2,7 +2,8 @@
 //
 //   <root>/<kernel fingerprint>/<problem key>/<device key>/autotuning.json
 //
-// A result counts for one source of one kernel, one problem and one device; a change of any starts a new file.
+// A result is valid for one source of one kernel, one problem and one device; a change of any of them starts a new
+// file.
 #pragma once
 
 #include <filesystem>
@@ -21,11 +22,11 @@ class TuningHistory {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // What was saved last, an empty array when nothing was. A file that is no JSON array is renamed to "*.corrupt" and counts
-  // as nothing, so that the kernel is tuned again. Throws Error when the file exists but cannot be read.
+  // What was saved last; an empty array if nothing was. A file that is no JSON array is renamed to "*.corrupt" and
+  // ignored, so the kernel is tuned again. Throws Error when the file exists but cannot be read.
   Json load() const;
 
-  // Replaces the file; a process killed meanwhile loses this save and nothing before it. Throws Error (disk full...).
+  // Replaces the file. If the process is killed meanwhile, the old contents stay. Throws Error (disk full...).
   void save(const Json& history) const;
 
  private:

@@ -85,7 +85,7 @@ void Tuner::resume(const Json& history) {
     if (!entry.is_object() || !entry.contains("tiling") || !entry.contains("seconds")) continue;
     const std::string tiling = identity(entry["tiling"]);
     bool known = false;
-    for (State& state : states_) {  // all of a repeated tiling: whichever leads the order then has the samples
+    for (State& state : states_) {  // all copies of a tiling that is listed twice
       if (state.tiling != tiling) continue;
       known = true;
       std::vector<double> seconds;
@@ -140,7 +140,7 @@ std::optional<int> Tuner::next() const {
   }
   if (const std::vector<int> first = upcoming(1); !first.empty()) return first[0];
 
-  // Rounds: the fewest samples first, so that a drift of the device hits all alike.
+  // Rounds: candidates with the fewest samples first, so that a drift of the device affects all alike.
   const std::optional<int> leader = best();
   if (!leader) return std::nullopt;
   std::optional<int> fewest;

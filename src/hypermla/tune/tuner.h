@@ -1,5 +1,5 @@
-// The autotuner: decides what to measure next, from predictions and from the times seen so far. It owns no device, clock or
-// file; a loop elsewhere compiles, measures and stores:
+// The autotuner: decides what to measure next, from predictions and from the times seen so far. It uses no device,
+// clock or file; its caller compiles, measures and stores:
 //
 //   Tuner tuner(candidates, options, store.load());
 //   while (auto index = tuner.next()) {
@@ -9,15 +9,17 @@
 //   }
 //   use(candidates[*tuner.best()])
 //
-// Every decision is a function of the candidates, the options and the samples alone: a history resumes where it stopped.
+// Every decision depends only on the candidates, the options and the samples, so tuning resumes from a history where it
+// stopped.
 //
-// First pass: candidates in order of prediction, `samples_first` samples each. One whose fastest sample exceeds `drop_ratio` x
-// the best median is measured no more. (Not its median: disturbances only ever make a kernel slower, and two of three
-// samples are disturbed often enough to lose the best candidate.)
-// Rounds: the candidate with the fewest samples among those that may still be the best gets `samples_first` more, until it
-// has `samples_max` or its interval lies wholly above the leader's. The interval is that of the order statistics around the
-// median which covers the true median with a probability of 95 % whatever the noise is like (H. A. David, H. N. Nagaraja:
-// Order Statistics, section 7.1); six samples are the fewest that have one.
+// First pass: candidates in order of prediction, `samples_first` samples each. One whose fastest sample exceeds
+// `drop_ratio` x the best median is not measured any more. (The median would be wrong here: disturbances only make a
+// kernel slower, and often two of three samples are disturbed, so the best candidate could be lost.)
+//
+// Rounds: the candidate with the fewest samples among those that may still be the best gets `samples_first` more, until it has
+// `samples_max` or its interval lies wholly above the leader's. The interval is that of the order statistics around the
+// median which covers the true median with a probability of 95 % for any distribution of the noise (H. A. David, H. N.
+// Nagaraja: Order Statistics, section 7.1); six samples are the fewest that have one.
 #pragma once
 
 #include <optional>
@@ -43,7 +45,7 @@ struct TunerOptions {
 
 class Tuner {
  public:
-  // `history` is what history() returned, or null. Entries whose tiling is no candidate are kept but decide nothing;
+  // `history` is what history() returned, or null. Entries whose tiling is no candidate are kept but not used;
   // malformed ones are dropped. Throws Error when an option makes no sense.
   Tuner(std::vector<Candidate> candidates, TunerOptions options = {}, const Json& history = nullptr);
 
