@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Contents = std::map<std::string, std::string>;
 
-// What belongs under a key: derived from it, so that a reader knows what a writer in another process must have stored.
+// The contents under a key follow from the key, so a reader knows what a writer in another process must have stored.
 Contents contents_of(const std::string& key, std::size_t bytes = 200000) {
   std::mt19937 random(static_cast<unsigned>(std::hash<std::string>{}(key)));
   std::string artifact(bytes, '\0');
@@ -150,7 +150,8 @@ TEST_F(Cache, SurvivesKillAtAnyMoment) {
       const bool under_construction = fs::path(name).extension() == ".tmp";
       left_over += under_construction;
       if (under_construction) continue;
-      // Damaged on purpose, and killed before it was replaced: find() must say absent. Everything else must be whole.
+      // Damaged on purpose, and its writer killed before it was replaced: find() must report it as absent. All others
+      // must be complete.
       const bool damaged = fs::file_size(root_ / name / "kernel.cubin") == 5;
       const auto entry = cache.find(name);
       EXPECT_EQ(entry.has_value(), !damaged) << name;
@@ -161,7 +162,7 @@ TEST_F(Cache, SurvivesKillAtAnyMoment) {
     for (const std::string& name : names()) EXPECT_NE(fs::path(name).extension(), ".tmp") << name;
     fs::remove_all(root_);
   }
-  EXPECT_GT(left_over, 5);  // otherwise the kills hit nothing and this test shows nothing
+  EXPECT_GT(left_over, 5);  // otherwise no kill came at the right time and this test shows nothing
   EXPECT_GT(visible, 20);
 }
 
@@ -198,7 +199,7 @@ TEST_F(Cache, ManyPublishersOfTheSameKeys) {
     }));
   }
   for (const pid_t pid : processes) EXPECT_EQ(finish(pid), 0);
-  EXPECT_EQ(names().size(), static_cast<std::size_t>(kKeys));  // one of each, and nothing under construction
+  EXPECT_EQ(names().size(), static_cast<std::size_t>(kKeys));  // one of each, and none under construction
 }
 
 TEST_F(Cache, ManyFindersOfOneDamagedEntryAndOneWinner) {

@@ -189,7 +189,7 @@ TEST_F(CheckTest, TheNormFailsWhereElementsPass) {
   EXPECT_FALSE(result.passed);
 }
 
-// Rows that see no token: nothing but exact zeros is right.
+// Rows that see no token must be exactly zero.
 TEST_F(CheckTest, ZerosMustBeZero) {
   plan_.o = [](std::int64_t) { return 0.0; };
   EXPECT_TRUE(passes_after([] {}));
@@ -223,7 +223,7 @@ TEST_F(CheckTest, SamplesWhatItCannotAfford) {
   EXPECT_NE(plan_.asked, first);
 
   plan_.asked.clear();
-  EXPECT_EQ(after([] {}, 0).groups_checked, 2);  // both ends, whatever they cost
+  EXPECT_EQ(after([] {}, 0).groups_checked, 2);  // both ends, even if they exceed the budget
   EXPECT_EQ(plan_.asked, (std::set<std::int64_t>{0, 99}));
   EXPECT_FALSE(after([&] { put_o(199, 5); }, 0).passed);
   EXPECT_TRUE(contains(to_text(after([] {})), "compared all 100 groups"));

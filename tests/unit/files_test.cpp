@@ -179,7 +179,7 @@ TEST(RunProcess, PassesArgumentsUntouched) {
 TEST(RunProcess, CarriesLargeInputAndOutput) {
   const std::string input(5 << 20, 'z');
   EXPECT_EQ(run_process({"cat"}, {.environment = {}, .input = input, .timeout = {}}).out, input);
-  // A program that reads nothing of it must not kill or block us.
+  // A program that does not read its input must neither end nor block this process.
   EXPECT_EQ(run_process({"true"}, {.environment = {}, .input = input, .timeout = {}}).status, 0);
 }
 
@@ -210,7 +210,7 @@ TEST(RunProcess, TimeoutEndsTheProgramAndItsChildren) {
   EXPECT_TRUE(result.timed_out);
   EXPECT_EQ(result.status, 128 + SIGKILL);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-  // The grandchild is gone, or a zombie that nobody of this container reaps.
+  // The grandchild is gone, or a zombie that no process of this container reaps.
   const std::string state = shell("sleep 0.2; cut -d' ' -f3 /proc/" + result.out + "/stat 2>/dev/null");
   EXPECT_TRUE(state.empty() || state == "Z\n") << state;
 }

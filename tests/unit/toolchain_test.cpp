@@ -35,7 +35,7 @@ TEST_F(ToolchainTest, TakesTheFirstCompleteToolkit) {
       second};
   const Toolchain found = Toolchain::find(roots, {}, "");
   EXPECT_EQ(found.cuda_root, first);
-  // What the sentence about a missing compiler may name: all that was looked at and nothing empty.
+  // The sentence about a missing compiler may name all places that were searched, and none that is empty.
   EXPECT_EQ(found.searched, std::vector<fs::path>(roots.begin() + 1, roots.begin() + 6));
   EXPECT_EQ(Toolchain::find({second, first}, {}, "").cuda_root, second);
 }

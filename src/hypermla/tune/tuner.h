@@ -16,10 +16,10 @@
 // `drop_ratio` x the best median is not measured any more. (The median would be wrong here: disturbances only make a
 // kernel slower, and often two of three samples are disturbed, so the best candidate could be lost.)
 //
-// Rounds: the candidate with the fewest samples among those that may still be the best gets `samples_first` more, until it has
-// `samples_max` or its interval lies wholly above the leader's. The interval is that of the order statistics around the
-// median which covers the true median with a probability of 95 % for any distribution of the noise (H. A. David, H. N.
-// Nagaraja: Order Statistics, section 7.1); six samples are the fewest that have one.
+// Rounds: the candidate with the fewest samples among those that may still be the best gets `samples_first` more, until
+// it has `samples_max` or its interval lies completely above the leader's. The interval is that of the order statistics
+// around the median which covers the true median with a probability of 95 % for any distribution of the noise (H. A.
+// David, H. N. Nagaraja: Order Statistics, section 7.1); six samples are the fewest that have one.
 #pragma once
 
 #include <optional>
