@@ -2,19 +2,16 @@
 // does: its teams and its loads of tokens.
 #pragma once
 
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
-#include "hopper/wgmma_narrow.h"
-#include "hopper/wgmma_registers.h"
+#include "hopper/wgmma.h"
 
 namespace hypermla::cute::decompressed {
 
 inline constexpr int kTile = 64;          // tokens of a block, columns of a box
-inline constexpr float kSlack = 8.0f;     // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
-inline constexpr float kLowest = -1e30f;  // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-inline constexpr float kLn2 = 0.693147180559945f;
 inline constexpr int kTeams = 2;  // and heads of an item
 inline constexpr int kItems = 2;  // places for drawn items
 
@@ -34,7 +31,7 @@ struct SharedPlan {
   static constexpr u32 items = barriers + 384;          // [kItems]
   static constexpr u32 of_warps = items + kItems * 32;  // [team][warp][row] float: maxima, in the end sums
   static constexpr u32 bytes = of_warps + (kSwapped ? kTeams * 4 * N * 4 : 0);
-  static_assert(kRowBytes % 1024 == 0 && bytes <= 232448);
+  static_assert(kRowBytes % 1024 == 0 && bytes <= kMaxSharedBytes);
   static_assert((2 * kTeams * (kRing + 1) + 2 * kRopes + 2 * kItems) * 8 <= 384);
 
   u32 base;
@@ -126,17 +123,6 @@ struct Output {
 
 // Named barriers of a team; by number, since both teams run the same code.
 enum NamedBarrier { kTeam = 1, kVote = 3 };
-
-__device__ __forceinline__ void sync(int barrier) { asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory"); }
-// A meeting that tells whether any thread said yes.
-__device__ __forceinline__ bool any(int barrier, bool yes) {
-  int result;
-  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, q;\n}"
-               : "=r"(result)
-               : "r"(static_cast<int>(yes)), "r"(barrier)
-               : "memory");
-  return result;
-}
 
 // What both kinds of teams share: the places of the token block at work, and what is done to boxes.
 template <int N>
@@ -234,19 +220,19 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
   auto scores = [&](int ahead) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      mma_64xn<dtype, N, false>(p, key + (2 * team.place(ahead) + i / 4) * kNextBox + i % 4 * 2,
+      mma<dtype, N>(p, key + (2 * team.place(ahead) + i / 4) * kNextBox + i % 4 * 2,
                                 query + i / 4 * (Plan::kRowBytes >> 4) + i % 4 * 2, i != 0);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma_64xn<dtype, N, false>(p, operand_k_major(plan.rope(team.rope.place)) + i * 2,
+      mma<dtype, N>(p, operand_k_major(plan.rope(team.rope.place)) + i * 2,
                                 query + 2 * (Plan::kRowBytes >> 4) + i * 2, 1);
     }
   };
   auto products = [&] {  // O^T += V^T P^T
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      mma_64xn<dtype, N, true>(o[i / 4], value + (2 * team.place(1) + i / 4) * kNextBox + i % 4 * 128,
+      mma<dtype, N, Major::k, Major::mn>(o[i / 4], value + (2 * team.place(1) + i / 4) * kNextBox + i % 4 * 128,
                                operand_k_major(weights) + i % 4 * 2, 1);
     }
   };
@@ -261,7 +247,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
       }
       if (lane < 4) of_warps[warp * (N / 2) + 4 * i + lane] = {a, b};
     }
-    sync(kTeam + number);
+    named_sync(kTeam + number, 128);
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
       float2 best = of_warps[4 * i + (lane & 3)];
@@ -271,7 +257,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
         best = {fmaxf(best.x, other.x), fmaxf(best.y, other.y)};
       }
       const float a = fmaxf(top[2 * i], best.x * scale_log2), b = fmaxf(top[2 * i + 1], best.y * scale_log2);
-      const float x = exp2_fast(fmaxf(top[2 * i] - a, -126.0f)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, -126.0f));
+      const float x = exp2_fast(fmaxf(top[2 * i] - a, kLeastExponent)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, kLeastExponent));
       top[2 * i] = a;
       top[2 * i + 1] = b;
       sum[2 * i] *= x;
@@ -289,10 +275,10 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     bool raise = false;
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
-      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kSlack;
-      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kSlack;
+      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kRescaleThreshold;
+      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kRescaleThreshold;
     }
-    if (any(kVote + number, raise)) raise_maxima();
+    if (named_any(kVote + number, 128, raise)) raise_maxima();
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
 #pragma unroll
@@ -304,7 +290,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
   auto store_weights = [&] {
     store_fragment(weights, p);
     async_fence();
-    sync(kTeam + number);
+    named_sync(kTeam + number, 128);
   };
 
 #pragma unroll 1
@@ -323,7 +309,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     const int seen_by_all = problem.causal ? tokens - s + tile_row + 1 : tokens;
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
-      top[i] = kLowest;
+      top[i] = kLeastScore;
       sum[i] = 0.0f;
     }
 #pragma unroll
@@ -372,7 +358,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     team.wait(1);
     if (blocks * kTile > tokens) {
       team.zero_values(tokens - (blocks - 1) * kTile);
-      sync(kTeam + number);
+      named_sync(kTeam + number, 128);
     }
     pin<N>(&o[0][0]);
     mma_fence();
@@ -391,7 +377,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
       }
       if (lane < 4) of_warps[warp * (N / 2) + 4 * i + lane] = {a, b};
     }
-    sync(kTeam + number);  // all warps have read the values, too
+    named_sync(kTeam + number, 128);  // all warps have read the values, too
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
       float2 all = of_warps[4 * i + (lane & 3)];
@@ -420,7 +406,7 @@ __device__ __forceinline__ void attend_swapped(int number, unsigned char* shared
     store_fragment(staging, o[0]);
     store_fragment(staging + Plan::kRowBytes, o[1]);
     async_fence();
-    sync(kTeam + number);
+    named_sync(kTeam + number, 128);
     if (thread == 0) output.store_box(staging, tile_row, head);
     __syncwarp();
     team.release_pair(1);
@@ -445,7 +431,7 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
   u32 packed[16];    // (64, 64) weights as the A operand
   u32 q[48];         // (64, 192) queries as the A operand
   // Of rows r and r + 8; maxima in units of log2.
-  float top0 = kLowest, top1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;
+  float top0 = kLeastScore, top1 = kLeastScore, sum0 = 0.0f, sum1 = 0.0f;
   float shrink0 = 1.0f, shrink1 = 1.0f;
   Team<tiling.rows> team{plan, number};
   u32 query_phase = 0;
@@ -464,13 +450,13 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     for (int box = 0; box < 2; ++box) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma_64x64<dtype, false>(p, q + 16 * box + 4 * i, key + (2 * team.place(ahead) + box) * kNextBox + i * 2,
+        mma<dtype, 64>(p, q + 16 * box + 4 * i, key + (2 * team.place(ahead) + box) * kNextBox + i * 2,
                                 box != 0 || i != 0);
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma_64x64<dtype, false>(p, q + 32 + 4 * i, operand_k_major(plan.rope(team.rope.place)) + i * 2, 1);
+      mma<dtype, 64>(p, q + 32 + 4 * i, operand_k_major(plan.rope(team.rope.place)) + i * 2, 1);
     }
     mma_commit();
   };
@@ -486,7 +472,7 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma_64x64<dtype, true>(o + 32 * m, packed + 4 * i, value + (2 * team.place(1) + m) * kNextBox + i * 128, 1);
+        mma<dtype, 64, Major::mn>(o + 32 * m, packed + 4 * i, value + (2 * team.place(1) + m) * kNextBox + i * 128, 1);
       }
     }
     mma_commit();
@@ -507,8 +493,8 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
     a = fmaxf(top0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
     b = fmaxf(top1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-    shrink0 = exp2_fast(fmaxf(top0 - a, -126.0f));
-    shrink1 = exp2_fast(fmaxf(top1 - b, -126.0f));
+    shrink0 = exp2_fast(fmaxf(top0 - a, kLeastExponent));
+    shrink1 = exp2_fast(fmaxf(top1 - b, kLeastExponent));
     top0 = a;
     top1 = b;
     sum0 *= shrink0;
@@ -519,8 +505,8 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     bool raise = false;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 1]), scale_log2, -top0) > kSlack;
-      raise |= fmaf(fmaxf(p[4 * i + 2], p[4 * i + 3]), scale_log2, -top1) > kSlack;
+      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 1]), scale_log2, -top0) > kRescaleThreshold;
+      raise |= fmaf(fmaxf(p[4 * i + 2], p[4 * i + 3]), scale_log2, -top1) > kRescaleThreshold;
     }
     raise = __any_sync(~0u, raise);
     if (raise) raise_maxima();
@@ -582,7 +568,7 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
       continue;
     }
     const int seen_by_all = problem.causal ? tokens - s + tile_row + 1 : tokens;
-    top0 = top1 = kLowest;
+    top0 = top1 = kLeastScore;
     sum0 = sum1 = 0.0f;
 #pragma unroll
     for (int i = 0; i < 64; ++i) o[i] = 0.0f;
@@ -647,7 +633,7 @@ __device__ __forceinline__ void attend(int number, const SharedPlan<tiling.rows>
     team.wait(1);
     if (blocks * kTile > tokens) {
       team.zero_values(tokens - (blocks - 1) * kTile);
-      sync(kTeam + number);
+      named_sync(kTeam + number, 128);
     }
     products();
     mma_wait<0>();

@@ -1,5 +1,5 @@
-// What threads of a warpgroup say to each other and to the scheduler: named barriers, register shares, 8x8 matrix
-// stores, programmatic launch. Barrier 0 is __syncthreads().
+// What the threads of a warpgroup say to each other and to the hardware: who they are, named barriers, shares of the
+// registers, programmatic launch. Barrier 0 is __syncthreads().
 #pragma once
 
 #include "mbarrier.h"
@@ -18,22 +18,29 @@ __device__ __forceinline__ u32 thread_id() {
   return thread;
 }
 
-// The same value from all lanes, told to the compiler: the result lies in a uniform register, so loops and branches on
-// it do not count as divergent (wgmma may not be in flight over a branch that could diverge).
+// A value that all lanes share, in a form in which the compiler knows it: in a uniform register, so that loops and branches
+// on it do not count as divergent (wgmma may not be in flight over a branch that could diverge).
 __device__ __forceinline__ int uniform(int value) {
   int same;
   asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));
   return same;
 }
 
-template <int id, int threads>
-__device__ __forceinline__ void named_sync() {
-  asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
+// Named barriers, 1 to 15. sync meets `threads` threads, the arrivals of others among them; arrive does not wait.
+__device__ __forceinline__ void named_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-
-template <int id, int threads>
-__device__ __forceinline__ void named_arrive() {
-  asm volatile("bar.arrive %0, %1;" ::"n"(id), "n"(threads) : "memory");
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// A meeting that tells whether any of the threads said yes.
+__device__ __forceinline__ bool named_any(int barrier, int threads, bool yes) {
+  int any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
+               : "=r"(any)
+               : "r"(static_cast<int>(yes)), "r"(barrier), "r"(threads)
+               : "memory");
+  return any;
 }
 
 template <int registers>
@@ -44,18 +51,6 @@ __device__ __forceinline__ void take_registers() {
 template <int registers>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
-// Four 8x8 matrices of 16-bit elements from the fragments of a warp; lane l gives the address of row l % 8 of matrix
-// l / 8.
-__device__ __forceinline__ void store_matrices(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_zeros(u32 shared) {  // 16 bytes
-  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
 }
 
 // Programmatic launch: the next kernel of the stream may start / wait here until the previous one has finished.

@@ -1,6 +1,8 @@
 // Attention over the latent cache, the part of flash_mla.cuh that one thread block does: its math and its loads of boxes.
 #pragma once
 
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
@@ -13,9 +15,6 @@ inline constexpr int kTile = 64;           // rows of a tile, tokens of a block,
 inline constexpr int kLeastBox = 16;       // tokens of a page that is loaded as boxes; those of 1 are gathered
 inline constexpr int kBoxPairs = 5;        // of a slot: four pairs of latent boxes and the RoPE box
 inline constexpr int kRope = 4;            // index of the RoPE box among the pairs
-inline constexpr float kSlack = 8.0f;      // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
-inline constexpr float kLowest = -1e30f;   // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
 
 struct SharedPlan {
@@ -36,7 +35,7 @@ struct SharedPlan {
   __device__ u32 queries_empty() const { return full(5, 2); }
   __device__ u32 exchanged() const { return full(5, 3); }  // what the warpgroups hand each other at the end of an item
 };
-static_assert(SharedPlan::bytes <= 232448);
+static_assert(SharedPlan::bytes <= kMaxSharedBytes);
 
 enum NamedBarrier {
   kEvenScoresIssued = 1,
@@ -74,7 +73,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32] = {};  // (64, 64) scores, then weights
   u32 packed[16]; // (64, 64) weights as the A operand
-  float max0 = kLowest, max1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
+  float max0 = kLeastScore, max1 = kLeastScore, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
   float shrink0 = 1.0f, shrink1 = 1.0f;
   int raise = 0;
   u32 phase = 0, queries_phase = 0, item_phase = 0;
@@ -96,7 +95,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
 #pragma unroll
     for (int i = 0; i < (pair == kRope ? 4 : 8); ++i) {
       const int offset = (2 * pair + i / 4) * kNextBox + i % 4 * 2;
-      mma_64x64<dtype>(p, q + offset, key + offset, pair != 0 || i != 0);
+      mma<dtype, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
     }
   };
   auto wait_until_loaded = [&](int pair) {
@@ -111,14 +110,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   auto values_of_own = [&](int columns) {  // O += P Z over 128 columns, P from registers
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma_64x128<dtype>(o + 64 * columns, packed + 4 * i, (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i, (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
   auto values_of_other = [&](int columns) {  // O += P Z over 128 columns, P from the other warpgroup's box
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma_64x128<dtype>(o + 64 * columns, weights + 2 * i, (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i, (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
@@ -134,7 +133,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
   auto adopt_maximum = [&](int slot) {  // of the other warpgroup, if it raised it
     if (__any_sync(~0u, raised[slot * 4 + ((thread_id() >> 5) & 3)])) {
       const float a = maximum[slot * 64 + row()], b = maximum[slot * 64 + row() + 8];
-      const float x = exp2_fast(fmaxf(max0 - a, -126.0f)), y = exp2_fast(fmaxf(max1 - b, -126.0f));
+      const float x = exp2_fast(fmaxf(max0 - a, kLeastExponent)), y = exp2_fast(fmaxf(max1 - b, kLeastExponent));
       max0 = a;
       max1 = b;
       sum0 *= x;
@@ -150,13 +149,13 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       b = fmaxf(b, fmaxf(p[4 * i + 2], p[4 * i + 3]));
     }
     raise = 0;
-    if (__any_sync(~0u, fmaf(a, scale_log2, -max0) > kSlack || fmaf(b, scale_log2, -max1) > kSlack)) {
+    if (__any_sync(~0u, fmaf(a, scale_log2, -max0) > kRescaleThreshold || fmaf(b, scale_log2, -max1) > kRescaleThreshold)) {
       a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
       b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
       a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
       b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-      shrink0 = exp2_fast(fmaxf(max0 - a, -126.0f));
-      shrink1 = exp2_fast(fmaxf(max1 - b, -126.0f));
+      shrink0 = exp2_fast(fmaxf(max0 - a, kLeastExponent));
+      shrink1 = exp2_fast(fmaxf(max1 - b, kLeastExponent));
       sum0 *= shrink0;
       sum1 *= shrink1;
       max0 = a;
@@ -179,7 +178,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     }
   };
   auto hand_over_weights = [&] {  // into the RoPE box of the own slot, which all warps have finished to read
-    named_sync<kOwnBarrier, 128>();
+    named_sync(kOwnBarrier, 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       packed[4 * i] = pack<dtype>(p[8 * i], p[8 * i + 1]);
@@ -203,7 +202,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[uniform(work->request)] : after), 1);
     const int seen_by_all = tokens - masked + 1;
     int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
-    max0 = max1 = kLowest;
+    max0 = max1 = kLeastScore;
     sum0 = sum1 = 0.0f;
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
@@ -246,7 +245,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     auto mask_other = [&](int first) {  // the values of the other warpgroup's block
       if (first + kTile > tokens) {
         zero_values(1 - half, first);
-        named_sync<kOwnBarrier, 128>();
+        named_sync(kOwnBarrier, 128);
       }
     };
 
@@ -254,14 +253,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     const int single = (end - begin) & 1;  // a last even block without an odd one
     if (half == 0) {
       auto even_block = [&] {  // its scores are in flight
-        named_arrive<kEvenScoresIssued, 256>();
+        named_arrive(kEvenScoresIssued, 256);
         mma_wait<0>();
         pin<32>(p);
         mask();
         softmax();
         hand_over_weights();
         if (raise) shrink_output(shrink0, shrink1);
-        named_sync<kOddScoresIssued, 256>();
+        named_sync(kOddScoresIssued, 256);
         pin<128>(o);
         mma_fence();
         values_of_own(0);
@@ -320,14 +319,14 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
 #pragma unroll 1
       while (pairs > 0) {
         wait_until_loaded(0);
-        named_sync<kEvenScoresIssued, 256>();
+        named_sync(kEvenScoresIssued, 256);
         scores(0);
         scores_when_loaded(2);
         scores_when_loaded(1);
         scores_when_loaded(3);
         scores_when_loaded(4);
         mma_commit();
-        named_arrive<kOddScoresIssued, 256>();
+        named_arrive(kOddScoresIssued, 256);
         mma_wait<0>();
         pin<32>(p);
         if (pairs == 1) release(plan.queries_empty());
@@ -363,8 +362,8 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         release(plan.empty(1, kRope));
       }
       if (single) {
-        named_sync<kEvenScoresIssued, 256>();
-        named_arrive<kOddScoresIssued, 256>();
+        named_sync(kEvenScoresIssued, 256);
+        named_arrive(kOddScoresIssued, 256);
         barrier_arrive(plan.weights_ready(1));  // none, but the barrier's phase has to keep step
         barrier_wait(plan.weights_ready(0), phase);
         adopt_maximum(0);
@@ -433,12 +432,12 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
       }
       async_fence();
-      named_sync<kOwnBarrier, 128>();
+      named_sync(kOwnBarrier, 128);
       if ((thread_id() & 127) == 0) {
         tma_store(output.o_map, staging, tile_row, half * 4, request);
         tma_store_read_wait();
       }
-      named_sync<kOwnBarrier, 128>();
+      named_sync(kOwnBarrier, 128);
     } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
       uint4* out = output.o_part + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll

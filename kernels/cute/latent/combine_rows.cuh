@@ -6,7 +6,6 @@
 #pragma once
 
 #include "combine_rows.h"
-#include "hopper/wgmma_narrow.h"
 #include "latent/merge_parts.cuh"
 #include "work.h"
 

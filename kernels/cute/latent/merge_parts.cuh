@@ -2,13 +2,11 @@
 // each of two rows of a tile, and the parts of a tile lie at equal distances.
 #pragma once
 
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/warpgroup.h"
-#include "hopper/wgmma.h"
 
 namespace hypermla::cute::latent {
-
-inline constexpr float kLeastLse = -1e30f;  // finite, so that exp2 of a difference is never NaN
-inline constexpr float kMinusInfinity = -__builtin_bit_cast(float, 0x7f800000);
 
 // Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it asks for
 // the next, for want of registers. What is not wanted is 0 / -inf.
@@ -20,7 +18,7 @@ __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
   return x;
 }
 __device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
-  float x = kMinusInfinity;
+  float x = -kInfinity;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
                : "+f"(x)
                : "l"(from), "r"(static_cast<int>(wanted)));
@@ -30,7 +28,7 @@ __device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
 // Weighted sums, and of each row the largest log-sum-exp (log2) and the sum of the weights relative to it.
 struct Merged {
   float4 first = {}, second = {};
-  float2 top = {kLeastLse, kLeastLse}, total = {};
+  float2 top = {kLeastScore, kLeastScore}, total = {};
 
   __device__ void shrink(float2 to) {
     const float a = exp2_fast(top.x - to.x), b = exp2_fast(top.y - to.y);
@@ -63,8 +61,8 @@ struct Merged {
   }
   // Of the merged rows, in `unit` per log2.
   __device__ float2 lse(float unit) const {
-    return {total.x == 0.0f ? kMinusInfinity : (top.x + log2_fast(total.x)) * unit,
-            total.y == 0.0f ? kMinusInfinity : (top.y + log2_fast(total.y)) * unit};
+    return {total.x == 0.0f ? -kInfinity : (top.x + log2_fast(total.x)) * unit,
+            total.y == 0.0f ? -kInfinity : (top.y + log2_fast(total.y)) * unit};
   }
 };
 

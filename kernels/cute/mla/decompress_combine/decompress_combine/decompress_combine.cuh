@@ -25,6 +25,8 @@
 #pragma once
 
 #include "decompress_combine.h"
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
@@ -34,9 +36,6 @@ namespace hypermla::cute {
 
 inline constexpr int kTileRows = 64, kSteps = 8, kStages = 6;  // kSteps: of 64 latent columns
 inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;         // 64 latent columns of the matrix
-inline constexpr float kLowest = -1e30f;  // below every real logarithm and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-inline constexpr float kLn2 = 0.693147180559945f, kLog2e = 1.442695040888963f;
 
 struct SharedPlan {
   static constexpr u32 rings = kSteps * kMatrixStepBytes;
@@ -52,7 +51,7 @@ struct SharedPlan {
   __device__ u32 full(int slot) const { return matrix_full(kSteps) + (team * 2 * kStages + slot) * 8; }
   __device__ u32 empty(int slot) const { return full(kStages + slot); }
 };
-static_assert(SharedPlan::bytes == kDecompressCombineSharedBytes && kDecompressCombineSharedBytes <= 232448);
+static_assert(SharedPlan::bytes == kDecompressCombineSharedBytes && kDecompressCombineSharedBytes <= kMaxSharedBytes);
 
 // Goes round the slots of a ring; the phase is the parity that a consumer waits for.
 struct Ring {
@@ -76,7 +75,7 @@ struct Rows {
 
 // Logarithms of sums, added up.
 struct LogSum {
-  float top = kLowest, total = 0.0f;
+  float top = kLeastScore, total = 0.0f;
   __device__ __forceinline__ void add(float log2) {
     const float raised = fmaxf(top, log2);
     total = total * exp2_fast(top - raised) + exp2_fast(log2 - raised);
@@ -111,7 +110,7 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
     query_in_tile[half] = (first_row + 8 * half) % rows.Bs;
   }
   const long long part_rows = static_cast<long long>(rows.b) * rows.h * rows.s;
-  auto team_sync = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + plan.team) : "memory"); };
+  auto team_sync = [&] { named_sync(1 + plan.team, 128); };
   auto release = [&](int slot) {
     __syncwarp();
     if (lane == 0) barrier_arrive(plan.empty(slot));
@@ -167,7 +166,7 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
         mma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          mma_64x128<dtype>(acc, a + 2 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
+          mma<dtype, 128, Major::mn>(acc, a + 2 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
         mma_commit();
         if (step > 0) {  // the products of the step before have read their box
           mma_wait<1>();
@@ -212,7 +211,7 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
         mma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          mma_64x128<dtype>(acc, a + 4 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
+          mma<dtype, 128, Major::mn>(acc, a + 4 * i, matrix + step * (kMatrixStepBytes >> 4) + 128 * i, step + i > 0);
         mma_commit();
       }
       mma_wait<0>();

@@ -29,6 +29,8 @@
 #pragma once
 
 #include "flash_attention.h"
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
@@ -40,9 +42,6 @@ namespace hypermla::cute {
 inline constexpr int kRows = 128, kGroupRows = 64;  // queries of a tile, of a warpgroup
 inline constexpr int kBlock = 128;                  // tokens of a block
 inline constexpr float kLargeSum = 16384.0f;        // of 32 weights: fp16 holds it, and so it holds each of them
-inline constexpr float kLowest = -1e30f;  // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-inline constexpr float kLn2 = 0.693147180559945f;
 inline constexpr int kKeySlots = 3, kValueSlots = 2;
 inline constexpr u32 kKeyBox = kBlock * 128;  // bytes of 64 columns of a token block
 
@@ -64,7 +63,7 @@ struct SharedPlan {
   __device__ u32 tile_full() const { return value_full(2 * kValueSlots); }
   __device__ u32 tile_empty() const { return value_full(2 * kValueSlots + 1); }
 };
-static_assert(SharedPlan::bytes == kFlashAttentionSharedBytes && kFlashAttentionSharedBytes <= 232448);
+static_assert(SharedPlan::bytes == kFlashAttentionSharedBytes && kFlashAttentionSharedBytes <= kMaxSharedBytes);
 
 // Goes round the slots of a ring; the phase is the parity that a consumer waits for.
 template <int slots>
@@ -131,24 +130,6 @@ __device__ __forceinline__ Tile read_tile(const unsigned char* shared, const Sha
 
 // Named barriers whose number depends on the warpgroup: both run the same code, for the instruction cache's sake.
 enum NamedBarrier { kTurn0 = 1, kTurn1 = 2, kGroup0 = 3, kGroup1 = 4 };
-__device__ __forceinline__ void sync_at(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void arrive_at(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// Is it so for a thread of the warpgroup?
-__device__ __forceinline__ bool any_of_group(int barrier, bool value) {
-  int any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
-      "barrier.cta.red.or.aligned.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(value)), "r"(barrier)
-      : "memory");
-  return __any_sync(~0u, any);
-}
 
 // One math warpgroup.
 template <FlashAttentionProblem problem>
@@ -161,7 +142,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   float p[64];     // (64, 128) scores, then weights
   u32 packed[32];  // (64, 128) weights as the A operand
   u32 q[48];       // (64, 192) queries as the A operand
-  float max0 = kLowest, max1 = kLowest, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
+  float max0 = kLeastScore, max1 = kLeastScore, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
   float shrink0 = 1.0f, shrink1 = 1.0f;
   float block0, block1;
   u32 tile_phase = 0;
@@ -175,8 +156,8 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   auto release = [&](u32 barrier) {
     if (lane_id() == 0) barrier_arrive(barrier);
   };
-  auto take_turn = [&] { sync_at(kTurn0 + group, 256); };
-  auto pass_turn = [&] { arrive_at(kTurn0 + 1 - group, 256); };
+  auto take_turn = [&] { named_sync(kTurn0 + group, 256); };
+  auto pass_turn = [&] { named_arrive(kTurn0 + 1 - group, 256); };
   auto keys_full = [&] { barrier_wait(plan.key_full(key_ring.slot), key_ring.phase); };
   auto keys_done = [&] {
     release(plan.key_empty(key_ring.slot));
@@ -187,7 +168,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 12; ++i) {
-      mma_64x128_k_major<dtype>(p, q + 4 * i, key + i / 4 * (kKeyBox >> 4) + i % 4 * 2, i != 0);
+      mma<dtype, 128>(p, q + 4 * i, key + i / 4 * (kKeyBox >> 4) + i % 4 * 2, i != 0);
     }
     mma_commit();
   };
@@ -210,7 +191,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
     const u32 value = values + value_ring.slot * (SharedPlan::value_bytes >> 4);
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < 8; ++i) mma_64x128<dtype>(o, packed + 4 * i, value + 128 * i, 1);
+    for (int i = 0; i < 8; ++i) mma<dtype, 128, Major::mn>(o, packed + 4 * i, value + 128 * i, 1);
     mma_commit();
   };
   auto products_done = [&] {
@@ -242,8 +223,8 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
     b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
     a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
     b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-    shrink0 = exp2_fast(fmaxf(max0 - a, -126.0f));
-    shrink1 = exp2_fast(fmaxf(max1 - b, -126.0f));
+    shrink0 = exp2_fast(fmaxf(max0 - a, kLeastExponent));
+    shrink1 = exp2_fast(fmaxf(max1 - b, kLeastExponent));
     max0 = a;
     max1 = b;
   };
@@ -362,7 +343,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
         p[4 * i + 3] = 8 * i + 1 < seen1 ? p[4 * i + 3] : -kInfinity;
       }
     };
-    max0 = max1 = kLowest;
+    max0 = max1 = kLeastScore;
     sum0 = sum1 = 0.0f;
     if (token + kBlock > seen_by_all) mask();
     raise_maximum();
@@ -382,7 +363,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
         store_zeros(plan.value(value_ring.slot) + kKeyBox + i * 128 + (thread & 7) * 16);
       }
       async_fence();
-      sync_at(kGroup0 + group, 128);
+      named_sync(kGroup0 + group, 128);
     }
 
 #pragma unroll 1
@@ -400,7 +381,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
       mma_wait<0>();
       products_done();
       // Some weight may be large: against a raised maximum, from the scores once more.
-      if (any_of_group(kGroup0 + group, block0 > kLargeSum || block1 > kLargeSum)) {
+      if (__any_sync(~0u, named_any(kGroup0 + group, 128, block0 > kLargeSum || block1 > kLargeSum))) {
         scores();
         mma_wait<0>();
         pin<64>(p);

@@ -12,7 +12,7 @@
 //   warpgroup 2       one warp loads tokens, one thread of another queries
 //
 // A block, for a team: S^T (64 tokens, N) = Z Q^T and softmax down the tokens: a thread holds 2 tokens of N / 4 rows,
-// so the maxima cross lanes and warps. They are raised only when some score exceeds one by kSlack, which the warps vote
+// so the maxima cross lanes and warps. They are raised only when some score exceeds one by kRescaleThreshold, which the warps vote
 // on; the weights P^T go through shared memory; O^T (512, N) += Z^T P^T with the same boxes of Z, as a transposed A
 // operand.
 //
@@ -30,19 +30,18 @@
 #pragma once
 
 #include "flash_mla_v1.h"
+#include "hopper/constants.h"
+#include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
-#include "hopper/wgmma_narrow.h"
+#include "hopper/wgmma.h"
 #include "latent/work.h"
 
 namespace hypermla::cute {
 
 inline constexpr int kTile = 64;          // tokens of a block, columns of a box
 inline constexpr int kPairs = 4;          // pairs of latent boxes of a block
-inline constexpr float kSlack = 8.0f;     // weights stay below 2^kSlack: exact enough, and fp16 does not overflow
-inline constexpr float kLowest = -1e30f;  // below every real score and finite: exp2(-inf - kLowest) = 0, not NaN
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 template <int N>
 struct SharedPlan {
@@ -59,7 +58,7 @@ struct SharedPlan {
   static constexpr u32 maxima = sums + 16 * N * 4;    // [item parity][team][row] float
   static constexpr u32 factors = maxima + 4 * N * 4;  // [team][row] {own, other} float: of the outputs that are merged
   static constexpr u32 bytes = factors + 4 * N * 4;
-  static_assert(kRowBytes % 1024 == 0 && bytes == flash_mla_v1_shared_bytes(N) && bytes <= 232448);
+  static_assert(kRowBytes % 1024 == 0 && bytes == flash_mla_v1_shared_bytes(N) && bytes <= kMaxSharedBytes);
 
   u32 base;
   __device__ u32 latent(int place) const { return base + latents + place * (2 * kBoxBytes); }
@@ -78,21 +77,6 @@ struct SharedPlan {
 
 // Named barriers of a team; by number, since both teams run the same code.
 enum NamedBarrier { kTeam = 1, kVote = 3 };
-
-template <int threads>
-__device__ __forceinline__ void sync(int barrier) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
-}
-// A meeting that tells whether any thread said yes.
-template <int threads>
-__device__ __forceinline__ bool any(int barrier, bool yes) {
-  int result;
-  asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}"
-               : "=r"(result)
-               : "r"(static_cast<int>(yes)), "r"(barrier), "n"(threads)
-               : "memory");
-  return result;
-}
 
 // The same code serves both teams, and so fills the instruction cache once: what differs is which columns lie where. A
 // team answers for the output columns 256 team .. 256 team + 255, and finds them in the first two places of its blocks;
@@ -146,7 +130,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       }
       if (lane < 4) raised[warp * (N / 2) + 4 * i + lane] = {a, b};
     }
-    sync<128>(kTeam + team);
+    named_sync(kTeam + team, 128);
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
       float2 best = raised[4 * i + (lane & 3)];
@@ -156,7 +140,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         best = {fmaxf(best.x, other.x), fmaxf(best.y, other.y)};
       }
       const float a = fmaxf(top[2 * i], best.x * scale_log2), b = fmaxf(top[2 * i + 1], best.y * scale_log2);
-      const float x = exp2_fast(fmaxf(top[2 * i] - a, -126.0f)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, -126.0f));
+      const float x = exp2_fast(fmaxf(top[2 * i] - a, kLeastExponent)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, kLeastExponent));
       top[2 * i] = a;
       top[2 * i + 1] = b;
       sum[2 * i] *= x;
@@ -174,10 +158,10 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     bool raise = false;
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
-      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kSlack;
-      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kSlack;
+      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kRescaleThreshold;
+      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kRescaleThreshold;
     }
-    if (any<128>(kVote + team, raise)) raise_maxima();
+    if (named_any(kVote + team, 128, raise)) raise_maxima();
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
 #pragma unroll
@@ -200,7 +184,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     const bool both = end - begin > 1;  // else the item is team 0's alone
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
-      top[i] = kLowest;
+      top[i] = kLeastScore;
       sum[i] = 0.0f;
     }
 #pragma unroll
@@ -227,7 +211,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         const u32 columns = query + (pair ^ 2 * team) * 2 * (Plan::kRowBytes >> 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          mma_64xn<dtype, N, false>(p, boxes + i / 4 * kNextBox + i % 4 * 2,
+          mma<dtype, N>(p, boxes + i / 4 * kNextBox + i % 4 * 2,
                                     columns + i / 4 * (Plan::kRowBytes >> 4) + i % 4 * 2, pair != 0 || i != 0);
         }
       }
@@ -236,7 +220,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       const u32 rope = operand_k_major(plan.rope(at & 1));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma_64xn<dtype, N, false>(p, rope + i * 2, query + 8 * (Plan::kRowBytes >> 4) + i * 2, 1);
+        mma<dtype, N>(p, rope + i * 2, query + 8 * (Plan::kRowBytes >> 4) + i * 2, 1);
       }
       mma_commit();
       mma_wait<0>();
@@ -266,7 +250,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       softmax();
       store_fragment(weights, p);
       async_fence();
-      sync<128>(kTeam + team);
+      named_sync(kTeam + team, 128);
       pin<4 * N>(&o[0][0]);
       mma_fence();
 #pragma unroll
@@ -274,7 +258,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         const u32 boxes = value + place_of(at, pair) * 2 * kNextBox;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          mma_64xn<dtype, N, true>(o[2 * pair + i / 4], boxes + i / 4 * kNextBox + i % 4 * 128,
+          mma<dtype, N, Major::k, Major::mn>(o[2 * pair + i / 4], boxes + i / 4 * kNextBox + i % 4 * 128,
                                    operand_k_major(weights) + i % 4 * 2, 1);
         }
         mma_commit();
@@ -311,7 +295,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         if (warp == 0) maxima[team * (N / 2) + 4 * i + lane] = {top[2 * i], top[2 * i + 1]};
       }
     }
-    sync<128>(kTeam + team);  // all warps have read the latents, and the sums are there
+    named_sync(kTeam + team, 128);  // all warps have read the latents, and the sums are there
     // What a team hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
     constexpr int kGiftPairs = N / 16;
     auto gift = [&](int of, int m) {
@@ -336,7 +320,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         return x[0] + x[N] + x[2 * N] + x[3 * N];
       };
       const float* tops = reinterpret_cast<const float*>(maxima) + lane;
-      const float own_top = tops[team * N], other_top = both ? tops[(team ^ 1) * N] : kLowest;
+      const float own_top = tops[team * N], other_top = both ? tops[(team ^ 1) * N] : kLeastScore;
       const float best = fmaxf(own_top, other_top);
       const float own = exp2_fast(own_top - best), other = exp2_fast(other_top - best);
       const float all = total(team) * own + (both ? total(team ^ 1) * other : 0.0f);
@@ -351,7 +335,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         }
       }
     }
-    sync<128>(kTeam + team);
+    named_sync(kTeam + team, 128);
     auto scale = [&](int m) {
 #pragma unroll
       for (int i = 0; i < kOctets; ++i) {
@@ -406,12 +390,12 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
 #pragma unroll
         for (int m = 0; m < 4; ++m) store_fragment(staging + m * Plan::kRowBytes, o[4 * half + m]);
         async_fence();
-        sync<128>(kTeam + team);
+        named_sync(kTeam + team, 128);
         if (thread == 0) {
           tma_store(o_map, staging, tile_row, (team ^ half) * 4, request);
           tma_store_read_wait();
         }
-        sync<128>(kTeam + team);
+        named_sync(kTeam + team, 128);
       }
     };
     write(0);
