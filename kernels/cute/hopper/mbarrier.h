@@ -1,19 +1,21 @@
 // Barriers in shared memory that count arrivals and arriving bytes. Goal: the few operations a producer and its
-// consumers need, by 32-bit shared-memory address. No goal: cluster-wide barriers.
+// consumers need. No goal: cluster-wide barriers.
 //
 // A barrier alternates between phases of parity 0 and 1. wait(b, parity) returns once the phase of that parity is over,
 // so a consumer starts with parity 0, and a producer that waits for empty buffers starts with parity 1, which a fresh
 // barrier passes. A waiter may not fall two phases behind.
 #pragma once
 
+#include "shared.h"
+
 namespace hypermla::cute {
 
-using u32 = unsigned;
-using u64 = unsigned long long;
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
+struct Barrier {
+  u64 state;
+  __device__ __forceinline__ operator u32() const { return shared_address(this); }
+};
+template <int n>
+using Barriers = Array<Barrier, n>;
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -30,7 +32,8 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 
 // One arrival that also tells how many bytes the copy engine will bring in this phase.
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {

@@ -26,6 +26,11 @@ __device__ __forceinline__ int uniform(int value) {
   return same;
 }
 
+// One arrival of a whole warp, when its first lane comes by.
+__device__ __forceinline__ void warp_arrive(u32 barrier) {
+  if (lane_id() == 0) barrier_arrive(barrier);
+}
+
 // Named barriers, 1 to 15. sync meets `threads` threads, the arrivals of others among them; arrive does not wait.
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

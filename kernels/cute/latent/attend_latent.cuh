@@ -4,6 +4,7 @@
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
+#include "hopper/rows.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
@@ -17,25 +18,19 @@ inline constexpr int kBoxPairs = 5;        // of a slot: four pairs of latent bo
 inline constexpr int kRope = 4;            // index of the RoPE box among the pairs
 inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
 
-struct SharedPlan {
-  static constexpr u32 queries = 0;
-  static constexpr u32 slots = kOperandBytes;
-  static constexpr u32 barriers = 3 * kOperandBytes;
-  static constexpr u32 raised = barriers + 384;   // [slot][warp] int: did the warp raise its maximum
-  static constexpr u32 maximum = raised + 64;     // [slot][row] float
-  static constexpr u32 sum = maximum + 512;       // [warpgroup][row] float
-  static constexpr u32 bytes = sum + 512;
-
-  u32 base;
-  __device__ u32 slot(int s) const { return base + slots + s * kOperandBytes; }
-  __device__ u32 full(int s, int pair) const { return base + barriers + (s * kBoxPairs + pair) * 8; }
-  __device__ u32 empty(int s, int pair) const { return full(s + 2, pair); }
-  __device__ u32 queries_full(int pair) const { return full(4, pair); }
-  __device__ u32 weights_ready(int s) const { return full(5, s); }
-  __device__ u32 queries_empty() const { return full(5, 2); }
-  __device__ u32 exchanged() const { return full(5, 3); }  // what the warpgroups hand each other at the end of an item
+struct Shared {
+  Bytes<kOperandBytes> queries;
+  Array<Bytes<kOperandBytes>, 2> slots;
+  Array<Barriers<kBoxPairs>, 2> full, empty;
+  Barriers<kBoxPairs> queries_full;
+  Barriers<2> weights_ready;
+  Barrier queries_empty;
+  Barrier exchanged;  // what the warpgroups hand each other at the end of an item
+  int raised[2][4];        // [slot][warp]: did the warp raise its maximum
+  float maximum[2][kTile];  // [slot][row]
+  float sum[2][kTile];      // [warpgroup][row]
 };
-static_assert(SharedPlan::bytes <= kMaxSharedBytes);
+static_assert(sizeof(Shared) <= kMaxSharedBytes);
 
 enum NamedBarrier {
   kEvenScoresIssued = 1,
@@ -59,37 +54,33 @@ struct Output {
 
 // One math warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
-__device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan plan, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work,
                                        const Output output, float scale_log2, int s,
                                        const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
-  volatile int* raised = reinterpret_cast<volatile int*>(shared + SharedPlan::raised);
-  volatile float* maximum = reinterpret_cast<volatile float*>(shared + SharedPlan::maximum);
-  volatile float* sum = reinterpret_cast<volatile float*>(shared + SharedPlan::sum);
+  auto& raised = const_cast<volatile int(&)[2][4]>(shared.raised);
+  auto& maximum = const_cast<volatile float(&)[2][kTile]>(shared.maximum);
+  auto& sum = const_cast<volatile float(&)[2][kTile]>(shared.sum);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
 
   float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32] = {};  // (64, 64) scores, then weights
   u32 packed[16]; // (64, 64) weights as the A operand
-  float max0 = kLeastScore, max1 = kLeastScore, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
-  float shrink0 = 1.0f, shrink1 = 1.0f;
+  float2 running = {kLeastScore, kLeastScore}, total = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8: maximum, sum
   int raise = 0;
   u32 phase = 0, queries_phase = 0, item_phase = 0;
 
-  const u32 q = operand_k_major(plan.base + SharedPlan::queries);
-  const u32 key = operand_k_major(plan.slot(half));
-  const u32 value0 = operand_mn_major(plan.slot(0) + half * 4 * kBoxBytes);
-  const u32 value1 = operand_mn_major(plan.slot(1) + half * 4 * kBoxBytes);
-  const u32 weights = operand_k_major(plan.slot(1 - half) + 8 * kBoxBytes);  // those of the other warpgroup
-  const u32 weights_row = plan.slot(half) + 8 * kBoxBytes + (warp * 16 + (lane & 15)) * 128 +
+  const u32 q = operand_k_major(shared.queries);
+  const u32 key = operand_k_major(shared.slots[half]);
+  const u32 value0 = operand_mn_major(shared.slots[0] + half * 4 * kBoxBytes);
+  const u32 value1 = operand_mn_major(shared.slots[1] + half * 4 * kBoxBytes);
+  const u32 weights = operand_k_major(shared.slots[1 - half] + 8 * kBoxBytes);  // those of the other warpgroup
+  const u32 weights_row = shared.slots[half] + 8 * kBoxBytes + (warp * 16 + (lane & 15)) * 128 +
                           (((lane >> 4) ^ (lane & 7)) << 4);                 // where this lane stores its own
 
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
-  auto release = [&](u32 barrier) {
-    if (lane_id() == 0) barrier_arrive(barrier);
-  };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
     mma_fence();
 #pragma unroll
@@ -99,7 +90,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     }
   };
   auto wait_until_loaded = [&](int pair) {
-    barrier_wait(plan.full(half, pair), phase);
+    barrier_wait(shared.full[half][pair], phase);
     // What threads have copied is ordered before wgmma here, and for the other warpgroup before weights_ready.
     if (gathered) async_fence();
   };
@@ -121,61 +112,30 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     }
     mma_commit();
   };
-  auto shrink_output = [&](float a, float b) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      o[4 * i] *= a;
-      o[4 * i + 1] *= a;
-      o[4 * i + 2] *= b;
-      o[4 * i + 3] *= b;
-    }
-  };
   auto adopt_maximum = [&](int slot) {  // of the other warpgroup, if it raised it
-    if (__any_sync(~0u, raised[slot * 4 + ((thread_id() >> 5) & 3)])) {
-      const float a = maximum[slot * 64 + row()], b = maximum[slot * 64 + row() + 8];
-      const float x = exp2_fast(fmaxf(max0 - a, kLeastExponent)), y = exp2_fast(fmaxf(max1 - b, kLeastExponent));
-      max0 = a;
-      max1 = b;
-      sum0 *= x;
-      sum1 *= y;
-      shrink_output(x, y);
+    if (__any_sync(~0u, raised[slot][(thread_id() >> 5) & 3])) {
+      const float a = maximum[slot][row()], b = maximum[slot][row() + 8];
+      const float2 by = {rescale_factor(running.x, a), rescale_factor(running.y, b)};
+      running = {a, b};
+      total = {total.x * by.x, total.y * by.y};
+      rescale_rows<128>(o, by);
     }
   };
   auto softmax = [&] {  // scores to weights, in place; tells the other warpgroup when the maximum was raised
-    float a = fmaxf(p[0], p[1]), b = fmaxf(p[2], p[3]);
-#pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      a = fmaxf(a, fmaxf(p[4 * i], p[4 * i + 1]));
-      b = fmaxf(b, fmaxf(p[4 * i + 2], p[4 * i + 3]));
-    }
+    const float2 largest = largest_scores<32>(p);
     raise = 0;
-    if (__any_sync(~0u, fmaf(a, scale_log2, -max0) > kRescaleThreshold || fmaf(b, scale_log2, -max1) > kRescaleThreshold)) {
-      a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
-      b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
-      a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
-      b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-      shrink0 = exp2_fast(fmaxf(max0 - a, kLeastExponent));
-      shrink1 = exp2_fast(fmaxf(max1 - b, kLeastExponent));
-      sum0 *= shrink0;
-      sum1 *= shrink1;
-      max0 = a;
-      max1 = b;
+    if (__any_sync(~0u, fmaf(largest.x, scale_log2, -running.x) > kRescaleThreshold ||
+                            fmaf(largest.y, scale_log2, -running.y) > kRescaleThreshold)) {
+      factors = raise_maxima(running, largest, scale_log2);
+      total = {total.x * factors.x, total.y * factors.y};
       raise = 1;
       if ((lane_id() & 3) == 0) {
-        maximum[half * 64 + row()] = a;
-        maximum[half * 64 + row() + 8] = b;
+        maximum[half][row()] = running.x;
+        maximum[half][row() + 8] = running.y;
       }
     }
-    if (lane_id() == 0) raised[half * 4 + ((thread_id() >> 5) & 3)] = raise;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      p[4 * i] = exp2_fast(fmaf(p[4 * i], scale_log2, -max0));
-      p[4 * i + 1] = exp2_fast(fmaf(p[4 * i + 1], scale_log2, -max0));
-      sum0 += p[4 * i] + p[4 * i + 1];
-      p[4 * i + 2] = exp2_fast(fmaf(p[4 * i + 2], scale_log2, -max1));
-      p[4 * i + 3] = exp2_fast(fmaf(p[4 * i + 3], scale_log2, -max1));
-      sum1 += p[4 * i + 2] + p[4 * i + 3];
-    }
+    if (lane_id() == 0) raised[half][(thread_id() >> 5) & 3] = raise;
+    weigh_rows<32>(p, scale_log2, running, total);
   };
   auto hand_over_weights = [&] {  // into the RoPE box of the own slot, which all warps have finished to read
     named_sync(kOwnBarrier, 128);
@@ -188,7 +148,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       store_matrices(weights_row ^ (i << 5), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2], packed[4 * i + 3]);
     }
     async_fence();
-    barrier_arrive(plan.weights_ready(half));
+    barrier_arrive(shared.weights_ready[half]);
   };
 
 #pragma unroll 1
@@ -202,8 +162,8 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[uniform(work->request)] : after), 1);
     const int seen_by_all = tokens - masked + 1;
     int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
-    max0 = max1 = kLeastScore;
-    sum0 = sum1 = 0.0f;
+    running = {kLeastScore, kLeastScore};
+    total = {};
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
 
@@ -213,7 +173,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       for (int r = max(tokens - first, 0) + (thread >> 3); r < kTile; r += 16) {
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
-          store_zeros(plan.slot(slot) + (half * 4 + box) * kBoxBytes + r * 128 + (thread & 7) * 16);
+          store_zeros(shared.slots[slot] + (half * 4 + box) * kBoxBytes + r * 128 + (thread & 7) * 16);
         }
       }
       async_fence();
@@ -229,15 +189,8 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
             seen1 = min(seen1, tokens);
           }
         }
-        seen0 -= token + 2 * (lane_id() & 3);
-        seen1 -= token + 2 * (lane_id() & 3);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          p[4 * i] = 8 * i < seen0 ? p[4 * i] : -kInfinity;
-          p[4 * i + 1] = 8 * i + 1 < seen0 ? p[4 * i + 1] : -kInfinity;
-          p[4 * i + 2] = 8 * i < seen1 ? p[4 * i + 2] : -kInfinity;
-          p[4 * i + 3] = 8 * i + 1 < seen1 ? p[4 * i + 3] : -kInfinity;
-        }
+        const int first = token + 2 * (lane_id() & 3);
+        mask_rows<32>(p, {seen0 - first, seen1 - first});
         if (token + kTile > tokens) zero_values(half, token);
       }
       token += 2 * kTile;
@@ -259,21 +212,21 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         mask();
         softmax();
         hand_over_weights();
-        if (raise) shrink_output(shrink0, shrink1);
+        if (raise) rescale_rows<128>(o, factors);
         named_sync(kOddScoresIssued, 256);
         pin<128>(o);
         mma_fence();
         values_of_own(0);
         values_of_own(1);
         mma_wait<1>();
-        release(plan.empty(0, 0));
+        warp_arrive(shared.empty[0][0]);
         mma_wait<0>();
         pin<128>(o);
-        release(plan.empty(0, 1));
-        release(plan.empty(0, kRope));
+        warp_arrive(shared.empty[0][1]);
+        warp_arrive(shared.empty[0][kRope]);
       };
       auto odd_block = [&] {  // leaves its products in flight
-        barrier_wait(plan.weights_ready(1), phase);
+        barrier_wait(shared.weights_ready[1], phase);
         adopt_maximum(1);
         mask_other(token - kTile);
         pin<128>(o);
@@ -284,7 +237,7 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       };
 #pragma unroll
       for (int pair = 0; pair < kBoxPairs; ++pair) {
-        barrier_wait(plan.queries_full(pair), queries_phase);
+        barrier_wait(shared.queries_full[pair], queries_phase);
         scores_when_loaded(pair);
       }
       mma_commit();
@@ -296,26 +249,26 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         scores_when_loaded(0);
         mma_commit();
         mma_wait<2>();
-        release(plan.empty(1, 0));
+        warp_arrive(shared.empty[1][0]);
         scores_when_loaded(1);
         mma_commit();
         mma_wait<2>();
-        release(plan.empty(1, 1));
-        release(plan.empty(1, kRope));
+        warp_arrive(shared.empty[1][1]);
+        warp_arrive(shared.empty[1][kRope]);
         scores_when_loaded(2);
         scores_when_loaded(3);
         scores_when_loaded(4);
         mma_commit();
         even_block();
       }
-      release(plan.queries_empty());
+      warp_arrive(shared.queries_empty);
       if (!single) {
         odd_block();
         mma_wait<0>();
         pin<128>(o);
       }
     } else {
-      if (pairs == 0) release(plan.queries_empty());
+      if (pairs == 0) warp_arrive(shared.queries_empty);
 #pragma unroll 1
       while (pairs > 0) {
         wait_until_loaded(0);
@@ -329,8 +282,8 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         named_arrive(kOddScoresIssued, 256);
         mma_wait<0>();
         pin<32>(p);
-        if (pairs == 1) release(plan.queries_empty());
-        barrier_wait(plan.weights_ready(0), phase);
+        if (pairs == 1) warp_arrive(shared.queries_empty);
+        barrier_wait(shared.weights_ready[0], phase);
         adopt_maximum(0);
         pin<128>(o);
         mma_fence();
@@ -343,29 +296,29 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         values_of_other(1);
         mma_wait<0>();
         pin<128>(o);
-        release(plan.empty(0, 2));
-        release(plan.empty(0, 3));
-        release(plan.empty(0, kRope));
-        if (raise) shrink_output(shrink0, shrink1);
+        warp_arrive(shared.empty[0][2]);
+        warp_arrive(shared.empty[0][3]);
+        warp_arrive(shared.empty[0][kRope]);
+        if (raise) rescale_rows<128>(o, factors);
         pin<128>(o);
         mma_fence();
         values_of_own(0);
         values_of_own(1);
         mma_wait<1>();
-        if (pairs + single > 1) release(plan.empty(1, 2));
+        if (pairs + single > 1) warp_arrive(shared.empty[1][2]);
         mma_wait<0>();
         pin<128>(o);
         phase ^= 1;
         --pairs;
         if (pairs + single == 0) break;
-        release(plan.empty(1, 3));
-        release(plan.empty(1, kRope));
+        warp_arrive(shared.empty[1][3]);
+        warp_arrive(shared.empty[1][kRope]);
       }
       if (single) {
         named_sync(kEvenScoresIssued, 256);
         named_arrive(kOddScoresIssued, 256);
-        barrier_arrive(plan.weights_ready(1));  // none, but the barrier's phase has to keep step
-        barrier_wait(plan.weights_ready(0), phase);
+        barrier_arrive(shared.weights_ready[1]);  // none, but the barrier's phase has to keep step
+        barrier_wait(shared.weights_ready[0], phase);
         adopt_maximum(0);
         mask_other(token - kTile);
         pin<128>(o);
@@ -374,39 +327,34 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
         values_of_other(1);
         mma_wait<0>();
         pin<128>(o);
-        release(plan.empty(0, 2));
-        release(plan.empty(0, 3));
-        release(plan.empty(0, kRope));
+        warp_arrive(shared.empty[0][2]);
+        warp_arrive(shared.empty[0][3]);
+        warp_arrive(shared.empty[0][kRope]);
       }
     }
     if (single) {  // the loader passes slot 1 on empty, for the output
-      if (half == 0) barrier_wait(plan.weights_ready(1), phase);
-      barrier_wait(plan.full(1, 2 * half), phase);
-      barrier_wait(plan.full(1, 2 * half + 1), phase);
-      barrier_wait(plan.full(1, kRope), phase);
+      if (half == 0) barrier_wait(shared.weights_ready[1], phase);
+      barrier_wait(shared.full[1][2 * half], phase);
+      barrier_wait(shared.full[1][2 * half + 1], phase);
+      barrier_wait(shared.full[1][kRope], phase);
       phase ^= 1;
     }
 
     // Both warpgroups summed their own blocks, against the same maximum by now.
-    sum0 += __shfl_xor_sync(~0u, sum0, 1);
-    sum1 += __shfl_xor_sync(~0u, sum1, 1);
-    sum0 += __shfl_xor_sync(~0u, sum0, 2);
-    sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    total = sum_of_rows(total);
     if ((lane_id() & 3) == 0) {
-      sum[half * 64 + row()] = sum0;
-      sum[half * 64 + row() + 8] = sum1;
+      sum[half][row()] = total.x;
+      sum[half][row() + 8] = total.y;
     }
-    barrier_arrive(plan.exchanged());
-    barrier_wait(plan.exchanged(), item_phase);
-    sum0 = sum[row()] + sum[64 + row()];
-    sum1 = sum[row() + 8] + sum[64 + row() + 8];
+    barrier_arrive(shared.exchanged);
+    barrier_wait(shared.exchanged, item_phase);
+    total = {sum[0][row()] + sum[1][row()], sum[0][row() + 8] + sum[1][row() + 8]};
     item_phase ^= 1;
-    shrink0 = sum0 == 0.0f ? 0.0f : 1.0f / sum0;
-    shrink1 = sum1 == 0.0f ? 0.0f : 1.0f / sum1;
+    const float2 inverse = {total.x == 0.0f ? 0.0f : 1.0f / total.x, total.y == 0.0f ? 0.0f : 1.0f / total.y};
     const int request = work->request, slot = uniform(work->slot);
     if (half == 0 && (lane_id() & 3) == 0) {
-      const float lse0 = sum0 == 0.0f ? -kInfinity : max0 + log2_fast(sum0);
-      const float lse1 = sum1 == 0.0f ? -kInfinity : max1 + log2_fast(sum1);
+      const float lse0 = log_sum(running.x, total.x);
+      const float lse1 = log_sum(running.y, total.y);
       if (slot < 0) {
         float* out = output.lse + static_cast<long long>(request) * output.rows;
         if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
@@ -417,13 +365,13 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
       }
     }
     auto fragment = [&](int i) {  // 16 columns
-      return make_uint4(pack<dtype>(o[8 * i] * shrink0, o[8 * i + 1] * shrink0),
-                        pack<dtype>(o[8 * i + 2] * shrink1, o[8 * i + 3] * shrink1),
-                        pack<dtype>(o[8 * i + 4] * shrink0, o[8 * i + 5] * shrink0),
-                        pack<dtype>(o[8 * i + 6] * shrink1, o[8 * i + 7] * shrink1));
+      return make_uint4(pack<dtype>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
+                        pack<dtype>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
+                        pack<dtype>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
+                        pack<dtype>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
-      const u32 staging = plan.slot(1) + half * 4 * kBoxBytes;
+      const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
       const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
 #pragma unroll
@@ -443,9 +391,9 @@ __device__ __forceinline__ void attend(unsigned char* shared, const SharedPlan p
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
     }
-    release(plan.empty(1, 2 * half));
-    release(plan.empty(1, 2 * half + 1));
-    release(plan.empty(1, kRope));
+    warp_arrive(shared.empty[1][2 * half]);
+    warp_arrive(shared.empty[1][2 * half + 1]);
+    warp_arrive(shared.empty[1][kRope]);
   }
   if ((thread_id() & 127) == 0) tma_store_wait();
 }
@@ -483,19 +431,19 @@ __device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent,
 }
 
 template <auto tiling>
-__device__ __forceinline__ void load_queries(const SharedPlan& plan, const WorkItem& item, const TensorMap& qc_map,
+__device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const TensorMap& qc_map,
                                              const TensorMap& qpe_map) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   for (int pair = 0; pair < kBoxPairs; ++pair) {
-    load_pair<keep>(plan.base + SharedPlan::queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
-                    plan.queries_full(pair));
+    load_pair<keep>(shared.queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
+                    shared.queries_full[pair]);
   }
 }
 
 // The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache, smaller
 // ones as a box for each page and 64 columns.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __restrict__ work, const TensorMap& qc_map,
+__device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
                                      const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
                                      const int* __restrict__ block_table, int table_width) {
   constexpr bool paged = problem.page > 0;
@@ -531,21 +479,21 @@ __device__ __forceinline__ void load(const SharedPlan plan, const WorkItem* __re
 #pragma unroll
       for (int i = 0; i < kBoxPairs; ++i) {
         const int pair = order_of_release(slot, i);
-        barrier_wait(plan.empty(slot, pair), phase);
+        barrier_wait(shared.empty[slot][pair], phase);
         if (lane != 0) continue;
         if (exists && kPages > 1) {
-          load_pages<keep, kPages>(plan.slot(slot), z_map, kpe_map, pair, page, min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
-                                   plan.full(slot, pair));
+          load_pages<keep, kPages>(shared.slots[slot], z_map, kpe_map, pair, page, min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
+                                   shared.full[slot][pair]);
         } else if (exists) {
-          load_pair<keep>(plan.slot(slot), z_map, kpe_map, pair, row, batch, plan.full(slot, pair));
+          load_pair<keep>(shared.slots[slot], z_map, kpe_map, pair, row, batch, shared.full[slot][pair]);
         } else {
-          barrier_arrive(plan.full(slot, pair));
+          barrier_arrive(shared.full[slot][pair]);
         }
       }
       if (block == item.begin) {  // behind the tokens: the queries' place is free later than a slot
-        barrier_wait(plan.queries_empty(), queries_phase);
+        barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
-        if (lane == 0) load_queries<tiling>(plan, item, qc_map, qpe_map);
+        if (lane == 0) load_queries<tiling>(shared, item, qc_map, qpe_map);
       }
       if (slot) phase ^= 1;
     }

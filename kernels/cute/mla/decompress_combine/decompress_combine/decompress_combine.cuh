@@ -28,6 +28,7 @@
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
+#include "hopper/ring.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
@@ -37,31 +38,13 @@ namespace hypermla::cute {
 inline constexpr int kTileRows = 64, kSteps = 8, kStages = 6;  // kSteps: of 64 latent columns
 inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;         // 64 latent columns of the matrix
 
-struct SharedPlan {
-  static constexpr u32 rings = kSteps * kMatrixStepBytes;
-  static constexpr u32 ring_bytes = kStages * kBoxBytes;
-  static constexpr u32 barriers = rings + 2 * ring_bytes;
-  static constexpr u32 bytes = barriers + (4 * kStages + kSteps) * 8;
-
-  u32 base;
-  int team;
-  __device__ u32 matrix(int step) const { return base + step * kMatrixStepBytes; }
-  __device__ u32 matrix_full(int step) const { return base + barriers + step * 8; }
-  __device__ u32 box(int slot) const { return base + rings + team * ring_bytes + slot * kBoxBytes; }
-  __device__ u32 full(int slot) const { return matrix_full(kSteps) + (team * 2 * kStages + slot) * 8; }
-  __device__ u32 empty(int slot) const { return full(kStages + slot); }
+struct Shared {
+  Array<Bytes<kMatrixStepBytes>, kSteps> matrix;
+  Array<Array<Bytes<kBoxBytes>, kStages>, 2> boxes;  // [team]
+  Barriers<kSteps> matrix_full;
+  RingBarriers<kStages, 2> rings;
 };
-static_assert(SharedPlan::bytes == kDecompressCombineSharedBytes && kDecompressCombineSharedBytes <= kMaxSharedBytes);
-
-// Goes round the slots of a ring; the phase is the parity that a consumer waits for.
-struct Ring {
-  int slot = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void next() {
-    phase ^= slot == kStages - 1;
-    slot = slot == kStages - 1 ? 0 : slot + 1;
-  }
-};
+static_assert(sizeof(Shared) == kDecompressCombineSharedBytes && sizeof(Shared) <= kMaxSharedBytes);
 
 // How the rows of a head fall into tiles, and where they lie.
 struct Rows {
@@ -95,12 +78,12 @@ __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
 
 // One warpgroup: every second tile of the thread block, from `tile` on.
 template <DecompressCombineProblem problem>
-__device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, int head, int tile, int tile_step,
+__device__ __forceinline__ void combine(Shared& shared, int team, const Rows rows, int head, int tile, int tile_step,
                                         const float* lse_latent, const float* lse_new, const TensorMap& o_map,
                                         float* __restrict__ lse) {
   constexpr DType dtype = problem.dtype;
   float acc[64];  // (64, 128): acc[4i], acc[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
-  Ring ring;
+  Ring<kStages, 2> ring(shared.rings, Side::consumer, team);
   const int lane = lane_id(), warp = (thread_id() >> 5) & 3;
   const int first_row = warp * 16 + lane / 4;  // r; the other half of this thread's elements are of row r + 8
   int request_in_tile[2], query_in_tile[2];
@@ -110,17 +93,17 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
     query_in_tile[half] = (first_row + 8 * half) % rows.Bs;
   }
   const long long part_rows = static_cast<long long>(rows.b) * rows.h * rows.s;
-  auto team_sync = [&] { named_sync(1 + plan.team, 128); };
-  auto release = [&](int slot) {
+  auto team_sync = [&] { named_sync(1 + team, 128); };
+  auto release = [&](int stage) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(plan.empty(slot));
+    warp_arrive(ring.barriers.empty(team, stage));
   };
   // A fragment's place in a box: row l % 16 of the warp, columns 8 * (l / 16) and on of each 16.
   const u32 fragment_row = (warp * 16 + (lane & 15)) * 128, swizzle = lane & 7, unit = lane >> 4;
-  auto fragment = [&](int slot, int columns16) {
-    return plan.box(slot) + fragment_row + (((2 * columns16 + unit) ^ swizzle) << 4);
+  auto fragment = [&](int stage, int columns16) {
+    return shared.boxes[team][stage] + fragment_row + (((2 * columns16 + unit) ^ swizzle) << 4);
   };
-  const u32 matrix = operand_mn_major(plan.matrix(0));
+  const u32 matrix = operand_mn_major(shared.matrix);
 
   wait_for_previous();
 #pragma unroll 1
@@ -160,9 +143,9 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
       int before = 0;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        barrier_wait(plan.matrix_full(step), 0);  // passed at once from the second tile on
-        barrier_wait(plan.full(ring.slot), ring.phase);
-        const u32 a = operand_k_major(plan.box(ring.slot));
+        barrier_wait(shared.matrix_full[step], 0);  // passed at once from the second tile on
+        ring.wait_until_full();
+        const u32 a = operand_k_major(shared.boxes[team][ring.stage]);
         mma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -172,7 +155,7 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
           mma_wait<1>();
           if (step < kSteps - 1 || !latent_boxes_stay) release(before);
         }
-        before = ring.slot;
+        before = ring.stage;
         ring.next();
       }
       mma_wait<0>();
@@ -186,12 +169,12 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
 #pragma unroll 1
         for (int part = 0; part < rows.latent_parts; ++part) {
           const float part0 = part_log2(lse_latent, part, 0), part1 = part_log2(lse_latent, part, 1);
-          barrier_wait(plan.full(ring.slot), ring.phase);
+          ring.wait_until_full();
           const float weight0 = latent[0].share(part0), weight1 = latent[1].share(part1);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             u32 x[4];
-            load_matrices(x, fragment(ring.slot, i));
+            load_matrices(x, fragment(ring.stage, i));
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
               const float weight = j % 2 ? weight1 : weight0;
@@ -200,10 +183,10 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
               sum[8 * i + 2 * j + 1] = fmaf(weight, value.y, sum[8 * i + 2 * j + 1]);
             }
           }
-          if (step < kSteps - 1 || part < rows.latent_parts - 2 || !latent_boxes_stay) release(ring.slot);
+          if (step < kSteps - 1 || part < rows.latent_parts - 2 || !latent_boxes_stay) release(ring.stage);
           ring.next();
         }
-        barrier_wait(plan.matrix_full(step), 0);
+        barrier_wait(shared.matrix_full[step], 0);
         mma_wait<0>();  // the products of the step before have read their fragments
         pin<64>(acc);
 #pragma unroll
@@ -236,11 +219,11 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
       const float weight1 = all[1].share(part_log2(lse_new, part, 1));
 #pragma unroll
       for (int box = 0; box < 2; ++box) {
-        barrier_wait(plan.full(ring.slot), ring.phase);
+        ring.wait_until_full();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           u32 x[4];
-          load_matrices(x, fragment(ring.slot, i));
+          load_matrices(x, fragment(ring.stage, i));
           float* to = acc + 32 * box + 8 * i;  // 16 columns; x[2j] and x[2j + 1]: 8 of them, rows r and r + 8
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -250,13 +233,13 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
             to[2 * j + 1] = fmaf(weight, value.y, to[2 * j + 1]);
           }
         }
-        if (part < rows.decompressed_parts - 1) release(ring.slot);
+        if (part < rows.decompressed_parts - 1) release(ring.stage);
         ring.next();
       }
     }
 
     if (latent_boxes_stay) team_sync();  // the products of the other warps have read them, too
-    const int out[2] = {(ring.slot + kStages - 2) % kStages, (ring.slot + kStages - 1) % kStages};
+    const int out[2] = {(ring.stage + kStages - 2) % kStages, (ring.stage + kStages - 1) % kStages};
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
 #pragma unroll
@@ -270,7 +253,7 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
     team_sync();
     if (warp == 0 && lane == 0) {
       for (int box = 0; box < 2; ++box)
-        tma_store(o_map, plan.box(out[box]), query, head * rows.head_groups + box, request);
+        tma_store(o_map, shared.boxes[team][out[box]], query, head * rows.head_groups + box, request);
       tma_store_read_wait();
     }
     release(out[0]);
@@ -284,14 +267,14 @@ __device__ __forceinline__ void combine(const SharedPlan plan, const Rows rows, 
 
 // The thread that loads the rows of a team.
 template <DecompressCombineProblem problem, Keep keep>
-__device__ __forceinline__ void load_rows(const SharedPlan plan, const Rows rows, int head, int tile, int tile_step,
+__device__ __forceinline__ void load_rows(Shared& shared, int team, const Rows rows, int head, int tile, int tile_step,
                                           const TensorMap& latent_map, const TensorMap& new_map) {
-  Ring ring{0, 1};  // it waits for empty slots
+  Ring<kStages, 2> ring(shared.rings, Side::producer, team);
   const u32 box_bytes = rows.Bs * rows.Bb * 128;
   auto load = [&](const TensorMap& map, int query, int request, int group) {
-    barrier_wait(plan.empty(ring.slot), ring.phase);
-    barrier_expect(plan.full(ring.slot), box_bytes);
-    tma_load<keep>(plan.box(ring.slot), map, query, group, request, plan.full(ring.slot));
+    ring.wait_until_empty();
+    barrier_expect(ring.full(), box_bytes);
+    tma_load<keep>(shared.boxes[team][ring.stage], map, query, group, request, ring.full());
     ring.next();
   };
   for (; tile < rows.tiles; tile += tile_step) {
@@ -319,38 +302,32 @@ __global__ void __launch_bounds__(320, 1)
                        int Bb, int query_tiles, int tiles, int latent_parts, int decompressed_parts, int head_groups,
                        int blocks) {
   static_assert(problem.d == 128 && problem.k == 512, "the layouts are made for 512 latent and 128 output columns");
-  extern __shared__ __align__(1024) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int role = uniform(static_cast<int>(threadIdx.x >> 5));
   const int team = role < 8 ? role / 4 : role - 8;
-  const SharedPlan plan{shared_address(shared), team};
   const Rows rows{b, h, s, Bs, Bb, query_tiles, tiles, latent_parts, decompressed_parts, head_groups};
   const int head = blockIdx.x / blocks, tile = blockIdx.x % blocks + team * blocks;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kSteps; ++i) barrier_init(plan.matrix_full(i), 1);
-    for (int of = 0; of < 2; ++of) {
-      const SharedPlan other{plan.base, of};
-      for (int i = 0; i < kStages; ++i) {
-        barrier_init(other.full(i), 1);
-        barrier_init(other.empty(i), 4);
-      }
-    }
+    for (int step = 0; step < kSteps; ++step) barrier_init(shared.matrix_full[step], 1);
+    shared.rings.init(1, 4);
     barrier_init_done();
   }
   __syncthreads();
   launch_next();
   if (role < 8) {
-    combine<problem>(plan, rows, head, tile, 2 * blocks, lse_latent, lse_new, o_map, lse);
+    combine<problem>(shared, team, rows, head, tile, 2 * blocks, lse_latent, lse_new, o_map, lse);
   } else if (lane_id() == 0) {
     if constexpr (problem.latent_parts > 0) {
       if (team == 0) {
         for (int step = 0; step < kSteps; ++step) {
-          barrier_expect(plan.matrix_full(step), kMatrixStepBytes);
-          tma_load(plan.matrix(step), w_map, step * 64, 0, head, plan.matrix_full(step));
+          barrier_expect(shared.matrix_full[step], kMatrixStepBytes);
+          tma_load(shared.matrix[step], w_map, step * 64, 0, head, shared.matrix_full[step]);
         }
       }
     }
     wait_for_previous();
-    load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(plan, rows, head, tile, 2 * blocks, latent_map, new_map);
+    load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(shared, team, rows, head, tile, 2 * blocks, latent_map, new_map);
   }
 }
 

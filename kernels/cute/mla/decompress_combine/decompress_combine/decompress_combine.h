@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kDecompressCombineSharedBytes = 229632;  // of a thread block, see the kernel's SharedPlan
+inline constexpr unsigned kDecompressCombineSharedBytes = 229632;  // of a thread block, see the kernel's Shared
 
 // o = sum of weight * (o_latent w) over the latent parts + sum of weight * o_new over the decompressed parts, the weights by
 // log-sum-exp, with one k x d matrix w per head.

@@ -32,6 +32,8 @@
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
+#include "hopper/ring.h"
+#include "hopper/rows.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
@@ -42,39 +44,9 @@ namespace hypermla::cute {
 inline constexpr int kRows = 128, kGroupRows = 64;  // queries of a tile, of a warpgroup
 inline constexpr int kBlock = 128;                  // tokens of a block
 inline constexpr float kLargeSum = 16384.0f;        // of 32 weights: fp16 holds it, and so it holds each of them
-inline constexpr int kKeySlots = 3, kValueSlots = 2;
+inline constexpr int kKeyStages = 3, kValueStages = 2;
 inline constexpr u32 kKeyBox = kBlock * 128;  // bytes of 64 columns of a token block
 
-struct SharedPlan {
-  static constexpr u32 key_bytes = 3 * kKeyBox, value_bytes = 2 * kKeyBox;
-  static constexpr u32 values = kKeySlots * key_bytes;
-  static constexpr u32 barriers = values + kValueSlots * value_bytes;
-  static constexpr u32 tile = barriers + 112;
-  static constexpr u32 heads = tile + 32;  // with prefixes: of every request of a tile
-  static constexpr u32 bytes = heads + 4 * kRows;
-
-  u32 base;
-  __device__ u32 key(int slot) const { return base + slot * key_bytes; }
-  __device__ u32 value(int slot) const { return base + values + slot * value_bytes; }
-  __device__ u32 key_full(int slot) const { return base + barriers + slot * 8; }
-  __device__ u32 key_empty(int slot) const { return key_full(kKeySlots + slot); }
-  __device__ u32 value_full(int slot) const { return key_full(2 * kKeySlots + slot); }
-  __device__ u32 value_empty(int slot) const { return value_full(kValueSlots + slot); }
-  __device__ u32 tile_full() const { return value_full(2 * kValueSlots); }
-  __device__ u32 tile_empty() const { return value_full(2 * kValueSlots + 1); }
-};
-static_assert(SharedPlan::bytes == kFlashAttentionSharedBytes && kFlashAttentionSharedBytes <= kMaxSharedBytes);
-
-// Goes round the slots of a ring; the phase is the parity that a consumer waits for.
-template <int slots>
-struct Ring {
-  int slot = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void next() {
-    phase ^= slot == slots - 1;
-    slot = slot == slots - 1 ? 0 : slot + 1;
-  }
-};
 // 128 queries of one head: what one thread draws, and the loader and the math warpgroups read in shared memory.
 struct Tile {
   int head;    // of all heads of all batch elements or prefixes; -1: no more tiles
@@ -84,6 +56,17 @@ struct Tile {
   // With prefixes, see Chunk.
   int first = 0, requests = 0, first_block = 0, part = 0;
 };
+
+struct Shared {
+  Array<Bytes<3 * kKeyBox>, kKeyStages> keys;
+  Array<Bytes<2 * kKeyBox>, kValueStages> values;
+  RingBarriers<kKeyStages> key_ring;
+  RingBarriers<kValueStages> value_ring;
+  Barrier tile_full, tile_empty;
+  alignas(16) Tile tile;
+  int heads[kRows];  // with prefixes: of every request of a tile
+};
+static_assert(sizeof(Shared) == kFlashAttentionSharedBytes && sizeof(Shared) <= kMaxSharedBytes);
 
 // The rows of prefixes, see plan_prefixes.h.
 struct Chunks {
@@ -119,12 +102,13 @@ struct TileOrder {
 };
 
 template <bool prefixes>
-__device__ __forceinline__ Tile read_tile(const unsigned char* shared, const SharedPlan plan, u32& phase) {
-  barrier_wait(plan.tile_full(), phase);
+__device__ __forceinline__ Tile read_tile(const Shared& shared, u32& phase) {
+  barrier_wait(shared.tile_full, phase);
   phase ^= 1;
-  const int4 tile = *reinterpret_cast<const int4*>(shared + SharedPlan::tile);
+  const int4* words = reinterpret_cast<const int4*>(&shared.tile);
+  const int4 tile = words[0];
   if constexpr (!prefixes) return {tile.x, tile.y, tile.z, tile.w};
-  const int4 more = *reinterpret_cast<const int4*>(shared + SharedPlan::tile + 16);
+  const int4 more = words[1];
   return {tile.x, tile.y, tile.z, tile.w, more.x, more.y, more.z, more.w};
 }
 
@@ -133,7 +117,7 @@ enum NamedBarrier { kTurn0 = 1, kTurn1 = 2, kGroup0 = 3, kGroup1 = 4 };
 
 // One math warpgroup.
 template <FlashAttentionProblem problem>
-__device__ __forceinline__ void attend(const unsigned char* shared, const SharedPlan plan, int group,
+__device__ __forceinline__ void attend(Shared& shared, int group,
                                        unsigned short* __restrict__ o_ptr, float* __restrict__ lse_ptr,
                                        float scale_log2, int b, int h, int s, int t, const Chunks chunks) {
   constexpr DType dtype = problem.dtype;
@@ -142,29 +126,24 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   float p[64];     // (64, 128) scores, then weights
   u32 packed[32];  // (64, 128) weights as the A operand
   u32 q[48];       // (64, 192) queries as the A operand
-  float max0 = kLeastScore, max1 = kLeastScore, sum0 = 0.0f, sum1 = 0.0f;  // of rows r and r + 8; maxima in units of log2
-  float shrink0 = 1.0f, shrink1 = 1.0f;
-  float block0, block1;
+  float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
+  float2 block_sum;  // of the weights of one block
   u32 tile_phase = 0;
-  Ring<kKeySlots> key_ring;
-  Ring<kValueSlots> value_ring;
+  Ring<kKeyStages> key_ring(shared.key_ring, Side::consumer);
+  Ring<kValueStages> value_ring(shared.value_ring, Side::consumer);
 
-  const u32 keys = operand_k_major(plan.key(0));
-  const u32 values = operand_mn_major(plan.value(0), kKeyBox);
+  const u32 keys = operand_k_major(shared.keys);
+  const u32 values = operand_mn_major(shared.values, kKeyBox);
 
   auto row = [&] { return group * kGroupRows + static_cast<int>(((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2)); };
-  auto release = [&](u32 barrier) {
-    if (lane_id() == 0) barrier_arrive(barrier);
-  };
   auto take_turn = [&] { named_sync(kTurn0 + group, 256); };
   auto pass_turn = [&] { named_arrive(kTurn0 + 1 - group, 256); };
-  auto keys_full = [&] { barrier_wait(plan.key_full(key_ring.slot), key_ring.phase); };
   auto keys_done = [&] {
-    release(plan.key_empty(key_ring.slot));
+    warp_arrive(key_ring.empty());
     key_ring.next();
   };
   auto scores = [&] {  // S = Q K^T
-    const u32 key = keys + key_ring.slot * (SharedPlan::key_bytes >> 4);
+    const u32 key = keys + key_ring.stage * (sizeof(shared.keys.elements[0]) >> 4);
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 12; ++i) {
@@ -172,23 +151,23 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
     }
     mma_commit();
   };
-  // Queries come through the ring of keys, before the first block of their tile. Returns their slot, which is free when
+  // Queries come through the ring of keys, before the first block of their tile. Returns the barrier of their stage, which is free when
   // the products that take them from the registers have been issued, not earlier: until then they may be on their way.
   auto load_queries = [&] {
-    keys_full();
+    key_ring.wait_until_full();
     const int lane = lane_id();
     const int own = group * kGroupRows + static_cast<int>((thread_id() >> 5) & 3) * 16 + (lane & 15);  // row
-    const u32 from = plan.key(key_ring.slot) + own * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+    const u32 from = shared.keys[key_ring.stage] + own * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
 #pragma unroll
     for (int i = 0; i < 12; ++i) load_matrices(q + 4 * i, (from ^ (i % 4 << 5)) + i / 4 * kKeyBox);
-    const int slot = key_ring.slot;
+    const u32 done = key_ring.empty();
     key_ring.next();
-    keys_full();
-    return slot;
+    key_ring.wait_until_full();
+    return done;
   };
   auto products = [&] {  // O += P V
-    barrier_wait(plan.value_full(value_ring.slot), value_ring.phase);
-    const u32 value = values + value_ring.slot * (SharedPlan::value_bytes >> 4);
+    value_ring.wait_until_full();
+    const u32 value = values + value_ring.stage * (sizeof(shared.values.elements[0]) >> 4);
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 8; ++i) mma<dtype, 128, Major::mn>(o, packed + 4 * i, value + 128 * i, 1);
@@ -196,45 +175,22 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
   };
   auto products_done = [&] {
     pin<64>(o);
-    release(plan.value_empty(value_ring.slot));
+    warp_arrive(value_ring.empty());
     value_ring.next();
   };
   // Scores to weights against the maximum at hand, in place, and their sums in this block.
   auto weigh = [&] {
-    block0 = block1 = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      p[4 * i] = exp2_fast(fmaf(p[4 * i], scale_log2, -max0));
-      p[4 * i + 1] = exp2_fast(fmaf(p[4 * i + 1], scale_log2, -max0));
-      block0 += p[4 * i] + p[4 * i + 1];
-      p[4 * i + 2] = exp2_fast(fmaf(p[4 * i + 2], scale_log2, -max1));
-      p[4 * i + 3] = exp2_fast(fmaf(p[4 * i + 3], scale_log2, -max1));
-      block1 += p[4 * i + 2] + p[4 * i + 3];
-    }
+    block_sum = {};
+    weigh_rows<64>(p, scale_log2, maximum, block_sum);
   };
-  auto raise_maximum = [&] {
-    float a = fmaxf(p[0], p[1]), b = fmaxf(p[2], p[3]);
-#pragma unroll
-    for (int i = 1; i < 16; ++i) {
-      a = fmaxf(a, fmaxf(p[4 * i], p[4 * i + 1]));
-      b = fmaxf(b, fmaxf(p[4 * i + 2], p[4 * i + 3]));
-    }
-    a = fmaxf(a, __shfl_xor_sync(~0u, a, 1));
-    b = fmaxf(b, __shfl_xor_sync(~0u, b, 1));
-    a = fmaxf(max0, fmaxf(a, __shfl_xor_sync(~0u, a, 2)) * scale_log2);
-    b = fmaxf(max1, fmaxf(b, __shfl_xor_sync(~0u, b, 2)) * scale_log2);
-    shrink0 = exp2_fast(fmaxf(max0 - a, kLeastExponent));
-    shrink1 = exp2_fast(fmaxf(max1 - b, kLeastExponent));
-    max0 = a;
-    max1 = b;
-  };
+  auto raise_maximum = [&] { factors = raise_maxima(maximum, largest_scores<64>(p), scale_log2); };
   auto pack_weights = [&] {
 #pragma unroll
     for (int i = 0; i < 32; ++i) packed[i] = pack<dtype>(p[2 * i], p[2 * i + 1]);
   };
 
   auto next_tile = [&] {
-    const Tile read = read_tile<prefixes>(shared, plan, tile_phase);
+    const Tile read = read_tile<prefixes>(shared, tile_phase);
     Tile tile{uniform(read.head), uniform(read.row), uniform(read.tokens), uniform(read.blocks)};
     if constexpr (prefixes) {
       tile.first = uniform(read.first);
@@ -242,7 +198,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
       tile.first_block = uniform(read.first_block);
       tile.part = uniform(read.part);
     }
-    barrier_arrive(plan.tile_empty());  // every reader for itself, as every writer below: racecheck follows nothing else
+    barrier_arrive(shared.tile_empty);  // every reader for itself, as every writer below: racecheck follows nothing else
     return tile;
   };
   // Row r of a tile among the rows of all outputs; -1: there is none.
@@ -255,39 +211,18 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
     }
     return tile.row + r < s ? static_cast<long long>(tile.head) * s + tile.row + r : -1;
   };
-  auto store_lse = [&](const Tile& tile, float low, float high) {  // of rows r and r + 8
+  auto store_lse = [&](const Tile& tile, float2 value) {
     if ((lane_id() & 3) == 0) {
       const long long first = output_row(tile, row()), second = output_row(tile, row() + 8);
-      if (first >= 0) lse_ptr[first] = low;
-      if (second >= 0) lse_ptr[second] = high;
+      if (first >= 0) lse_ptr[first] = value.x;
+      if (second >= 0) lse_ptr[second] = value.y;
     }
   };
-  // Four threads hold two columns of a row each: they exchange among four such groups, and each stores 16 bytes.
-  auto store_output = [&](const Tile& tile, float factor0, float factor1) {
-    const int lane = lane_id() & 3;
-    auto exchange = [&](u32& low, u32& high, int bit) {
-      const u32 other = __shfl_xor_sync(~0u, lane & bit ? low : high, bit);
-      (lane & bit ? low : high) = other;
-    };
+  auto store_output = [&](const Tile& tile, float2 by) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float factor = half ? factor1 : factor0;
       const long long to = output_row(tile, row() + 8 * half);
-      uint4* out = reinterpret_cast<uint4*>(o_ptr + to * 128) + lane;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        u32 x[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* from = o + 16 * i + 4 * j + 2 * half;
-          x[j] = pack<dtype>(from[0] * factor, from[1] * factor);
-        }
-        exchange(x[0], x[1], 1);
-        exchange(x[2], x[3], 1);
-        exchange(x[0], x[2], 2);
-        exchange(x[1], x[3], 2);
-        if (to >= 0) out[i * 4] = make_uint4(x[0], x[1], x[2], x[3]);
-      }
+      store_row<dtype>(o_ptr + to * 128, o, half, half ? by.y : by.x, to >= 0);
     }
   };
   // The next tile of which some token is seen; the others are answered on the way.
@@ -298,7 +233,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
         const long long to = output_row(tile, group * kGroupRows + i / 16);
         if (to >= 0) reinterpret_cast<uint4*>(o_ptr + to * 128)[i % 16] = make_uint4(0, 0, 0, 0);
       }
-      store_lse(tile, -kInfinity, -kInfinity);
+      store_lse(tile, {-kInfinity, -kInfinity});
       tile = next_tile();
     }
     return tile;
@@ -306,9 +241,9 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
 
   Tile tile = next_seen_tile();
   if (tile.head < 0) return;
-  int query_slot = load_queries();
+  u32 queries_done = load_queries();
   scores();
-  release(plan.key_empty(query_slot));
+  warp_arrive(queries_done);
   mma_wait<0>();
   if (group == 1) pass_turn();
 
@@ -332,35 +267,26 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
         problem.causal ? min(tile.tokens, tile.tokens + (prefixes && !chunks.after_lengths ? chunks.after : 0) - s + first_query + 1)
                        : tile.tokens;
     auto mask = [&] {
-      int seen0 = seen(row()), seen1 = seen(row() + 8);
-      seen0 -= token + 2 * (lane_id() & 3);
-      seen1 -= token + 2 * (lane_id() & 3);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        p[4 * i] = 8 * i < seen0 ? p[4 * i] : -kInfinity;
-        p[4 * i + 1] = 8 * i + 1 < seen0 ? p[4 * i + 1] : -kInfinity;
-        p[4 * i + 2] = 8 * i < seen1 ? p[4 * i + 2] : -kInfinity;
-        p[4 * i + 3] = 8 * i + 1 < seen1 ? p[4 * i + 3] : -kInfinity;
-      }
+      const int seen0 = seen(row()), seen1 = seen(row() + 8);
+      const int first = token + 2 * (lane_id() & 3);
+        mask_rows<64>(p, {seen0 - first, seen1 - first});
     };
-    max0 = max1 = kLeastScore;
-    sum0 = sum1 = 0.0f;
+    maximum = {kLeastScore, kLeastScore};
     if (token + kBlock > seen_by_all) mask();
     raise_maximum();
     weigh();
-    sum0 = block0;
-    sum1 = block1;
+    sum = block_sum;
     pack_weights();
 #pragma unroll
     for (int i = 0; i < 64; ++i) o[i] = 0.0f;
     if (token + kBlock > tile.tokens && tile.tokens < t) {
       // Unused tokens behind the end of the request: their weights are 0, but 0 * NaN would spoil the output. Both
       // warpgroups write these zeros, each before its own product.
-      barrier_wait(plan.value_full(value_ring.slot), value_ring.phase);
+      value_ring.wait_until_full();
       const int thread = thread_id() & 127;
       for (int i = tile.tokens - token + (thread >> 3); i < kBlock; i += 16) {
-        store_zeros(plan.value(value_ring.slot) + i * 128 + (thread & 7) * 16);
-        store_zeros(plan.value(value_ring.slot) + kKeyBox + i * 128 + (thread & 7) * 16);
+        store_zeros(shared.values[value_ring.stage] + i * 128 + (thread & 7) * 16);
+        store_zeros(shared.values[value_ring.stage] + kKeyBox + i * 128 + (thread & 7) * 16);
       }
       async_fence();
       named_sync(kGroup0 + group, 128);
@@ -369,7 +295,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
 #pragma unroll 1
     for (int i = tile.blocks - 1; i > 0; --i) {
       token -= kBlock;
-      keys_full();
+      key_ring.wait_until_full();
       take_turn();
       scores();
       products();
@@ -381,45 +307,33 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
       mma_wait<0>();
       products_done();
       // Some weight may be large: against a raised maximum, from the scores once more.
-      if (__any_sync(~0u, named_any(kGroup0 + group, 128, block0 > kLargeSum || block1 > kLargeSum))) {
+      if (__any_sync(~0u, named_any(kGroup0 + group, 128, block_sum.x > kLargeSum || block_sum.y > kLargeSum))) {
         scores();
         mma_wait<0>();
         pin<64>(p);
         if (token + kBlock > seen_by_all) mask();
         raise_maximum();
         weigh();
-        sum0 *= shrink0;
-        sum1 *= shrink1;
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          o[4 * j] *= shrink0;
-          o[4 * j + 1] *= shrink0;
-          o[4 * j + 2] *= shrink1;
-          o[4 * j + 3] *= shrink1;
-        }
+        sum = {sum.x * factors.x, sum.y * factors.y};
+        rescale_rows<64>(o, factors);
       }
       keys_done();
-      sum0 += block0;
-      sum1 += block1;
+      sum = {sum.x + block_sum.x, sum.y + block_sum.y};
       pack_weights();
     }
 
     const Tile next = next_seen_tile();
-    if (next.head >= 0) query_slot = load_queries();
+    if (next.head >= 0) queries_done = load_queries();
     take_turn();
     products();
     scores();  // without a next tile of what lies there: a branch around these would serialise them
-    if (next.head >= 0) release(plan.key_empty(query_slot));
+    if (next.head >= 0) warp_arrive(queries_done);
     if (next.head >= 0 || group == 0) pass_turn();
-    sum0 += __shfl_xor_sync(~0u, sum0, 1);
-    sum1 += __shfl_xor_sync(~0u, sum1, 1);
-    sum0 += __shfl_xor_sync(~0u, sum0, 2);
-    sum1 += __shfl_xor_sync(~0u, sum1, 2);
+    sum = sum_of_rows(sum);
     mma_wait<1>();
     products_done();
-    store_output(tile, sum0 == 0.0f ? 0.0f : __fdividef(1.0f, sum0), sum1 == 0.0f ? 0.0f : __fdividef(1.0f, sum1));
-    store_lse(tile, sum0 == 0.0f ? -kInfinity : (max0 + log2_fast(sum0)) * kLn2,
-              sum1 == 0.0f ? -kInfinity : (max1 + log2_fast(sum1)) * kLn2);
+    store_output(tile, {sum.x == 0.0f ? 0.0f : __fdividef(1.0f, sum.x), sum.y == 0.0f ? 0.0f : __fdividef(1.0f, sum.y)});
+    store_lse(tile, {log_sum(maximum.x, sum.x) * kLn2, log_sum(maximum.y, sum.y) * kLn2});
     mma_wait<0>();
     if (next.head < 0) break;
     tile = next;
@@ -429,7 +343,7 @@ __device__ __forceinline__ void attend(const unsigned char* shared, const Shared
 // The warp that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
 // warpgroups. Every thread block draws one number too many, and the last of all to draw leaves the counter at 0.
 template <FlashAttentionProblem problem>
-__device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan plan, const TileOrder order,
+__device__ __forceinline__ void draw(Shared& shared, const TileOrder order,
                                      int* counter) {
   constexpr bool prefixes = problem.prefixes != 0;
   const int chunk_count = prefixes ? order.chunks.count->chunks : 0;
@@ -444,23 +358,22 @@ __device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan pla
       const Chunk* chunk = reinterpret_cast<const Chunk*>(order.chunks.count + 1) + (index - head * chunk_count);
       tile.head = -1;
       if (head < order.h) {
-        if (lane < 2) reinterpret_cast<int4*>(shared + SharedPlan::tile)[lane] = reinterpret_cast<const int4*>(chunk)[lane];
+        if (lane < 2) reinterpret_cast<int4*>(&shared.tile)[lane] = reinterpret_cast<const int4*>(chunk)[lane];
         tile.head = chunk->prefix * order.h + head;
-        int* heads = reinterpret_cast<int*>(shared + SharedPlan::heads);
 #pragma unroll 1
         for (int i = lane; i < chunk->requests; i += 32)
-          heads[i] = order.chunks.request(chunk->first + i) * order.h + head;
+          shared.heads[i] = order.chunks.request(chunk->first + i) * order.h + head;
       }
       __syncwarp();
-      if (lane == 0) *reinterpret_cast<int*>(shared + SharedPlan::tile) = tile.head;
+      if (lane == 0) shared.tile.head = tile.head;
     } else {
       tile = order.template at<problem.causal>(index);
-      if (lane == 0) *reinterpret_cast<int4*>(shared + SharedPlan::tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
+      if (lane == 0) *reinterpret_cast<int4*>(&shared.tile) = make_int4(tile.head, tile.row, tile.tokens, tile.blocks);
     }
-    barrier_arrive(plan.tile_full());
+    barrier_arrive(shared.tile_full);
     if (tile.head < 0) break;
     phase ^= 1;
-    barrier_wait(plan.tile_empty(), phase);
+    barrier_wait(shared.tile_empty, phase);
     int drawn = 0;
     if (lane == 0) {
       drawn = atomicAdd(counter, 1);
@@ -472,28 +385,30 @@ __device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan pla
 
 // The thread that loads.
 template <bool prefixes>
-__device__ __forceinline__ void load(const unsigned char* shared, const SharedPlan plan, int h, int s, const TensorMap& q_map,
+__device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorMap& q_map,
                                      const TensorMap& qpe_map, const TensorMap& k_map, const TensorMap& kpe_map,
                                      const TensorMap& v_map) {
   u32 tile_phase = 0;
-  Ring<kKeySlots> key_ring{0, 1};  // it waits for empty slots
-  Ring<kValueSlots> value_ring{0, 1};
+  Ring<kKeyStages> key_ring(shared.key_ring, Side::producer);
+  Ring<kValueStages> value_ring(shared.value_ring, Side::producer);
   int value_head = -1, value_block = 0;  // loaded behind the keys of the block after it, in the order of use
   auto load_keys = [&](const TensorMap& map, const TensorMap& rope_map, int row, int head, int rope_head) {
-    const u32 to = plan.key(key_ring.slot), full = plan.key_full(key_ring.slot);
-    barrier_wait(plan.key_empty(key_ring.slot), key_ring.phase);
-    barrier_expect(full, SharedPlan::key_bytes);
+    const u32 to = shared.keys[key_ring.stage];
+    const u32 full = key_ring.full();
+    key_ring.wait_until_empty();
+    barrier_expect(full, sizeof(shared.keys.elements[0]));
     tma_load(to, map, row, 0, head, full);
     tma_load(to + 2 * kKeyBox, rope_map, row, 0, rope_head, full);
     key_ring.next();
   };
   auto load_requests = [&](const Tile& tile) {
-    const u32 to = plan.key(key_ring.slot), full = plan.key_full(key_ring.slot);
-    barrier_wait(plan.key_empty(key_ring.slot), key_ring.phase);
+    const u32 to = shared.keys[key_ring.stage];
+    const u32 full = key_ring.full();
+    key_ring.wait_until_empty();
     const int rows = min(s, kRows);
     barrier_expect(full, tile.requests * rows * 384);
     u32 place = to;
-    const int* head = reinterpret_cast<const int*>(shared + SharedPlan::heads);
+    const int* head = shared.heads;
     for (int i = 0; i < tile.requests; ++i, ++head, place += rows * 128) {
       tma_load(place, q_map, tile.row, 0, *head, full);
       tma_load(place + kKeyBox, q_map, tile.row, 1, *head, full);
@@ -503,21 +418,21 @@ __device__ __forceinline__ void load(const unsigned char* shared, const SharedPl
   };
   auto load_values = [&] {
     if (value_head < 0) return;
-    const u32 full = plan.value_full(value_ring.slot);
-    barrier_wait(plan.value_empty(value_ring.slot), value_ring.phase);
-    barrier_expect(full, SharedPlan::value_bytes);
-    tma_load(plan.value(value_ring.slot), v_map, value_block * kBlock, 0, value_head, full);
+    const u32 full = value_ring.full();
+    value_ring.wait_until_empty();
+    barrier_expect(full, sizeof(shared.values.elements[0]));
+    tma_load(shared.values[value_ring.stage], v_map, value_block * kBlock, 0, value_head, full);
     value_ring.next();
     value_head = -1;
   };
   for (;;) {
-    const Tile tile = read_tile<prefixes>(shared, plan, tile_phase);
+    const Tile tile = read_tile<prefixes>(shared, tile_phase);
     if (tile.head < 0) break;
     if constexpr (prefixes) {
       if (tile.blocks > 0) load_requests(tile);
-      barrier_arrive(plan.tile_empty());
+      barrier_arrive(shared.tile_empty);
     } else {
-      barrier_arrive(plan.tile_empty());
+      barrier_arrive(shared.tile_empty);
       if (tile.blocks > 0) load_keys(q_map, qpe_map, tile.row, tile.head, tile.head);
     }
     load_values();
@@ -551,20 +466,14 @@ __global__ void __launch_bounds__(384, 1)
                     const int* __restrict__ after_lengths, int after) {
   constexpr bool prefixes = problem.prefixes != 0;
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const SharedPlan plan{shared_address(shared)};
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kKeySlots; ++i) {
-      barrier_init(plan.key_full(i), 1);
-      barrier_init(plan.key_empty(i), 8);
-    }
-    for (int i = 0; i < kValueSlots; ++i) {
-      barrier_init(plan.value_full(i), 1);
-      barrier_init(plan.value_empty(i), 8);
-    }
-    barrier_init(plan.tile_full(), 32);
-    barrier_init(plan.tile_empty(), 257);
+    shared.key_ring.init(1, 8);
+    shared.value_ring.init(1, 8);
+    barrier_init(shared.tile_full, 32);
+    barrier_init(shared.tile_empty, 257);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -575,11 +484,11 @@ __global__ void __launch_bounds__(384, 1)
   const Chunks chunks{chunk_list, order, after_lengths, after};
   if (role < 2) {
     take_registers<240>();
-    attend<problem>(shared, plan, role, o, lse, scale_log2, b, h, s, t, chunks);
+    attend<problem>(shared, role, o, lse, scale_log2, b, h, s, t, chunks);
   } else {
     give_registers<24>();
-    if (threadIdx.x == 256) load<prefixes>(shared, plan, h, s, q_map, qpe_map, k_map, kpe_map, v_map);
-    if (threadIdx.x / 32 == 9) draw<problem>(shared, plan, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
+    if (threadIdx.x == 256) load<prefixes>(shared, h, s, q_map, qpe_map, k_map, kpe_map, v_map);
+    if (threadIdx.x / 32 == 9) draw<problem>(shared, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashAttentionSharedBytes = 213648;  // of a thread block, see the kernel's SharedPlan
+inline constexpr unsigned kFlashAttentionSharedBytes = 213632;  // of a thread block, see the kernel's Shared
 
 // o = softmax((q k^T + qpe kpe^T) * scale) v for every batch element and head; kpe is shared by the heads. With prefixes, keys
 // and values are those of a prefix that several requests share, and the queries of these requests are rows of one matrix.

@@ -27,7 +27,7 @@
 //
 // The teams and the loads of tokens are in decompressed/attend_few.cuh.
 //
-// grid = any, at most one thread block per item; 384 threads, SharedPlan<rows>::bytes of dynamic shared memory.
+// grid = any, at most one thread block per item; 384 threads, flash_attention_v1_shared_bytes(rows) of dynamic shared memory.
 #pragma once
 
 #include "decompressed/attend_few.cuh"
@@ -39,18 +39,17 @@ using namespace decompressed;
 
 // The thread that loads RoPE keys.
 template <int N>
-__device__ __forceinline__ void load_ropes(const unsigned char* shared, const SharedPlan<N> plan,
-                                           const TensorMap& kpe_map) {
-  Items<N> items{shared, plan};
-  Ring<SharedPlan<N>::kRopes> ring{0, 1};
+__device__ __forceinline__ void load_ropes(Shared<N>& shared, const TensorMap& kpe_map) {
+  Items<N> items(shared);
+  Ring<Shared<N>::kRopes> ring(shared.rope_ring, Side::producer);
   for (;;) {
     const Item item = items.next();
     if (item.request < 0) break;
     for (int block = 0; block < item.blocks; ++block) {
-      const u32 full = plan.rope_full(ring.place);
-      barrier_wait(plan.rope_empty(ring.place), ring.phase);
+      const u32 full = ring.full();
+      ring.wait_until_empty();
       barrier_expect(full, kBoxBytes);
-      tma_load(plan.rope(ring.place), kpe_map, block * kTile, 0, item.request, full);
+      tma_load(shared.ropes[ring.stage], kpe_map, block * kTile, 0, item.request, full);
       ring.next();
     }
   }
@@ -59,19 +58,19 @@ __device__ __forceinline__ void load_ropes(const unsigned char* shared, const Sh
 // The thread that draws items, the first by its place in the grid, the others from the counter, and loads their
 // queries. Every item is followed by one draw, and the last of all draws leaves the counter at 0.
 template <FlashAttentionV1Problem problem, FlashAttentionV1Tiling tiling>
-__device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan<tiling.rows> plan,
-                                     const ItemOrder<tiling.rows> order, int* counter, const TensorMap& q_map,
+__device__ __forceinline__ void draw(Shared<tiling.rows>& shared, const ItemOrder<tiling.rows> order, int* counter, const TensorMap& q_map,
                                      const TensorMap& qpe_map) {
-  using Plan = SharedPlan<tiling.rows>;
+  using Layout = Shared<tiling.rows>;
   const int items = order.items();
-  Ring<kItems> ring{0, 1};
-  Ring<Plan::kQueries> queries{0, 1};
+  Ring<kItems> ring(shared.item_ring, Side::producer);
+  int place = 0;
+  u32 phase = 1;
   int index = blockIdx.x;
   for (;;) {
     const Item item = order.template at<problem.causal>(index);
-    barrier_wait(plan.item_empty(ring.place), ring.phase);
-    *reinterpret_cast<Item*>(shared + Plan::items + ring.place * 32) = item;
-    barrier_arrive(plan.item_full(ring.place));
+    ring.wait_until_empty();
+    shared.items[ring.stage] = item;
+    barrier_arrive(ring.full());
     ring.next();
     if (item.request < 0) break;
     const int drawn = atomicAdd(counter, 1);
@@ -79,12 +78,15 @@ __device__ __forceinline__ void draw(unsigned char* shared, const SharedPlan<til
 #pragma unroll
       for (int team = 0; team < kTeams; ++team) {
         const int head = item.request * order.h + min(item.head + team, order.h - 1);
-        const u32 full = plan.query_full(team), to = plan.query(team);
-        barrier_wait(plan.query_empty(team), queries.phase);
-        barrier_expect(full, 3 * Plan::kRowBytes);
+        const u32 full = shared.query_full[team], to = shared.queries[team % Layout::kQueries];
+        barrier_wait(shared.query_empty[team % Layout::kQueries], phase);
+        barrier_expect(full, 3 * Layout::kRowBytes);
         tma_load(to, q_map, item.row, 0, head, full);
-        tma_load(to + 2 * Plan::kRowBytes, qpe_map, item.row, 0, head, full);
-        queries.next();
+        tma_load(to + 2 * Layout::kRowBytes, qpe_map, item.row, 0, head, full);
+        if (++place == Layout::kQueries) {
+          place = 0;
+          phase ^= 1;
+        }
       }
     }
     if (drawn == items - 1) *counter = 0;
@@ -108,28 +110,17 @@ __global__ void __launch_bounds__(384, 1)
                        int* counter, float scale_log2, int b, int h, int s, int t) {
   static_assert(tiling.rows == 16 || tiling.rows == 32 || tiling.rows == 64, "tiles of 16, 32 or 64 rows");
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
-  using Plan = SharedPlan<tiling.rows>;
-  static_assert(Plan::bytes == flash_attention_v1_shared_bytes(tiling.rows));
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const Plan plan{shared_address(shared)};
+  using Layout = Shared<tiling.rows>;
+  static_assert(sizeof(Layout) == flash_attention_v1_shared_bytes(tiling.rows) && sizeof(Layout) <= kMaxSharedBytes);
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
-    for (int team = 0; team < kTeams; ++team) {
-      for (int place = 0; place < Plan::kRing; ++place) {
-        barrier_init(plan.full(team, place), 1);
-        barrier_init(plan.empty(team, place), 4);
-      }
-      barrier_init(plan.query_full(team), 1);
-    }
-    for (int place = 0; place < Plan::kQueries; ++place) barrier_init(plan.query_empty(place), 4);
-    for (int place = 0; place < Plan::kRopes; ++place) {
-      barrier_init(plan.rope_full(place), 1);
-      barrier_init(plan.rope_empty(place), 4 * kTeams);
-    }
-    for (int place = 0; place < kItems; ++place) {
-      barrier_init(plan.item_full(place), 1);
-      barrier_init(plan.item_empty(place), 129 * kTeams + 1);
-    }
+    shared.rings.init(1, 4);
+    for (int team = 0; team < kTeams; ++team) barrier_init(shared.query_full[team], 1);
+    for (int place = 0; place < Layout::kQueries; ++place) barrier_init(shared.query_empty[place], 4);
+    shared.rope_ring.init(1, 4 * kTeams);
+    shared.item_ring.init(1, 129 * kTeams + 1);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -138,24 +129,24 @@ __global__ void __launch_bounds__(384, 1)
   __syncthreads();
   if (role < kTeams) {
     const int team = uniform(role);
-    const Items<tiling.rows> items{shared, plan};
+    const Items<tiling.rows> items(shared);
     const Output output{o_map, o, lse, s};
-    if constexpr (Plan::kSwapped) {
-      attend_swapped<problem, tiling>(team, shared, plan, items, output, scale_log2, h, s);
+    if constexpr (Layout::kSwapped) {
+      attend_swapped<problem, tiling>(team, shared, items, output, scale_log2, h, s);
     } else {
       take_registers<232>();
-      attend<problem, tiling>(team, plan, items, output, scale_log2, h, s);
+      attend<problem, tiling>(team, shared, items, output, scale_log2, h, s);
     }
   } else {
     if constexpr (tiling.rows == 64) give_registers<40>();
     const int warp = (threadIdx.x >> 5) - 4 * kTeams;
     if (threadIdx.x & 31) return;
     if (warp < kTeams) {
-      load_tokens(warp, plan, Items<tiling.rows>{shared, plan}, k_map, v_map, h);
+      load_tokens(warp, shared, Items<tiling.rows>(shared), k_map, v_map, h);
     } else if (warp == kTeams) {
-      load_ropes(shared, plan, kpe_map);
+      load_ropes(shared, kpe_map);
     } else {
-      draw<problem, tiling>(shared, plan, ItemOrder<tiling.rows>{b, h, s, t, lengths}, counter, q_map, qpe_map);
+      draw<problem, tiling>(shared, ItemOrder<tiling.rows>{b, h, s, t, lengths}, counter, q_map, qpe_map);
     }
   }
 }

@@ -6,9 +6,9 @@
 
 namespace hypermla::cute {
 
-// Dynamic shared memory of a thread block for tiles of 16, 32 or 64 rows, see the kernel's SharedPlan.
+// Dynamic shared memory of a thread block for tiles of 16, 32 or 64 rows, see the kernel's Shared.
 constexpr unsigned flash_attention_v1_shared_bytes(int rows) {
-  return rows == 16 ? 230336 : rows == 32 ? 230848 : 229824;
+  return rows == 16 ? 230240 : rows == 32 ? 230752 : 231792;
 }
 
 // o = softmax((q k^T + qpe kpe^T) * scale) v for every batch element and head; kpe is shared by the heads.

@@ -14,7 +14,7 @@
 // Order of the tensor pipe for a pair of blocks: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd), so that
 // the softmax of the even block hides behind S(odd) and that of the odd block behind O += P(even) Z(even). Two named
 // barriers keep the order. The running maximum is one for both warpgroups; it is raised only when a score exceeds it by
-// kSlack, and then handed over in shared memory with the weights.
+// kRescaleThreshold, and then handed over in shared memory with the weights.
 //
 // Shared memory (1024-byte aligned boxes of 64 rows x 64 columns, 8192 bytes; box 8 is RoPE):
 //   queries 9 boxes | token slot 0 (even) 9 boxes | token slot 1 (odd) 9 boxes | barriers and 1.8 KB of row values
@@ -38,21 +38,21 @@ namespace hypermla::cute {
 
 using namespace latent;
 
-static_assert(SharedPlan::bytes == kFlashMlaSharedBytes);
+static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 
 // The warpgroup that gathers the tokens of pages of 1. A warp copies 16 rows of every block, 16 bytes a thread and copy,
 // 8 threads to the 64 columns of a box. The copies of a pair arrive at its barrier on their own, and the readers order them
 // before wgmma: nobody here waits for what he started, nor asks shared memory for more than whether a pair is free. A
 // meeting, a row number, a look at what has landed: beside wgmma each takes hundreds of cycles, one after the other.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
-__device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work,
                                        const TensorMap& qc_map, const TensorMap& qpe_map,
                                        const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe,
                                        int z_stride, int kpe_stride, const int* __restrict__ block_table,
                                        int table_width) {
   constexpr int kRows = 4;  // of a thread, 4 apart
   const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
-  const u32 to = plan.slot(0) + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
+  const u32 to = shared.slots[0] + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
   z += unit * 16;
   kpe += unit * 16;
   u32 phase = 1, queries_phase = 1;
@@ -75,12 +75,12 @@ __device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __
       for (int j = 0; j < kRows; ++j) place[j] = next[j];
       read_places(block + 1);
       // Whether the next pair is free is asked before the copies of this one.
-      bool is_free = barrier_test(plan.empty(slot, 0), phase);
+      bool is_free = barrier_test(shared.empty[slot][0], phase);
 #pragma unroll
       for (int i = 0; i < kBoxPairs; ++i) {
         const int pair = order_of_release(slot, i);
-        if (!is_free) barrier_wait(plan.empty(slot, pair), phase);
-        if (i + 1 < kBoxPairs) is_free = barrier_test(plan.empty(slot, order_of_release(slot, i + 1)), phase);
+        if (!is_free) barrier_wait(shared.empty[slot][pair], phase);
+        if (i + 1 < kBoxPairs) is_free = barrier_test(shared.empty[slot][order_of_release(slot, i + 1)], phase);
 #pragma unroll
         for (int j = 0; j < kRows; ++j) {
           if (place[j] < 0) continue;
@@ -94,12 +94,12 @@ __device__ __forceinline__ void gather(const SharedPlan plan, const WorkItem* __
             copy_ahead(box + kBoxBytes, from + 128);
           }
         }
-        barrier_arrive_when_copied(plan.full(slot, pair));
+        barrier_arrive_when_copied(shared.full[slot][pair]);
       }
       if (block == begin && thread == 0) {
-        barrier_wait(plan.queries_empty(), queries_phase);
+        barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
-        load_queries<tiling>(plan, *work, qc_map, qpe_map);
+        load_queries<tiling>(shared, *work, qc_map, qpe_map);
       }
       __syncwarp();
       if (slot) phase ^= 1;
@@ -127,22 +127,22 @@ __global__ void __launch_bounds__(384, 1)
               int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride,
               const int* __restrict__ after_lengths, int after) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const SharedPlan plan{shared_address(shared)};
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
-        barrier_init(plan.full(slot, pair), gathered ? 128 : 1);
-        barrier_init(plan.empty(slot, pair), pair == kRope ? 8 : 4);
+        barrier_init(shared.full[slot][pair], gathered ? 128 : 1);
+        barrier_init(shared.empty[slot][pair], pair == kRope ? 8 : 4);
       }
-      barrier_init(plan.queries_full(pair), 1);
+      barrier_init(shared.queries_full[pair], 1);
     }
-    barrier_init(plan.weights_ready(0), 128);
-    barrier_init(plan.weights_ready(1), 128);
-    barrier_init(plan.queries_empty(), 8);
-    barrier_init(plan.exchanged(), 256);
+    barrier_init(shared.weights_ready[0], 128);
+    barrier_init(shared.weights_ready[1], 128);
+    barrier_init(shared.queries_empty, 8);
+    barrier_init(shared.exchanged, 256);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -164,16 +164,16 @@ __global__ void __launch_bounds__(384, 1)
   const Output output{o_map, lse, o_part, lse_part, lse_unit, rows};
   if (role == 0) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, 0>(shared, plan, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 0>(shared, work, output, scale_log2, s, after_lengths, after);
   } else if (role == 1) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, 1>(shared, plan, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 1>(shared, work, output, scale_log2, s, after_lengths, after);
   } else {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
-      gather<problem, tiling>(plan, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
+      gather<problem, tiling>(shared, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load<problem, tiling>(plan, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
+      load<problem, tiling>(shared, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
     }
   }
 }

@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaSharedBytes = 222656;  // of a thread block, see the kernel's SharedPlan
+inline constexpr unsigned kFlashMlaSharedBytes = 222472;  // of a thread block, see the kernel's Shared
 
 // o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
 struct FlashMlaProblem {

@@ -26,13 +26,14 @@
 // Clusters share nothing: they only place thread blocks side by side whose row tiles read the same tokens, since reads
 // of neighbours merge on their way to L2.
 //
-// grid = any multiple of the cluster, by the work list; 384 threads, SharedPlan<N>::bytes of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 384 threads, flash_mla_v1_shared_bytes(N) of dynamic shared memory.
 #pragma once
 
 #include "flash_mla_v1.h"
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
+#include "hopper/rows.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
@@ -44,35 +45,26 @@ inline constexpr int kTile = 64;          // tokens of a block, columns of a box
 inline constexpr int kPairs = 4;          // pairs of latent boxes of a block
 
 template <int N>
-struct SharedPlan {
+struct Shared {
   static constexpr int kRing = N == 16 ? 11 : 10;  // places for pairs of latent boxes
-  static constexpr int kRopes = 2;                 // places for RoPE boxes, free again after the scores
   static constexpr u32 kRowBytes = N * 128;        // a box of N rows
-  static constexpr u32 queries = 0;
-  static constexpr u32 weights = queries + 9 * kRowBytes;  // [team]
-  static constexpr u32 ropes = weights + 2 * kRowBytes;
-  static constexpr u32 latents = ropes + kRopes * kBoxBytes;
-  static constexpr u32 barriers = latents + kRing * 2 * kBoxBytes;
-  static constexpr u32 raised = barriers + 512;       // [team][warp][row] float: candidates for the maximum
-  static constexpr u32 sums = raised + 8 * N * 4;     // [item parity][team][warp][row] float
-  static constexpr u32 maxima = sums + 16 * N * 4;    // [item parity][team][row] float
-  static constexpr u32 factors = maxima + 4 * N * 4;  // [team][row] {own, other} float: of the outputs that are merged
-  static constexpr u32 bytes = factors + 4 * N * 4;
-  static_assert(kRowBytes % 1024 == 0 && bytes == flash_mla_v1_shared_bytes(N) && bytes <= kMaxSharedBytes);
 
-  u32 base;
-  __device__ u32 latent(int place) const { return base + latents + place * (2 * kBoxBytes); }
-  __device__ u32 rope(int place) const { return base + ropes + place * kBoxBytes; }
+  Bytes<9 * kRowBytes> queries;
+  Array<Bytes<kRowBytes>, 2> weights;  // [team]
+  Array<Bytes<kBoxBytes>, 2> ropes;    // free again after the scores
+  Array<Bytes<2 * kBoxBytes>, kRing> latents;
   // Loaded, by token block and pair (kPairs: RoPE); four blocks' worth, so that the one waited for before at the same
   // barrier was the team's own, or of an item whose scores are all done: nobody falls two phases behind.
-  __device__ u32 full(int sequence, int pair) const {
-    return base + barriers + ((sequence & 3) * (kPairs + 1) + pair) * 8;
-  }
-  __device__ u32 latent_empty(int place) const { return full(0, 4 * (kPairs + 1) + place); }
-  __device__ u32 rope_empty(int place) const { return latent_empty(kRing + place); }
-  __device__ u32 queries_full() const { return rope_empty(kRopes); }
-  __device__ u32 queries_empty() const { return rope_empty(kRopes + 1); }
-  __device__ u32 exchanged() const { return rope_empty(kRopes + 2); }  // what the teams hand each other at the end of an item
+  Array<Barriers<kPairs + 1>, 4> full;
+  Barriers<kRing> latent_empty;
+  Barriers<2> rope_empty;
+  Barrier queries_full, queries_empty;
+  Barrier exchanged;  // what the teams hand each other at the end of an item
+  alignas(16) float2 of_warps[2][4][N / 2];  // [team][warp][pair of rows]: candidates for the maximum
+  float2 sums[2][2][4][N / 2];    // [item parity][team][warp]
+  float2 maxima[2][2][N / 2];     // [item parity][team]
+  float4 factors[2][N / 2];       // [team] {own, other} of two rows: of the outputs that are merged
+  static_assert(kRowBytes % 1024 == 0);
 };
 
 // Named barriers of a team; by number, since both teams run the same code.
@@ -82,94 +74,30 @@ enum NamedBarrier { kTeam = 1, kVote = 3 };
 // team answers for the output columns 256 team .. 256 team + 255, and finds them in the first two places of its blocks;
 // its fragments o[m] are those of columns 64 (m ^ 4 team) .. 64 (m ^ 4 team) + 63.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
-__device__ __forceinline__ void attend(int team, unsigned char* shared, const SharedPlan<tiling.rows> plan,
-                                       const WorkItem* __restrict__ work, const TensorMap& o_map,
+__device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work, const TensorMap& o_map,
                                        float* __restrict__ lse, uint4* o_part, float* lse_part, float scale_log2,
                                        float lse_unit, int rows, int s, const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
-  using Plan = SharedPlan<N>;
+  using Layout = Shared<N>;
   const int thread = thread_id() & 127, warp = thread >> 5, lane = lane_id();
   const int token_in_block = warp * 16 + (lane >> 2);  // of this thread's first token; the second is 8 on
   const int row = 2 * (lane & 3);                      // of this thread's first row of an octet; the second is 1 on
 
   float o[8][N / 2];             // (512, N) / team
   float p[N / 2];                // (64, N) scores, then weights
-  float top[N / 4], sum[N / 4];  // of rows 8i + row, 8i + row + 1 at [2i], [2i + 1]; maxima in units of log2
+  RowsOnN<N> values(warp, lane);
   int sequence = 0;              // of the item's first token block among those of this thread block
   u32 queries_phase = 0;
   int parity = 0;
 
-  const u32 query = operand_k_major(plan.base + Plan::queries);
-  const u32 key = operand_k_major(plan.latent(0));
-  const u32 value = operand_mn_major(plan.latent(0));
-  const u32 weights = plan.base + Plan::weights + team * Plan::kRowBytes;
-  // Where this lane stores a transposed fragment in a box of N rows: row 8 (lane / 16) + lane % 8 of two octets.
-  const u32 transposed = ((lane >> 4) * 8 + (lane & 7)) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
-  float2* const raised = reinterpret_cast<float2*>(shared + Plan::raised) + team * 4 * (N / 2);
+  const u32 query = operand_k_major(shared.queries);
+  const u32 key = operand_k_major(shared.latents);
+  const u32 value = operand_mn_major(shared.latents);
+  const u32 weights = shared.weights[team];
+  const u32 in_box = place_of_lane(warp, lane);
 
-  auto place_of = [&](int at, int pair) { return (kPairs * static_cast<u32>(at) + pair) % Plan::kRing; };
-  auto release = [&](u32 barrier) {
-    if (lane_id() == 0) barrier_arrive(barrier);
-  };
-  auto store_fragment = [&](u32 box, const float* d) {  // (64, N) transposed: (N, 64), 16-bit
-#pragma unroll
-    for (int i = 0; i < 4 * kOctets; i += 8) {
-      store_transposed(box + transposed + i * 256, pack<dtype>(d[i], d[i + 1]), pack<dtype>(d[i + 2], d[i + 3]),
-                       pack<dtype>(d[i + 4], d[i + 5]), pack<dtype>(d[i + 6], d[i + 7]));
-    }
-  };
-  auto raise_maxima = [&] {
-#pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      float a = fmaxf(p[4 * i], p[4 * i + 2]), b = fmaxf(p[4 * i + 1], p[4 * i + 3]);
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-        b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-      }
-      if (lane < 4) raised[warp * (N / 2) + 4 * i + lane] = {a, b};
-    }
-    named_sync(kTeam + team, 128);
-#pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      float2 best = raised[4 * i + (lane & 3)];
-#pragma unroll
-      for (int w = 1; w < 4; ++w) {
-        const float2 other = raised[w * (N / 2) + 4 * i + (lane & 3)];
-        best = {fmaxf(best.x, other.x), fmaxf(best.y, other.y)};
-      }
-      const float a = fmaxf(top[2 * i], best.x * scale_log2), b = fmaxf(top[2 * i + 1], best.y * scale_log2);
-      const float x = exp2_fast(fmaxf(top[2 * i] - a, kLeastExponent)), y = exp2_fast(fmaxf(top[2 * i + 1] - b, kLeastExponent));
-      top[2 * i] = a;
-      top[2 * i + 1] = b;
-      sum[2 * i] *= x;
-      sum[2 * i + 1] *= y;
-#pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        o[m][4 * i] *= x;
-        o[m][4 * i + 1] *= y;
-        o[m][4 * i + 2] *= x;
-        o[m][4 * i + 3] *= y;
-      }
-    }
-  };
-  auto softmax = [&] {  // scores to weights, in place
-    bool raise = false;
-#pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      raise |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -top[2 * i]) > kRescaleThreshold;
-      raise |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -top[2 * i + 1]) > kRescaleThreshold;
-    }
-    if (named_any(kVote + team, 128, raise)) raise_maxima();
-#pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) p[4 * i + j] = exp2_fast(fmaf(p[4 * i + j], scale_log2, -top[2 * i + (j & 1)]));
-      sum[2 * i] += p[4 * i] + p[4 * i + 2];
-      sum[2 * i + 1] += p[4 * i + 1] + p[4 * i + 3];
-    }
-  };
+  auto place_of = [&](int at, int pair) { return (kPairs * static_cast<u32>(at) + pair) % Layout::kRing; };
 
 #pragma unroll 1
   for (;; ++work) {
@@ -182,20 +110,16 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[request] : after), 1);
     const int seen_by_all = tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is team 0's alone
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      top[i] = kLeastScore;
-      sum[i] = 0.0f;
-    }
+    values.reset();
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) o[m][i] = 0.0f;
     }
-    barrier_wait(plan.queries_full(), queries_phase);
+    barrier_wait(shared.queries_full, queries_phase);
     queries_phase ^= 1;
     if (team == 1 && !both) {
-      release(plan.queries_empty());
+      warp_arrive(shared.queries_empty);
       ++sequence;
       continue;
     }
@@ -205,29 +129,29 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     for (int block = begin + team; block < end; block += 2, at += 2) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        barrier_wait(plan.full(at, pair), at >> 2 & 1);
+        barrier_wait(shared.full[at & 3][pair], at >> 2 & 1);
         mma_fence();
         const u32 boxes = key + place_of(at, pair) * 2 * kNextBox;
-        const u32 columns = query + (pair ^ 2 * team) * 2 * (Plan::kRowBytes >> 4);
+        const u32 columns = query + (pair ^ 2 * team) * 2 * (Layout::kRowBytes >> 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           mma<dtype, N>(p, boxes + i / 4 * kNextBox + i % 4 * 2,
-                                    columns + i / 4 * (Plan::kRowBytes >> 4) + i % 4 * 2, pair != 0 || i != 0);
+                                    columns + i / 4 * (Layout::kRowBytes >> 4) + i % 4 * 2, pair != 0 || i != 0);
         }
       }
-      barrier_wait(plan.full(at, kPairs), at >> 2 & 1);
+      barrier_wait(shared.full[at & 3][kPairs], at >> 2 & 1);
       mma_fence();
-      const u32 rope = operand_k_major(plan.rope(at & 1));
+      const u32 rope = operand_k_major(shared.ropes[at & 1]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma<dtype, N>(p, rope + i * 2, query + 8 * (Plan::kRowBytes >> 4) + i * 2, 1);
+        mma<dtype, N>(p, rope + i * 2, query + 8 * (Layout::kRowBytes >> 4) + i * 2, 1);
       }
       mma_commit();
       mma_wait<0>();
       pin<N / 2>(p);
-      release(plan.rope_empty(at & 1));
+      warp_arrive(shared.rope_empty[at & 1]);
       const bool last = block + 2 >= end;
-      if (last) release(plan.queries_empty());
+      if (last) warp_arrive(shared.queries_empty);
 
       const int token = block * kTile;
       if (token + kTile > seen_by_all) {
@@ -242,13 +166,13 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
           for (int r = max(tokens - token, 0) + (thread >> 3); r < kTile; r += 16) {
 #pragma unroll
             for (int box = 0; box < 2 * kPairs; ++box) {
-              store_zeros(plan.latent(place_of(at, box / 2)) + (box & 1) * kBoxBytes + r * 128 + (thread & 7) * 16);
+              store_zeros(shared.latents[place_of(at, box / 2)] + (box & 1) * kBoxBytes + r * 128 + (thread & 7) * 16);
             }
           }
         }
       }
-      softmax();
-      store_fragment(weights, p);
+      values.weigh(p, o, scale_log2, shared.of_warps[team], kVote + team, kTeam + team);
+      store_rows_on_n<dtype, N>(weights + in_box, p);
       async_fence();
       named_sync(kTeam + team, 128);
       pin<4 * N>(&o[0][0]);
@@ -264,7 +188,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
         mma_commit();
       }
       auto release_pair = [&](int pair) {
-        if (!last) release(plan.latent_empty(place_of(at, pair)));
+        if (!last) warp_arrive(shared.latent_empty[place_of(at, pair)]);
       };
       mma_wait<3>();
       release_pair(0);
@@ -279,27 +203,19 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     at -= 2;  // the team's last block, whose latents are still in their places
 
     // The row values of the team.
-    float2* const sums = reinterpret_cast<float2*>(shared + Plan::sums) + parity * 8 * (N / 2);
-    float2* const maxima = reinterpret_cast<float2*>(shared + Plan::maxima) + parity * 2 * (N / 2);
-    float4* const factors = reinterpret_cast<float4*>(shared + Plan::factors) + team * (N / 2);
+    auto& sums = shared.sums[parity];
+    auto& maxima = shared.maxima[parity];
+    auto& factors = shared.factors[team];
+    values.store_sums(sums[team][warp]);
+    if (warp == 0 && lane < 4) {
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      float a = sum[2 * i], b = sum[2 * i + 1];
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        a += __shfl_xor_sync(~0u, a, step);
-        b += __shfl_xor_sync(~0u, b, step);
-      }
-      if (lane < 4) {
-        sums[(team * 4 + warp) * (N / 2) + 4 * i + lane] = {a, b};
-        if (warp == 0) maxima[team * (N / 2) + 4 * i + lane] = {top[2 * i], top[2 * i + 1]};
-      }
+      for (int i = 0; i < kOctets; ++i) maxima[team][4 * i + lane] = {values.maximum[2 * i], values.maximum[2 * i + 1]};
     }
     named_sync(kTeam + team, 128);  // all warps have read the latents, and the sums are there
     // What a team hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
     constexpr int kGiftPairs = N / 16;
     auto gift = [&](int of, int m) {
-      return reinterpret_cast<float4*>(shared + Plan::latents + place_of(of, m * kGiftPairs / 4) * (2 * kBoxBytes)) +
+      return reinterpret_cast<float4*>(shared.latents.elements[place_of(of, m * kGiftPairs / 4)].bytes) +
              m % (4 / kGiftPairs) * (kOctets * 128) + thread;
     };
     if (both) {
@@ -311,12 +227,12 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
           gift(at, m)[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
         }
       }
-      barrier_arrive(plan.exchanged());
-      barrier_wait(plan.exchanged(), parity);
+      barrier_arrive(shared.exchanged);
+      barrier_wait(shared.exchanged, parity);
     }
     if (warp == 0 && lane < N) {  // a row each: by what the outputs of this and of the other team count
       auto total = [&](int of) {
-        const float* x = reinterpret_cast<const float*>(sums) + of * 4 * N + lane;
+        const float* x = reinterpret_cast<const float*>(sums[of]) + lane;
         return x[0] + x[N] + x[2 * N] + x[3 * N];
       };
       const float* tops = reinterpret_cast<const float*>(maxima) + lane;
@@ -327,7 +243,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       const float inverse = all == 0.0f ? 0.0f : __fdividef(1.0f, all);
       reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
       if (team == 0) {
-        const float log = all == 0.0f ? -kInfinity : best + log2_fast(all);
+        const float log = log_sum(best, all);
         if (slot >= 0) {
           lse_part[static_cast<long long>(slot) * N + lane] = log;
         } else if (tile_row + lane < rows) {
@@ -365,13 +281,13 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
       async_fence();
       __syncwarp();
 #pragma unroll
-      for (int pair = 0; pair < kGiftPairs; ++pair) release(plan.latent_empty(place_of(others, pair)));
+      for (int pair = 0; pair < kGiftPairs; ++pair) warp_arrive(shared.latent_empty[place_of(others, pair)]);
       parity ^= 1;
     } else {
 #pragma unroll
       for (int m = 4; m < 8; ++m) scale(m);
 #pragma unroll
-      for (int pair = 0; pair < kGiftPairs; ++pair) release(plan.latent_empty(place_of(at, pair)));
+      for (int pair = 0; pair < kGiftPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     }
     // Columns 256 team .. from o[0] to o[3] on, and where a team is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
@@ -386,9 +302,9 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
                                     pack<dtype>(y[1], y[3]));
         }
       } else {  // through one of the last two places of the team's last block
-        const u32 staging = plan.latent(place_of(at, 2 + half));
+        const u32 staging = shared.latents[place_of(at, 2 + half)];
 #pragma unroll
-        for (int m = 0; m < 4; ++m) store_fragment(staging + m * Plan::kRowBytes, o[4 * half + m]);
+        for (int m = 0; m < 4; ++m) store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
         async_fence();
         named_sync(kTeam + team, 128);
         if (thread == 0) {
@@ -401,7 +317,7 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
     write(0);
     if (!both) write(1);
 #pragma unroll
-    for (int pair = kGiftPairs; pair < kPairs; ++pair) release(plan.latent_empty(place_of(at, pair)));
+    for (int pair = kGiftPairs; pair < kPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     sequence += end - begin;
   }
   if (thread == 0) tma_store_wait();
@@ -411,10 +327,10 @@ __device__ __forceinline__ void attend(int team, unsigned char* shared, const Sh
 // A block that lies in one page is loaded like one of a dense cache: the lanes read the block table ahead, a block
 // each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
-__device__ __forceinline__ void load_tokens(const SharedPlan<tiling.rows> plan, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
                                             const TensorMap& z_map, const TensorMap& kpe_map,
                                             const int* __restrict__ block_table, int table_width) {
-  constexpr int kRing = SharedPlan<tiling.rows>::kRing;
+  constexpr int kRing = Shared<tiling.rows>::kRing;
   constexpr bool paged = problem.page > 0;
   constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr int kPagesOfLane = (kPages + 31) / 32;
@@ -481,33 +397,34 @@ __device__ __forceinline__ void load_tokens(const SharedPlan<tiling.rows> plan, 
       };
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        barrier_wait(plan.latent_empty(place), phase);
-        load(plan.latent(place), z_map, 2 * (pair ^ 2 * team), 2, plan.full(sequence, pair));
+        barrier_wait(shared.latent_empty[place], phase);
+        load(shared.latents[place], z_map, 2 * (pair ^ 2 * team), 2, shared.full[sequence & 3][pair]);
         if (++place == kRing) {
           place = 0;
           phase ^= 1;
         }
       }
-      barrier_wait(plan.rope_empty(sequence & 1), ~(sequence >> 1) & 1);
-      load(plan.rope(sequence & 1), kpe_map, 0, 1, plan.full(sequence, kPairs));
+      barrier_wait(shared.rope_empty[sequence & 1], ~(sequence >> 1) & 1);
+      load(shared.ropes[sequence & 1], kpe_map, 0, 1, shared.full[sequence & 3][kPairs]);
     }
   }
 }
 
 // The thread that loads queries: apart from the tokens', which may run ahead of the item at work.
 template <FlashMlaV1Tiling tiling>
-__device__ __forceinline__ void load_queries(const SharedPlan<tiling.rows> plan, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
                                              const TensorMap& qc_map, const TensorMap& qpe_map) {
-  using Plan = SharedPlan<tiling.rows>;
+  using Layout = Shared<tiling.rows>;
   WorkItem item = *work;
   wait_for_previous();
   for (u32 phase = 1; item.begin != item.end; phase ^= 1, item = *++work) {
-    barrier_wait(plan.queries_empty(), phase);
+    barrier_wait(shared.queries_empty, phase);
     const int row = item.row_tile * tiling.rows;
-    const u32 queries = plan.base + Plan::queries, full = plan.queries_full();
-    barrier_expect(full, 9 * Plan::kRowBytes);
+    const u32 queries = shared.queries;
+    const u32 full = shared.queries_full;
+    barrier_expect(full, 9 * Layout::kRowBytes);
     tma_load(queries, qc_map, row, 0, item.request, full);
-    tma_load(queries + 8 * Plan::kRowBytes, qpe_map, row, 0, item.request, full);
+    tma_load(queries + 8 * Layout::kRowBytes, qpe_map, row, 0, item.request, full);
   }
 }
 
@@ -532,17 +449,18 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   constexpr bool trades_registers = tiling.rows == 32;  // 16 rows need no more than all threads start with
-  using Plan = SharedPlan<tiling.rows>;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const Plan plan{shared_address(shared)};
+  using Layout = Shared<tiling.rows>;
+  static_assert(sizeof(Layout) == flash_mla_v1_shared_bytes(tiling.rows) && sizeof(Layout) <= kMaxSharedBytes);
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 4 * (kPairs + 1); ++i) barrier_init(plan.full(0, i), 1);
-    for (int place = 0; place < Plan::kRing; ++place) barrier_init(plan.latent_empty(place), 4);
-    for (int place = 0; place < Plan::kRopes; ++place) barrier_init(plan.rope_empty(place), 4);
-    barrier_init(plan.queries_full(), 1);
-    barrier_init(plan.queries_empty(), 8);
-    barrier_init(plan.exchanged(), 256);
+    for (int i = 0; i < 4 * (kPairs + 1); ++i) barrier_init(shared.full[0][i], 1);
+    for (int place = 0; place < Layout::kRing; ++place) barrier_init(shared.latent_empty[place], 4);
+    for (int place = 0; place < 2; ++place) barrier_init(shared.rope_empty[place], 4);
+    barrier_init(shared.queries_full, 1);
+    barrier_init(shared.queries_empty, 8);
+    barrier_init(shared.exchanged, 256);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -556,14 +474,14 @@ __global__ void __launch_bounds__(384, 1)
   if (role < 2) {
     if constexpr (trades_registers) take_registers<232>();
     const int team = uniform(role);
-    attend<problem, tiling>(team, shared, plan, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
+    attend<problem, tiling>(team, shared, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
                              after_lengths, after);
   } else {
     if constexpr (trades_registers) give_registers<40>();
     if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load_tokens<problem, tiling>(plan, work, z_map, kpe_map, block_table, table_width);
+      load_tokens<problem, tiling>(shared, work, z_map, kpe_map, block_table, table_width);
     }
-    if (threadIdx.x == 288) load_queries<tiling>(plan, work, qc_map, qpe_map);
+    if (threadIdx.x == 288) load_queries<tiling>(shared, work, qc_map, qpe_map);
   }
 }
 

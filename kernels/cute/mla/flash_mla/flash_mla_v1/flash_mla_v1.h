@@ -6,8 +6,8 @@
 
 namespace hypermla::cute {
 
-// Dynamic shared memory of a thread block for tiles of 16 or 32 rows, see the kernel's SharedPlan.
-constexpr unsigned flash_mla_v1_shared_bytes(int rows) { return rows == 16 ? 221696 : 229888; }
+// Dynamic shared memory of a thread block for tiles of 16 or 32 rows, see the kernel's Shared.
+constexpr unsigned flash_mla_v1_shared_bytes(int rows) { return rows == 16 ? 221472 : 229664; }
 
 // o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
 struct FlashMlaV1Problem {
