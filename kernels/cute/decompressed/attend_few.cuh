@@ -1,5 +1,5 @@
 // Attention over decompressed keys and values for few queries, the part of flash_attention_v1.cuh that one thread block
-// does: its teams and its loads of tokens.
+// does: its consumers and its loads of tokens.
 #pragma once
 
 #include "hopper/constants.h"
@@ -13,11 +13,11 @@
 
 namespace hypermla::cute::decompressed {
 
-inline constexpr int kTile = 64;          // tokens of a block, columns of a box
-inline constexpr int kTeams = 2;  // and heads of an item
+inline constexpr int kTile = 64;  // tokens of a block, columns of a box
+inline constexpr int kConsumers = 2;  // and heads of an item
 inline constexpr int kItems = 2;  // places for drawn items
 
-// Heads of a request, one for each team, and a tile of their rows.
+// Heads of a request, one for each consumer, and a tile of their rows.
 struct Item {
   int request;  // -1: no more items
   int head;     // the first of them
@@ -29,7 +29,7 @@ struct Item {
 
 template <int N>
 struct SharedWeights {
-  Array<Bytes<N * 128>, kTeams> weights;  // [team]
+  Array<Bytes<N * 128>, kConsumers> weights;  // [consumer]
 };
 template <>
 struct SharedWeights<64> {};  // those of 64 rows stay in registers
@@ -37,23 +37,24 @@ struct SharedWeights<64> {};  // those of 64 rows stay in registers
 template <int N>
 struct Shared : SharedWeights<N> {
   static constexpr bool kSwapped = N < 64;                      // rows on the N side
-  static constexpr int kRing = N == 16 ? 6 : 5;                 // stages of a team's ring
+  static constexpr int kRing = N == 16 ? 6 : 5;                 // stages of a consumer's ring
   static constexpr int kRopes = N == 16 ? 2 : N == 32 ? 4 : 5;  // stages for RoPE boxes
-  static constexpr int kQueries = kSwapped ? kTeams : 1;        // places for queries
+  static constexpr int kQueries = kSwapped ? kConsumers : 1;        // places for queries
   static constexpr u32 kPairBytes = 2 * kBoxBytes;
   static constexpr u32 kRowBytes = N * 128;  // a box of N rows
   static_assert(kRowBytes % 1024 == 0);
 
   Array<Bytes<3 * kRowBytes>, kQueries> queries;
   Array<Bytes<kBoxBytes>, kRopes> ropes;
-  Array<Array<Bytes<kPairBytes>, kRing>, kTeams> pairs;  // [team]
-  RingBarriers<kRing, kTeams> rings;
+  Array<Array<Bytes<kPairBytes>, kRing>, kConsumers> pairs;  // [consumer]
+  RingBarriers<kRing, kConsumers> rings;
   RingBarriers<kRopes> rope_ring;
-  Barriers<kTeams> query_full;
+  Barriers<kConsumers> query_full;
   Barriers<kQueries> query_empty;
   RingBarriers<kItems> item_ring;
   alignas(16) Item items[kItems];
-  float2 of_warps[kTeams][4][N / 2];  // [team][warp][pair of rows]: maxima, in the end sums; of 64 rows: not used
+  // [consumer][warp][pair of rows]: maxima, in the end sums; not used with 64 rows.
+  float2 of_warps[kConsumers][4][N / 2];
 };
 
 template <int N>
@@ -62,7 +63,7 @@ struct ItemOrder {
   const int* __restrict__ lengths;
 
   __device__ int tiles() const { return (s + N - 1) / N; }
-  __device__ int groups() const { return (h + kTeams - 1) / kTeams; }
+  __device__ int groups() const { return (h + kConsumers - 1) / kConsumers; }
   __device__ int items() const { return b * groups() * tiles(); }
   // Items of the same keys come one after the other.
   template <bool causal>
@@ -71,7 +72,7 @@ struct ItemOrder {
     const int row = index % tiles() * N, group = index / tiles() % groups(), request = index / tiles() / groups();
     const int tokens = lengths ? lengths[request] : t;
     const int seen = causal ? tokens - s + min(row + N, s) : tokens;
-    return {request, kTeams * group, row, tokens, (max(seen, 0) + kTile - 1) / kTile, {}};
+    return {request, kConsumers * group, row, tokens, (max(seen, 0) + kTile - 1) / kTile, {}};
   }
 };
 
@@ -109,19 +110,20 @@ struct Output {
   }
 };
 
-// Named barriers of a team; by number, since both teams run the same code.
-enum NamedBarrier { kTeam = 1, kVote = 3 };
+// Named barriers of consumer 0; those of consumer 1 have the next number.
+enum NamedBarrier { kMeet = 1, kVote = 3 };
 
-// What both kinds of teams share: the places of the token block at work, and what is done to boxes.
+// What both kinds of consumers share: the places of the token block at work, and what is done to boxes.
 template <int N>
-struct Team {
+struct Consumer {
   using Layout = Shared<N>;
   const Layout& shared;
   const int number;
-  Ring<Layout::kRing, kTeams> ring;  // at the keys (0 ahead) and values (1) of the block at work; 2: the keys of the block after it
+  Ring<Layout::kRing, kConsumers>
+      ring;  // at the keys (0 ahead) and values (1) of the block at work; 2: the keys of the block after it
   Ring<Layout::kRopes> rope;
 
-  __device__ __forceinline__ Team(const Layout& shared, int number)
+  __device__ __forceinline__ Consumer(const Layout& shared, int number)
       : shared(shared),
         number(number),
         ring(shared.rings, Side::consumer, number),
@@ -130,7 +132,7 @@ struct Team {
   __device__ __forceinline__ void release(int ahead) const { warp_arrive(ring.empty(ahead)); }
   __device__ __forceinline__ u32 values() const { return shared.pairs[number][ring.stage_at(1)]; }
   // Values behind the end of the request, from token `first` of the block on, may be anything: their weights are 0, but
-  // 0 * NaN would spoil the output. The team meets before it multiplies by them.
+  // 0 * NaN would spoil the output. The consumer meets before it multiplies by them.
   __device__ __forceinline__ void zero_values(int first) const {
     const int thread = thread_id() & 127;
 #pragma unroll 1
@@ -150,12 +152,12 @@ __device__ __forceinline__ void write_nothing(unsigned short* o, int row_stride,
   for (int i = thread; i < rows; i += 128) lse[i] = -kInfinity;
 }
 
-// A team with rows on the N side: the scores of a block beside the products of the one before, then the softmax.
+// A consumer with rows on the N side: the scores of a block beside the products of the one before, then the softmax.
 // Thread t holds, of scores and outputs, tokens or columns r and r + 8 (wgmma.h) of rows 8i + 2 * (t % 4) and the one
 // after it.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& shared, Items<tiling.rows> items, const Output output, float scale_log2, int h,
-                                               int s) {
+__device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& shared, Items<tiling.rows> items,
+                                               const Output output, float scale_log2, int h, int s) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
   using Layout = Shared<tiling.rows>;
@@ -166,7 +168,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
   float o[2][N / 2];             // (128, N)
   float p[N / 2] = {};           // (64, N) scores, then weights
   RowsOnN<N> values(warp, lane);
-  Team<tiling.rows> team(shared, number);
+  Consumer<tiling.rows> consumer(shared, number);
   u32 query_phase = 0;
 
   const u32 query = operand_k_major(shared.queries[number % Layout::kQueries]);
@@ -177,40 +179,41 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
   auto& of_warps = shared.of_warps[number];
 
   auto keys_full = [&](int ahead) {
-    team.ring.wait_until_full(ahead);
-    team.rope.wait_until_full();
+    consumer.ring.wait_until_full(ahead);
+    consumer.rope.wait_until_full();
   };
   auto keys_done = [&](int ahead) {
     pin<N / 2>(p);
-    team.release(ahead);
-    warp_arrive(team.rope.empty());
-    team.rope.next();
+    consumer.release(ahead);
+    warp_arrive(consumer.rope.empty());
+    consumer.rope.next();
   };
   // S^T = K Q^T of the block at work, or of the one after it.
   auto scores = [&](int ahead) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      mma<dtype, N>(p, key + (2 * team.ring.stage_at(ahead) + i / 4) * kNextBox + i % 4 * 2,
-                                query + i / 4 * (Layout::kRowBytes >> 4) + i % 4 * 2, i != 0);
+      mma<dtype, N>(p, key + (2 * consumer.ring.stage_at(ahead) + i / 4) * kNextBox + i % 4 * 2,
+                    query + i / 4 * (Layout::kRowBytes >> 4) + i % 4 * 2, i != 0);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, N>(p, operand_k_major(shared.ropes[team.rope.stage]) + i * 2,
-                                query + 2 * (Layout::kRowBytes >> 4) + i * 2, 1);
+      mma<dtype, N>(p, operand_k_major(shared.ropes[consumer.rope.stage]) + i * 2,
+                    query + 2 * (Layout::kRowBytes >> 4) + i * 2, 1);
     }
   };
   auto products = [&] {  // O^T += V^T P^T
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      mma<dtype, N, Major::k, Major::mn>(o[i / 4], value + (2 * team.ring.stage_at(1) + i / 4) * kNextBox + i % 4 * 128,
-                               operand_k_major(weights) + i % 4 * 2, 1);
+      mma<dtype, N, Major::k, Major::mn>(o[i / 4],
+                                         value + (2 * consumer.ring.stage_at(1) + i / 4) * kNextBox + i % 4 * 128,
+                                         operand_k_major(weights) + i % 4 * 2, 1);
     }
   };
-  auto softmax = [&] { values.weigh(p, o, scale_log2, of_warps, kVote + number, kTeam + number); };
+  auto softmax = [&] { values.weigh(p, o, scale_log2, of_warps, kVote + number, kMeet + number); };
   auto store_weights = [&] {
     store_rows_on_n<dtype, N>(weights + in_box, p);
     async_fence();
-    named_sync(kTeam + number, 128);
+    named_sync(kMeet + number, 128);
   };
 
 #pragma unroll 1
@@ -255,7 +258,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
 #pragma unroll 1
     for (int block = 1; block < blocks; ++block) {
       keys_full(2);
-      team.ring.wait_until_full(1);
+      consumer.ring.wait_until_full(1);
       pin<N>(&o[0][0]);
       mma_fence();
       scores(2);
@@ -264,17 +267,17 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
       mma_wait<0>();
       pin<N>(&o[0][0]);
       keys_done(2);
-      team.release(1);
-      team.ring.next(2);
+      consumer.release(1);
+      consumer.ring.next(2);
       mask(block * kTile);
       softmax();  // its vote tells, too, that all warps have read the weights
       store_weights();
     }
     warp_arrive(shared.query_empty[number % Layout::kQueries]);
-    team.ring.wait_until_full(1);
+    consumer.ring.wait_until_full(1);
     if (blocks * kTile > tokens) {
-      team.zero_values(tokens - (blocks - 1) * kTile);
-      named_sync(kTeam + number, 128);
+      consumer.zero_values(tokens - (blocks - 1) * kTile);
+      named_sync(kMeet + number, 128);
     }
     pin<N>(&o[0][0]);
     mma_fence();
@@ -284,7 +287,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
     pin<N>(&o[0][0]);
 
     values.store_sums(of_warps[warp]);
-    named_sync(kTeam + number, 128);  // all warps have read the values, too
+    named_sync(kMeet + number, 128);  // all warps have read the values, too
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
       float2 all = of_warps[0][4 * i + (lane & 3)];
@@ -305,24 +308,23 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
       if (warp == 0 && lane < 4) {
         const int at = 8 * i + row;
         if (tile_row + at < s) tile_lse[at] = log_sum(values.maximum[2 * i], all.x) * kLn2;
-        if (tile_row + at + 1 < s)
-          tile_lse[at + 1] = log_sum(values.maximum[2 * i + 1], all.y) * kLn2;
+        if (tile_row + at + 1 < s) tile_lse[at + 1] = log_sum(values.maximum[2 * i + 1], all.y) * kLn2;
       }
     }
-    const u32 staging = team.values();
+    const u32 staging = consumer.values();
     store_rows_on_n<dtype, N>(staging + in_box, o[0]);
     store_rows_on_n<dtype, N>(staging + Layout::kRowBytes + in_box, o[1]);
     async_fence();
-    named_sync(kTeam + number, 128);
+    named_sync(kMeet + number, 128);
     if (thread == 0) output.store_box(staging, tile_row, head);
     __syncwarp();
-    team.release(1);
-    team.ring.next(2);
+    consumer.release(1);
+    consumer.ring.next(2);
   }
   if (thread == 0) tma_store_wait();
 }
 
-// A team with rows on the M side, in the same order. Thread t holds columns or tokens 8i + 2 * (t % 4) and the one
+// A consumer with rows on the M side, in the same order. Thread t holds columns or tokens 8i + 2 * (t % 4) and the one
 // after it of rows r and r + 8 (wgmma.h).
 template <auto problem, auto tiling>
 __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, Items<tiling.rows> items,
@@ -338,15 +340,15 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
   u32 packed[16];    // (64, 64) weights as the A operand
   u32 q[48];         // (64, 192) queries as the A operand
   float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
-  Team<tiling.rows> team(shared, number);
+  Consumer<tiling.rows> consumer(shared, number);
   u32 query_phase = 0;
 
   const u32 key = operand_k_major(shared.pairs[number]);
   const u32 value = operand_mn_major(shared.pairs[number]);
 
   auto keys_full = [&](int ahead) {
-    team.ring.wait_until_full(ahead);
-    team.rope.wait_until_full();
+    consumer.ring.wait_until_full(ahead);
+    consumer.rope.wait_until_full();
   };
   // S = Q K^T of the block at work, or of the one after it.
   auto scores = [&](int ahead) {
@@ -355,21 +357,21 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     for (int box = 0; box < 2; ++box) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma<dtype, 64>(p, q + 16 * box + 4 * i, key + (2 * team.ring.stage_at(ahead) + box) * kNextBox + i * 2,
-                                box != 0 || i != 0);
+        mma<dtype, 64>(p, q + 16 * box + 4 * i, key + (2 * consumer.ring.stage_at(ahead) + box) * kNextBox + i * 2,
+                       box != 0 || i != 0);
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, 64>(p, q + 32 + 4 * i, operand_k_major(shared.ropes[team.rope.stage]) + i * 2, 1);
+      mma<dtype, 64>(p, q + 32 + 4 * i, operand_k_major(shared.ropes[consumer.rope.stage]) + i * 2, 1);
     }
     mma_commit();
   };
   auto scores_done = [&](int ahead) {
     pin<32>(p);
-    team.release(ahead);
-    warp_arrive(team.rope.empty());
-    team.rope.next();
+    consumer.release(ahead);
+    warp_arrive(consumer.rope.empty());
+    consumer.rope.next();
   };
   auto products = [&] {  // O += P V
     mma_fence();
@@ -377,15 +379,16 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma<dtype, 64, Major::mn>(o + 32 * m, packed + 4 * i, value + (2 * team.ring.stage_at(1) + m) * kNextBox + i * 128, 1);
+        mma<dtype, 64, Major::mn>(o + 32 * m, packed + 4 * i,
+                                  value + (2 * consumer.ring.stage_at(1) + m) * kNextBox + i * 128, 1);
       }
     }
     mma_commit();
   };
   auto products_done = [&] {
     pin<64>(o);
-    team.release(1);
-    team.ring.next(2);
+    consumer.release(1);
+    consumer.ring.next(2);
   };
   // Scores to weights, in place; whether the output has to shrink. A row lies in one warp.
   auto softmax = [&] {
@@ -452,14 +455,16 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     scores(0);
     mma_wait<0>();
     scores_done(0);
-    warp_arrive(shared.query_empty[number % Layout::kQueries]);  // not earlier: the queries may be on their way to the registers until then
+    warp_arrive(
+        shared.query_empty
+            [number % Layout::kQueries]);  // not earlier: the queries may be on their way to the registers until then
     mask(0);
     softmax();
     pack_weights();
 #pragma unroll 1
     for (int block = 1; block < blocks; ++block) {
       keys_full(2);
-      team.ring.wait_until_full(1);
+      consumer.ring.wait_until_full(1);
       scores(2);
       products();
       mma_wait<1>();
@@ -471,10 +476,10 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
       if (raised) rescale_rows<64>(o, factors);
       pack_weights();
     }
-    team.ring.wait_until_full(1);
+    consumer.ring.wait_until_full(1);
     if (blocks * kTile > tokens) {
-      team.zero_values(tokens - (blocks - 1) * kTile);
-      named_sync(kTeam + number, 128);
+      consumer.zero_values(tokens - (blocks - 1) * kTile);
+      named_sync(kMeet + number, 128);
     }
     products();
     mma_wait<0>();
@@ -484,8 +489,8 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float all = half ? sum.y : sum.x;
-      store_row<dtype>(tile_o + (row + 8 * half) * output.row_stride(), o, half, all == 0.0f ? 0.0f : __fdividef(1.0f, all),
-                       row + 8 * half < rows);
+      store_row<dtype>(tile_o + (row + 8 * half) * output.row_stride(), o, half,
+                       all == 0.0f ? 0.0f : __fdividef(1.0f, all), row + 8 * half < rows);
     }
     if ((lane & 3) == 0) {
       if (row < rows) tile_lse[row] = log_sum(maximum.x, sum.x) * kLn2;
@@ -494,22 +499,22 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
   }
 }
 
-// A thread that loads the keys and values of one team.
+// A thread that loads the keys and values of one consumer.
 template <int N>
-__device__ __forceinline__ void load_tokens(int team, Shared<N>& shared, Items<N> items, const TensorMap& k_map,
+__device__ __forceinline__ void load_tokens(int consumer, Shared<N>& shared, Items<N> items, const TensorMap& k_map,
                                             const TensorMap& v_map, int h) {
   using Layout = Shared<N>;
-  Ring<Layout::kRing, kTeams> ring(shared.rings, Side::producer, team);
+  Ring<Layout::kRing, kConsumers> ring(shared.rings, Side::producer, consumer);
   for (;;) {
     const Item item = items.next();
     if (item.request < 0) break;
-    const int head = item.request * h + min(item.head + team, h - 1);
+    const int head = item.request * h + min(item.head + consumer, h - 1);
     for (int block = 0; block < item.blocks; ++block) {
       for (const TensorMap* map : {&k_map, &v_map}) {
         const u32 full = ring.full();
         ring.wait_until_empty();
         barrier_expect(full, Layout::kPairBytes);
-        tma_load(shared.pairs[team][ring.stage], *map, block * kTile, 0, head, full);
+        tma_load(shared.pairs[consumer][ring.stage], *map, block * kTile, 0, head, full);
         ring.next();
       }
     }

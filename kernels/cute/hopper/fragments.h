@@ -1,7 +1,7 @@
 // Fragments: the pieces of a matrix that the lanes of a warp hold for wgmma, and their way to and from shared memory.
 //
-// A fragment of 8 x 8 16-bit elements is one register: lane t holds columns 2 * (t % 4) and the one after it of row t / 4.
-// In shared memory a box has lines of 64 columns (128 bytes) with the 128-byte swizzle, see tma.h.
+// A fragment of 8 x 8 16-bit elements is one register: lane t holds columns 2 * (t % 4) and the one after it of row t /
+// 4. In shared memory a box has lines of 64 columns (128 bytes) with the 128-byte swizzle, see tma.h.
 #pragma once
 
 #include "hypermla/dtype.h"
@@ -36,8 +36,8 @@ __device__ __forceinline__ float2 unpack(u32 packed) {
 // Bytes from the start of a box to 8 columns of a line: `unit` 0 is columns 0..7.
 __device__ __forceinline__ u32 swizzled(u32 line, u32 unit) { return line * 128 + ((unit ^ line % 8) << 4); }
 
-// Four fragments from shared memory; lane l gives the address of row l % 8 of fragment l / 8. From a box, with the address
-// of line l % 16 and unit l / 16 + 2 i, that is 16 rows and 16 columns of an A operand.
+// Four fragments from shared memory; lane l gives the address of row l % 8 of fragment l / 8. From a box, with the
+// address of line l % 16 and unit l / 16 + 2 i, that is 16 rows and 16 columns of an A operand.
 __device__ __forceinline__ void load_matrices(u32* a, u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])

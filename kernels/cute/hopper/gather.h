@@ -1,5 +1,5 @@
-// Copies of 16 bytes from global to shared memory, thread by thread: for rows that lie anywhere, where the copy engine would
-// take an instruction for each of them.
+// Copies of 16 bytes from global to shared memory, thread by thread: for rows that lie anywhere, where the copy engine
+// would take an instruction for each of them.
 #pragma once
 
 #include "mbarrier.h"
@@ -11,8 +11,8 @@ __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 
-// Arrives at a barrier once all copies that this thread has started are there. The barrier counts every thread. Copies are
-// ordinary accesses: whoever reads them by wgmma puts async_fence() between the wait and it.
+// Arrives at a barrier once all copies that this thread has started are there. The barrier counts every thread. Copies
+// are ordinary accesses: whoever reads them by wgmma puts async_fence() between the wait and it.
 __device__ __forceinline__ void barrier_arrive_when_copied(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }

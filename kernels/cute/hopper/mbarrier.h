@@ -32,8 +32,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 
 // One arrival that also tells how many bytes the copy engine will bring in this phase.
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {

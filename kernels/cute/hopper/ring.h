@@ -1,5 +1,5 @@
-// A ring of stages in shared memory between a producer and its consumers: each stage has a barrier for "full" and one for
-// "empty". Which stage is next, and in which phase its barriers are, is kept here and nowhere else.
+// A ring of stages in shared memory between a producer and its consumers: each stage has a barrier for "full" and one
+// for "empty". Which stage is next, and in which phase its barriers are, is kept here and nowhere else.
 #pragma once
 
 #include "mbarrier.h"

@@ -1,10 +1,10 @@
-// The softmax of scores that a warpgroup holds as fragments (wgmma.h), step by step: running maximum, mask, weights, rescale,
-// and the outputs on their way to memory. Maxima are in units of log2, that is of score * scale * log2 e.
+// The softmax of scores that a warpgroup holds as fragments (wgmma.h), step by step: running maximum, mask, weights,
+// rescale, and the outputs on their way to memory. Maxima are in units of log2, that is of score * scale * log2 e.
 //
-// Rows on M: thread t holds columns 8i + 2 * (t % 4) and the one after it, of rows r and r + 8 at [4i], [4i + 1] and [4i + 2],
-// [4i + 3]. Four neighbouring threads share their rows; a value of both rows is a float2.
-// Rows on N (the products are transposed): thread t holds tokens or columns r and r + 8, of rows 8i + 2 * (t % 4) and the one
-// after it at [4i], [4i + 2] and [4i + 1], [4i + 3]. All threads of a warpgroup with the same t % 4 share their rows.
+// Rows on M: thread t holds columns 8i + 2 * (t % 4) and the one after it, of rows r and r + 8 at [4i], [4i + 1] and
+// [4i + 2], [4i + 3]. Four neighbouring threads share their rows; a value of both rows is a float2. Rows on N (the
+// products are transposed): thread t holds tokens or columns r and r + 8, of rows 8i + 2 * (t % 4) and the one after it
+// at [4i], [4i + 2] and [4i + 1], [4i + 3]. All threads of a warpgroup with the same t % 4 share their rows.
 #pragma once
 
 #include "constants.h"
@@ -95,9 +95,9 @@ __device__ __forceinline__ float log_sum(float maximum, float sum) {
   return sum == 0.0f ? -kInfinity : maximum + log2_fast(sum);
 }
 
-// 128 columns of row r (half 0) or r + 8 (half 1) of `o`, times `factor`, to global memory: `row` is the row's first column.
-// Four threads hold two columns each: they exchange among four such groups, so that each stores 16 bytes. All threads of the
-// warp call it, also those with nothing to store.
+// 128 columns of row r (half 0) or r + 8 (half 1) of `o`, times `factor`, to global memory: `row` is the row's first
+// column. Four threads hold two columns each: they exchange among four such groups, so that each stores 16 bytes. All
+// threads of the warp call it, also those with nothing to store.
 template <DType dtype>
 __device__ __forceinline__ void store_row(unsigned short* row, const float* o, int half, float factor, bool exists) {
   const int lane = lane_id() & 3;
@@ -124,7 +124,8 @@ __device__ __forceinline__ void store_row(unsigned short* row, const float* o, i
 
 // ---- Rows on N.
 
-// Where in a box of N rows a lane of a warp of the warpgroup stores: row 8 * (lane / 16) + lane % 8 of two groups of 8 rows.
+// Where in a box of N rows a lane of a warp of the warpgroup stores: row 8 * (lane / 16) + lane % 8 of two groups of 8
+// rows.
 __device__ __forceinline__ u32 place_of_lane(int warp, int lane) {
   return swizzled((lane >> 4) * 8 + (lane & 7), 2 * warp + (lane >> 3 & 1));
 }
@@ -139,10 +140,11 @@ __device__ __forceinline__ void store_rows_on_n(u32 to, const float* d) {
   }
 }
 
-// The running maxima and sums of N rows, each thread its own: rows 8i + 2 * (t % 4) and the one after it at [2i], [2i + 1].
+// The running maxima and sums of N rows, each thread its own: rows 8i + 2 * (t % 4) and the one after it at [2i], [2i +
+// 1].
 template <int N>
 struct RowsOnN {
-  int warp, lane;  // of the thread in its warpgroup
+  int warp, lane;                    // of the thread in its warpgroup
   float maximum[N / 4], sum[N / 4];  // sum: of the thread's own weights
 
   __device__ __forceinline__ RowsOnN(int warp, int lane) : warp(warp), lane(lane) {}
@@ -154,12 +156,12 @@ struct RowsOnN {
     }
   }
 
-  // Scores to weights, in place. Where a score exceeds its running maximum by more than kRescaleThreshold, all maxima rise, and
-  // the `tiles` outputs o are rescaled: `vote` is the named barrier that decides it, `meet` the one at which the warps have
-  // left their largest scores in `of_warps`.
+  // Scores to weights, in place. Where a score exceeds its running maximum by more than kRescaleThreshold, all maxima
+  // rise, and the `tiles` outputs o are rescaled: `vote` is the named barrier that decides it, `meet` the one at which
+  // the warps have left their largest scores in `of_warps`.
   template <int tiles>
-  __device__ __forceinline__ void weigh(float* p, float (&o)[tiles][N / 2], float scale_log2, float2 (&of_warps)[4][N / 2],
-                                        int vote, int meet) {
+  __device__ __forceinline__ void weigh(float* p, float (&o)[tiles][N / 2], float scale_log2,
+                                        float2 (&of_warps)[4][N / 2], int vote, int meet) {
     bool raise = false;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {

@@ -1,6 +1,6 @@
-// Members of a thread block's shared memory by name. A kernel's shared memory is one struct; what the copy engine, wgmma and
-// mbarriers work on are members of the types below, which turn into the 32-bit addresses that those instructions take. What
-// threads read and write themselves are ordinary members.
+// Members of a thread block's shared memory by name. A kernel's shared memory is one struct; what the copy engine,
+// wgmma and mbarriers work on are members of the types below, which turn into the 32-bit addresses that those
+// instructions take. What threads read and write themselves are ordinary members.
 //
 // Why no plain arrays: an index into those is a 64-bit sum, which costs the loops of a kernel their uniform registers.
 #pragma once

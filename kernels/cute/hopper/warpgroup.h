@@ -18,8 +18,8 @@ __device__ __forceinline__ u32 thread_id() {
   return thread;
 }
 
-// A value that all lanes share, in a form in which the compiler knows it: in a uniform register, so that loops and branches
-// on it do not count as divergent (wgmma may not be in flight over a branch that could diverge).
+// A value that all lanes share, in a form in which the compiler knows it: in a uniform register, so that loops and
+// branches on it do not count as divergent (wgmma may not be in flight over a branch that could diverge).
 __device__ __forceinline__ int uniform(int value) {
   int same;
   asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));

@@ -4,12 +4,13 @@
 // mma_commit(), and touch no accumulator of the group before mma_wait<groups that may still be in flight>().
 // Thread t of the warpgroup holds rows r = 16 * (t / 32) + t % 32 / 4 and r + 8 of D: elements d[4i], d[4i + 1] are
 // (r, 8i + 2 * (t % 4)) and the column after it, d[4i + 2], d[4i + 3] the same columns of row r + 8.
-// Operands in shared memory are boxes of 64 rows x 64 columns with the 128-byte swizzle (8192 bytes, see tma.h), named by
-// the low half of the matrix descriptor; the high half is the same for all of them. A 64-bit sum per product instead of
-// this 32-bit one costs about 49 issue cycles.
+// Operands in shared memory are boxes of 64 rows x 64 columns with the 128-byte swizzle (8192 bytes, see tma.h), named
+// by the low half of the matrix descriptor; the high half is the same for all of them. A 64-bit sum per product instead
+// of this 32-bit one costs about 49 issue cycles.
 //
-// Where a problem has few rows, they are the columns of the product (N = 16 or 32), and what is long is its 64 rows ("swap
-// AB"). Shared memory bounds those: a 64 x 16 operand takes 16 cycles to read, as long as N = 32 takes to multiply.
+// Where a problem has few rows, they are the columns of the product (N = 16 or 32), and what is long is its 64 rows
+// ("swap AB"). Shared memory bounds those: a 64 x 16 operand takes 16 cycles to read, as long as N = 32 takes to
+// multiply.
 #pragma once
 
 #include "hypermla/dtype.h"
@@ -47,6 +48,7 @@ __device__ __forceinline__ void pin(float* d) {
 }
 
 // The lists of d's registers, and their names in the instruction.
+// clang-format off
 #define HYPERMLA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define HYPERMLA_NAMES_16 HYPERMLA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define HYPERMLA_NAMES_32 \
@@ -81,6 +83,7 @@ __device__ __forceinline__ void pin(float* d) {
       "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, p, 1, 1, %" #MAJOR_B ";\n}"                        \
       : HYPERMLA_LIST_##COUNT(0)                                                                       \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(major_b == Major::mn))
+// clang-format on
 
 // d (64 x n) += a (64 x 16) b (16 x n), both in shared memory; accumulate == 0: d = a b.
 template <DType dtype, int n, Major major_b = Major::k, Major major_a = Major::k>

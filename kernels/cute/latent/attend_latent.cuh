@@ -1,4 +1,5 @@
-// Attention over the latent cache, the part of flash_mla.cuh that one thread block does: its math and its loads of boxes.
+// Attention over the latent cache, the part of flash_mla.cuh that one thread block does: its consumers and its loads of
+// boxes.
 #pragma once
 
 #include "hopper/constants.h"
@@ -25,24 +26,20 @@ struct Shared {
   Barriers<kBoxPairs> queries_full;
   Barriers<2> weights_ready;
   Barrier queries_empty;
-  Barrier exchanged;  // what the warpgroups hand each other at the end of an item
-  int raised[2][4];        // [slot][warp]: did the warp raise its maximum
-  float maximum[2][kTile];  // [slot][row]
-  float sum[2][kTile];      // [warpgroup][row]
+  Barrier exchanged;        // what the warpgroups hand each other at the end of an item
+  volatile int raised[2][4];         // [slot][warp]: did the warp raise its maximum
+  volatile float maximum[2][kTile];  // [slot][row]
+  volatile float sum[2][kTile];      // [warpgroup][row]
 };
 static_assert(sizeof(Shared) <= kMaxSharedBytes);
 
-enum NamedBarrier {
-  kEvenScoresIssued = 1,
-  kOddScoresIssued = 2,
-  kWarpgroup0 = 3,
-  kWarpgroup1 = 4
-};
+enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4 };
 
 // The pairs of a slot in the order in which their readers free them.
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
 
-// Where the output of the attention goes: whole tiles by o_map and to lse, parts to o_part and lse_part (flash_mla.cuh).
+// Where the output of the attention goes: whole tiles by o_map and to lse, parts to o_part and lse_part
+// (flash_mla.cuh).
 struct Output {
   const TensorMap& o_map;
   float* __restrict__ lse;
@@ -52,23 +49,19 @@ struct Output {
   int rows;
 };
 
-// One math warpgroup. `work`: its items, one after the other.
+// One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
-__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work,
-                                       const Output output, float scale_log2, int s,
-                                       const int* __restrict__ after_lengths, int after) {
+__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const Output output,
+                                       float scale_log2, int s, const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
-  auto& raised = const_cast<volatile int(&)[2][4]>(shared.raised);
-  auto& maximum = const_cast<volatile float(&)[2][kTile]>(shared.maximum);
-  auto& sum = const_cast<volatile float(&)[2][kTile]>(shared.sum);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
 
   float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32] = {};  // (64, 64) scores, then weights
   u32 packed[16]; // (64, 64) weights as the A operand
-  float2 running = {kLeastScore, kLeastScore}, total = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8: maximum, sum
+  float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
   int raise = 0;
   u32 phase = 0, queries_phase = 0, item_phase = 0;
 
@@ -78,7 +71,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   const u32 value1 = operand_mn_major(shared.slots[1] + half * 4 * kBoxBytes);
   const u32 weights = operand_k_major(shared.slots[1 - half] + 8 * kBoxBytes);  // those of the other warpgroup
   const u32 weights_row = shared.slots[half] + 8 * kBoxBytes + (warp * 16 + (lane & 15)) * 128 +
-                          (((lane >> 4) ^ (lane & 7)) << 4);                 // where this lane stores its own
+                          (((lane >> 4) ^ (lane & 7)) << 4);  // where this lane stores its own
 
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
@@ -101,41 +94,43 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   auto values_of_own = [&](int columns) {  // O += P Z over 128 columns, P from registers
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i, (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
+                                 (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
   auto values_of_other = [&](int columns) {  // O += P Z over 128 columns, P from the other warpgroup's box
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i, (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
+                                 (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
   auto adopt_maximum = [&](int slot) {  // of the other warpgroup, if it raised it
-    if (__any_sync(~0u, raised[slot][(thread_id() >> 5) & 3])) {
-      const float a = maximum[slot][row()], b = maximum[slot][row() + 8];
-      const float2 by = {rescale_factor(running.x, a), rescale_factor(running.y, b)};
-      running = {a, b};
-      total = {total.x * by.x, total.y * by.y};
+    if (__any_sync(~0u, shared.raised[slot][(thread_id() >> 5) & 3])) {
+      const float a = shared.maximum[slot][row()], b = shared.maximum[slot][row() + 8];
+      const float2 by = {rescale_factor(maximum.x, a), rescale_factor(maximum.y, b)};
+      maximum = {a, b};
+      sum = {sum.x * by.x, sum.y * by.y};
       rescale_rows<128>(o, by);
     }
   };
   auto softmax = [&] {  // scores to weights, in place; tells the other warpgroup when the maximum was raised
     const float2 largest = largest_scores<32>(p);
     raise = 0;
-    if (__any_sync(~0u, fmaf(largest.x, scale_log2, -running.x) > kRescaleThreshold ||
-                            fmaf(largest.y, scale_log2, -running.y) > kRescaleThreshold)) {
-      factors = raise_maxima(running, largest, scale_log2);
-      total = {total.x * factors.x, total.y * factors.y};
+    if (__any_sync(~0u, fmaf(largest.x, scale_log2, -maximum.x) > kRescaleThreshold ||
+                            fmaf(largest.y, scale_log2, -maximum.y) > kRescaleThreshold)) {
+      factors = raise_maxima(maximum, largest, scale_log2);
+      sum = {sum.x * factors.x, sum.y * factors.y};
       raise = 1;
       if ((lane_id() & 3) == 0) {
-        maximum[half][row()] = running.x;
-        maximum[half][row() + 8] = running.y;
+        shared.maximum[half][row()] = maximum.x;
+        shared.maximum[half][row() + 8] = maximum.y;
       }
     }
-    if (lane_id() == 0) raised[half][(thread_id() >> 5) & 3] = raise;
-    weigh_rows<32>(p, scale_log2, running, total);
+    if (lane_id() == 0) shared.raised[half][(thread_id() >> 5) & 3] = raise;
+    weigh_rows<32>(p, scale_log2, maximum, sum);
   };
   auto hand_over_weights = [&] {  // into the RoPE box of the own slot, which all warps have finished to read
     named_sync(kOwnBarrier, 128);
@@ -156,14 +151,14 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
     if (begin == end) break;
     const int tile_row = uniform(work->row_tile) * kTile;
-    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of the
-    // request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
+    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
+    // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
     int masked = problem.causal ? s : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[uniform(work->request)] : after), 1);
     const int seen_by_all = tokens - masked + 1;
     int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
-    running = {kLeastScore, kLeastScore};
-    total = {};
+    maximum = {kLeastScore, kLeastScore};
+    sum = {};
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
 
@@ -341,20 +336,20 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     }
 
     // Both warpgroups summed their own blocks, against the same maximum by now.
-    total = sum_of_rows(total);
+    sum = sum_of_rows(sum);
     if ((lane_id() & 3) == 0) {
-      sum[half][row()] = total.x;
-      sum[half][row() + 8] = total.y;
+      shared.sum[half][row()] = sum.x;
+      shared.sum[half][row() + 8] = sum.y;
     }
     barrier_arrive(shared.exchanged);
     barrier_wait(shared.exchanged, item_phase);
-    total = {sum[0][row()] + sum[1][row()], sum[0][row() + 8] + sum[1][row() + 8]};
+    sum = {shared.sum[0][row()] + shared.sum[1][row()], shared.sum[0][row() + 8] + shared.sum[1][row() + 8]};
     item_phase ^= 1;
-    const float2 inverse = {total.x == 0.0f ? 0.0f : 1.0f / total.x, total.y == 0.0f ? 0.0f : 1.0f / total.y};
+    const float2 inverse = {sum.x == 0.0f ? 0.0f : 1.0f / sum.x, sum.y == 0.0f ? 0.0f : 1.0f / sum.y};
     const int request = work->request, slot = uniform(work->slot);
     if (half == 0 && (lane_id() & 3) == 0) {
-      const float lse0 = log_sum(running.x, total.x);
-      const float lse1 = log_sum(running.y, total.y);
+      const float lse0 = log_sum(maximum.x, sum.x);
+      const float lse1 = log_sum(maximum.y, sum.y);
       if (slot < 0) {
         float* out = output.lse + static_cast<long long>(request) * output.rows;
         if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
@@ -400,8 +395,8 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 
 // A pair of boxes of an operand; its bytes arrive at `full`. One thread.
 template <Keep keep>
-__device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair, int row,
-                                          int batch, u32 full) {
+__device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
+                                          int row, int batch, u32 full) {
   barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
   if (pair == kRope) {
     tma_load<keep>(operand + 8 * kBoxBytes, rope, row, 0, batch, full);
@@ -440,8 +435,8 @@ __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& ite
   }
 }
 
-// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache, smaller
-// ones as a box for each page and 64 columns.
+// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache,
+// smaller ones as a box for each page and 64 columns.
 template <auto problem, auto tiling>
 __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
                                      const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
@@ -458,7 +453,8 @@ __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict_
     const int* table = block_table + static_cast<long long>(item.request) * table_width;
     constexpr int kStep = kTile / kPages;  // tokens of a box
     auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
-    int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0, next_pages = paged ? page_of(window + 32 + lane) : 0;
+    int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0,
+        next_pages = paged ? page_of(window + 32 + lane) : 0;
     for (int block = item.begin; block < item.end || ((block - item.begin) & 1); ++block) {
       const int slot = (block - item.begin) & 1;
       int row = block * kTile, batch = item.request;
@@ -482,7 +478,8 @@ __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict_
         barrier_wait(shared.empty[slot][pair], phase);
         if (lane != 0) continue;
         if (exists && kPages > 1) {
-          load_pages<keep, kPages>(shared.slots[slot], z_map, kpe_map, pair, page, min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
+          load_pages<keep, kPages>(shared.slots[slot], z_map, kpe_map, pair, page,
+                                   min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
                                    shared.full[slot][pair]);
         } else if (exists) {
           load_pair<keep>(shared.slots[slot], z_map, kpe_map, pair, row, batch, shared.full[slot][pair]);

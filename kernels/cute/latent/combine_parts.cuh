@@ -1,12 +1,13 @@
-// Merges the partial outputs of the tiles that the latent kernel cut over several work items, weighted by their log-sum-exp.
+// Merges the partial outputs of the tiles that the latent kernel cut over several work items, weighted by their
+// log-sum-exp.
 //
-// grid = (combine items, 1 to 32), 128 to 1024 threads; a block merges 64 rows x 16 columns of a tile at a time, each group of
-// 128 threads its share of the parts: many parts want many groups, for enough loads in flight. An item without slots is nothing
-// to do: a list that is made on the device has room for the worst case.
-// Dynamic shared memory: kCombineGroupBytes a group but the first. Every thread weighs its own rows, from the same few lines:
-// cheaper than to share the weights, which would wait twice.
-// Launched programmatically: it waits for the kernel before it, but reads its list before that: whatever made it was done when
-// that kernel let this one in.
+// grid = (combine items, 1 to 32), 128 to 1024 threads. A block merges 64 rows x 16 columns of a tile at a time. Each
+// group of 128 threads merges its share of the parts: many parts need many groups, to keep enough loads in flight. An
+// item without slots is skipped: a list that is made on the device has room for the worst case.
+// Dynamic shared memory: kCombineGroupBytes for each group but the first. Every thread computes the weights of its own
+// rows: sharing them would need two more waits.
+// Launched programmatically: it waits for the kernel before it, but reads its list earlier. The kernel that made the
+// list had ended when the kernel before let this one start.
 #pragma once
 
 #include "combine_parts.h"
@@ -15,15 +16,16 @@
 
 namespace hypermla::cute {
 
-// o_part [slots, 16, 2, 128] uint4 in the order of the latent kernel's fragments, 16-bit elements; lse_part [slots, 64] (log2)
-// fp32 -> o [B, rows, 512] and lse [B, rows] in lse_unit per log2.
+// o_part [slots, 16, 2, 128] uint4 in the order of the latent kernel's fragments, 16-bit elements; lse_part [slots, 64]
+// (log2) fp32 -> o [B, rows, 512] and lse [B, rows] in lse_unit per log2.
 template <CombinePartsProblem problem, CombinePartsTiling tiling>
 __global__ void __launch_bounds__(1024)
     combine_parts(const CombineItem* __restrict__ items, const uint4* o_part, const float* lse_part,
                   unsigned short* __restrict__ o, float* __restrict__ lse, float lse_unit, int rows) {
   extern __shared__ __align__(16) unsigned char shared[];
   static_assert(sizeof(latent::Merged) * 128 == kCombineGroupBytes);
-  const int thread = threadIdx.x & 127, row = thread / 32 * 16 + thread % 32 / 4;  // of the tile; and the one 8 after it
+  const int thread = threadIdx.x & 127,
+            row = thread / 32 * 16 + thread % 32 / 4;  // of the tile; and the one 8 after it
   const CombineItem item = items[blockIdx.x];
   launch_next();
   wait_for_previous();

@@ -1,8 +1,8 @@
 // Merges the partial outputs of tiles of few rows, weighted by their log-sum-exp: combine_parts.cuh for kernels that
 // hold the output transposed, N rows to a tile.
 //
-// grid = (combine items, 1 to N / 2), 128 to 1024 threads; a block merges 8 rows x 128 columns of a tile at a time. What else is
-// said there holds here.
+// grid = (combine items, 1 to N / 2), 128 to 1024 threads; a block merges 8 rows x 128 columns of a tile at a time.
+// What else is said there holds here.
 #pragma once
 
 #include "combine_rows.h"
@@ -11,8 +11,8 @@
 
 namespace hypermla::cute {
 
-// o_part [slots, 4, N / 8, 128] uint4 in the order of the kernel's fragments, 16-bit elements; lse_part [slots, N] (log2) fp32 ->
-// o [B, rows, 512] and lse [B, rows] in lse_unit per log2. N = tile_rows.
+// o_part [slots, 4, N / 8, 128] uint4 in the order of the kernel's fragments, 16-bit elements; lse_part [slots, N]
+// (log2) fp32 -> o [B, rows, 512] and lse [B, rows] in lse_unit per log2. N = tile_rows.
 template <CombineRowsProblem problem, CombineRowsTiling tiling>
 __global__ void __launch_bounds__(1024)
     combine_rows(const CombineItem* __restrict__ items, const uint4* o_part, const float* lse_part,
@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(1024)
       if (first_row + row < rows) lse[rows_before + row] = log_sum.x;
       if (first_row + row + 1 < rows) lse[rows_before + row + 1] = log_sum.y;
     }
-    const u32 words[4] = {pack<problem.dtype>(all.first.x, all.second.x), pack<problem.dtype>(all.first.y, all.second.y),
-                          pack<problem.dtype>(all.first.z, all.second.z), pack<problem.dtype>(all.first.w, all.second.w)};
+    const u32 words[4] = {
+        pack<problem.dtype>(all.first.x, all.second.x), pack<problem.dtype>(all.first.y, all.second.y),
+        pack<problem.dtype>(all.first.z, all.second.z), pack<problem.dtype>(all.first.w, all.second.w)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const u32 word = transpose_fragment(words[i]);  // the lane's row is lane / 4, its columns are row and row + 1

@@ -1,5 +1,5 @@
-// Partial outputs merged by their log-sum-exp: what the combine kernels of the latent kernels share. A thread holds four values
-// each of two rows of a tile, and the parts of a tile lie at equal distances.
+// Partial outputs merged by their log-sum-exp: what the combine kernels of the latent kernels share. A thread holds
+// four values each of two rows of a tile, and the parts of a tile lie at equal distances.
 #pragma once
 
 #include "hopper/constants.h"
@@ -8,8 +8,8 @@
 
 namespace hypermla::cute::latent {
 
-// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it asks for
-// the next, for want of registers. What is not wanted is 0 / -inf.
+// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
+// asks for the next, for want of registers. What is not wanted is 0 / -inf.
 __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
   uint4 x = {};
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
@@ -66,9 +66,9 @@ struct Merged {
   }
 };
 
-// Merges the parts 0 .. slots - 1, four at a time, of which the groups of 128 threads take turns. part(first, i, wanted) and
-// lse(first, i, wanted) load what Merged adds of part first + i; i is known to the compiler, an offset in the load. `others`
-// [group - 1][thread] is shared memory. The result is group 0's.
+// Merges the parts 0 .. slots - 1, four at a time, of which the groups of 128 threads take turns. part(first, i,
+// wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is known to the compiler, an offset in
+// the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
 template <DType dtype, class Part, class Lse>
 __device__ __forceinline__ Merged merge(int slots, Merged* others, Part part, Lse lse) {
   constexpr int kBatch = 4;

@@ -1,11 +1,12 @@
 // Cuts requests of any lengths evenly over the workers of the latent kernel: one thread block, a few microseconds.
 //
-// The token blocks of all requests, `overhead` in front of each, are laid end to end and cut into one equal range per group
-// of workers (see RequestSchedule). A cut near an end of a request moves there, so that no piece is shorter than what an item
-// costs. With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
+// The token blocks of all requests, `overhead` in front of each, are laid end to end and cut into one equal range per
+// group of workers (see RequestSchedule). A cut near an end of a request moves there, so that no piece is shorter than
+// what an item costs. With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an
+// item of its own.
 //
-// grid = 1. Reads lengths [b], 0 <= length. Writes items [workers, rounds] and combines [combine_items], see work.h; combine
-// items without use get 0 slots. Slots: row tile side m has those from m * slots_per_tile on.
+// grid = 1. Reads lengths [b], 0 <= length. Writes items [workers, rounds] and combines [combine_items], see work.h;
+// combine items without use get 0 slots. Slots: row tile side m has those from m * slots_per_tile on.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -16,15 +17,16 @@ namespace hypermla::cute {
 
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1)
-    plan_requests(const int* __restrict__ lengths, WorkItem* items, CombineItem* combines, int b, int row_tiles, int side,
-                  int passes, int groups, int rounds, int overhead, int slots_per_tile, int combine_items) {
+    plan_requests(const int* __restrict__ lengths, WorkItem* items, CombineItem* combines, int b, int row_tiles,
+                  int side, int passes, int groups, int rounds, int overhead, int slots_per_tile, int combine_items) {
   constexpr int kThreads = tiling.threads, split = problem.split;
   constexpr int kMaxGroups = 160;
   __shared__ long long start[kMaxPlannedRequests + 1];  // of a request on the line, one pass
   __shared__ int first_part[kMaxPlannedRequests + 1];   // with split: parts of the cut requests before this one
   __shared__ long long warp_sum[kThreads / 32];
   __shared__ int warp_parts[kThreads / 32];
-  __shared__ int cut_request[kMaxGroups + 1], cut_block[kMaxGroups + 1];  // where a group's range begins; request * passes + pass
+  __shared__ int cut_request[kMaxGroups + 1],
+      cut_block[kMaxGroups + 1];  // where a group's range begins; request * passes + pass
   __shared__ int cuts_before[kMaxGroups + 2];                             // requests cut at a boundary before this one
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
@@ -110,7 +112,8 @@ __global__ void __launch_bounds__(tiling.threads, 1)
     int count = 0;
     for (int g = 0; g <= groups; ++g) {
       cuts_before[g] = count;
-      const bool cuts = cut_block[g] > 0, first = g == 0 || cut_request[g - 1] != cut_request[g] || cut_block[g - 1] == 0;
+      const bool cuts = cut_block[g] > 0,
+                 first = g == 0 || cut_request[g - 1] != cut_request[g] || cut_block[g - 1] == 0;
       count += cuts && first;
     }
     cuts_before[groups + 1] = count;

@@ -23,9 +23,9 @@ struct PlanRequestsTiling {
   }
 };
 
-// What the host fixes before the lengths are known, so that a captured graph serves any lengths. Workers (thread blocks)
-// form `groups` of `side` workers that attend `side` row tiles of a request side by side; more row tiles than that
-// are taken in `passes`.
+// What the host fixes before the lengths are known, so that a captured graph serves any lengths. Workers (thread
+// blocks) form `groups` of `side` workers that attend `side` row tiles of a request side by side; more row tiles than
+// that are taken in `passes`.
 struct RequestSchedule {
   int side = 1;
   int passes = 1;
@@ -34,8 +34,8 @@ struct RequestSchedule {
   int workers() const { return side * groups; }
 };
 
-// The schedule for `row_tiles` tiles on `workers` workers that leaves the fewest of them idle; tiles that walk side by side
-// share the tokens' reads, so few passes are better.
+// The schedule for `row_tiles` tiles on `workers` workers that leaves the fewest of them idle; tiles that walk side by
+// side share the tokens' reads, so few passes are better.
 inline RequestSchedule schedule_requests(int row_tiles, int workers) {
   RequestSchedule best;
   double best_use = 0;

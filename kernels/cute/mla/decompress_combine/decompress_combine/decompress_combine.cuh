@@ -1,27 +1,28 @@
-// The last step of an attention in parts (split tokens: Flash-Decoding; two kinds of tokens: the hybrid) on Hopper: the parts
-// of a row are weighted by their log-sum-exp, the latent ones go through the value projection of their head (DeepSeek-V2,
-// arXiv 2405.04434), and their sum is the output. The step is bound by memory: every part is read once, the matrix of a head
-// stays in shared memory while its rows, b * s of them, pass by.
+// The last step of an attention in parts (split tokens: Flash-Decoding; two kinds of tokens: the hybrid) on Hopper. The
+// parts of a row are weighted by their log-sum-exp. The latent ones go through the value projection of their head
+// (DeepSeek-V2, arXiv 2405.04434). The output is the sum. Memory bounds this step: every part is read once, and the
+// matrix of a head stays in shared memory while its rows, b * s of them, pass by.
 //
 // A tile is Bs queries of Bb requests, 64 rows at most, of one head: one box of the copy engine for every 64 columns.
 //
-// Roles (320 threads): two teams that share nothing but the matrix, so that one's loads and products go on while the other
-// stores. They take the tiles of the thread block in turns.
-//   warpgroups 0, 1   weights, products (64 x 128 x 16), sums, outputs
-//   warps 8, 9        one thread each loads the rows of team 0 and 1 through a ring of boxes; that of team 0 the matrix too
+// Roles (320 threads). Two consumers take the tiles of the thread block in turns and share only the matrix, so that one
+// loads and multiplies while the other stores.
+//   warpgroups 0, 1   consumers: weights, products (64 x 128 x 16), sums, outputs
+//   warps 8, 9        producers: one thread each loads the rows of consumer 0 or 1; that of consumer 0 the matrix, too
 //
-// Order of a tile's boxes: 64 latent columns of every latent part, the next 64, ...; then the decompressed parts. One latent
-// part is multiplied as it lies in shared memory and its rows are weighted afterwards; several are summed up in registers,
-// weighted among each other, and multiplied from there. The outputs leave through the last two boxes of their tile.
+// Order of a tile's boxes: 64 latent columns of every latent part, the next 64, ...; then the decompressed parts. One
+// latent part alone is multiplied from shared memory and its rows are weighted afterwards. Several are weighted and
+// added up in registers, and multiplied from there. The outputs leave through the last two boxes of their tile.
 //
-// Rows that do not exist, and those of empty parts, may hold anything: every row of a product depends on its own row only,
-// and an output of weight 0 is left out.
+// Rows that do not exist, and those of empty parts, may hold anything: every row of a product depends on its own row
+// only, and an output of weight 0 is left out.
 //
-// Shared memory (1024-byte aligned, boxes of 64 columns with the 128-byte swizzle):
-//   the matrix, 8 x 16 KiB | 2 rings of 6 x 8 KiB | barriers
+// Shared memory (struct Shared; 1024-byte aligned, boxes of 64 columns with the 128-byte swizzle): the matrix, 8 x
+// 16 KiB | 2 rings of 6 x 8 KiB | barriers.
 //
-// grid = blocks per head * h; 320 threads, kDecompressCombineSharedBytes of dynamic shared memory. Launched programmatically:
-// it reads the matrix at once and waits for the kernel before it with everything else, so w may not be that one's output.
+// grid = blocks per head * h; 320 threads, kDecompressCombineSharedBytes of dynamic shared memory. Launched
+// programmatically: it reads the matrix at once, and waits for the kernel before it with everything else. So w may not
+// be that kernel's output.
 #pragma once
 
 #include "decompress_combine.h"
@@ -40,7 +41,7 @@ inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;         // 64 latent colu
 
 struct Shared {
   Array<Bytes<kMatrixStepBytes>, kSteps> matrix;
-  Array<Array<Bytes<kBoxBytes>, kStages>, 2> boxes;  // [team]
+  Array<Array<Bytes<kBoxBytes>, kStages>, 2> boxes;  // [consumer]
   Barriers<kSteps> matrix_full;
   RingBarriers<kStages, 2> rings;
 };
@@ -78,12 +79,12 @@ __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
 
 // One warpgroup: every second tile of the thread block, from `tile` on.
 template <DecompressCombineProblem problem>
-__device__ __forceinline__ void combine(Shared& shared, int team, const Rows rows, int head, int tile, int tile_step,
-                                        const float* lse_latent, const float* lse_new, const TensorMap& o_map,
-                                        float* __restrict__ lse) {
+__device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows rows, int head, int tile,
+                                        int tile_step, const float* lse_latent, const float* lse_decompressed,
+                                        const TensorMap& o_map, float* __restrict__ lse) {
   constexpr DType dtype = problem.dtype;
   float acc[64];  // (64, 128): acc[4i], acc[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
-  Ring<kStages, 2> ring(shared.rings, Side::consumer, team);
+  Ring<kStages, 2> ring(shared.rings, Side::consumer, consumer);
   const int lane = lane_id(), warp = (thread_id() >> 5) & 3;
   const int first_row = warp * 16 + lane / 4;  // r; the other half of this thread's elements are of row r + 8
   int request_in_tile[2], query_in_tile[2];
@@ -93,15 +94,15 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
     query_in_tile[half] = (first_row + 8 * half) % rows.Bs;
   }
   const long long part_rows = static_cast<long long>(rows.b) * rows.h * rows.s;
-  auto team_sync = [&] { named_sync(1 + team, 128); };
+  auto meet = [&] { named_sync(1 + consumer, 128); };
   auto release = [&](int stage) {
     __syncwarp();
-    warp_arrive(ring.barriers.empty(team, stage));
+    warp_arrive(ring.barriers.empty(consumer, stage));
   };
   // A fragment's place in a box: row l % 16 of the warp, columns 8 * (l / 16) and on of each 16.
   const u32 fragment_row = (warp * 16 + (lane & 15)) * 128, swizzle = lane & 7, unit = lane >> 4;
   auto fragment = [&](int stage, int columns16) {
-    return shared.boxes[team][stage] + fragment_row + (((2 * columns16 + unit) ^ swizzle) << 4);
+    return shared.boxes[consumer][stage] + fragment_row + (((2 * columns16 + unit) ^ swizzle) << 4);
   };
   const u32 matrix = operand_mn_major(shared.matrix);
 
@@ -135,7 +136,7 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
 #pragma unroll 2
     for (int part = 0; part < rows.decompressed_parts; ++part)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) all[half].add(part_log2(lse_new, part, half));
+      for (int half = 0; half < 2; ++half) all[half].add(part_log2(lse_decompressed, part, half));
 
     // The last two boxes stay until the outputs have left.
     const bool latent_boxes_stay = rows.decompressed_parts == 0;
@@ -145,7 +146,7 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
       for (int step = 0; step < kSteps; ++step) {
         barrier_wait(shared.matrix_full[step], 0);  // passed at once from the second tile on
         ring.wait_until_full();
-        const u32 a = operand_k_major(shared.boxes[team][ring.stage]);
+        const u32 a = operand_k_major(shared.boxes[consumer][ring.stage]);
         mma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -215,8 +216,8 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
     }
 #pragma unroll 1
     for (int part = 0; part < rows.decompressed_parts; ++part) {
-      const float weight0 = all[0].share(part_log2(lse_new, part, 0));
-      const float weight1 = all[1].share(part_log2(lse_new, part, 1));
+      const float weight0 = all[0].share(part_log2(lse_decompressed, part, 0));
+      const float weight1 = all[1].share(part_log2(lse_decompressed, part, 1));
 #pragma unroll
       for (int box = 0; box < 2; ++box) {
         ring.wait_until_full();
@@ -238,7 +239,7 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
       }
     }
 
-    if (latent_boxes_stay) team_sync();  // the products of the other warps have read them, too
+    if (latent_boxes_stay) meet();  // the products of the other warps have read them, too
     const int out[2] = {(ring.stage + kStages - 2) % kStages, (ring.stage + kStages - 1) % kStages};
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
@@ -250,10 +251,10 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
       }
     }
     async_fence();
-    team_sync();
+    meet();
     if (warp == 0 && lane == 0) {
       for (int box = 0; box < 2; ++box)
-        tma_store(o_map, shared.boxes[team][out[box]], query, head * rows.head_groups + box, request);
+        tma_store(o_map, shared.boxes[consumer][out[box]], query, head * rows.head_groups + box, request);
       tma_store_read_wait();
     }
     release(out[0]);
@@ -265,16 +266,17 @@ __device__ __forceinline__ void combine(Shared& shared, int team, const Rows row
   if (warp == 0 && lane == 0) tma_store_wait();
 }
 
-// The thread that loads the rows of a team.
+// The thread that loads the rows of a consumer.
 template <DecompressCombineProblem problem, Keep keep>
-__device__ __forceinline__ void load_rows(Shared& shared, int team, const Rows rows, int head, int tile, int tile_step,
-                                          const TensorMap& latent_map, const TensorMap& new_map) {
-  Ring<kStages, 2> ring(shared.rings, Side::producer, team);
+__device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Rows rows, int head, int tile,
+                                          int tile_step, const TensorMap& latent_map,
+                                          const TensorMap& decompressed_map) {
+  Ring<kStages, 2> ring(shared.rings, Side::producer, consumer);
   const u32 box_bytes = rows.Bs * rows.Bb * 128;
   auto load = [&](const TensorMap& map, int query, int request, int group) {
     ring.wait_until_empty();
     barrier_expect(ring.full(), box_bytes);
-    tma_load<keep>(shared.boxes[team][ring.stage], map, query, group, request, ring.full());
+    tma_load<keep>(shared.boxes[consumer][ring.stage], map, query, group, request, ring.full());
     ring.next();
   };
   for (; tile < rows.tiles; tile += tile_step) {
@@ -285,29 +287,29 @@ __device__ __forceinline__ void load_rows(Shared& shared, int team, const Rows r
           load(latent_map, query, part * rows.b + request, head * rows.s * kSteps + step);
     }
     for (int part = 0; part < rows.decompressed_parts; ++part)
-      for (int box = 0; box < 2; ++box) load(new_map, query, part * rows.b + request, head * rows.s * 2 + box);
+      for (int box = 0; box < 2; ++box) load(decompressed_map, query, part * rows.b + request, head * rows.s * 2 + box);
   }
 }
 
-// Parts as in plan/hybrid.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and lse_new
-// [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S]; log-sum-exps natural, fp32.
-// latent_map, new_map: (64 columns, query, 64 columns of a query of a head: ((head * S) * width / 64 + group), part * B +
-// request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns, query, group, request). w_map as in
-// hopper/tma.h, boxes of 64 rows and both groups.
+// Parts as in plan/hybrid.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and
+// lse_decompressed [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S]; log-sum-exps
+// natural, fp32. latent_map, decompressed_map: (64 columns, query, 64 columns of a query of a head: ((head * S) * width
+// / 64 + group), part * B + request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns, query, group,
+// request). w_map as in hopper/tma.h, boxes of 64 rows and both groups.
 template <DecompressCombineProblem problem, DecompressCombineTiling tiling>
 __global__ void __launch_bounds__(320, 1)
-    decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap new_map,
+    decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap decompressed_map,
                        const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap o_map,
-                       const float* lse_latent, const float* lse_new, float* __restrict__ lse, int b, int h, int s, int Bs,
-                       int Bb, int query_tiles, int tiles, int latent_parts, int decompressed_parts, int head_groups,
-                       int blocks) {
+                       const float* lse_latent, const float* lse_decompressed, float* __restrict__ lse, int b, int h,
+                       int s, int Bs, int Bb, int query_tiles, int tiles, int latent_parts, int decompressed_parts,
+                       int head_groups, int blocks) {
   static_assert(problem.d == 128 && problem.k == 512, "the layouts are made for 512 latent and 128 output columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int role = uniform(static_cast<int>(threadIdx.x >> 5));
-  const int team = role < 8 ? role / 4 : role - 8;
+  const int consumer = role < 8 ? role / 4 : role - 8;
   const Rows rows{b, h, s, Bs, Bb, query_tiles, tiles, latent_parts, decompressed_parts, head_groups};
-  const int head = blockIdx.x / blocks, tile = blockIdx.x % blocks + team * blocks;
+  const int head = blockIdx.x / blocks, tile = blockIdx.x % blocks + consumer * blocks;
   if (threadIdx.x == 0) {
     for (int step = 0; step < kSteps; ++step) barrier_init(shared.matrix_full[step], 1);
     shared.rings.init(1, 4);
@@ -316,10 +318,10 @@ __global__ void __launch_bounds__(320, 1)
   __syncthreads();
   launch_next();
   if (role < 8) {
-    combine<problem>(shared, team, rows, head, tile, 2 * blocks, lse_latent, lse_new, o_map, lse);
+    combine<problem>(shared, consumer, rows, head, tile, 2 * blocks, lse_latent, lse_decompressed, o_map, lse);
   } else if (lane_id() == 0) {
     if constexpr (problem.latent_parts > 0) {
-      if (team == 0) {
+      if (consumer == 0) {
         for (int step = 0; step < kSteps; ++step) {
           barrier_expect(shared.matrix_full[step], kMatrixStepBytes);
           tma_load(shared.matrix[step], w_map, step * 64, 0, head, shared.matrix_full[step]);
@@ -327,7 +329,8 @@ __global__ void __launch_bounds__(320, 1)
       }
     }
     wait_for_previous();
-    load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(shared, team, rows, head, tile, 2 * blocks, latent_map, new_map);
+    load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(shared, consumer, rows, head, tile, 2 * blocks,
+                                                                       latent_map, decompressed_map);
   }
 }
 

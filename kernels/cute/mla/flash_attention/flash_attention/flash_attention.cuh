@@ -1,29 +1,30 @@
 // FlashAttention (Dao et al., arXiv 2205.14135; online softmax) for Hopper, over decompressed keys and values with a
 // separate RoPE part whose keys all heads share (DeepSeek-V2, arXiv 2405.04434). Two warpgroups in turns, and products
-// beside the softmax, as in FlashAttention-3 (Shah et al., arXiv 2407.08608), with our own flow: the tiles of a thread
-// block are one stream of token blocks, so that no pipeline drains between them.
+// beside the softmax, as in FlashAttention-3 (Shah et al., arXiv 2407.08608). Our own: the tiles of a thread block form
+// one stream of token blocks, so the pipeline does not drain between tiles.
 //
-// A thread block holds 128 queries of one head and walks over the tokens 128 at a time, from the last one that a query
-// sees to the first: masked blocks come first. Thread blocks stay; each draws its next tile from a counter.
+// A tile is 128 queries of one head. A thread block walks over the tokens 128 at a time, from the last one that a query
+// sees to the first: masked blocks come first. Thread blocks are persistent: each draws its next tile from a counter.
 //
 // Roles (384 threads):
-//   warpgroups 0, 1   64 queries each, held in registers: scores, softmax, output
-//   warpgroup 2       one thread draws tiles, one loads
+//   warpgroups 0, 1   consumers: 64 queries each, held in registers: scores, softmax, output
+//   warpgroup 2       one warp is the scheduler, which draws tiles; one thread is the producer, which loads
 //
-// Order within a math warpgroup, block j: S(j + 1) issued | O += P(j) V(j) issued | softmax of S(j + 1). The two
-// warpgroups issue in turns (named barriers), so that the softmax of one hides behind the products of the other. At the
-// end of a tile its last product goes first, then the scores of the next tile, and the output leaves while those are
-// computed.
+// Order within a consumer, block j: issue S(j + 1) | issue O += P(j) V(j) | softmax of S(j + 1). The two consumers
+// issue in turns (named barriers), so that the softmax of one runs beside the products of the other. At the end of a
+// tile its last product goes first, then the scores of the next tile; the output is stored while those are computed.
 //
-// Maximum: that of the tile's first block, raised only when a later block has large weights. Their sum, which is needed
-// anyway, tells: a block whose sum is large is scored once more. So the usual block looks for no maximum at all.
+// Running maximum: that of the tile's first block. It is raised only when a later block has large weights. The sum of a
+// block's weights, which is needed anyway, shows that: a block whose sum is large is scored once more. So most blocks
+// need no search for a maximum.
 //
-// Prefixes: a tile holds the queries of as many whole requests of one prefix as fit (or 128 queries of one request), one copy
-// a request and column group; a list made by plan_prefixes says which. Its tokens may be cut into parts.
+// Prefixes: a tile holds the queries of as many whole requests of one prefix as fit (or 128 queries of one request);
+// each request and column group is one copy. A list made by plan_prefixes says which. The tokens of a prefix may be cut
+// into parts.
 //
-// Shared memory (1024-byte aligned, boxes of 64 columns with the 128-byte swizzle):
-//   ring of 3 x 48 KiB: queries or keys, 128 rows of 2 boxes and the RoPE box; a tile's queries come before its keys |
-//   ring of 2 x 32 KiB: values of 128 tokens, 2 boxes | barriers and the drawn tile
+// Shared memory (struct Shared; 1024-byte aligned, boxes of 64 columns with the 128-byte swizzle): ring of 3 x 48 KiB:
+// queries or keys, 128 rows of 2 boxes and the RoPE box, a tile's queries before its keys | ring of 2 x 32 KiB: values
+// of 128 tokens, 2 boxes | barriers and the drawn tile.
 //
 // grid = min(tiles, multiprocessors); 384 threads, kFlashAttentionSharedBytes of dynamic shared memory.
 #pragma once
@@ -47,7 +48,7 @@ inline constexpr float kLargeSum = 16384.0f;        // of 32 weights: fp16 holds
 inline constexpr int kKeyStages = 3, kValueStages = 2;
 inline constexpr u32 kKeyBox = kBlock * 128;  // bytes of 64 columns of a token block
 
-// 128 queries of one head: what one thread draws, and the loader and the math warpgroups read in shared memory.
+// 128 queries of one head: drawn by the scheduler, read by the producer and the consumers.
 struct Tile {
   int head;    // of all heads of all batch elements or prefixes; -1: no more tiles
   int row;     // first query
@@ -115,11 +116,11 @@ __device__ __forceinline__ Tile read_tile(const Shared& shared, u32& phase) {
 // Named barriers whose number depends on the warpgroup: both run the same code, for the instruction cache's sake.
 enum NamedBarrier { kTurn0 = 1, kTurn1 = 2, kGroup0 = 3, kGroup1 = 4 };
 
-// One math warpgroup.
+// One consumer warpgroup.
 template <FlashAttentionProblem problem>
-__device__ __forceinline__ void attend(Shared& shared, int group,
-                                       unsigned short* __restrict__ o_ptr, float* __restrict__ lse_ptr,
-                                       float scale_log2, int b, int h, int s, int t, const Chunks chunks) {
+__device__ __forceinline__ void attend(Shared& shared, int group, unsigned short* __restrict__ o_ptr,
+                                       float* __restrict__ lse_ptr, float scale_log2, int b, int h, int s, int t,
+                                       const Chunks chunks) {
   constexpr DType dtype = problem.dtype;
   constexpr bool prefixes = problem.prefixes != 0;
   float o[64];     // (64, 128): o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
@@ -127,7 +128,7 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
   u32 packed[32];  // (64, 128) weights as the A operand
   u32 q[48];       // (64, 192) queries as the A operand
   float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
-  float2 block_sum;  // of the weights of one block
+  float2 block_sum;                                                               // of the weights of one block
   u32 tile_phase = 0;
   Ring<kKeyStages> key_ring(shared.key_ring, Side::consumer);
   Ring<kValueStages> value_ring(shared.value_ring, Side::consumer);
@@ -151,8 +152,9 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
     }
     mma_commit();
   };
-  // Queries come through the ring of keys, before the first block of their tile. Returns the barrier of their stage, which is free when
-  // the products that take them from the registers have been issued, not earlier: until then they may be on their way.
+  // Queries come through the ring of keys, before the first block of their tile. Returns the barrier of their stage,
+  // which is free when the products that take them from the registers have been issued, not earlier: until then they
+  // may be on their way.
   auto load_queries = [&] {
     key_ring.wait_until_full();
     const int lane = lane_id();
@@ -198,7 +200,8 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
       tile.first_block = uniform(read.first_block);
       tile.part = uniform(read.part);
     }
-    barrier_arrive(shared.tile_empty);  // every reader for itself, as every writer below: racecheck follows nothing else
+    barrier_arrive(
+        shared.tile_empty);  // every reader for itself, as every writer below: racecheck follows nothing else
     return tile;
   };
   // Row r of a tile among the rows of all outputs; -1: there is none.
@@ -206,7 +209,8 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
     if constexpr (prefixes) {
       const int index = s > kRows ? 0 : r / s, query = s > kRows ? tile.row + r : r - index * s;
       if (index >= tile.requests || query >= s) return -1;
-      const long long head = (static_cast<long long>(tile.part) * b + chunks.request(tile.first + index)) * h + tile.head % h;
+      const long long head =
+          (static_cast<long long>(tile.part) * b + chunks.request(tile.first + index)) * h + tile.head % h;
       return head * s + query;
     }
     return tile.row + r < s ? static_cast<long long>(tile.head) * s + tile.row + r : -1;
@@ -258,18 +262,20 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
       if constexpr (!prefixes) return min(tile.tokens, tile.tokens - s + tile.row + r + 1);
       const int index = s > kRows ? 0 : r / s, query = s > kRows ? tile.row + r : r - index * s;
       int after = chunks.after;
-      if (chunks.after_lengths) after = index < tile.requests ? chunks.after_lengths[chunks.request(tile.first + index)] : 0;
+      if (chunks.after_lengths)
+        after = index < tile.requests ? chunks.after_lengths[chunks.request(tile.first + index)] : 0;
       return min(tile.tokens, tile.tokens + after - s + query + 1);
     };
     // Tokens that every row of the warpgroup sees.
     const int first_query = prefixes && s <= kRows ? 0 : tile.row + group * kGroupRows;
     const int seen_by_all =
-        problem.causal ? min(tile.tokens, tile.tokens + (prefixes && !chunks.after_lengths ? chunks.after : 0) - s + first_query + 1)
+        problem.causal ? min(tile.tokens,
+                             tile.tokens + (prefixes && !chunks.after_lengths ? chunks.after : 0) - s + first_query + 1)
                        : tile.tokens;
     auto mask = [&] {
       const int seen0 = seen(row()), seen1 = seen(row() + 8);
       const int first = token + 2 * (lane_id() & 3);
-        mask_rows<64>(p, {seen0 - first, seen1 - first});
+      mask_rows<64>(p, {seen0 - first, seen1 - first});
     };
     maximum = {kLeastScore, kLeastScore};
     if (token + kBlock > seen_by_all) mask();
@@ -332,7 +338,8 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
     sum = sum_of_rows(sum);
     mma_wait<1>();
     products_done();
-    store_output(tile, {sum.x == 0.0f ? 0.0f : __fdividef(1.0f, sum.x), sum.y == 0.0f ? 0.0f : __fdividef(1.0f, sum.y)});
+    store_output(tile,
+                 {sum.x == 0.0f ? 0.0f : __fdividef(1.0f, sum.x), sum.y == 0.0f ? 0.0f : __fdividef(1.0f, sum.y)});
     store_lse(tile, {log_sum(maximum.x, sum.x) * kLn2, log_sum(maximum.y, sum.y) * kLn2});
     mma_wait<0>();
     if (next.head < 0) break;
@@ -343,8 +350,7 @@ __device__ __forceinline__ void attend(Shared& shared, int group,
 // The warp that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
 // warpgroups. Every thread block draws one number too many, and the last of all to draw leaves the counter at 0.
 template <FlashAttentionProblem problem>
-__device__ __forceinline__ void draw(Shared& shared, const TileOrder order,
-                                     int* counter) {
+__device__ __forceinline__ void draw(Shared& shared, const TileOrder order, int* counter) {
   constexpr bool prefixes = problem.prefixes != 0;
   const int chunk_count = prefixes ? order.chunks.count->chunks : 0;
   const int tiles = prefixes ? order.h * chunk_count : order.b * order.h * ((order.s + kRows - 1) / kRows);
@@ -385,9 +391,8 @@ __device__ __forceinline__ void draw(Shared& shared, const TileOrder order,
 
 // The thread that loads.
 template <bool prefixes>
-__device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorMap& q_map,
-                                     const TensorMap& qpe_map, const TensorMap& k_map, const TensorMap& kpe_map,
-                                     const TensorMap& v_map) {
+__device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorMap& q_map, const TensorMap& qpe_map,
+                                     const TensorMap& k_map, const TensorMap& kpe_map, const TensorMap& v_map) {
   u32 tile_phase = 0;
   Ring<kKeyStages> key_ring(shared.key_ring, Side::producer);
   Ring<kValueStages> value_ring(shared.value_ring, Side::producer);
@@ -446,16 +451,14 @@ __device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorM
   load_values();
 }
 
-// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns; with prefixes boxes
-// of one group and min(S, 128) rows.
-// k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T, 64]. Maps as in hopper/tma.h, boxes of 128
-// rows. o [B, H, S, 128]; lse [B, H, S] fp32, natural logarithm. A query that sees no token gets o = 0 and lse = -inf.
-// lengths [B]: tokens of each request, 0 <= length <= t; null: t each. Causal: query i sees the tokens below
-// length - s + i + 1.
-// counter: one int, 0 before the first launch; every launch leaves it 0. scale_log2 = scale * log2(e) > 0.
-// heads_per_section: see TileOrder. With prefixes (B of k, v, kpe, lengths is their number): chunk_list and order as
-// plan_prefixes makes them, order null for requests as they come; after_lengths [B], null: `after` each. o and lse have as many
-// parts as the list.
+// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns; with prefixes
+// boxes of one group and min(S, 128) rows. k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T,
+// 64]. Maps as in hopper/tma.h, boxes of 128 rows. o [B, H, S, 128]; lse [B, H, S] fp32, natural logarithm. A query
+// that sees no token gets o = 0 and lse = -inf. lengths [B]: tokens of each request, 0 <= length <= t; null: t each.
+// Causal: query i sees the tokens below length - s + i + 1. counter: one int, 0 before the first launch; every launch
+// leaves it 0. scale_log2 = scale * log2(e) > 0. heads_per_section: see TileOrder. With prefixes (B of k, v, kpe,
+// lengths is their number): chunk_list and order as plan_prefixes makes them, order null for requests as they come;
+// after_lengths [B], null: `after` each. o and lse have as many parts as the list.
 template <FlashAttentionProblem problem, FlashAttentionTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
@@ -488,7 +491,8 @@ __global__ void __launch_bounds__(384, 1)
   } else {
     give_registers<24>();
     if (threadIdx.x == 256) load<prefixes>(shared, h, s, q_map, qpe_map, k_map, kpe_map, v_map);
-    if (threadIdx.x / 32 == 9) draw<problem>(shared, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
+    if (threadIdx.x / 32 == 9)
+      draw<problem>(shared, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
   }
 }
 

@@ -1,5 +1,5 @@
-// Sorts requests by their prefix, in their order, and cuts them into chunks whose queries make one tile. One block; a warp
-// takes a prefix, so the result does not depend on timing.
+// Sorts requests by their prefix, in their order, and cuts them into chunks whose queries make one tile. One block; a
+// warp takes a prefix, so the result does not depend on timing.
 #pragma once
 
 #include "hopper/warpgroup.h"

@@ -1,5 +1,5 @@
-// Which requests' queries make a tile where requests share prefixes: the problem and the tiling of the planning kernel, and
-// what it makes.
+// Which requests' queries make a tile where requests share prefixes: the problem and the tiling of the planning kernel,
+// and what it makes.
 #pragma once
 
 namespace hypermla::cute {
@@ -24,8 +24,8 @@ struct alignas(16) ChunkCount {
 constexpr int requests_per_tile(int s) { return s > 128 ? 1 : 128 / s; }
 constexpr int tiles_per_request(int s) { return s > 128 ? (s + 127) / 128 : 1; }
 
-// The i-th chunk of `requests` requests that share a prefix and stand at order[first] on. Chunks that read the same tokens
-// follow each other.
+// The i-th chunk of `requests` requests that share a prefix and stand at order[first] on. Chunks that read the same
+// tokens follow each other.
 constexpr int chunk_count(int requests, int s, int parts) {
   return (requests + requests_per_tile(s) - 1) / requests_per_tile(s) * tiles_per_request(s) * parts;
 }
@@ -35,7 +35,8 @@ constexpr Chunk chunk_at(int i, int prefix, int first, int requests, int tokens,
   const int row = tile % tiles_per_request(s) * 128, left = requests - begin;
   const int all = (tokens + 127) / 128, blocks = (all + parts - 1) / parts, first_block = part * blocks;
   const int own = first_block >= all ? 0 : all - first_block < blocks ? all - first_block : blocks;
-  return {prefix, row, tokens, own, first + begin, left < requests_per_tile(s) ? left : requests_per_tile(s), first_block, part};
+  return {prefix,      row, tokens, own, first + begin, left < requests_per_tile(s) ? left : requests_per_tile(s),
+          first_block, part};
 }
 
 struct PlanPrefixesProblem {

@@ -1,31 +1,31 @@
-// FlashMLA for Hopper: attention over the latent cache with absorbed projections (DeepSeek-V2, arXiv 2405.04434),
-// online softmax (FlashAttention, arXiv 2205.14135), the output of 64 rows held by two warpgroups as in DeepSeek's
-// FlashMLA, with our own order of the tensor pipe.
+// FlashMLA for Hopper: attention over the latent cache with absorbed projections (DeepSeek-V2, arXiv 2405.04434) and
+// online softmax (FlashAttention, arXiv 2205.14135). As in DeepSeek's FlashMLA two warpgroups hold the output of 64
+// rows; the order of the products is our own.
 //
 // Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
-// A thread block takes work items (latent/work.h): 64 rows against a range of token blocks of 64, two blocks at a time, the even
-// one and the odd one.
+// A thread block takes work items (latent/work.h). An item is 64 rows against a range of token blocks of 64. The blocks
+// are taken in pairs: an even and an odd one.
 //
 // Roles (384 threads):
-//   warpgroup 0   columns   0..255 of the output; scores and weights of the even blocks
-//   warpgroup 1   columns 256..511 of the output; scores and weights of the odd blocks
-//   warpgroup 2   one thread loads queries and token blocks
+//   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks
+//   warpgroup 1   consumer: columns 256..511 of the output, scores and weights of the odd blocks
+//   warpgroup 2   producer: loads queries and token blocks
 //
-// Order of the tensor pipe for a pair of blocks: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd), so that
-// the softmax of the even block hides behind S(odd) and that of the odd block behind O += P(even) Z(even). Two named
-// barriers keep the order. The running maximum is one for both warpgroups; it is raised only when a score exceeds it by
-// kRescaleThreshold, and then handed over in shared memory with the weights.
+// Order of the products for a pair: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd). So the softmax of the
+// even block runs beside S(odd), and that of the odd block beside O += P(even) Z(even). Two named barriers keep this
+// order. Both warpgroups share one running maximum. It is raised only when a score exceeds it by more than
+// kRescaleThreshold; the new maximum then goes to the other warpgroup through shared memory, with the weights.
 //
-// Shared memory (1024-byte aligned boxes of 64 rows x 64 columns, 8192 bytes; box 8 is RoPE):
-//   queries 9 boxes | token slot 0 (even) 9 boxes | token slot 1 (odd) 9 boxes | barriers and 1.8 KB of row values
-// The weights P of a block replace the RoPE box of its slot once its scores are done. A slot is loaded and freed in pairs
-// of boxes; outputs leave through slot 1.
+// Shared memory (struct Shared in latent/attend_latent.cuh; boxes of 64 rows x 64 columns, 8192 bytes, at multiples of
+// 1024 bytes): queries, 9 boxes | the even token block, 9 boxes | the odd one, 9 boxes | barriers, row values. The last
+// box of each is RoPE. Once the scores of a block are done, its weights P replace its RoPE box. A token block is loaded
+// and freed in pairs of boxes. Outputs leave through the place of the odd block.
 //
-// Paged caches: a page is a batch element of the token maps, and the warp that loads reads the block table ahead of time, a lane
-// a page. Pages of 16 or 32 tokens come box by box; of 1 token they are gathered by all threads of warpgroup 2. Pages behind the end of a request
-// are not loaded, slots behind it are masked and their values zeroed like the rest of a last block.
+// Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
+// page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
+// warpgroup 2. Pages behind the end of a request are not loaded; their scores are masked and their values zeroed.
 //
-// The math and the loads of boxes are in latent/attend_latent.cuh.
+// The consumers and the loads of boxes are in latent/attend_latent.cuh.
 //
 // grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
@@ -40,16 +40,15 @@ using namespace latent;
 
 static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 
-// The warpgroup that gathers the tokens of pages of 1. A warp copies 16 rows of every block, 16 bytes a thread and copy,
-// 8 threads to the 64 columns of a box. The copies of a pair arrive at its barrier on their own, and the readers order them
-// before wgmma: nobody here waits for what he started, nor asks shared memory for more than whether a pair is free. A
-// meeting, a row number, a look at what has landed: beside wgmma each takes hundreds of cycles, one after the other.
+// The warpgroup that gathers the tokens of pages of 1. A warp copies 16 rows of every block, 16 bytes a thread and
+// copy; 8 threads copy the 64 columns of a box. Each thread's copies of a pair of boxes arrive at the pair's barrier by
+// themselves, and the consumers order them before wgmma. So no thread waits for its own copies, and the threads do not
+// meet: beside wgmma a meeting, or a look at what has arrived, takes hundreds of cycles.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
-__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work,
-                                       const TensorMap& qc_map, const TensorMap& qpe_map,
-                                       const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe,
-                                       int z_stride, int kpe_stride, const int* __restrict__ block_table,
-                                       int table_width) {
+__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
+                                       const TensorMap& qpe_map, const unsigned char* __restrict__ z,
+                                       const unsigned char* __restrict__ kpe, int z_stride, int kpe_stride,
+                                       const int* __restrict__ block_table, int table_width) {
   constexpr int kRows = 4;  // of a thread, 4 apart
   const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
   const u32 to = shared.slots[0] + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
@@ -108,24 +107,22 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
 }
 
 // qc_map, qpe_map: queries [B, rows, 512] and [B, rows, 64], boxes of 64 rows and 2 groups / 1 group of columns.
-// z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], the same boxes. o_map: output [B, rows, 512], boxes of 64
-// rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides. Of a paged cache, z_map
-// and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request. Where pages are
-// smaller than 16 tokens the maps of the cache are not used, and z and kpe point to the pool, rows z_stride and kpe_stride
-// bytes apart.
-// work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for natural logarithms).
-// o_part [slots, 64 * 512] in the type of the output and lse_part [slots, 64] fp32, for tiles cut over several items.
-// scale_log2 = scale * log2(e) > 0. rows = h * s.
-// Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
+// z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], the same boxes. o_map: output [B, rows, 512], boxes of
+// 64 rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides. Of a paged
+// cache, z_map and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request.
+// Where pages are smaller than 16 tokens the maps of the cache are not used, and z and kpe point to the pool, rows
+// z_stride and kpe_stride bytes apart. work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per
+// log2 (ln 2 for natural logarithms). o_part [slots, 64 * 512] in the type of the output and lse_part [slots, 64] fp32,
+// for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees the first
+// tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
               const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
               const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-              uint4* o_part, float* lse_part, const int* __restrict__ block_table,
-              const unsigned char* __restrict__ z, const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit,
-              int rows, int s, int rounds, int table_width, int z_stride, int kpe_stride,
-              const int* __restrict__ after_lengths, int after) {
+              uint4* o_part, float* lse_part, const int* __restrict__ block_table, const unsigned char* __restrict__ z,
+              const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit, int rows, int s, int rounds,
+              int table_width, int z_stride, int kpe_stride, const int* __restrict__ after_lengths, int after) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
@@ -150,7 +147,8 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
   if (tiling.prefetch > 0 && problem.page == 0 && threadIdx.x == 256) {  // the work list is a constant of the host
-    int own = blockIdx.x;  // a secret from the compiler, which else reads the item below by this address, too: see there
+    // An opaque copy of the index: else the compiler advances `work` here, and not behind the waits as below.
+    int own = blockIdx.x;
     asm volatile("" : "+r"(own));
     const WorkItem item = work[static_cast<long long>(own) * rounds];
     for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
@@ -159,8 +157,9 @@ __global__ void __launch_bounds__(384, 1)
     }
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
-  work += static_cast<long long>(blockIdx.x) * rounds;  // not before the waits, or the loader works without uniform registers
+  launch_next();        // the combine kernel may start; the inputs of both kernels are complete
+  // Not before the waits: the producer would lose its uniform registers.
+  work += static_cast<long long>(blockIdx.x) * rounds;
   const Output output{o_map, lse, o_part, lse_part, lse_unit, rows};
   if (role == 0) {
     take_registers<gathered ? 216 : 232>();

@@ -1,32 +1,32 @@
-// FlashMLA for few rows: the rows of a tile on the N side of wgmma ("swap AB"), tokens and latent columns on the M
-// side, so that 16 rows cost a quarter of the 64 to which the base version pads, in products, in shared memory and in
-// partial outputs. Where a request has few rows, or few tokens are cut over many multiprocessors, memory and the ends
-// of the kernel rule, not the tensor cores; the schedule is therefore simple and the ring of tokens deep.
+// FlashMLA for few rows. The rows of a tile are on the N side of wgmma ("swap AB"), tokens and latent columns on the M
+// side. So 16 rows cost a quarter of the 64 to which the base version pads: in products, in shared memory and in
+// partial outputs. With few rows, or few tokens for each multiprocessor, memory and the start and end of the kernel set
+// the time, not the tensor cores. The schedule is therefore simple and the ring of tokens deep.
 //
 // Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
 // A thread block takes work items (latent/work.h): N = 16 or 32 rows against a range of token blocks of 64.
 //
 // Roles (384 threads):
-//   warpgroups 0, 1   "teams": token blocks begin + team, + 2, ...; each has its own maxima, sums and (512, N) output,
-//                     which meet once, at the end of an item
-//   warpgroup 2       one warp loads tokens, one thread of another queries
+//   warpgroups 0, 1   consumers: each takes every second token block and has its own maxima, sums and output (512, N),
+//                     which are merged once, at the end of an item
+//   warpgroup 2       producer: one warp loads tokens, one thread of another warp loads queries
 //
-// A block, for a team: S^T (64 tokens, N) = Z Q^T and softmax down the tokens: a thread holds 2 tokens of N / 4 rows,
-// so the maxima cross lanes and warps. They are raised only when some score exceeds one by kRescaleThreshold, which the warps vote
-// on; the weights P^T go through shared memory; O^T (512, N) += Z^T P^T with the same boxes of Z, as a transposed A
-// operand.
+// A block, for a consumer: S^T (64 tokens, N) = Z Q^T, then the softmax down the tokens. A thread holds 2 tokens of
+// N / 4 rows, so maxima cross lanes and warps. They are raised only when some score exceeds its running maximum by more
+// than kRescaleThreshold; the warps vote on that. The weights P^T go through shared memory. Then O^T (512, N) += Z^T
+// P^T with the same boxes of Z, as a transposed A operand.
 //
-// Shared memory (boxes of 64 tokens x 64 columns, 8192 bytes, 128-byte swizzle):
-//   queries 9 boxes of N rows | weights of team 0, 1 (N rows x 64 tokens) | RoPE boxes of 2 blocks | ring of pairs of
-//   latent boxes, 4 a block | barriers and row values
-// 11 (N = 16) or 10 (N = 32) pairs are 2.5 blocks and more: while each team works on a block or waits for the rest of
-// it, the next one is on its way. At the end of an item the places of a team's last block take what the teams exchange,
-// and the output on its way out.
+// Shared memory (struct Shared; boxes of 64 tokens x 64 columns, 8192 bytes, 128-byte swizzle): queries, 9 boxes of N
+// rows | weights of consumer 0, 1 (N rows x 64 tokens) | RoPE boxes of 2 blocks | ring of pairs of latent boxes, 4 a
+// block | barriers and row values. The ring's 11 (N = 16) or 10 (N = 32) pairs are at least 2.5 blocks, so that the
+// next block is being loaded while both consumers work. At the end of an item the places of a consumer's last block
+// take what the consumers exchange, and the output on its way out.
 //
-// Clusters share nothing: they only place thread blocks side by side whose row tiles read the same tokens, since reads
-// of neighbours merge on their way to L2.
+// Clusters share nothing. They only place thread blocks side by side whose row tiles read the same tokens, since reads
+// of neighbours are merged on their way to L2.
 //
-// grid = any multiple of the cluster, by the work list; 384 threads, flash_mla_v1_shared_bytes(N) of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 384 threads, flash_mla_v1_shared_bytes(N) of dynamic shared
+// memory.
 #pragma once
 
 #include "flash_mla_v1.h"
@@ -50,33 +50,34 @@ struct Shared {
   static constexpr u32 kRowBytes = N * 128;        // a box of N rows
 
   Bytes<9 * kRowBytes> queries;
-  Array<Bytes<kRowBytes>, 2> weights;  // [team]
+  Array<Bytes<kRowBytes>, 2> weights;  // [consumer]
   Array<Bytes<kBoxBytes>, 2> ropes;    // free again after the scores
   Array<Bytes<2 * kBoxBytes>, kRing> latents;
   // Loaded, by token block and pair (kPairs: RoPE); four blocks' worth, so that the one waited for before at the same
-  // barrier was the team's own, or of an item whose scores are all done: nobody falls two phases behind.
+  // barrier was the consumer's own, or of an item whose scores are all done: nobody falls two phases behind.
   Array<Barriers<kPairs + 1>, 4> full;
   Barriers<kRing> latent_empty;
   Barriers<2> rope_empty;
   Barrier queries_full, queries_empty;
-  Barrier exchanged;  // what the teams hand each other at the end of an item
-  alignas(16) float2 of_warps[2][4][N / 2];  // [team][warp][pair of rows]: candidates for the maximum
-  float2 sums[2][2][4][N / 2];    // [item parity][team][warp]
-  float2 maxima[2][2][N / 2];     // [item parity][team]
-  float4 factors[2][N / 2];       // [team] {own, other} of two rows: of the outputs that are merged
+  Barrier exchanged;                         // what the consumers hand each other at the end of an item
+  alignas(16) float2 of_warps[2][4][N / 2];  // [consumer][warp][pair of rows]: candidates for the maximum
+  float2 sums[2][2][4][N / 2];               // [item parity][consumer][warp]
+  float2 maxima[2][2][N / 2];                // [item parity][consumer]
+  float4 factors[2][N / 2];                  // [consumer] {own, other} of two rows: of the outputs that are merged
   static_assert(kRowBytes % 1024 == 0);
 };
 
-// Named barriers of a team; by number, since both teams run the same code.
-enum NamedBarrier { kTeam = 1, kVote = 3 };
+// Named barriers of consumer 0; those of consumer 1 have the next number.
+enum NamedBarrier { kMeet = 1, kVote = 3 };
 
-// The same code serves both teams, and so fills the instruction cache once: what differs is which columns lie where. A
-// team answers for the output columns 256 team .. 256 team + 255, and finds them in the first two places of its blocks;
-// its fragments o[m] are those of columns 64 (m ^ 4 team) .. 64 (m ^ 4 team) + 63.
+// The same code serves both consumers, and so fills the instruction cache once: what differs is which columns lie
+// where. A consumer answers for the output columns 256 consumer .. 256 consumer + 255, and finds them in the first two
+// places of its blocks; its fragments o[m] are those of columns 64 (m ^ 4 consumer) .. 64 (m ^ 4 consumer) + 63.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
-__device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work, const TensorMap& o_map,
-                                       float* __restrict__ lse, uint4* o_part, float* lse_part, float scale_log2,
-                                       float lse_unit, int rows, int s, const int* __restrict__ after_lengths, int after) {
+__device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
+                                       const TensorMap& o_map, float* __restrict__ lse, uint4* o_part, float* lse_part,
+                                       float scale_log2, float lse_unit, int rows, int s,
+                                       const int* __restrict__ after_lengths, int after) {
   constexpr DType dtype = problem.dtype;
   constexpr int N = tiling.rows, kOctets = N / 8;
   using Layout = Shared<N>;
@@ -84,7 +85,7 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
   const int token_in_block = warp * 16 + (lane >> 2);  // of this thread's first token; the second is 8 on
   const int row = 2 * (lane & 3);                      // of this thread's first row of an octet; the second is 1 on
 
-  float o[8][N / 2];             // (512, N) / team
+  float o[8][N / 2];             // (512, N) / consumer
   float p[N / 2];                // (64, N) scores, then weights
   RowsOnN<N> values(warp, lane);
   int sequence = 0;              // of the item's first token block among those of this thread block
@@ -94,7 +95,7 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
   const u32 query = operand_k_major(shared.queries);
   const u32 key = operand_k_major(shared.latents);
   const u32 value = operand_mn_major(shared.latents);
-  const u32 weights = shared.weights[team];
+  const u32 weights = shared.weights[consumer];
   const u32 in_box = place_of_lane(warp, lane);
 
   auto place_of = [&](int at, int pair) { return (kPairs * static_cast<u32>(at) + pair) % Layout::kRing; };
@@ -109,7 +110,7 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
     int masked = problem.causal ? s : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[request] : after), 1);
     const int seen_by_all = tokens - masked + 1;
-    const bool both = end - begin > 1;  // else the item is team 0's alone
+    const bool both = end - begin > 1;  // else the item is consumer 0's alone
     values.reset();
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
@@ -118,25 +119,25 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
     }
     barrier_wait(shared.queries_full, queries_phase);
     queries_phase ^= 1;
-    if (team == 1 && !both) {
+    if (consumer == 1 && !both) {
       warp_arrive(shared.queries_empty);
       ++sequence;
       continue;
     }
 
-    int at = sequence + team;  // the team's token block among those of this thread block
+    int at = sequence + consumer;  // the consumer's token block among those of this thread block
 #pragma unroll 1
-    for (int block = begin + team; block < end; block += 2, at += 2) {
+    for (int block = begin + consumer; block < end; block += 2, at += 2) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         barrier_wait(shared.full[at & 3][pair], at >> 2 & 1);
         mma_fence();
         const u32 boxes = key + place_of(at, pair) * 2 * kNextBox;
-        const u32 columns = query + (pair ^ 2 * team) * 2 * (Layout::kRowBytes >> 4);
+        const u32 columns = query + (pair ^ 2 * consumer) * 2 * (Layout::kRowBytes >> 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          mma<dtype, N>(p, boxes + i / 4 * kNextBox + i % 4 * 2,
-                                    columns + i / 4 * (Layout::kRowBytes >> 4) + i % 4 * 2, pair != 0 || i != 0);
+          mma<dtype, N>(p, boxes + i / 4 * kNextBox + i % 4 * 2, columns + i / 4 * (Layout::kRowBytes >> 4) + i % 4 * 2,
+                        pair != 0 || i != 0);
         }
       }
       barrier_wait(shared.full[at & 3][kPairs], at >> 2 & 1);
@@ -171,10 +172,10 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
           }
         }
       }
-      values.weigh(p, o, scale_log2, shared.of_warps[team], kVote + team, kTeam + team);
+      values.weigh(p, o, scale_log2, shared.of_warps[consumer], kVote + consumer, kMeet + consumer);
       store_rows_on_n<dtype, N>(weights + in_box, p);
       async_fence();
-      named_sync(kTeam + team, 128);
+      named_sync(kMeet + consumer, 128);
       pin<4 * N>(&o[0][0]);
       mma_fence();
 #pragma unroll
@@ -183,7 +184,7 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           mma<dtype, N, Major::k, Major::mn>(o[2 * pair + i / 4], boxes + i / 4 * kNextBox + i % 4 * 128,
-                                   operand_k_major(weights) + i % 4 * 2, 1);
+                                             operand_k_major(weights) + i % 4 * 2, 1);
         }
         mma_commit();
       }
@@ -200,19 +201,20 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
       pin<4 * N>(&o[0][0]);
       release_pair(3);
     }
-    at -= 2;  // the team's last block, whose latents are still in their places
+    at -= 2;  // the consumer's last block, whose latents are still in their places
 
-    // The row values of the team.
+    // The row values of the consumer.
     auto& sums = shared.sums[parity];
     auto& maxima = shared.maxima[parity];
-    auto& factors = shared.factors[team];
-    values.store_sums(sums[team][warp]);
+    auto& factors = shared.factors[consumer];
+    values.store_sums(sums[consumer][warp]);
     if (warp == 0 && lane < 4) {
 #pragma unroll
-      for (int i = 0; i < kOctets; ++i) maxima[team][4 * i + lane] = {values.maximum[2 * i], values.maximum[2 * i + 1]};
+      for (int i = 0; i < kOctets; ++i)
+        maxima[consumer][4 * i + lane] = {values.maximum[2 * i], values.maximum[2 * i + 1]};
     }
-    named_sync(kTeam + team, 128);  // all warps have read the latents, and the sums are there
-    // What a team hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
+    named_sync(kMeet + consumer, 128);  // all warps have read the latents, and the sums are there
+    // What a consumer hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
     constexpr int kGiftPairs = N / 16;
     auto gift = [&](int of, int m) {
       return reinterpret_cast<float4*>(shared.latents.elements[place_of(of, m * kGiftPairs / 4)].bytes) +
@@ -230,19 +232,19 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
       barrier_arrive(shared.exchanged);
       barrier_wait(shared.exchanged, parity);
     }
-    if (warp == 0 && lane < N) {  // a row each: by what the outputs of this and of the other team count
+    if (warp == 0 && lane < N) {  // a row each: by what the outputs of this and of the other consumer count
       auto total = [&](int of) {
         const float* x = reinterpret_cast<const float*>(sums[of]) + lane;
         return x[0] + x[N] + x[2 * N] + x[3 * N];
       };
       const float* tops = reinterpret_cast<const float*>(maxima) + lane;
-      const float own_top = tops[team * N], other_top = both ? tops[(team ^ 1) * N] : kLeastScore;
+      const float own_top = tops[consumer * N], other_top = both ? tops[(consumer ^ 1) * N] : kLeastScore;
       const float best = fmaxf(own_top, other_top);
       const float own = exp2_fast(own_top - best), other = exp2_fast(other_top - best);
-      const float all = total(team) * own + (both ? total(team ^ 1) * other : 0.0f);
+      const float all = total(consumer) * own + (both ? total(consumer ^ 1) * other : 0.0f);
       const float inverse = all == 0.0f ? 0.0f : __fdividef(1.0f, all);
       reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
-      if (team == 0) {
+      if (consumer == 0) {
         const float log = log_sum(best, all);
         if (slot >= 0) {
           lse_part[static_cast<long long>(slot) * N + lane] = log;
@@ -251,7 +253,7 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
         }
       }
     }
-    named_sync(kTeam + team, 128);
+    named_sync(kMeet + consumer, 128);
     auto scale = [&](int m) {
 #pragma unroll
       for (int i = 0; i < kOctets; ++i) {
@@ -266,7 +268,8 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
     for (int m = 0; m < 4; ++m) scale(m);
     if (both) {
       const int last_of_item = end - begin - 1;
-      const int others = sequence + last_of_item - ((last_of_item ^ team ^ 1) & 1);  // the other team's last block
+      const int others =
+          sequence + last_of_item - ((last_of_item ^ consumer ^ 1) & 1);  // the other consumer's last block
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
 #pragma unroll
@@ -289,11 +292,11 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
 #pragma unroll
       for (int pair = 0; pair < kGiftPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     }
-    // Columns 256 team .. from o[0] to o[3] on, and where a team is alone the others from o[4] to o[7] on.
+    // Columns 256 consumer .. from o[0] to o[3] on, and where a consumer is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
       if (slot >= 0) {
         // [slot][pair of m][octet][thread]: the order of the fragments, so that every access is whole lines.
-        uint4* out = o_part + (slot * 4LL + (team ^ half) * 2) * (kOctets * 128) + thread;
+        uint4* out = o_part + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
 #pragma unroll
         for (int i = 0; i < 2 * kOctets; ++i) {
           const float* x = o[4 * half + i / kOctets * 2] + i % kOctets * 4;
@@ -301,17 +304,18 @@ __device__ __forceinline__ void attend(int team, Shared<tiling.rows>& shared, co
           out[i * 128] = make_uint4(pack<dtype>(x[0], x[2]), pack<dtype>(x[1], x[3]), pack<dtype>(y[0], y[2]),
                                     pack<dtype>(y[1], y[3]));
         }
-      } else {  // through one of the last two places of the team's last block
+      } else {  // through one of the last two places of the consumer's last block
         const u32 staging = shared.latents[place_of(at, 2 + half)];
 #pragma unroll
-        for (int m = 0; m < 4; ++m) store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
+        for (int m = 0; m < 4; ++m)
+          store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
         async_fence();
-        named_sync(kTeam + team, 128);
+        named_sync(kMeet + consumer, 128);
         if (thread == 0) {
-          tma_store(o_map, staging, tile_row, (team ^ half) * 4, request);
+          tma_store(o_map, staging, tile_row, (consumer ^ half) * 4, request);
           tma_store_read_wait();
         }
-        named_sync(kTeam + team, 128);
+        named_sync(kMeet + consumer, 128);
       }
     };
     write(0);
@@ -346,7 +350,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
     }
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  launch_next();        // the combine kernel may be set up; what was there before this kernel is there for it as well
+  launch_next();        // the combine kernel may start; the inputs of both kernels are complete
   for (int sequence = 0; item.begin != item.end; item = *++work) {
     const int* table = block_table + static_cast<long long>(item.request) * table_width;
     auto page_at = [&](int token) { return token < item.tokens ? table[token / max(problem.page, 1)] : 0; };
@@ -360,7 +364,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
     };
     if constexpr (kPages > 1) read_pages(item.begin);
     for (int block = item.begin; block < item.end; ++block, ++sequence) {
-      const int team = (block - item.begin) & 1, first = block * kTile;
+      const int consumer = (block - item.begin) & 1, first = block * kTile;
       // Pages behind the end of the request are not loaded; what the block computes of them is masked and zeroed.
       int row = first, batch = item.request, loaded = kPages;
       if constexpr (kPages > 1) {
@@ -398,7 +402,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         barrier_wait(shared.latent_empty[place], phase);
-        load(shared.latents[place], z_map, 2 * (pair ^ 2 * team), 2, shared.full[sequence & 3][pair]);
+        load(shared.latents[place], z_map, 2 * (pair ^ 2 * consumer), 2, shared.full[sequence & 3][pair]);
         if (++place == kRing) {
           place = 0;
           phase ^= 1;
@@ -434,10 +438,9 @@ __device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const 
 // maps with its strides. Of a paged cache z_map and kpe_map are [pages, page, ..], of pages smaller
 // than a block with boxes of a page and 1 group, and block_table [B, table_width] lists the pages of every request.
 // work [workers, rounds]: see latent/work.h, tiles of N rows. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for
-// natural logarithms). o_part [slots, 512 * N] in the type of the output and lse_part [slots, N] fp32, for tiles cut over
-// several items (latent/combine_rows.cuh).
-// scale_log2 = scale * log2(e) > 0. rows = h * s.
-// Causal: query i sees the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
+// natural logarithms). o_part [slots, 512 * N] in the type of the output and lse_part [slots, N] fp32, for tiles cut
+// over several items (latent/combine_rows.cuh). scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees
+// the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
 template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
@@ -455,7 +458,8 @@ __global__ void __launch_bounds__(384, 1)
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 4 * (kPairs + 1); ++i) barrier_init(shared.full[0][i], 1);
+    for (int block = 0; block < 4; ++block)
+      for (int pair = 0; pair <= kPairs; ++pair) barrier_init(shared.full[block][pair], 1);
     for (int place = 0; place < Layout::kRing; ++place) barrier_init(shared.latent_empty[place], 4);
     for (int place = 0; place < 2; ++place) barrier_init(shared.rope_empty[place], 4);
     barrier_init(shared.queries_full, 1);
@@ -473,9 +477,9 @@ __global__ void __launch_bounds__(384, 1)
   work += static_cast<long long>(blockIdx.x) * rounds;
   if (role < 2) {
     if constexpr (trades_registers) take_registers<232>();
-    const int team = uniform(role);
-    attend<problem, tiling>(team, shared, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
-                             after_lengths, after);
+    const int consumer = uniform(role);
+    attend<problem, tiling>(consumer, shared, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
+                            after_lengths, after);
   } else {
     if constexpr (trades_registers) give_registers<40>();
     if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
