@@ -3,6 +3,7 @@
 import array
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import threading
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
-from support import BUILD, CHECKOUT, kernel_directories
+from support import BINARY, BUILD, CHECKOUT, kernel_directories
 
 if not os.environ.get("HYPERMLA_TEST_INSTALLED"):
     sys.path.insert(0, str(BUILD / "python"))
@@ -59,6 +60,16 @@ class Plan(unittest.TestCase):
         kernel = new_kernel()
         self.assertGreater(kernel.predicted_seconds("NVIDIA H200"), 0)
         self.assertGreater(kernel.predicted_seconds(), kernel.predicted_seconds("NVIDIA H200"))
+
+    def test_the_command_line_predicts_the_same(self):
+        problem = {"b": 32, "s": 16, "t": 4096}
+        out = subprocess.run([BINARY, "predict", "mla_var6_plus",
+                              *(f"--{name}={value}" for name, value in problem.items())],
+                             text=True, check=True, capture_output=True, timeout=600).stdout
+        kernel = hypermla.Kernel("mla_var6_plus", device="cpu", **problem)
+        for device in ("NVIDIA H200", "NVIDIA GeForce RTX 5090"):
+            said = re.search(rf"(?m)^{device} +([\d.]+) us  ", out)
+            self.assertEqual(f"{kernel.predicted_seconds(device) * 1e6:.1f}", said[1], out)
 
     def test_a_choice_needs_no_device(self):
         ranking = hypermla.choose(device="NVIDIA H200", b=32, s=64)

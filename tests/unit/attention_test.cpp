@@ -8,6 +8,7 @@
 
 #include "cutile/mla/flash_attention/flash_attention/flash_attention.h"
 #include "cutile/mla/flash_mla/flash_mla/flash_mla.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/roofline/attention_cost.h"
 #include "support.h"
 

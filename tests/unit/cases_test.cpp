@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/inputs.h"
 #include "hypermla/plan/registry.h"
 #include "support.h"

@@ -95,10 +95,13 @@ const DeviceSpec& h200() {
   static const DeviceTable table = DeviceTable::load(checkout() / "conf/devices.json");
   return table.find("NVIDIA H200");
 }
-const Target kH200 = {"sm_90", 132};
+const PlannedDevice& on_h200() {
+  static const PlannedDevice device{{"sm_90", 132}, h200()};
+  return device;
+}
 
 std::string chosen(const ChoiceProblem& problem, const Registry& registry = example()) {
-  const auto ranking = rank_kernels(registry, problem, kH200, h200());
+  const auto ranking = rank_kernels(registry, problem, on_h200());
   const RankedKernel& best = choice(ranking);
   return best.path + " " + best.entry.full_name();
 }
@@ -117,23 +120,23 @@ TEST(Choice, IsTheFastestKernelThatWasMeasured) {
 
 TEST(Choice, NeverTakesADraftWhereThereIsAnother) {
   EXPECT_EQ(chosen({.b = 32, .s = 16}, example(true)), "latent cutile.mla.flash_mla");
-  EXPECT_TRUE(rank_kernels(example(true), {.b = 32, .s = 16}, kH200, h200()).front().entry.draft);  // but shows it
+  EXPECT_TRUE(rank_kernels(example(true), {.b = 32, .s = 16}, on_h200()).front().entry.draft);  // but shows it
   Registry drafts;
   drafts.add("/kernels/cute/mla/flash_mla/flash_mla/flash_mla.cpp", "", stub, true);
   EXPECT_EQ(chosen({}, drafts), "latent cute.mla.flash_mla");
 }
 
 TEST(Choice, LeavesOutWhatDoesNotRunThere) {
-  for (const RankedKernel& one : rank_kernels(example(), {.b = 32, .s = 16}, {"sm_120", 170}, h200()))
+  for (const RankedKernel& one : rank_kernels(example(), {.b = 32, .s = 16}, {{"sm_120", 170}, h200()}))
     EXPECT_EQ(one.entry.language, "cutile") << one.entry.full_name();
-  EXPECT_TRUE(contains(error_of([] { rank_kernels(example(), {.h = 256}, kH200, h200()); }), "no kernel for sm_90"));
+  EXPECT_TRUE(contains(error_of([] { rank_kernels(example(), {.h = 256}, on_h200()); }), "no kernel for sm_90"));
 }
 
 TEST(Choice, RanksFastestFirstAndNewestOfEqualOnes) {
   Registry registry = example();
   for (const char* name : {"mla_var6_plus_v8", "mla_var6_plus_v9"})  // nobody has measured them
     registry.add(std::string("/kernels/cutile/mla/mla_var6_plus/") + name + "/" + name + ".cpp", "", stub);
-  const auto ranking = rank_kernels(registry, {.b = 32, .s = 16}, kH200, h200());
+  const auto ranking = rank_kernels(registry, {.b = 32, .s = 16}, on_h200());
   double before = 0;
   for (const RankedKernel& one : ranking) {
     EXPECT_GE(one.sustained.seconds, before);
@@ -148,18 +151,18 @@ TEST(Choice, RanksFastestFirstAndNewestOfEqualOnes) {
 
 TEST(Choice, SharedPrefixesGoThroughTheHybrid) {
   ChoiceProblem problem{.b = 32, .s = 4, .prefix = 8192, .own = 1024};
-  const auto ranking = rank_kernels(example(), problem, kH200, h200());
+  const auto ranking = rank_kernels(example(), problem, on_h200());
   EXPECT_EQ(ranking.front().path, "shared prefix");
   EXPECT_EQ(ranking.front().n, 8192);
   // Nothing is shared by requests that each have a prefix of their own, and few rows stay unshared.
   problem.prefixes = 32;
-  EXPECT_EQ(rank_kernels(example(), problem, kH200, h200()).front().path, "latent");
+  EXPECT_EQ(rank_kernels(example(), problem, on_h200()).front().path, "latent");
 }
 
 TEST(Choice, MakesThePlansOfAPath) {
   ChoiceProblem problem{.b = 3, .s = 2, .prefix = 100, .own = 28};
-  for (const RankedKernel& one : rank_kernels(example(), problem, kH200, h200())) {
-    const auto plans = plans_of(example(), one, problem, kH200);
+  for (const RankedKernel& one : rank_kernels(example(), problem, on_h200())) {
+    const auto plans = plans_of(example(), one, problem, on_h200());
     EXPECT_EQ(plans.size(), one.path == "latent" ? 2 : 1) << one.entry.full_name();
     const auto& first = dynamic_cast<const StubPlan&>(*plans[0]).problem;
     EXPECT_EQ(first.t, 128);
@@ -180,7 +183,7 @@ TEST(Choice, RefusesWhatHasNoMeaning) {
                {{.prefixes = 33}, "--prefixes=33"},
                {{.prefixes = 0}, "--prefixes=0"}};
   for (const auto& [problem, message] : cases)
-    EXPECT_TRUE(contains(error_of([&problem = problem] { rank_kernels(example(), problem, kH200, h200()); }), message))
+    EXPECT_TRUE(contains(error_of([&problem = problem] { rank_kernels(example(), problem, on_h200()); }), message))
         << message;
 }
 

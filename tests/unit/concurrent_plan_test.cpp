@@ -1,6 +1,7 @@
 // How the hybrid with two kernels at once divides a GPU between them, and what it refuses.
 #include <gtest/gtest.h>
 
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 #include "support.h"
 

@@ -6,6 +6,7 @@
 
 #include "hypermla/api/environment.h"
 #include "hypermla/plan/check.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "hypermla/plan/configure.h"
 #include "hypermla/profile/activity.h"
 #include "hypermla/profile/counters.h"
 #include "hypermla/profile/metrics.h"

@@ -1,4 +1,4 @@
-#include "hypermla/plan/registry.h"
+#include "hypermla/plan/configure.h"
 
 #include <gtest/gtest.h>
 
@@ -117,8 +117,8 @@ TEST(RegistryTest, TheProblemDecidesBetweenLanguages) {
     registry.add("/x/kernels/" + std::string(language) + "/mla/attention/attention/attention.cpp", "",
                  [=] { return std::make_unique<LongOnly>(std::string(language) == "cute" ? 128 : 1000); });
   auto language = [&](int s, const std::string& arch, const std::string& pinned = "") {
-    const ChosenPlan chosen = choose_plan(registry.find_all("attention", "", arch, pinned), {arch, 1},
-                                          [&](KernelPlan& plan) { from_json(plan.problem_fields(), {{"s", s}}); });
+    const ConfiguredPlan chosen =
+        configure(registry.find_all("attention", "", arch, pinned), {{arch, 1}, {}}, {.problem = {{"s", s}}});
     EXPECT_EQ(chosen.plan->target.arch, arch);
     return chosen.entry.language;
   };

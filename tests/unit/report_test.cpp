@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hypermla/plan/configure.h"
 #include "hypermla/profile/profile.h"
 #include "support.h"
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cute/latent/plan_requests.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla::cute {

@@ -126,12 +126,16 @@ DeviceSpec spec_for(const DeviceTable& table, const Device& device) {
   return spec;
 }
 
-PredictedDevice predicted_device(const DeviceTable& table, const std::string& name) {
-  const std::shared_ptr<Device> present = name.empty() ? make_device("auto") : make_cpu_device();
-  if (name.empty()) return {Target::of(present->info()), spec_for(table, *present)};
-  PredictedDevice device{Target::of(present->info()), table.find(name)};
+PlannedDevice planned_device(const DeviceTable& table, const Device& present) {
+  return {Target::of(present.info()), spec_for(table, present)};
+}
+
+PlannedDevice planned_device(const DeviceTable& table, const std::string& name) {
+  PlannedDevice device{{}, table.find(name)};
   DeviceSpec& spec = device.spec;
-  if (!spec.arch.empty())
+  if (spec.arch.empty())
+    device.target = Target::of(make_cpu_device()->info());
+  else
     device.target = {spec.arch, spec.sm_count ? spec.sm_count : Target::of_arch(spec.arch).processors};
   if (spec.sm_count == 0) spec.sm_count = device.target.processors;
   return device;

@@ -14,7 +14,7 @@
 
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
-#include "hypermla/plan/plan.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/roofline/device_spec.h"
 
 namespace hypermla {
@@ -39,11 +39,8 @@ struct Environment {
 // for an unknown GPU, enough to order candidates by.
 DeviceSpec spec_for(const DeviceTable& table, const Device& device);
 
-// A device to predict for: an entry of the table by its name, or where the name is empty the present device.
-struct PredictedDevice {
-  Target target;
-  DeviceSpec spec;
-};
-PredictedDevice predicted_device(const DeviceTable& table, const std::string& name);
+// What plans for a present device are made for; and for an entry of the table by its name, whether the device is here or not.
+PlannedDevice planned_device(const DeviceTable& table, const Device& present);
+PlannedDevice planned_device(const DeviceTable& table, const std::string& name);
 
 }  // namespace hypermla

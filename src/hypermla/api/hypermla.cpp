@@ -21,21 +21,6 @@ Shared& shared() {
   return instance;
 }
 
-void set_fields(const std::string& owner, const std::vector<FieldRef>& fields,
-                const std::map<std::string, std::string>& values) {
-  for (const auto& [name, value] : values) {
-    std::vector<std::string> names;
-    bool known = false;
-    for (FieldRef field : fields) {
-      names.emplace_back(field.name);
-      if (field.name != name) continue;
-      field.parse(value);
-      known = true;
-    }
-    if (!known) fail("{} has no field '{}'; did you mean {}?", owner, name, nearest(name, names));
-  }
-}
-
 }  // namespace
 
 DeviceHandle::DeviceHandle(const std::string& name) : device_(make_device(name)) {}
@@ -44,8 +29,18 @@ bool DeviceHandle::is_gpu() const { return device_->is_gpu(); }
 void DeviceHandle::synchronize() const { device_->synchronize(); }
 
 struct Kernel::State {
+  State(const std::string& kernel, const std::string& its_version, const Json& problem, std::shared_ptr<Device> present)
+      : name(kernel), version(its_version), said{.problem = problem}, device(std::move(present)) {}
+
+  std::unique_ptr<KernelPlan> plan_for(const PlannedDevice& on) const {
+    return configure(Registry::instance().find_all(name, version, on.target.arch), on, said).plan;
+  }
+
+  std::string name, version;
+  Settings said;
   std::shared_ptr<Device> device;
-  std::unique_ptr<KernelPlan> plan;
+  PlannedDevice planned = planned_device(shared().devices, *device);
+  std::unique_ptr<KernelPlan> plan = plan_for(planned);
   std::vector<TensorInfo> infos;
   Tensors tensors;
   std::map<std::string, Json> tilings;  // by kernel: what tune() chose
@@ -54,16 +49,7 @@ struct Kernel::State {
 
 Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device,
                const std::string& version)
-    : state_(std::make_unique<State>()) {
-  state_->device = device.device_;
-  const Target target = Target::of(device.device_->info());
-  const auto set_problem = [&](KernelPlan& plan) {
-    set_fields(name, plan.problem_fields(), problem);
-    plan.choose(spec_for(shared().devices, *device.device_));
-  };
-  state_->plan = choose_plan(Registry::instance().find_all(name, version, target.arch), target, set_problem).plan;
-  state_->plan->use_default_tiling();
-  state_->plan->validate();
+    : state_(std::make_unique<State>(name, version, problem, device.device_)) {
   state_->tensors = empty_tensors(*state_->plan);
   for (const TensorSpec& spec : state_->plan->tensors())
     state_->infos.push_back({spec.name, spec.shape, spec.dtype, spec.role == Role::input, spec.role == Role::workspace,
@@ -113,7 +99,7 @@ void Kernel::tune(int max_iterations) {
   options.history_root = shared().environment.history_root();
   options.tuner.max_iterations = max_iterations;
   const AutotuneResult result = autotune(*state_->plan, *state_->executable, shared().compiler, *state_->device,
-                                         spec_for(shared().devices, *state_->device), options);
+                                         state_->planned.spec, options);
   for (const auto& stage : result.stages) state_->tilings[stage.kernel] = stage.tiling;
 }
 
@@ -123,16 +109,18 @@ void Kernel::run(void* stream) {
 }
 
 double Kernel::predicted_seconds(const std::string& device) const {
-  const DeviceSpec spec = device.empty() ? spec_for(shared().devices, *state_->device) : shared().devices.find(device);
-  return plan_empty(*state_->plan)->predict(spec, state_->plan->dtype()).seconds;
+  const PlannedDevice on = device.empty() ? state_->planned : planned_device(shared().devices, device);
+  const std::unique_ptr<KernelPlan> plan = state_->plan_for(on);
+  return plan_empty(*plan)->predict(on.spec, plan->dtype()).seconds;
 }
 
 std::vector<Choice> choose(const std::map<std::string, std::string>& problem, const std::string& device) {
   ChoiceProblem fields;
   set_fields("the choice", fields_of(fields), problem);
-  const auto [target, spec] = predicted_device(shared().devices, device);
+  const DeviceTable& table = shared().devices;
+  const PlannedDevice on = device.empty() ? planned_device(table, *make_device("auto")) : planned_device(table, device);
   std::vector<Choice> choices;
-  for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, target, spec))
+  for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, on))
     choices.push_back({one.path, one.entry.full_name(), one.n, one.burst.seconds, one.sustained.seconds,
                        std::string(limit_name(one.sustained.limit)), one.entry.draft});
   return choices;

@@ -23,7 +23,7 @@ Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Sessi
     Device& device = *session.device;
     std::vector<std::unique_ptr<AllocatedTensors>> memory;
     std::vector<std::unique_ptr<Executable>> stages;
-    for (const auto& plan : plans_of(Registry::instance(), ranked, problem, Target::of(device.info()))) {
+    for (const auto& plan : plans_of(Registry::instance(), ranked, problem, session.planned)) {
       double bytes = 0;
       for (const TensorSpec& spec : plan->tensors()) {
         double tensor = dtype_bytes(spec.dtype);
@@ -78,7 +78,8 @@ int choose_command(const Words& words) {
       "Which kernel, and how many decompressed tokens, for a problem: all that take it, ranked by the time that the\n"
       "model predicts (docs/cost-analysis.md, \"The choice\"), the output decompression included.\n",
       "hypermla choose");
-  add_fields(app, fields_of(problem), "Problem");
+  Json said = Json::object();
+  add_fields(app, fields_of(problem), "Problem", said);
   app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
   app.add_option("--device_name", device_name, "predict for this entry of devices.json, without having the device")
       ->group("Run");
@@ -93,11 +94,12 @@ int choose_command(const Words& words) {
     fail("--device_name={} is predicted for, and --measure runs on the present device: choose one of them",
          device_name);
 
+  set_fields("the choice", fields_of(problem), said);
   problem.settle();
   Session session(device_name.empty() ? device : "cpu");
-  const auto [target, spec] = device_name.empty() ? PredictedDevice{Target::of(session.device->info()), session.spec}
-                                                  : predicted_device(session.environment.devices(), device_name);
-  const std::vector<RankedKernel> ranking = rank_kernels(Registry::instance(), problem, target, spec);
+  const PlannedDevice on =
+      device_name.empty() ? session.planned : planned_device(session.environment.devices(), device_name);
+  const std::vector<RankedKernel> ranking = rank_kernels(Registry::instance(), problem, on);
   const RankedKernel& best = choice(ranking);
 
   Json problem_json = fields_json(problem);
@@ -107,7 +109,7 @@ int choose_command(const Words& words) {
     std::string text;
     for (const FieldRef& field : fields_of(problem))
       if (field.name != "private") text += fmt::format(" {}={}", field.name, field.text());
-    fmt::print("{} ({}):{}\n{:<13} {:<34} {:>7} {:>10} {:>10}  {:<8}", spec.name, target.arch, text, "path", "kernel",
+    fmt::print("{} ({}):{}\n{:<13} {:<34} {:>7} {:>10} {:>10}  {:<8}", on.spec.name, on.target.arch, text, "path", "kernel",
                "n", "burst us", "sustained", "bound");
     fmt::print("{}\n",
                measuring ? fmt::format(" {:>10} {:>8} {:>10} {:>8}", "measured", "error", "sustained", "error") : "");
@@ -127,7 +129,7 @@ int choose_command(const Words& words) {
     std::fflush(stdout);
   }
   if (json)
-    fmt::print("{}\n", Json{{"device", spec.name},
+    fmt::print("{}\n", Json{{"device", on.spec.name},
                             {"problem", problem_json},
                             {"choice", {{"kernel", best.entry.full_name()}, {"n", best.n}}},
                             {"ranking", rows}}

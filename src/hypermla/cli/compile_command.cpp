@@ -45,30 +45,20 @@ int compile_command(const Words& words) {
   std::vector<std::string> archs;
   std::string language;
   bool candidates = false, cases = false, forbid_spills = false;
-  bool helped = false;
-  auto parse_flags = [&](KernelPlan* plan) {
-    CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
-                 "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
-                 "hypermla compile [<kernel>|all] [version]");
-    archs.clear();
-    app.add_option("--arch", archs,
-                   "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
-        ->delimiter(',');
-    app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
-    app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
-    app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
-    app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
-    if (plan) add_fields(app, plan->problem_fields(), "Problem");
-    helped = helped || !parse(app, rest);
-  };
-  ChosenPlan chosen;
-  if (name == "all")
-    parse_flags(nullptr);
-  else
-    chosen = choose_plan(Registry::instance().find_all(name, version, first_arch, language_flag), {},
-                         [&](KernelPlan& plan) { parse_flags(&plan); });
-  if (helped) return 0;
-  const std::unique_ptr<KernelPlan>& one = chosen.plan;  // null: all
+  CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
+               "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
+               "hypermla compile [<kernel>|all] [version]");
+  app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
+      ->delimiter(',');
+  app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
+  app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
+  app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
+  app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
+  std::vector<KernelEntry> entries;  // of the first target; none: all kernels
+  if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
+  Settings said;
+  add_fields(app, entries, said, false);
+  if (!parse(app, rest)) return 0;
 
   const Environment environment = Environment::detect();
   const DeviceTable devices = environment.devices();
@@ -77,15 +67,14 @@ int compile_command(const Words& words) {
   if (archs.empty()) archs = {first};
   for (std::string& arch : archs) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
+    const PlannedDevice on{target, devices.of_arch(target.arch)};
     std::vector<KernelSource> sources;
-    if (one) {
+    if (!entries.empty()) {
       // Throws where its language does not compile.
-      Registry::instance().find(chosen.entry.full_name(), "", target.arch);
-      one->target = target;
-      one->choose(devices.of_arch(target.arch));
-      one->use_default_tiling();
-      one->validate();
-      sources = cases ? verification_sources(*one) : kernel_sources(*one, candidates);
+      if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
+      const auto [entry, plan, chosen] = configure(entries, on, said);
+      entries = {entry};  // for the other targets, too
+      sources = cases ? verification_sources(*plan) : kernel_sources(*plan, candidates);
     } else {
       sources = ceiling_sources();  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
@@ -96,12 +85,10 @@ int compile_command(const Words& words) {
           for (KernelSource& source : verification_sources(*plan)) sources.push_back(std::move(source));
           continue;
         }
-        for (const Json& problem : representative_problems(*plan)) {
-          set_problem(*plan, problem);
-          plan->choose(devices.of_arch(target.arch));
-          plan->use_default_tiling();
-          for (KernelSource& source : kernel_sources(*plan, candidates)) sources.push_back(std::move(source));
-        }
+        for (const Json& problem : representative_problems(*plan))
+          for (KernelSource& source :
+               kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates))
+            sources.push_back(std::move(source));
       }
     }
     std::set<std::string> seen;

@@ -40,9 +40,9 @@ int device_command(const Words& words) {
   fmt::print("c++        {}\n", found(tools["cxx"], tools["cxx_version"]));
   fmt::print("kernels    {}\n", session.environment.kernel_root().string());
   fmt::print("cache      {}\n", session.environment.cache.string());
-  auto peak = [&](DType dtype) { return session.spec.peak_tflops(dtype); };
-  fmt::print("roofline   {}: {:.4g} TFLOP/s bfloat16, {:.4g} GB/s, ridge {:.1f} FLOP/byte\n", session.spec.name,
-             peak(DType::bfloat16), session.spec.peak_gbps, ridge(session.spec, DType::bfloat16));
+  auto peak = [&](DType dtype) { return session.planned.spec.peak_tflops(dtype); };
+  fmt::print("roofline   {}: {:.4g} TFLOP/s bfloat16, {:.4g} GB/s, ridge {:.1f} FLOP/byte\n", session.planned.spec.name,
+             peak(DType::bfloat16), session.planned.spec.peak_gbps, ridge(session.planned.spec, DType::bfloat16));
   if (!measure) return 0;
 
   Json measured = measure_ceilings(session.device, session.compiler);

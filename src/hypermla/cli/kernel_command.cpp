@@ -144,7 +144,7 @@ AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& 
   options.tuner.max_iterations = flags.tune_max_iters;
   Progress progress;
   options.progress = [&](const AutotuneOptions::Progress& at) { progress.show(at); };
-  AutotuneResult result = autotune(plan, executable, session.compiler, *session.device, session.spec, options);
+  AutotuneResult result = autotune(plan, executable, session.compiler, *session.device, session.planned.spec, options);
   progress.finish();
   return result;
 }
@@ -197,34 +197,15 @@ int kernel_command(const Words& words) {
   const std::vector<KernelEntry> entries = find_kernels(
       words[0], versioned ? words[1] : "", session.device->info().arch, flag_value(rest, "--language"), help);
 
-  // Twice: problem and device decide the default tiling, and the user's tiling flags come on top of that.
+  CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla kernel " + words[0]);
+  Settings said;
+  add_fields(app, help ? std::vector{entries.front()} : entries, said, true);
   Flags flags;
-  bool helped = false;
-  Json chosen;  // what the user left to the model
-  auto parse_into = [&](KernelPlan& plan) {
-    CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla kernel " + words[0]);
-    add_fields(app, plan.problem_fields(), "Problem");
-    add_fields(app, plan.tiling_fields(), "Tiling (with --no_autotune)");
-    flags = {};
-    add_flags(app, flags);
-    helped = helped || !parse(app, rest);
-    if (helped) return;
-    const Json before = to_json(plan.problem_fields());
-    plan.choose(session.spec);
-    const Json after = to_json(plan.problem_fields());
-    for (const auto& [name, value] : after.items())
-      if (value != before.at(name)) chosen[name] = value;
-  };
-  auto [entry, plan] = choose_plan(entries, Target::of(session.device->info()), [&](KernelPlan& candidate) {
-    chosen = Json::object();
-    if (!helped) parse_into(candidate);
-  });
-  if (helped) return 0;
-  require_gpu_for(profile_mode_from_name(flags.prof_type), *session.device);
-  plan->use_default_tiling();
-  parse_into(*plan);
-  plan->validate();
+  add_flags(app, flags);
+  if (!parse(app, rest)) return 0;
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
+  require_gpu_for(mode, *session.device);
+  const auto [entry, plan, chosen] = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
   if (flags.device == "auto" && !session.device->is_gpu())
@@ -251,7 +232,7 @@ int kernel_command(const Words& words) {
                                           .plan = *plan,
                                           .executable = *executable,
                                           .device = *session.device,
-                                          .spec = session.spec,
+                                          .spec = session.planned.spec,
                                           .tuning = tuning,
                                           .out_dir = flags.out_dir,
                                           .bench_runs = flags.bench_runs,

@@ -7,18 +7,27 @@
 
 namespace hypermla {
 
-void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group) {
+void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group, Json& said) {
   for (const FieldRef& field : fields) {
-    const std::string flag = "--" + std::string(field.name);
+    const std::string name(field.name), flag = "--" + name;
+    if (app.get_option_no_throw(flag)) continue;
     const std::string help = fmt::format("{} (default {})", field.help, field.text());
-    // CLI11's own conversions are not used: parse() says what the field accepts.
-    auto set = [field](const std::vector<std::string>& values) {
-      FieldRef(field).parse(values.empty() || values.back().empty() ? "true" : values.back());
+    // CLI11's own conversions are not used: FieldRef::parse() says what the field accepts.
+    auto set = [&said, name](const std::vector<std::string>& values) {
+      said[name] = values.empty() || values.back().empty() ? "true" : values.back();
       return true;
     };
     CLI::Option* option = app.add_option(flag, CLI::callback_t(set), help)->type_name(std::string(field.type_name()));
     if (std::holds_alternative<bool*>(field.value)) option->expected(0, 1);  // --causal alone means true
     option->group(group)->take_last();
+  }
+}
+
+void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling) {
+  for (const KernelEntry& entry : entries) {
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    add_fields(app, plan->problem_fields(), "Problem", said.problem);
+    if (tiling) add_fields(app, plan->tiling_fields(), "Tiling (with --no_autotune)", said.tiling);
   }
 }
 

@@ -5,13 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/base/fields.h"
+#include "hypermla/plan/configure.h"
 
 namespace hypermla {
 
-// Adds --<name> for every field; what the user gives goes through FieldRef::parse, so errors name the field. A bool field
-// is a flag: --causal, or --causal=false. The fields must outlive the parse.
-void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group);
+// Adds --<name> for every field whose flag is not there yet; what the user gives is put into `said`, as text. A bool field is
+// a flag: --causal, or --causal=false.
+void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group, Json& said);
+// The problem fields, and with `tiling` those of the tiling, of every plan that may be the one.
+void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling);
 
 // Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming the
 // nearest flag for an unknown one.

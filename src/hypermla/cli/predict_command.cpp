@@ -1,10 +1,11 @@
+#include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
-#include "hypermla/plan/registry.h"
 
 namespace hypermla {
 
@@ -12,37 +13,46 @@ int predict_command(const Words& words) {
   if (words.empty() || words[0].rfind("-", 0) == 0) {
     fmt::print(
         "Usage: hypermla predict <kernel> [version] [problem flags]\n\n"
-        "Roofline time of a kernel on every device of conf/devices.json and every measured one, without running it.\n");
+        "Roofline time of a kernel on every device of conf/devices.json and every measured one, without running it.\n"
+        "On each it is planned for that device: the language that is the fast one there, and the n that the model "
+        "takes.\n");
     if (words.empty()) fail("which kernel? For example: hypermla predict flash_mla --b=32 --s=16 --t=4096");
     return 0;
   }
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
-  const std::shared_ptr<Device> device = make_device("auto");
-  const Target target = Target::of(device->info());
-  const std::vector<KernelEntry> entries =
-      Registry::instance().find_all(words[0], versioned ? words[1] : "", target.arch);
-  bool helped = false;
-  const auto [entry, plan] = choose_plan(entries, {}, [&](KernelPlan& candidate) {
-    CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla predict " + words[0]);
-    add_fields(app, candidate.problem_fields(), "Problem");
-    helped = helped || !parse(app, {words.begin() + (versioned ? 2 : 1), words.end()});
-  });
-  if (helped) return 0;
-  const DeviceTable table = Environment::detect().devices();
-  plan->choose(spec_for(table, *device));
-  plan->use_default_tiling();
-  plan->validate();
+  const std::string version = versioned ? words[1] : "";
+  const std::vector<KernelEntry> everywhere = Registry::instance().find_all(words[0], version);
+  CLI::App app(fmt::format("{}\n", everywhere.front().summary), "hypermla predict " + words[0]);
+  Settings said;
+  add_fields(app, everywhere, said, false);
+  if (!parse(app, {words.begin() + (versioned ? 2 : 1), words.end()})) return 0;
 
-  const std::unique_ptr<Executable> executable = plan_empty(*plan);
-  const Cost cost = executable->cost();
-  fmt::print("{} {}: {:.4g} GFLOP, {:.4g} GB, {:.1f} FLOP/byte\n", entry.full_name(), problem_key(*plan),
-             cost.flops * 1e-9, cost.bytes * 1e-9, cost.intensity());
-  for (const std::string& name : table.names()) {
-    const DeviceSpec& spec = table.find(name);
-    const Prediction prediction = executable->predict(spec, plan->dtype());
-    fmt::print("{:<28} {:>12.1f} us  {} bound, ridge {:.1f}\n", name, prediction.seconds * 1e6,
-               bound_name(prediction.bound), ridge(spec, plan->dtype()));
-  }
+  const DeviceTable table = Environment::detect().devices();
+  std::vector<std::pair<std::string, std::string>>
+      groups;  // of devices with the same plan: what is planned, their lines
+  std::string refusals;
+  std::optional<Error> refused;
+  for (const std::string& name : table.names()) try {
+      const PlannedDevice on = planned_device(table, name);
+      const auto [entry, plan, chosen] =
+          configure(Registry::instance().find_all(words[0], version, on.target.arch), on, said);
+      const std::unique_ptr<Executable> executable = plan_empty(*plan);
+      const Cost cost = executable->cost();
+      const std::string planned =
+          fmt::format("{} {}: {:.4g} GFLOP, {:.4g} GB, {:.1f} FLOP/byte\n", entry.full_name(), problem_key(*plan),
+                      cost.flops * 1e-9, cost.bytes * 1e-9, cost.intensity());
+      const Prediction prediction = executable->predict(on.spec, plan->dtype());
+      auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& one) { return one.first == planned; });
+      if (group == groups.end()) group = groups.insert(groups.end(), {planned, ""});
+      group->second += fmt::format("{:<28} {:>12.1f} us  {} bound, ridge {:.1f}\n", name, prediction.seconds * 1e6,
+                                   bound_name(prediction.bound), ridge(on.spec, plan->dtype()));
+    } catch (const Error& error) {
+      refused = error;
+      refusals += fmt::format("{:<28} none: {}\n", name, error.what());
+    }
+  if (groups.empty()) throw *refused;
+  for (const auto& [planned, lines] : groups) fmt::print("{}{}", planned, lines);
+  fmt::print("{}", refusals);
   return 0;
 }
 

@@ -17,7 +17,7 @@ CompilerConfig worker_config(const Environment& environment) {
 Session::Session(const std::string& name)
     : environment(Environment::detect()),
       device(make_device(name)),
-      spec(spec_for(environment.devices(), *device)),
+      planned(planned_device(environment.devices(), *device)),
       compiler(worker_config(environment)) {}
 
 int compile_job_command(const Words&) try {

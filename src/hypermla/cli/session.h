@@ -14,7 +14,7 @@ struct Session {
 
   Environment environment;
   std::shared_ptr<Device> device;
-  DeviceSpec spec;
+  PlannedDevice planned;  // the device, as plans see it
   Compiler compiler;
 };
 

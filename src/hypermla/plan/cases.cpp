@@ -4,6 +4,9 @@
 #include <set>
 #include <string>
 
+#include "hypermla/base/error.h"
+#include "hypermla/plan/configure.h"
+
 namespace hypermla {
 namespace {
 
@@ -29,7 +32,12 @@ Json case_of(KernelPlan& plan, const Json& values) {
 bool takes(KernelPlan& plan, const Json& problem) {
   const Json before = to_json(plan.problem_fields());
   set_problem(plan, problem);
-  const bool valid = is_valid(plan);
+  bool valid = true;
+  try {
+    plan.validate();
+  } catch (const Error&) {
+    valid = false;
+  }
   set_problem(plan, before);
   return valid;
 }

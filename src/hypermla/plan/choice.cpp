@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hypermla/base/error.h"
 #include "hypermla/plan/attention.h"
 
 namespace hypermla {
@@ -10,14 +11,11 @@ namespace {
 bool is_latent(const KernelEntry& entry) { return entry.design == "flash_mla" || entry.design == "flash_mla_split_kv"; }
 
 std::unique_ptr<KernelPlan> attention_plan(const KernelEntry& entry, const ChoiceProblem& at, int n,
-                                           const Target& target) {
-  std::unique_ptr<KernelPlan> plan = entry.make();
-  plan->target = target;
+                                           const PlannedDevice& device) {
   Json values = fields_json(at);
   values["n"] = n;
   values["prefixes"] = at.prefix > 0 && n == at.prefix ? at.prefixes : 0;
-  set_problem(*plan, known_fields(*plan, values));
-  return plan;
+  return configure({entry}, device, {.offered = values}).plan;
 }
 
 }  // namespace
@@ -35,19 +33,22 @@ void ChoiceProblem::settle() {
   own = 0;
 }
 
-std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const Target& target,
-                                       const DeviceSpec& device) {
+std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device) {
   problem.settle();
   const AttentionShape shape = attention_shape(problem);
-  const Ceilings burst = ceilings_of(device, problem.dtype, Load::burst),
-                 sustained = ceilings_of(device, problem.dtype, Load::sustained);
+  const Ceilings burst = ceilings_of(device.spec, problem.dtype, Load::burst),
+                 sustained = ceilings_of(device.spec, problem.dtype, Load::sustained);
   std::vector<RankedKernel> ranking;
   const auto add = [&](const char* path, const KernelEntry& entry, int n, auto&& time) {
-    if (is_valid(*attention_plan(entry, problem, n, target)))
-      ranking.push_back({path, entry, n, time(burst), time(sustained)});
+    try {
+      attention_plan(entry, problem, n, device);
+    } catch (const Error&) {
+      return;  // it does not take this problem
+    }
+    ranking.push_back({path, entry, n, time(burst), time(sustained)});
   };
   for (const KernelEntry& entry : registry.all()) {
-    if (!entry.runs_on(target.arch)) continue;
+    if (!entry.runs_on(device.target.arch)) continue;
     const std::string name = entry.full_name();
     if (is_latent(entry)) {
       add("latent", entry, 0, [&](const Ceilings& ceilings) {
@@ -59,7 +60,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
       add("decompressed", entry, problem.t,
           [&](const Ceilings& ceilings) { return attention_time(name, shape, problem.causal, ceilings); });
     } else if (entry.design == "mla_var6_plus") {
-      const int between = best_interior_n(name, shape, 0, device, problem.dtype);
+      const int between = best_interior_n(name, shape, 0, device.spec, problem.dtype);
       if (between > 0)
         add("hybrid", entry, between,
             [&](const Ceilings& ceilings) { return hybrid_time(name, shape, between, 0, ceilings); });
@@ -71,7 +72,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
   }
   if (ranking.empty())
     fail("no kernel for {} takes this problem; `hypermla kernel flash_attention --help` says what is supported",
-         target.arch);
+         device.target.arch);
   std::reverse(ranking.begin(), ranking.end());  // the registry lists older versions first
   std::stable_sort(ranking.begin(), ranking.end(), [](const RankedKernel& a, const RankedKernel& b) {
     return a.sustained.seconds < b.sustained.seconds;
@@ -86,21 +87,14 @@ const RankedKernel& choice(const std::vector<RankedKernel>& ranking) {
 }
 
 std::vector<std::unique_ptr<KernelPlan>> plans_of(const Registry& registry, const RankedKernel& ranked,
-                                                  ChoiceProblem problem, const Target& target) {
+                                                  ChoiceProblem problem, const PlannedDevice& device) {
   problem.settle();
   std::vector<std::unique_ptr<KernelPlan>> plans;
-  plans.push_back(attention_plan(ranked.entry, problem, ranked.n, target));
+  plans.push_back(attention_plan(ranked.entry, problem, ranked.n, device));
   if (is_latent(ranked.entry))
-    plans.push_back(
-        choose_plan(registry.find_all("output_decompression", "", target.arch), target, [&](KernelPlan& plan) {
-          set_problem(plan, {{"b", problem.b},
-                             {"s", problem.s},
-                             {"h", problem.h},
-                             {"d", problem.d},
-                             {"k", problem.k},
-                             {"dtype", dtype_name(problem.dtype)}});
-        }).plan);
-  for (const auto& plan : plans) plan->validate();
+    plans.push_back(configure(registry.find_all("output_decompression", "", device.target.arch), device,
+                              {.offered = fields_json(problem)})
+                        .plan);
   return plans;
 }
 

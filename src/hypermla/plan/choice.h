@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/plan/registry.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/roofline/attention_time.h"
 
 namespace hypermla {
@@ -57,8 +57,7 @@ struct RankedKernel {
 
 // Fastest first, sustained; equal ones by version, the newest first. Leaves out what does not run on the target or
 // refuses the problem. Throws Error when nothing is left.
-std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const Target& target,
-                                       const DeviceSpec& device);
+std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device);
 
 // The one to take: the fastest that is no draft, or the fastest where all are.
 const RankedKernel& choice(const std::vector<RankedKernel>& ranking);
@@ -66,6 +65,6 @@ const RankedKernel& choice(const std::vector<RankedKernel>& ranking);
 // The plans to run for one of them, in order, with their default tilings: attention and, on the latent path, the output
 // decompression, whose input o_latent is the output o of the first.
 std::vector<std::unique_ptr<KernelPlan>> plans_of(const Registry& registry, const RankedKernel& ranked,
-                                                  ChoiceProblem problem, const Target& target);
+                                                  ChoiceProblem problem, const PlannedDevice& device);
 
 }  // namespace hypermla

@@ -21,27 +21,6 @@ Tensors empty_tensors(const KernelPlan& plan) {
   return tensors;
 }
 
-Json known_fields(KernelPlan& plan, const Json& values) {
-  Json known = Json::object();
-  for (const FieldRef& field : plan.problem_fields())
-    if (const auto found = values.find(std::string(field.name)); found != values.end()) known[found.key()] = *found;
-  return known;
-}
-
-void set_problem(KernelPlan& plan, const Json& values) {
-  from_json(plan.problem_fields(), values);
-  plan.use_default_tiling();
-}
-
-bool is_valid(const KernelPlan& plan) {
-  try {
-    plan.validate();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 std::string problem_key(KernelPlan& plan) {
   std::string key;
   for (const FieldRef& field : plan.problem_fields()) {

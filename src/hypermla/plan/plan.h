@@ -106,15 +106,6 @@ Tensors empty_tensors(const KernelPlan& plan);
 // The structure of a plan without tensors: for roofline predictions on any device.
 inline std::unique_ptr<Executable> plan_empty(const KernelPlan& plan) { return plan.plan(empty_tensors(plan)); }
 
-// Of `values` those whose problem field the plan has.
-Json known_fields(KernelPlan& plan, const Json& values);
-
-// Sets every problem field that `values` names; then the default tiling for that problem.
-void set_problem(KernelPlan& plan, const Json& values);
-
-// Whether the plan as it stands is supported.
-bool is_valid(const KernelPlan& plan);
-
 // "b32_s16_t4096_h128_d128_p64_bfloat16": names directories and cache files.
 std::string problem_key(KernelPlan& plan);
 

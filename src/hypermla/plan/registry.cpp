@@ -96,15 +96,4 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
   fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));
 }
 
-ChosenPlan choose_plan(const std::vector<KernelEntry>& entries, const Target& target,
-                       const std::function<void(KernelPlan&)>& set_problem) {
-  for (const KernelEntry& entry : entries) {
-    ChosenPlan chosen{entry, entry.make()};
-    chosen.plan->target = target;
-    set_problem(*chosen.plan);
-    if (&entry == &entries.back() || chosen.plan->recommended()) return chosen;
-  }
-  fail("there is no kernel to choose from");
-}
-
 }  // namespace hypermla

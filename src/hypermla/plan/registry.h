@@ -57,15 +57,6 @@ class Registry {
   std::vector<KernelEntry> entries_;
 };
 
-// The plan of the fastest of `entries` (fastest first, as find_all() gives them) for a problem on a target: the first that
-// recommends itself. `set_problem` sets the problem fields of the plan that it is given.
-struct ChosenPlan {
-  KernelEntry entry;
-  std::unique_ptr<KernelPlan> plan;
-};
-ChosenPlan choose_plan(const std::vector<KernelEntry>& entries, const Target& target,
-                       const std::function<void(KernelPlan&)>& set_problem);
-
 // "kernels/.../x.cpp", "y.cuh" -> the path of y.cuh below the kernel root, for KernelSource::header: a plan names the kernel
 // that lies beside it by beside(__FILE__, "y.cuh").
 std::string beside(const std::string& source_file, const std::string& name);

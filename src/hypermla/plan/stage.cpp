@@ -2,16 +2,15 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/registry.h"
+#include "hypermla/plan/configure.h"
 
 namespace hypermla {
 
 Stage::Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
              std::string prefix, std::map<std::string, std::string> names)
     : prefix_(std::move(prefix)), names_(std::move(names)) {
-  const auto set_known = [&](KernelPlan& plan) { set_problem(plan, known_fields(plan, problem)); };
-  plan_ = choose_plan(Registry::instance().find_all(kernel, version, target.arch), target, set_known).plan;
-  plan_->validate();
+  const std::vector<KernelEntry> entries = Registry::instance().find_all(kernel, version, target.arch);
+  plan_ = configure(entries, {target, {}}, {.offered = problem}).plan;
 }
 
 std::string Stage::outer_name(const TensorSpec& spec) const {

@@ -2,6 +2,7 @@
 #include <typeinfo>
 
 #include "hypermla/base/error.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/inputs.h"
 #include "hypermla/profile/profile.h"
 
@@ -43,9 +44,7 @@ ProfileResult profile(const ProfileContext& context, KernelPlan& given, ProfileM
   std::unique_ptr<KernelPlan> other;
   if (!options.version.empty()) {
     entry = Registry::instance().find(entry.language + "." + entry.layer + "." + entry.design, options.version);
-    other = entry.make();
-    other->target = given.target;
-    set_problem(*other, to_json(given.problem_fields()));
+    other = configure({entry}, {given.target, context.spec}, {.problem = to_json(given.problem_fields())}).plan;
     plan = other.get();
   }
   plan->validate();
