@@ -1,5 +1,7 @@
 #include "hypermla/tune/ceilings.h"
 
+#include "hypermla/roofline/attention_time.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Timing, on a device whose clock moves only as the test says.
-#include "hypermla/tune/measure.h"
+#include "hypermla/device/measure.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include "hypermla/cli/session.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/inputs.h"
-#include "hypermla/tune/measure.h"
+#include "hypermla/device/measure.h"
 
 namespace hypermla {
 namespace {

@@ -98,13 +98,12 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
   return values;
 }
 
-AllocatedTensors::AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed,
-                                   bool growing)
-    : device_(std::move(device)), specs_(plan.tensors()) {
+AllocatedTensors::AllocatedTensors(std::vector<TensorSpec> specs, std::shared_ptr<Device> device, std::uint64_t seed,
+                                   const InputRules& rules, bool growing)
+    : device_(std::move(device)), specs_(std::move(specs)) {
   // One period of numbers per type; every tensor starts somewhere else in it.
   std::map<DType, std::vector<char>> periods;
   std::mt19937_64 random(seed);
-  const InputRules rules = plan.input_rules(seed);
   for (const TensorSpec& spec : specs_) {
     Tensor tensor{nullptr, spec.dtype, spec.shape};
     buffers_.emplace_back(device_, tensor.bytes());

@@ -15,7 +15,11 @@ class AllocatedTensors {
   // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`. They
   // repeat with a prime period of about a million, from another start in every tensor, so that no index error hides. What the
   // plan's InputRules say is put on top; `growing` asks for scores that grow along the tokens.
-  AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed, bool growing = false);
+  AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed, bool growing = false)
+      : AllocatedTensors(plan.tensors(), std::move(device), seed, plan.input_rules(seed), growing) {}
+  // The same for tensors without a plan.
+  AllocatedTensors(std::vector<TensorSpec> specs, std::shared_ptr<Device> device, std::uint64_t seed,
+                   const InputRules& rules = {}, bool growing = false);
 
   const Tensors& tensors() const { return tensors_; }
   // Fills outputs and workspace with NaN, so that an element that nobody writes cannot look right.

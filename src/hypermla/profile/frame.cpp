@@ -6,7 +6,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/profile/rules.h"
-#include "hypermla/tune/measure.h"
+#include "hypermla/device/measure.h"
 
 namespace hypermla {
 namespace {

@@ -242,6 +242,10 @@ Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load) {
           .load = load};
 }
 
+double power_share_of(double both, double tensor, double reads) {
+  return std::clamp((both - tensor) / reads, 0.01, 1.0);
+}
+
 std::string_view limit_name(Limit limit) {
   constexpr std::string_view kNames[] = {"tensor", "memory", "power", "launches"};
   return kNames[int(limit)];

@@ -29,6 +29,10 @@ struct Ceilings {
 // Throws Error where neither figure is known.
 Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load);
 
+// a in tensor + a reads = both, which is how a device under its power cap divides its time: from the seconds of one kernel
+// that does both, of its tensor work alone, and of its reads at the full rate. From 0.01 to 1, whatever the noise.
+double power_share_of(double both, double tensor, double reads);
+
 enum class Limit { tensor, memory, power, launches };
 std::string_view limit_name(Limit limit);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/tune/history.h"
-#include "hypermla/tune/measure.h"
+#include "hypermla/device/measure.h"
 
 namespace hypermla {
 namespace {

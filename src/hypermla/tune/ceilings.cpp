@@ -9,10 +9,9 @@
 #include <thread>
 
 #include "hypermla/base/error.h"
+#include "hypermla/device/measure.h"
 #include "hypermla/plan/inputs.h"
-#include "hypermla/tune/measure.h"
-#include "cutile/bench/stream_product.h"
-#include "cutile/bench/stream_read.h"
+#include "hypermla/plan/probes.h"
 
 namespace hypermla {
 namespace {
@@ -52,94 +51,8 @@ class Matmul {
   void* handle_ = nullptr;
 };
 
-// A problem without fields of its own beyond what the probes need: lets AllocatedTensors fill memory with random numbers.
-class ProbeTensors : public KernelPlan {
- public:
-  explicit ProbeTensors(std::vector<TensorSpec> specs) : specs_(std::move(specs)) {}
-  std::vector<FieldRef> problem_fields() override { return {}; }
-  std::vector<FieldRef> tiling_fields() override { return {}; }
-  void use_default_tiling() override {}
-  void validate() const override {}
-  DType dtype() const override { return DType::bfloat16; }
-  std::vector<TensorSpec> tensors() const override { return specs_; }
-  ReferenceShape reference_shape() const override { return {}; }
-  ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
-  std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
-
- private:
-  std::vector<TensorSpec> specs_;
-};
-
-CtKernelSpec<StreamReadProblem, StreamReadTiling> stream_read_spec() {
-  CtKernelSpec<StreamReadProblem, StreamReadTiling> spec;
-  spec.name = "stream_read";
-  spec.header = "cutile/bench/stream_read.cuh";
-  spec.problem = {.rows = 0};
-  return spec;
-}
-
 double best_rate(double amount, const Timing& timing) {
   return amount / *std::min_element(timing.seconds.begin(), timing.seconds.end());
-}
-
-// One pass over `rows` rows of 1 KB.
-Timing time_read(const std::shared_ptr<Device>& shared, Compiler& compiler, int rows) {
-  Device& device = *shared;
-  const unsigned blocks = unsigned(device.info().processors) * 2;
-  ProbeTensors plan(
-      {{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}});
-  AllocatedTensors tensors(plan, shared, 1);
-  CtKernelSpec<StreamReadProblem, StreamReadTiling> spec = stream_read_spec();
-  spec.grid = [=](const StreamReadTiling&) { return Grid{blocks, 1, 1}; };
-  spec.arguments = [&tensors, rows](const StreamReadTiling&) {
-    return Arguments(tensors.tensors().at("data").data, tensors.tensors().at("sum").data, rows);
-  };
-  CtKernel kernel(spec);
-  kernel.prepare(compiler, device);
-  return measure_hot(device, [&](StreamHandle stream) { kernel.run(stream); }, 10);
-}
-
-double read_gbps(const std::shared_ptr<Device>& device, Compiler& compiler) {
-  const int rows = device->is_gpu() ? 4 << 20 : 512 << 10;
-  return 1e-9 * best_rate(1024.0 * rows, time_read(device, compiler, rows));
-}
-
-// Of a kernel without work worth the name.
-double launch_us(const std::shared_ptr<Device>& device, Compiler& compiler) {
-  return 1e6 * time_read(device, compiler, 16).median();
-}
-
-CtKernelSpec<StreamProductProblem, StreamProductTiling> stream_product_spec() {
-  CtKernelSpec<StreamProductProblem, StreamProductTiling> spec;
-  spec.name = "stream_product";
-  spec.header = "cutile/bench/stream_product.cuh";
-  spec.problem = {.rows = 0};
-  return spec;
-}
-
-double power_share(const std::shared_ptr<Device>& shared, Compiler& compiler, double read_gbps) {
-  Device& device = *shared;
-  constexpr int kRowsOfTile = 64;
-  const std::int64_t bytes = std::int64_t{4} << 30;
-  const int rows = int(bytes / 256), tiles = rows / kRowsOfTile;
-  const int blocks = device.info().processors * 2, steps = tiles / blocks;
-  ProbeTensors plan({{"a", Role::input, DType::bfloat16, {128, 64}},
-                     {"data", Role::input, DType::bfloat16, {rows, 128}},
-                     {"sum", Role::output, DType::float32, {blocks}}});
-  AllocatedTensors tensors(plan, shared, 1);
-  const auto seconds = [&](int distinct) {
-    CtKernelSpec<StreamProductProblem, StreamProductTiling> spec = stream_product_spec();
-    spec.grid = [=](const StreamProductTiling&) { return Grid{unsigned(blocks), 1, 1}; };
-    spec.arguments = [=, &tensors](const StreamProductTiling&) {
-      auto data = [&](const char* name) { return tensors.tensors().at(name).data; };
-      return Arguments(data("a"), data("data"), data("sum"), rows, steps, distinct);
-    };
-    CtKernel kernel(spec);
-    kernel.prepare(compiler, device);
-    return measure_sustained(device, [&](StreamHandle stream) { kernel.run(stream); }, 1).median();
-  };
-  const double both = seconds(tiles), tensor = seconds(blocks);
-  return power_share_of(both, tensor, double(blocks) * steps * kRowsOfTile * 256 / (read_gbps * 1e9));
 }
 
 // Independent chains enough to hide the latency of a multiply-add, few enough for the registers of every CPU.
@@ -205,17 +118,15 @@ double cpu_fma_flops(int threads) {
 }
 
 std::vector<KernelSource> ceiling_sources() {
-  const CtKernel read(stream_read_spec()), product(stream_product_spec());
-  return {read.source(read.tiling()), product.source(product.tiling())};
-}
-
-double power_share_of(double both, double tensor, double reads) {
-  return std::clamp((both - tensor) / reads, 0.01, 1.0);
+  std::vector<KernelSource> sources;
+  for (const Probes& probes : all_probes())
+    for (KernelSource& source : probes.sources()) sources.push_back(std::move(source));
+  return sources;
 }
 
 Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
-  Json measured;
-  measured["read_GBps"] = read_gbps(device, compiler);
+  Json measured = Json::object();
+  for (const Probes& probes : all_probes()) measured.update(probes.measure(device, compiler));
   const std::size_t bytes = device->is_gpu() ? std::size_t{4} << 30 : std::size_t{256} << 20;
   {
     Buffer from(device, bytes), to(device, bytes);
@@ -229,16 +140,15 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
     measured["copy_GBps"] = 2e-9 * best_rate(double(bytes), timing);
   }
   if (!device->is_gpu()) {
-    measured["launch_us"] = launch_us(device, compiler);
     measured["fma_gflops"] = 1e-9 * cpu_fma_flops(device->info().processors);
     return measured;
   }
   if (std::unique_ptr<Matmul> matmul = Matmul::load()) {
     constexpr int n = 8192;
-    ProbeTensors plan({{"a", Role::input, DType::bfloat16, {n, n}},
-                       {"b", Role::input, DType::bfloat16, {n, n}},
-                       {"c", Role::output, DType::bfloat16, {n, n}}});
-    AllocatedTensors tensors(plan, device, 1);
+    const AllocatedTensors tensors({{"a", Role::input, DType::bfloat16, {n, n}},
+                                    {"b", Role::input, DType::bfloat16, {n, n}},
+                                    {"c", Role::output, DType::bfloat16, {n, n}}},
+                                   device, 1);
     auto product = [&](StreamHandle stream) {
       matmul->run(n, tensors.tensors().at("a").data, tensors.tensors().at("b").data, tensors.tensors().at("c").data,
                   stream);
@@ -249,8 +159,6 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
     measured["matmul_burst_tflops"] = 1e-12 * flops / measure_burst(*device, product, 7).median();
     measured["matmul_sustained_tflops"] = 1e-12 * flops / measure_sustained(*device, product, 2).median();
   }
-  measured["power_share"] = power_share(device, compiler, measured["read_GBps"]);
-  measured["launch_us"] = launch_us(device, compiler);
   return measured;
 }
 

@@ -1,4 +1,4 @@
-#include "hypermla/tune/measure.h"
+#include "hypermla/device/measure.h"
 
 #include <algorithm>
 #include <atomic>
