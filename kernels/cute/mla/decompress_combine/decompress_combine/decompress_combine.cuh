@@ -97,7 +97,7 @@ __device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows
   auto meet = [&] { named_sync(1 + consumer, 128); };
   auto release = [&](int stage) {
     __syncwarp();
-    warp_arrive(ring.barriers.empty(consumer, stage));
+    if (lane == 0) barrier_arrive(ring.barriers.empty(consumer, stage));
   };
   // A fragment's place in a box: row l % 16 of the warp, columns 8 * (l / 16) and on of each 16.
   const u32 fragment_row = (warp * 16 + (lane & 15)) * 128, swizzle = lane & 7, unit = lane >> 4;
