@@ -11,7 +11,7 @@
 namespace hypermla {
 namespace {
 
-// Microseconds of one of the ranked; `sustained` on a GPU only, where there is a power cap to settle at.
+// Measured microseconds of one ranked kernel; `sustained` on a GPU only, where a power cap lowers the clocks.
 struct Measured {
   std::optional<double> burst, sustained;
   std::string why;  // it was not measured
@@ -76,7 +76,7 @@ int choose_command(const Words& words) {
   double seconds = 1;
   CLI::App app(
       "Which kernel, and how many decompressed tokens, for a problem: all that take it, ranked by the time that the\n"
-      "model predicts (docs/cost-analysis.md, \"The choice\"), the output decompression included.\n",
+      "model predicts (docs/choice.md), the output decompression included.\n",
       "hypermla choose");
   Json said = Json::object();
   add_fields(app, fields_of(problem), "Problem", said);

@@ -33,7 +33,7 @@ int compile_command(const Words& words) {
     rest.erase(rest.begin());
   }
 
-  // The target decides the language, and that decides which flags there are.
+  // The target decides the language, and the language decides which flags exist.
   const std::string asked = flag_value(rest, "--arch"), language_flag = flag_value(rest, "--language");
   std::string first = asked.substr(0, asked.find(','));
   if (first.empty()) {

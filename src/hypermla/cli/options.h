@@ -1,4 +1,4 @@
-// Flags made from field lists, and the words for what is wrong with a command line.
+// Flags made from field lists, and the messages for wrong command lines.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,18 +9,18 @@
 
 namespace hypermla {
 
-// Adds --<name> for every field whose flag is not there yet; what the user gives is put into `said`, as text. A bool field is
-// a flag: --causal, or --causal=false.
+// Adds --<name> for every field whose flag does not exist yet; the user's values go into `said`, as text. A bool field
+// is a flag: --causal, or --causal=false.
 void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group, Json& said);
-// The problem fields, and with `tiling` those of the tiling, of every plan that may be the one.
+// The problem fields, and with `tiling` also the tiling fields, of every plan that may be chosen.
 void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling);
 
 // Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming the
 // nearest flag for an unknown one.
 bool parse(CLI::App& app, std::vector<std::string> arguments);
 
-// The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide which
-// flags there are, such as the device of a kernel.
+// The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide
+// which other flags exist, such as the device of a kernel.
 std::string flag_value(const std::vector<std::string>& arguments, const std::string& name,
                        const std::string& absent = "");
 

@@ -24,7 +24,7 @@ int compile_job_command(const Words&) try {
   run_compile_job(Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {})));
   return 0;
 } catch (const Error& error) {
-  std::cerr << error.what() << "\n";  // the parent makes it its own error
+  std::cerr << error.what() << "\n";  // the parent process reports it as its own error
   return 2;
 }
 

@@ -1,4 +1,4 @@
-// What every command that runs kernels starts from.
+// The objects that every command that runs kernels needs.
 #pragma once
 
 #include <memory>

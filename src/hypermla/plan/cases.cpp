@@ -23,7 +23,7 @@ bool has_field(KernelPlan& plan, std::string_view name) {
 // The values whose field the plan has, and what it offers beyond them switched off.
 Json case_of(KernelPlan& plan, const Json& values) {
   Json all = kPlain;
-  all["n"] = 1;  // not what the cost model chooses
+  all["n"] = 1;  // a fixed value instead of the model's choice
   all.update(values);
   return known_fields(plan, all);
 }
@@ -53,7 +53,7 @@ void add_unique(std::vector<Json>& cases, Json one) {
   if (std::find(cases.begin(), cases.end(), one) == cases.end()) cases.push_back(std::move(one));
 }
 
-// What a hybrid decompresses of t tokens, and what its last stage merges: none, all, and all kinds between.
+// How many of t tokens a hybrid decompresses, and what its last stage merges: none, all, and cases in between.
 Json mixture(int t, int turn) {
   const int tokens[] = {0, t, 1, t / 2 | 1, t - 1, t / 3 | 1, t * 3 / 4};
   const std::pair<int, int> parts[] = {{0, 1}, {1, 1}, {1, 0}, {3, 2}};

@@ -1,4 +1,4 @@
-// The problems that prove a kernel: edges of every dimension, for any plan with the usual field names.
+// The problems on which a kernel is checked: edges of every dimension, for any plan with the usual field names.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,13 @@ namespace hypermla {
 // Small problems for correctness: s from 1 to 129, ragged t, h from 1 to 128, every dtype, causal or not.
 std::vector<Json> correctness_cases(KernelPlan& plan);
 
-// The problems that deployments see, for ahead-of-time compilation: s = 1, 16, 32, 64, 128 at b = 32, t = 4096.
+// Typical problems of deployments, for compilation ahead of time: s = 1, 16, 32, 64, 128 at b = 32, t = 4096.
 std::vector<Json> representative_problems(KernelPlan& plan);
 
 // Whether `hypermla verify` runs a case with every candidate tiling, not only with the default: the ragged ones in bfloat16.
 bool tries_all_tilings(const Json& correctness_case);
 
-// The kernels of a plan as it stands: with the present tilings, or with every candidate as well.
+// The kernels of a plan with its present problem: with the present tilings, or also with every candidate.
 std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates);
 // The kernels of all correctness cases, each once.
 std::vector<KernelSource> verification_sources(KernelPlan& plan);

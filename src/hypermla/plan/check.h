@@ -16,13 +16,13 @@ struct Tolerance {
   double elementwise = 0;
   double norm = 0;
 };
-// bfloat16 keeps 8 bits and the weights of the softmax are rounded to it as well: 2e-3 of the norm is what a right kernel
-// shows, whatever the shape. The log-sum-exp is fp32.
+// bfloat16 keeps 8 bits and the weights of the softmax are rounded to it as well: a correct kernel differs by 2e-3 of
+// the norm, for any shape. The log-sum-exp is fp32.
 Tolerance tolerance(DType output, DType computed_in);
 
 struct OutputError {
   std::string output;
-  double relative_norm = 0;       // ||got - expected|| / ||expected|| over what was compared
+  double relative_norm = 0;       // ||got - expected|| / ||expected|| over all compared elements
   double worst = 0;               // largest |got - expected| / (|expected| + rms)
   std::vector<std::int64_t> worst_position;
   double got = 0, expected = 0;   // there
@@ -35,8 +35,9 @@ struct CheckResult {
   std::vector<OutputError> outputs;
 };
 
-// Compares what is in the output tensors now. Groups are all compared while the reference stays below `budget_flops`;
-// beyond, a sample drawn from `seed` that always has the first and the last group. Uses all cores.
+// Compares the present contents of the output tensors. All groups are compared if the reference needs at most
+// `budget_flops`; otherwise a sample drawn from `seed`, which always includes the first and the last group. Uses all
+// cores.
 CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensors, Device& device, std::uint64_t seed,
                           double budget_flops = 4e9);
 
@@ -44,7 +45,7 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
 CheckResult check(const KernelPlan& plan, Executable& executable, AllocatedTensors& tensors, Device& device,
                   std::uint64_t seed, double budget_flops = 4e9);
 
-// One line an output, and one that says how much was compared.
+// One line for each output, and one that says how many groups were compared.
 std::string to_text(const CheckResult& result);
 
 }  // namespace hypermla

@@ -1,4 +1,5 @@
-// The one way from what was said, names of fields and their values, to a plan that runs or is predicted.
+// The one function that turns field names and their values, as a user gives them, into a plan that runs or is
+// predicted.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,7 @@
 
 namespace hypermla {
 
-// What a plan is made for: the present device, or one that is predicted for.
+// The device that a plan is made for: the present one, or one to predict for.
 struct PlannedDevice {
   Target target;
   DeviceSpec spec;
@@ -20,7 +21,7 @@ struct PlannedDevice {
 struct Settings {
   Json problem = Json::object();
   Json tiling = Json::object();   // the other fields of the tiling keep their defaults for the problem
-  Json offered = Json::object();  // of the problem, too, but a plan takes only those whose field it has
+  Json offered = Json::object();  // also of the problem, but a plan takes only the fields that it has
 };
 
 struct ConfiguredPlan {
@@ -30,17 +31,17 @@ struct ConfiguredPlan {
 };
 
 // The plan of the first of `entries` (fastest first, as Registry::find_all() gives them) that recommends itself for the
-// problem on the device, or of the last. Throws Error for a field that it has not, for a value that does not fit, and
+// problem on the device, or else of the last. Throws Error for an unknown field, for a value that does not fit, and
 // where validate() does.
 ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said);
 
-// Gives a plan another problem, all of it said, with the default tiling for its target. Validates nothing.
+// Gives a plan another problem, with the default tiling for its target. `values` names every field. Validates nothing.
 void set_problem(KernelPlan& plan, const Json& values);
 
-// Sets the fields that `values` names. Throws Error that names `owner` and the nearest field for one that it has not.
+// Sets the fields that `values` names. For an unknown one it throws an Error that names `owner` and the nearest field.
 void set_fields(const std::string& owner, const std::vector<FieldRef>& fields, const Json& values);
 
-// Of `values` those whose problem field the plan has.
+// Those of `values` whose problem field the plan has.
 Json known_fields(KernelPlan& plan, const Json& values);
 
 }  // namespace hypermla

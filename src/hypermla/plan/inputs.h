@@ -12,9 +12,10 @@ namespace hypermla {
 
 class AllocatedTensors {
  public:
-  // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`. They
-  // repeat with a prime period of about a million, from another start in every tensor, so that no index error hides. What the
-  // plan's InputRules say is put on top; `growing` asks for scores that grow along the tokens.
+  // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`.
+  // They repeat with a prime period of about a million and start at another place in every tensor, so that an index
+  // error changes results. Then the plan's InputRules are applied; `growing` asks for scores that grow along the
+  // tokens.
   AllocatedTensors(const KernelPlan& plan, std::shared_ptr<Device> device, std::uint64_t seed, bool growing = false)
       : AllocatedTensors(plan.tensors(), std::move(device), seed, plan.input_rules(seed), growing) {}
   // The same for tensors without a plan.
@@ -22,7 +23,7 @@ class AllocatedTensors {
                    const InputRules& rules = {}, bool growing = false);
 
   const Tensors& tensors() const { return tensors_; }
-  // Fills outputs and workspace with NaN, so that an element that nobody writes cannot look right.
+  // Fills outputs and workspace with NaN, so that an element that is never written cannot pass the check.
   void poison();
   InputReader reader() const;
 

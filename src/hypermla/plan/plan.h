@@ -24,10 +24,10 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
-// By name. Inputs and outputs are the caller's; workspace too, so that run() never allocates.
+// By name. The caller owns inputs, outputs and workspace, so run() never allocates.
 using Tensors = std::map<std::string, Tensor>;
 
-// What the inputs that checks and measurements run on have to be, beyond random numbers. Empty: nothing.
+// Requirements on the inputs of checks and measurements, beyond random numbers. Empty: none.
 struct InputRules {
   // The values of int32 inputs: lengths, block tables. Every int32 input needs some.
   std::map<std::string, std::vector<int>> integers;
@@ -44,7 +44,7 @@ struct InputRules {
   std::optional<Growing> growing;
 };
 
-// Reads pieces of an input as float, from wherever it is; any thread may call it.
+// Reads pieces of an input as float, from device or host memory; any thread may call it.
 using InputReader =
     std::function<std::vector<float>(const std::string& tensor, std::int64_t first, std::int64_t count)>;
 
@@ -56,7 +56,7 @@ struct ReferenceShape {
 };
 using ReferenceOutputs = std::map<std::string, std::vector<double>>;
 
-// What a plan runs on, as far as tilings depend on it. The default is an H200.
+// The properties of a device on which tilings depend. The default is an H200.
 struct Target {
   std::string arch = "sm_90";
   int processors = 132;  // SMs or cores
@@ -66,7 +66,7 @@ struct Target {
   bool has_large_blocks() const { return arch == "sm_90" || arch == "sm_100" || arch == "sm_103"; }
 
   static Target of(const DeviceInfo& device) { return {device.arch, device.processors}; }
-  // A GPU of that architecture that is typical of it, for compilation ahead of time.
+  // A typical GPU of that architecture, for compilation ahead of time.
   static Target of_arch(const std::string& arch);
 };
 
@@ -87,7 +87,7 @@ class KernelPlan {
   // Throws Error saying what is supported, when the problem or the tiling is not.
   virtual void validate() const = 0;
 
-  // Whether this is the kernel to take for the problem where another language has one of the same name.
+  // Whether to take this kernel for the problem where another language has one of the same name, too.
   virtual bool recommended() const { return true; }
 
   virtual DType dtype() const = 0;

@@ -1,5 +1,5 @@
-// Kernels that ask a device for what it can do at best. They register themselves beside their sources, as versions of kernels
-// do (registry.h), with one line:
+// Kernels that measure the ceilings of a device. They register themselves beside their sources with one line, as
+// versions of kernels do (registry.h):
 //
 //   HYPERMLA_PROBES(sources, measure)
 #pragma once
@@ -13,7 +13,7 @@
 namespace hypermla {
 
 struct Probes {
-  // To be compiled ahead of time.
+  // For compilation ahead of time.
   std::vector<KernelSource> (*sources)();
   // Figures of a device, by the keys of "measured" in roofline/device_spec.h.
   Json (*measure)(const std::shared_ptr<Device>& device, Compiler& compiler);

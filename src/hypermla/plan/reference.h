@@ -1,4 +1,4 @@
-// Attention of one head in double precision, written for clarity: the truth that kernels are compared with.
+// Attention of one head in double precision, written for clarity. Kernels are compared with it.
 #pragma once
 
 #include <vector>

@@ -77,7 +77,7 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
     else
       versions.push_back(entry.version);
   }
-  // Explicitly scheduled kernels are there because they are faster.
+  // Explicitly scheduled kernels come first, since they exist because they are faster.
   std::stable_partition(found.begin(), found.end(), [](const KernelEntry& entry) { return entry.language == "cute"; });
   if (!found.empty()) {
     const std::string first = found.front().full_name();

@@ -22,8 +22,8 @@ struct KernelEntry {
   std::string directory;  // below the kernel root: cutile/mla/flash_attention/flash_attention
   std::string summary;
   std::function<std::unique_ptr<KernelPlan>()> make;
-  // On its way: listed, verified and tested like the others, but without a current record in results/verified.json. It runs
-  // where it is named in full, or its language or version is pinned; never in the place of a recorded kernel.
+  // A draft: listed, verified and tested like the others, but without a current record in results/verified.json. It
+  // runs only where it is named in full or its language or version is pinned, never instead of a recorded kernel.
   bool draft = false;
 
   // Whether this language compiles for a target ("sm_90", "x86-64-v4").
@@ -41,10 +41,11 @@ class Registry {
   // Sorted by language, design and version number.
   std::vector<KernelEntry> all() const;
 
-  // `kernel` is a design (flash_attention) or language.layer.design; '-' and '_' are the same. `version` is v0, v1, ...; empty
-  // means the base version, unless `kernel` is the name() or full_name() of another. Of a kernel that several languages have,
-  // all that run on `arch`, explicitly scheduled ones first and drafts only if there is nothing else, unless `language` pins
-  // one. Throws Error naming the nearest kernel, the versions there are, or the language that would run.
+  // `kernel` is a design (flash_attention) or language.layer.design; '-' and '_' are the same. `version` is v0, v1,
+  // ...; empty means the base version, unless `kernel` is the name() or full_name() of another. For a kernel that
+  // exists in several languages: all that run on `arch`, explicitly scheduled ones first, drafts only if there is no
+  // other; or the one that `language` pins. Throws Error naming the nearest kernel, the versions there are, or the
+  // language that would run.
   std::vector<KernelEntry> find_all(const std::string& kernel, const std::string& version = "",
                                     const std::string& arch = "sm_90", const std::string& language = "") const;
   // The first of them.
@@ -57,8 +58,8 @@ class Registry {
   std::vector<KernelEntry> entries_;
 };
 
-// "kernels/.../x.cpp", "y.cuh" -> the path of y.cuh below the kernel root, for KernelSource::header: a plan names the kernel
-// that lies beside it by beside(__FILE__, "y.cuh").
+// The path below the kernel root of a file in the directory of another, for KernelSource::header. A plan names the
+// kernel beside it by beside(__FILE__, "y.cuh").
 std::string beside(const std::string& source_file, const std::string& name);
 
 #define HYPERMLA_REGISTER(Plan, summary) HYPERMLA_REGISTER_AS(Plan, summary, false)

@@ -16,7 +16,7 @@
 namespace hypermla {
 namespace {
 
-// The few calls of cuBLAS that a matrix product takes (cublas_api.h); the library is optional and found at run time.
+// The calls of cuBLAS for a matrix product (cublas_api.h). The library is optional and found at run time.
 class Matmul {
  public:
   // Empty when there is no cuBLAS.
@@ -55,7 +55,7 @@ double best_rate(double amount, const Timing& timing) {
   return amount / *std::min_element(timing.seconds.begin(), timing.seconds.end());
 }
 
-// Independent chains enough to hide the latency of a multiply-add, few enough for the registers of every CPU.
+// Enough independent chains to hide the latency of a multiply-add, but few enough for the registers of every CPU.
 constexpr int kChains = 12;
 
 typedef float Vector16 __attribute__((vector_size(16)));
@@ -67,7 +67,7 @@ inline __attribute__((always_inline)) void fma_loop(float* sums, long iterations
   Vector chain[kChains], factor = {};
   factor += 0.5f;
 #pragma GCC unroll 16
-  for (int i = 0; i < kChains; ++i) chain[i] = factor + sums[i];  // all different, or the compiler keeps one
+  for (int i = 0; i < kChains; ++i) chain[i] = factor + sums[i];  // all different, so that all are kept
   for (long n = 0; n < iterations; ++n) {
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; ++i) chain[i] = chain[i] * factor + factor;

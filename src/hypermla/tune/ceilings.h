@@ -1,4 +1,4 @@
-// What a device reaches at best: the denominators that kernels are judged by, measured in the same run.
+// The ceilings of a device, measured: kernels are judged by the part of them that they reach.
 #pragma once
 
 #include "hypermla/compile/compiler.h"
