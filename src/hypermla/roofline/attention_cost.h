@@ -1,4 +1,4 @@
-// Cost models of the attention kernels, without mask: every query sees every token. docs/cost-analysis.md has tables.
+// Cost models of the attention kernels, without mask: every query sees every token. docs/predictions.md has tables.
 //
 // Multi-head Latent Attention: DeepSeek-V2, arXiv 2405.04434, section 2.1. Scores are Q K^T + QPE KPE^T. In the latent
 // form K and V are never made: Q K^T = (Q Wk^T) Z^T with Qc = Q Wk^T, and softmax(A) V = (softmax(A) Z) Wv.
@@ -31,7 +31,8 @@ Cost flash_attention_cost(const AttentionShape& shape);
 // Qc comes in and O_latent goes out; absorbing Wk and applying Wv are not part of it.
 Cost flash_mla_cost(const AttentionShape& shape);
 
-// Both in one: `n` tokens decompressed, the other o = t-n latent. Z is read for the old tokens, K and V for the new.
+// Both in one: `n` tokens decompressed, the other o = t-n latent. Z is read for the latent tokens, K and V for the
+// others.
 //   flops 2bhstp + 4bhsnd + 4bhsok
 //   bytes w(bhsp + bhsd + bhsk + bok + btp + 2bhnd + bhsd + bhsk)
 //            QPE    Q      Qc     Z     KPE   K, V   O_new  O_latent

@@ -5,7 +5,7 @@
 //
 // `tensor` and `memory` are the kernel's own times of arithmetic, rows padded to whole tiles, and of traffic; memory'
 // is the traffic at the full read rate, and a the power_share of devices.json: under the power cap tensor work and
-// reads share one budget, x + a y <= 1. docs/cost-analysis.md, "The choice", sets predictions against measurements.
+// reads share one budget, x + a y <= 1. docs/choice.md compares predictions with measurements.
 #pragma once
 
 #include <string_view>

@@ -24,10 +24,10 @@
 
 namespace hypermla {
 
-// The keys of "measured". A burst is a few milliseconds after idle; sustained is what remains once the power cap rules.
-// fma_gflops is fp32 on the vector units, all cores or SMs. power_share is a in x + a y <= 1, x and y the tensor work and
-// the reads that go on together, as fractions of matmul_sustained_tflops and read_GBps alone. launch_us is what one more
-// kernel in a recording costs at least. All are numbers, but date (YYYY-MM-DD) and note.
+// The keys of "measured". A burst is a few milliseconds after idle; sustained is the rate under the power cap.
+// fma_gflops is fp32 on the vector units, all cores or SMs. power_share is a in x + a y <= 1, x and y the tensor work
+// and the reads that go on together, as fractions of matmul_sustained_tflops and read_GBps alone. launch_us is the
+// least cost of one more kernel in a recording. All are numbers, but date (YYYY-MM-DD) and note.
 inline constexpr std::array<std::string_view, 9> kMeasuredKeys = {
     "matmul_burst_tflops", "matmul_sustained_tflops", "read_GBps", "copy_GBps", "fma_gflops",
     "power_share",         "launch_us",               "date",      "note"};
@@ -44,7 +44,7 @@ struct DeviceSpec {
   std::string note;
   Json measured = Json::object();
 
-  // A figure of kMeasuredKeys; `absent` where nobody measured it.
+  // A figure of kMeasuredKeys; `absent` if it was not measured.
   double measured_or(std::string_view key, double absent) const { return measured.value(std::string(key), absent); }
   // TFLOP/s with fp32 accumulation. Throws Error when neither the file nor a measurement has it.
   double peak_tflops(DType dtype) const;
@@ -61,7 +61,7 @@ class DeviceTable {
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return specs_.count(name) != 0; }
-  // Throws Error naming the nearest entry. The entry "CPU" stands for a CPU that nobody measured.
+  // Throws Error naming the nearest entry. The entry "CPU" is used for a CPU without measured figures.
   const DeviceSpec& find(const std::string& name) const;
   // The first entry of that architecture, else that of a CPU: for compilation ahead of time.
   const DeviceSpec& of_arch(const std::string& arch) const;
