@@ -76,7 +76,7 @@ struct ItemOrder {
   }
 };
 
-// The items, one after the other, as all but the drawing thread see them.
+// The items, one after the other, as all but the scheduler see them.
 template <int N>
 struct Items {
   const Shared<N>& shared;
@@ -119,8 +119,8 @@ struct Consumer {
   using Layout = Shared<N>;
   const Layout& shared;
   const int number;
-  Ring<Layout::kRing, kConsumers>
-      ring;  // at the keys (0 ahead) and values (1) of the block at work; 2: the keys of the block after it
+  // At the keys of the block at work. 1 stage ahead are its values, 2 ahead the keys of the block after it.
+  Ring<Layout::kRing, kConsumers> ring;
   Ring<Layout::kRopes> rope;
 
   __device__ __forceinline__ Consumer(const Layout& shared, int number)
@@ -132,7 +132,7 @@ struct Consumer {
   __device__ __forceinline__ void release(int ahead) const { warp_arrive(ring.empty(ahead)); }
   __device__ __forceinline__ u32 values() const { return shared.pairs[number][ring.stage_at(1)]; }
   // Values behind the end of the request, from token `first` of the block on, may be anything: their weights are 0, but
-  // 0 * NaN would spoil the output. The consumer meets before it multiplies by them.
+  // 0 * NaN would spoil the output. The warps of the consumer meet before they multiply by them.
   __device__ __forceinline__ void zero_values(int first) const {
     const int thread = thread_id() & 127;
 #pragma unroll 1
@@ -167,7 +167,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
 
   float o[2][N / 2];             // (128, N)
   float p[N / 2] = {};           // (64, N) scores, then weights
-  RowsOnN<N> values(warp, lane);
+  RowsOnN<N> running(warp, lane);
   Consumer<tiling.rows> consumer(shared, number);
   u32 query_phase = 0;
 
@@ -209,7 +209,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
                                          operand_k_major(weights) + i % 4 * 2, 1);
     }
   };
-  auto softmax = [&] { values.weigh(p, o, scale_log2, of_warps, kVote + number, kMeet + number); };
+  auto softmax = [&] { running.weigh(p, o, scale_log2, of_warps, kVote + number, kMeet + number); };
   auto store_weights = [&] {
     store_rows_on_n<dtype, N>(weights + in_box, p);
     async_fence();
@@ -230,7 +230,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
     }
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element.
     const int seen_by_all = problem.causal ? tokens - s + tile_row + 1 : tokens;
-    values.reset();
+    running.reset();
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) o[0][i] = o[1][i] = 0.0f;
     barrier_wait(shared.query_full[number], query_phase);
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
     mma_wait<0>();
     pin<N>(&o[0][0]);
 
-    values.store_sums(of_warps[warp]);
+    running.store_sums(of_warps[warp]);
     named_sync(kMeet + number, 128);  // all warps have read the values, too
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
@@ -307,8 +307,8 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
       }
       if (warp == 0 && lane < 4) {
         const int at = 8 * i + row;
-        if (tile_row + at < s) tile_lse[at] = log_sum(values.maximum[2 * i], all.x) * kLn2;
-        if (tile_row + at + 1 < s) tile_lse[at + 1] = log_sum(values.maximum[2 * i + 1], all.y) * kLn2;
+        if (tile_row + at < s) tile_lse[at] = log_sum(running.maximum[2 * i], all.x) * kLn2;
+        if (tile_row + at + 1 < s) tile_lse[at + 1] = log_sum(running.maximum[2 * i + 1], all.y) * kLn2;
       }
     }
     const u32 staging = consumer.values();
@@ -390,7 +390,7 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     consumer.release(1);
     consumer.ring.next(2);
   };
-  // Scores to weights, in place; whether the output has to shrink. A row lies in one warp.
+  // Scores to weights, in place; returns whether the output has to be rescaled. A row lies in one warp.
   auto softmax = [&] {
     bool raise = false;
 #pragma unroll

@@ -6,7 +6,8 @@
 
 namespace hypermla::cute {
 
-// 16 bytes, past L1. No clobber: nobody reads them before a barrier, and a wall here would serialise the addresses.
+// 16 bytes, past L1. No memory clobber: they are read behind a barrier only, and a clobber would serialise the address
+// computations.
 __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }

@@ -13,7 +13,7 @@
 
 namespace hypermla::cute {
 
-// 2^(before - after), by which sums and outputs shrink when the running maximum rises.
+// 2^(before - after), by which sums and outputs are multiplied when the running maximum rises.
 __device__ __forceinline__ float rescale_factor(float before, float after) {
   return exp2_fast(fmaxf(before - after, kLeastExponent));
 }

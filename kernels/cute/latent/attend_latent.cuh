@@ -327,7 +327,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         warp_arrive(shared.empty[0][kRope]);
       }
     }
-    if (single) {  // the loader passes slot 1 on empty, for the output
+    if (single) {  // the producer hands over slot 1 empty, for the output
       if (half == 0) barrier_wait(shared.weights_ready[1], phase);
       barrier_wait(shared.full[1][2 * half], phase);
       barrier_wait(shared.full[1][2 * half + 1], phase);
@@ -405,7 +405,7 @@ __device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, 
   }
 }
 
-// The same of the first `used` pages of a block; what lies behind them nobody reads before it is zeroed.
+// The same of the first `used` pages of a block. What lies behind them is zeroed before it is read.
 template <Keep keep, int pages>
 __device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
                                            const int (&page)[pages], int used, u32 full) {

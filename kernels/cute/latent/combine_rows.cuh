@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(1024)
   const int row = 2 * (lane & 3);  // of the octet, in the fragment; and the one after it
   const CombineItem item = items[blockIdx.x];
   launch_next();
-  wait_for_previous();  // even if there is nothing to do: who waits for this kernel relies on the one before it, too
+  wait_for_previous();  // also without work: a kernel that waits for this one relies on the kernel before, too
   if (item.slots == 0) return;
 
 #pragma unroll 1

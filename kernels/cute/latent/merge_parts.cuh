@@ -30,7 +30,7 @@ struct Merged {
   float4 first = {}, second = {};
   float2 top = {kLeastScore, kLeastScore}, total = {};
 
-  __device__ void shrink(float2 to) {
+  __device__ void rescale(float2 to) {
     const float a = exp2_fast(top.x - to.x), b = exp2_fast(top.y - to.y);
     first = {first.x * a, first.y * a, first.z * a, first.w * a};
     second = {second.x * b, second.y * b, second.z * b, second.w * b};
@@ -47,8 +47,8 @@ struct Merged {
   }
   __device__ void add(Merged other) {
     const float2 best = {fmaxf(top.x, other.top.x), fmaxf(top.y, other.top.y)};
-    shrink(best);
-    other.shrink(best);
+    rescale(best);
+    other.rescale(best);
     const float4 &x = other.first, &y = other.second;
     first = {first.x + x.x, first.y + x.y, first.z + x.z, first.w + x.w};
     second = {second.x + y.x, second.y + y.y, second.z + y.z, second.w + y.w};
@@ -85,7 +85,7 @@ __device__ __forceinline__ Merged merge(int slots, Merged* others, Part part, Ls
     float2 top = all.top;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) top = {fmaxf(top.x, of[i].x), fmaxf(top.y, of[i].y)};
-    all.shrink(top);
+    all.rescale(top);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) all.add<dtype>(x[i], {exp2_fast(of[i].x - top.x), exp2_fast(of[i].y - top.y)});
   }

@@ -54,7 +54,7 @@ struct Shared {
   Array<Bytes<kBoxBytes>, 2> ropes;    // free again after the scores
   Array<Bytes<2 * kBoxBytes>, kRing> latents;
   // Loaded, by token block and pair (kPairs: RoPE); four blocks' worth, so that the one waited for before at the same
-  // barrier was the consumer's own, or of an item whose scores are all done: nobody falls two phases behind.
+  // barrier was the consumer's own, or of an item whose scores are all done: no waiter falls two phases behind.
   Array<Barriers<kPairs + 1>, 4> full;
   Barriers<kRing> latent_empty;
   Barriers<2> rope_empty;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 
   float o[8][N / 2];             // (512, N) / consumer
   float p[N / 2];                // (64, N) scores, then weights
-  RowsOnN<N> values(warp, lane);
+  RowsOnN<N> running(warp, lane);
   int sequence = 0;              // of the item's first token block among those of this thread block
   u32 queries_phase = 0;
   int parity = 0;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     if (problem.after) masked = max(s - (after_lengths ? after_lengths[request] : after), 1);
     const int seen_by_all = tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
-    values.reset();
+    running.reset();
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
 #pragma unroll
@@ -172,7 +172,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
           }
         }
       }
-      values.weigh(p, o, scale_log2, shared.of_warps[consumer], kVote + consumer, kMeet + consumer);
+      running.weigh(p, o, scale_log2, shared.of_warps[consumer], kVote + consumer, kMeet + consumer);
       store_rows_on_n<dtype, N>(weights + in_box, p);
       async_fence();
       named_sync(kMeet + consumer, 128);
@@ -207,18 +207,18 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     auto& sums = shared.sums[parity];
     auto& maxima = shared.maxima[parity];
     auto& factors = shared.factors[consumer];
-    values.store_sums(sums[consumer][warp]);
+    running.store_sums(sums[consumer][warp]);
     if (warp == 0 && lane < 4) {
 #pragma unroll
       for (int i = 0; i < kOctets; ++i)
-        maxima[consumer][4 * i + lane] = {values.maximum[2 * i], values.maximum[2 * i + 1]};
+        maxima[consumer][4 * i + lane] = {running.maximum[2 * i], running.maximum[2 * i + 1]};
     }
     named_sync(kMeet + consumer, 128);  // all warps have read the latents, and the sums are there
     // What a consumer hands over to the other, its fragments o[4] to o[7], lies in the first places of its last block.
-    constexpr int kGiftPairs = N / 16;
-    auto gift = [&](int of, int m) {
-      return reinterpret_cast<float4*>(shared.latents.elements[place_of(of, m * kGiftPairs / 4)].bytes) +
-             m % (4 / kGiftPairs) * (kOctets * 128) + thread;
+    constexpr int kExchangePairs = N / 16;
+    auto handed = [&](int of, int m) {
+      return reinterpret_cast<float4*>(shared.latents.elements[place_of(of, m * kExchangePairs / 4)].bytes) +
+             m % (4 / kExchangePairs) * (kOctets * 128) + thread;
     };
     if (both) {
 #pragma unroll
@@ -226,7 +226,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 #pragma unroll
         for (int i = 0; i < kOctets; ++i) {
           const float* x = o[4 + m] + 4 * i;
-          gift(at, m)[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
+          handed(at, m)[i * 128] = make_float4(x[0], x[1], x[2], x[3]);
         }
       }
       barrier_arrive(shared.exchanged);
@@ -237,10 +237,11 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
         const float* x = reinterpret_cast<const float*>(sums[of]) + lane;
         return x[0] + x[N] + x[2 * N] + x[3 * N];
       };
-      const float* tops = reinterpret_cast<const float*>(maxima) + lane;
-      const float own_top = tops[consumer * N], other_top = both ? tops[(consumer ^ 1) * N] : kLeastScore;
-      const float best = fmaxf(own_top, other_top);
-      const float own = exp2_fast(own_top - best), other = exp2_fast(other_top - best);
+      const float* row_maxima = reinterpret_cast<const float*>(maxima) + lane;
+      const float own_maximum = row_maxima[consumer * N],
+                  other_maximum = both ? row_maxima[(consumer ^ 1) * N] : kLeastScore;
+      const float best = fmaxf(own_maximum, other_maximum);
+      const float own = exp2_fast(own_maximum - best), other = exp2_fast(other_maximum - best);
       const float all = total(consumer) * own + (both ? total(consumer ^ 1) * other : 0.0f);
       const float inverse = all == 0.0f ? 0.0f : __fdividef(1.0f, all);
       reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
@@ -274,7 +275,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       for (int m = 0; m < 4; ++m) {
 #pragma unroll
         for (int i = 0; i < kOctets; ++i) {
-          const float4 by = factors[4 * i + (lane & 3)], y = gift(others, m)[i * 128];
+          const float4 by = factors[4 * i + (lane & 3)], y = handed(others, m)[i * 128];
           o[m][4 * i] += y.x * by.y;
           o[m][4 * i + 1] += y.y * by.w;
           o[m][4 * i + 2] += y.z * by.y;
@@ -284,13 +285,13 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       async_fence();
       __syncwarp();
 #pragma unroll
-      for (int pair = 0; pair < kGiftPairs; ++pair) warp_arrive(shared.latent_empty[place_of(others, pair)]);
+      for (int pair = 0; pair < kExchangePairs; ++pair) warp_arrive(shared.latent_empty[place_of(others, pair)]);
       parity ^= 1;
     } else {
 #pragma unroll
       for (int m = 4; m < 8; ++m) scale(m);
 #pragma unroll
-      for (int pair = 0; pair < kGiftPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
+      for (int pair = 0; pair < kExchangePairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     }
     // Columns 256 consumer .. from o[0] to o[3] on, and where a consumer is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
@@ -321,7 +322,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     write(0);
     if (!both) write(1);
 #pragma unroll
-    for (int pair = kGiftPairs; pair < kPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
+    for (int pair = kExchangePairs; pair < kPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     sequence += end - begin;
   }
   if (thread == 0) tma_store_wait();
