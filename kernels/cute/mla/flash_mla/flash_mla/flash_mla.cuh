@@ -44,7 +44,7 @@ static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 // copy; 8 threads copy the 64 columns of a box. Each thread's copies of a pair of boxes arrive at the pair's barrier by
 // themselves, and the consumers order them before wgmma. So no thread waits for its own copies, and the threads do not
 // meet: beside wgmma a meeting, or a look at what has arrived, takes hundreds of cycles.
-template <FlashMlaProblem problem, FlashMlaTiling tiling>
+template <FlashMlaTiling tiling>
 __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
                                        const TensorMap& qpe_map, const unsigned char* __restrict__ z,
                                        const unsigned char* __restrict__ kpe, int z_stride, int kpe_stride,
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(384, 1)
   } else {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
-      gather<problem, tiling>(shared, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
+      gather<tiling>(shared, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
     }
