@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hypermla/compile/source_text.h"
 #include "support.h"
 
 namespace hypermla {
@@ -143,9 +144,42 @@ TEST_F(CompilerTest, TheFingerprintFollowsWhatAGpuCompilerReads) {
   EXPECT_EQ(Compiler(config()).fingerprint(header), before);
   write_checkout("moved");
   EXPECT_EQ(Compiler(config("moved")).fingerprint(header), before);
-  dir_.write("checkout/kernels/cutile/tile.h", "// changed\n");
+  const std::string tile = read_file(dir_.path() / "checkout/kernels/cutile/tile.h");
+  dir_.write("checkout/kernels/cutile/tile.h", "// A comment changes no machine code.\n" + tile + "\n");
+  EXPECT_EQ(Compiler(config()).fingerprint(header), before);
+  dir_.write("checkout/kernels/cutile/tile.h", tile + "int changed;\n");
   EXPECT_NE(Compiler(config()).fingerprint(header), before);
   EXPECT_NE(Compiler(config("moved")).fingerprint("cutile/mla/b/b/b.cuh"), before);
+}
+
+TEST(SourceText, LosesCommentsAndTheSpaceThatSeparatesNothing) {
+  const std::pair<const char*, const char*> same[] = {
+      {"int a = 1;  // one\nint b;", "int a=1;\n\n  int b ;"},
+      {"f(\n  (a),\n  b)", "f((a), b)"},
+      {"int /* why */ a;", "int a;"},
+      {"// a comment \\\nthat goes on\nint a;", "int a;"},
+      {"int a; // no end", "int a;"},
+      {"#define F(x) /* x */ (x)\nint a;", "#define F(x) (x)\n  int a;"},
+      {"#define LONG a \\\n  b\n", "#define LONG a b\n"},
+      {"int a;\n  #if B  // or not\n#endif", "int a;\n#if B\n#endif"},
+      {"1'000'000 /**/;", "1'000'000;"},
+      {"R\"(//)\" // x", "R\"(//)\""},
+  };
+  for (const auto& [one, other] : same) EXPECT_EQ(without_comments(one), without_comments(other)) << one;
+  const std::pair<const char*, const char*> different[] = {
+      {"int a;", "inta;"},
+      {"a - -b", "a--b"},
+      {"\"// no comment\"", "\"\""},
+      {"\"a  b\"", "\"a b\""},
+      {"'\\'' + \"//\"", "'\\'' + \"/\""},
+      {"R\"x(\"//)x\" + 1", "R\"x(\"/)x\" + 1"},
+      {"#define F (x)", "#define F(x)"},
+      {"#define A\nB", "#define A B"},
+      {"#define A\nb c", "#define A b\nc"},
+      {"a /* b */ c", "ac"},
+      {"a = b / *c;", "a = b /*c;*/;"},
+  };
+  for (const auto& [one, other] : different) EXPECT_NE(without_comments(one), without_comments(other)) << one;
 }
 
 TEST_F(CompilerTest, AnErrorIsTheCompilersOwnAndLeavesNothing) {

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
-#include <sstream>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/base/hash.h"
 #include "hypermla/base/process.h"
 #include "hypermla/compile/backends.h"
+#include "hypermla/compile/source_text.h"
 
 namespace hypermla {
 namespace {
@@ -28,50 +27,15 @@ std::string translation_unit(const KernelSource& source) {
   return "// " + source.instance + "\n#include \"" + source.header + "\"\n";
 }
 
-// Path -> text of a file and of everything it includes that is found in `paths`, or beside the includer. What is not found
-// there belongs to the compiler.
-void collect_closure(const fs::path& file, const std::vector<fs::path>& paths,
-                     std::map<std::string, std::string>& closure) {
-  const fs::path normal = file.lexically_normal();
-  if (closure.count(normal.string())) return;
-  const std::string& text = closure[normal.string()] = read_file(normal);
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t hash = line.find_first_not_of(" \t");
-    if (hash == std::string::npos || line[hash] != '#') continue;
-    const std::size_t word = line.find_first_not_of(" \t", hash + 1);
-    if (word == std::string::npos || line.compare(word, 7, "include") != 0) continue;
-    const std::size_t open = line.find_first_of("\"<", hash);
-    const std::size_t close = open == std::string::npos ? open : line.find_first_of("\">", open + 1);
-    if (close == std::string::npos) continue;
-    const std::string name = line.substr(open + 1, close - open - 1);
-    std::vector<fs::path> directories = paths;
-    if (line[open] == '"') directories.insert(directories.begin(), normal.parent_path());
-    for (const fs::path& directory : directories)
-      if (fs::exists(directory / name)) {
-        collect_closure(directory / name, paths, closure);
-        break;
-      }
-  }
-}
-
-// Hashes the files under their names below the nearest of `paths`, so that a moved checkout keeps its cache.
-std::string closure_text(const fs::path& header, const std::vector<fs::path>& paths) {
-  std::map<std::string, std::string> closure;
-  collect_closure(header, paths, closure);
-  std::vector<std::string> parts;
-  for (const auto& [path, text] : closure) {
-    std::string shortest = path;
-    for (const fs::path& directory : paths) {
-      const std::string relative = fs::path(path).lexically_relative(directory.lexically_normal()).string();
-      if (!relative.empty() && relative.rfind("..", 0) != 0 && relative.size() < shortest.size()) shortest = relative;
-    }
-    parts.push_back(shortest + "\n" + text + "\n");
-  }
-  std::sort(parts.begin(), parts.end());
+// The names and texts of a header's sources, one after the other.
+template <class Transform>
+std::string closure_text(const fs::path& header, const std::vector<fs::path>& paths, Transform&& transform) {
   std::string all;
-  for (const std::string& part : parts) all += part;
+  for (const auto& [name, text] : source_closure(header, paths)) all += name + "\n" + transform(text) + "\n";
   return all;
+}
+std::string closure_text(const fs::path& header, const std::vector<fs::path>& paths) {
+  return closure_text(header, paths, [](const std::string& text) -> const std::string& { return text; });
 }
 
 }  // namespace
@@ -119,6 +83,10 @@ std::string Compiler::key(const KernelSource& source, const std::string& arch) c
 }
 
 std::string Compiler::fingerprint(const std::string& header) const {
+  return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90"), without_comments));
+}
+
+std::string Compiler::fingerprint_with_comments(const std::string& header) const {
   return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90")));
 }
 

@@ -57,8 +57,11 @@ class Compiler {
   bool available(const KernelSource& source, const std::string& arch) const;
 
   // 32 hex digits over the header and everything of this project that it includes, as compiled for GPUs: what a tuning
-  // result and a correctness record are valid for.
+  // result and a correctness record are valid for. Comments and white space do not count, since they change no machine
+  // code; they do count for the keys of the cache, because an entry holds line numbers.
   std::string fingerprint(const std::string& header) const;
+  // As before comments were left out: records that hold it are re-keyed by `hypermla verify --records_only`.
+  std::string fingerprint_with_comments(const std::string& header) const;
 
   // The worker's half: compiles in this process and publishes. `compile-job` calls it.
   CacheEntry compile_here(const KernelSource& source, const std::string& arch);
