@@ -69,13 +69,11 @@ Tally verify(const KernelEntry& entry, Session& session) {
 }
 
 // Of every kernel that some case runs.
-Json fingerprints(const KernelEntry& entry, const Compiler& compiler, bool with_comments = false) {
+Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
   std::map<std::string, std::string> all;
   const std::unique_ptr<KernelPlan> plan = entry.make();
   for (const KernelSource& source : verification_sources(*plan))
-    if (!all.count(source.name))
-      all[source.name] =
-          with_comments ? compiler.fingerprint_with_comments(source.header) : compiler.fingerprint(source.header);
+    if (!all.count(source.name)) all[source.name] = compiler.fingerprint(source.header);
   return all;
 }
 
@@ -101,24 +99,20 @@ int verify_command(const Words& words) {
 
   if (records_only) {
     if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
-    Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
+    const Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
       bool matches = false;
-      Json& by_device = records[entry.full_name()];
-      for (auto& one : by_device) {
-        if (one.at("fingerprint") == fingerprints(entry, compiler, true))
-          one["fingerprint"] = fingerprints(entry, compiler);
+      const Json by_device = records.value(entry.full_name(), Json::object());
+      for (const auto& [name, one] : by_device.items())
         matches |= one.at("fingerprint") == fingerprints(entry, compiler) && one.at("failed") == 0;
-      }
       stale += !matches && !entry.draft;
       fmt::print("{:<40} {}\n", entry.full_name(),
                  matches       ? "recorded"
                  : entry.draft ? "a draft, not recorded"
                                : "NOT RECORDED: run `hypermla verify` on a GPU");
     }
-    write_file_atomic(path, records.dump(2) + "\n");
     return stale ? 1 : 0;
   }
 

@@ -86,10 +86,6 @@ std::string Compiler::fingerprint(const std::string& header) const {
   return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90"), without_comments));
 }
 
-std::string Compiler::fingerprint_with_comments(const std::string& header) const {
-  return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90")));
-}
-
 bool Compiler::available(const KernelSource& source, const std::string& arch) const {
   const bool has_compiler = !(is_gpu_arch(arch) ? config_.toolchain.cuda_root : config_.toolchain.cxx).empty();
   return has_compiler || cache_.find(key(source, arch)).has_value();

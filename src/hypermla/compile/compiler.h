@@ -60,8 +60,6 @@ class Compiler {
   // result and a correctness record are valid for. Comments and white space do not count, since they change no machine
   // code; they do count for the keys of the cache, because an entry holds line numbers.
   std::string fingerprint(const std::string& header) const;
-  // As before comments were left out: records that hold it are re-keyed by `hypermla verify --records_only`.
-  std::string fingerprint_with_comments(const std::string& header) const;
 
   // The worker's half: compiles in this process and publishes. `compile-job` calls it.
   CacheEntry compile_here(const KernelSource& source, const std::string& arch);
