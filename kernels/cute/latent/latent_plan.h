@@ -278,23 +278,17 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       return {plan.slots, std::int64_t(plan.items.size()), std::int64_t(plan.combines.size()), plan.rounds, plan.grid};
     }
     const RequestSchedule plan = schedule(at);
-    const std::int64_t requests = std::int64_t{problem.b} * plan.passes, blocks = ceil_div(problem.t, kTokenBlock);
-    const int overhead = division(at).costs.overhead();
-    WorkSizes sizes;
-    sizes.workers = plan.workers();
-    const std::int64_t parts = split_blocks() ? ceil_div(int(blocks), split_blocks()) : 1;
-    const std::int64_t range = (requests * (blocks + overhead) + plan.groups - 1) / plan.groups;
-    const std::int64_t least = split_blocks() ? std::min(split_blocks(), overhead + 1) : overhead + 1;
-    sizes.rounds = std::min(requests * parts, range / least + 3) + 2;
-    sizes.items = sizes.rounds * sizes.workers;
-    sizes.combines = (split_blocks() ? requests : plan.groups) * plan.side;
-    sizes.slots = plan.side * slots_per_tile(plan);
-    return sizes;
+    const RequestListSizes lists = list_sizes(at);
+    return {.slots = plan.side * lists.slots_per_tile,
+            .items = lists.rounds * plan.workers(),
+            .combines = lists.combines,
+            .rounds = lists.rounds,
+            .workers = plan.workers()};
   }
-  std::int64_t slots_per_tile(const RequestSchedule& plan) const {
-    if (!split_blocks()) return 2 * plan.groups;
-    const std::int64_t parts = ceil_div(problem.t, problem.split);
-    return parts > 1 ? std::int64_t{problem.b} * plan.passes * parts : 1;
+  RequestListSizes list_sizes(const Tiling& at) const {
+    const WorkCosts costs = division(at).costs;
+    return request_list_sizes(schedule(at), problem.b, ceil_div(problem.t, kTokenBlock), split_blocks(),
+                              costs.overhead(), costs.combine, costs.partial);
   }
   // The lists as bytes for the device.
   std::string item_bytes(const Tiling& at) const { return bytes_of(work_plan(at).items); }
@@ -402,10 +396,11 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       launch.arguments = [self, tensors, at](void*) {
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const RequestSchedule plan = self->schedule(at);
-        const WorkSizes sizes = self->sizes(at);
-        return Arguments(data("lengths"), data("work"), data("combine_work"), self->problem.b, self->row_tiles(at), plan.side,
-                         plan.passes, plan.groups, int(sizes.rounds), self->division(at).costs.overhead(),
-                         int(self->slots_per_tile(plan)), int(sizes.combines));
+        const RequestListSizes lists = self->list_sizes(at);
+        const WorkCosts costs = self->division(at).costs;
+        return Arguments(data("lengths"), data("work"), data("combine_work"), self->problem.b, self->row_tiles(at),
+                         plan.side, plan.passes, plan.groups, int(lists.rounds), costs.overhead(),
+                         float(costs.combine), float(costs.partial), int(lists.slots_per_tile), int(lists.combines));
       };
       return launch;
     };
