@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::minutes kPatience{2};
+constexpr std::chrono::minutes kTracePatience{2};
 
 // Nsight Systems over a second run of this program: report.nsys-rep and its statistics. Throws Error with its own
 // words.
@@ -33,7 +33,7 @@ Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
                                       "-o",
                                       report};
   collect.insert(collect.end(), tools.relaunch.begin(), tools.relaunch.end());
-  const ProcessResult collected = run_process(collect, {.timeout = kPatience});
+  const ProcessResult collected = run_process(collect, {.timeout = kTracePatience});
   if (!fs::exists(report + ".nsys-rep"))
     fail("it wrote no report (status {}{})", collected.status,
          collected.timed_out ? ", given up after two minutes" : "");
@@ -41,7 +41,7 @@ Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
   const ProcessResult exported = run_process({tools.nsys, "stats", "--force-export=true", "-q", "-r",
                                               "cuda_gpu_trace,nvtx_gpu_proj_trace,cuda_api_sum,cuda_api_trace", "-f",
                                               "csv", "--force-overwrite=true", "-o", stats, report + ".nsys-rep"},
-                                             {.timeout = kPatience});
+                                             {.timeout = kTracePatience});
   for (const char* name : {"_cuda_gpu_trace.csv", "_cuda_api_sum.csv", "_cuda_api_trace.csv"})
     if (!fs::exists(stats + name)) fail("its statistics lack {} (status {})", stats + name, exported.status);
   Timeline timeline;

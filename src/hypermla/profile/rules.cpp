@@ -10,7 +10,7 @@
 namespace hypermla {
 namespace {
 
-constexpr int kSchema = 1;
+constexpr int kRulesSchema = 1;
 constexpr double kConcurrentShare = 0.5;  // less is the end of one kernel under the start of the next
 
 }  // namespace
@@ -42,7 +42,7 @@ Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, Kind ki
 }
 
 Rules Rules::parse(const Json& json, const std::string& name) {
-  if (json.value("schema", 0) != kSchema) fail("{} is not a file of profile rules of schema {}", name, kSchema);
+  if (json.value("schema", 0) != kRulesSchema) fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
   Rules rules;
   auto parse_all = [&](const char* list, Kind kind) {
     std::vector<Rule> parsed;
