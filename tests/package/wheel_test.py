@@ -1,6 +1,6 @@
 """`pip install .`: builds the wheel as a user would, into an environment of its own, and uses what it installed.
 
-Skipped (77) without a package index. The build directory of the wheel is kept, so only the first time is slow.
+Skipped (77) without a package index. What the present build has compiled is not compiled again.
 """
 
 import os
@@ -12,6 +12,7 @@ import tomllib
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from reuse import LAUNCHER, settings
 from support import BUILD, CHECKOUT
 
 ENVIRONMENT = BUILD / "wheel-test"
@@ -43,11 +44,12 @@ class Wheel(unittest.TestCase):
         if run(*pip, "numpy", *project["build-system"]["requires"]).returncode != 0:
             print("no package index can be reached")
             sys.exit(77)
-        # Without isolation, so that the build is reused; without optimisation, since that is slow; and without the
-        # compilers of requirements.txt, which the CPU does not need.
+        # Without isolation: what the build requires was installed above. Without the compilers of requirements.txt: the
+        # CPU does not need them.
         cls.installed = run(*pip, "--no-deps", "--force-reinstall", "--no-build-isolation", SOURCE,
-                            f"--config-settings=build-dir={BUILD / 'wheel'}", "--config-settings=cmake.build-type=Debug",
-                            "--config-settings=cmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0")
+                            f"--config-settings=build-dir={BUILD / 'wheel'}",
+                            f"--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER={LAUNCHER}",
+                            CXX=settings(BUILD)["CMAKE_CXX_COMPILER"])
 
     def test_it_installs(self):
         self.assertEqual(self.installed.returncode, 0, self.installed.stdout + self.installed.stderr)
