@@ -1,11 +1,14 @@
 // CUDA Tile C++ on the CPU (kernels/cutile/tile_host): what each operation means, against scalar definitions.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "entry.h"
+#include "hypermla/device/pool.h"
 
 namespace ct = cuda::tiles;
 using namespace ct::literals;
@@ -411,14 +414,20 @@ HYPERMLA_TILE_HOST_ENTRY((count_blocks<2>))
 
 namespace {
 
+std::string launch(hypermla::Pool& pool, void** args, std::array<unsigned, 3> grid, int threads) {
+  return pool.run(grid[0] * grid[1] * grid[2], threads,
+                  [&](std::uint64_t block) { return hypermla_run_block(args, grid.data(), block); });
+}
+
 TEST(TileHostLaunch, RunsEveryBlockOnceOnAnyNumberOfThreads) {
-  for (int threads : {0, 1, 3, 2}) {
+  hypermla::Pool pool;
+  for (int threads : {4, 1, 3, 2}) {
     std::vector<int> counts(3 * 5 * 7);
     int* data = counts.data();
     int size = static_cast<int>(counts.size());
     float value = 4.0f;
     void* args[] = {&data, &size, &value};
-    EXPECT_EQ(hypermla_launch(args, 3, 5, 7, threads), nullptr);
+    EXPECT_EQ(launch(pool, args, {3, 5, 7}, threads), "");
     EXPECT_EQ(counts, std::vector<int>(counts.size(), 8));
   }
 }
@@ -429,11 +438,11 @@ TEST(TileHostLaunch, ReportsATrapWithItsBlockAndRunsAgain) {
   int size = 3;
   float value = 1.0f;
   void* args[] = {&data, &size, &value};
-  const char* error = hypermla_launch(args, 4, 1, 1, 2);
-  ASSERT_NE(error, nullptr);
-  EXPECT_STREQ(error, "block (3, 0, 0): tile 3 of 1 elements along dimension 0 is outside of the tensor, which has 3");
+  hypermla::Pool pool;
+  EXPECT_EQ(launch(pool, args, {4, 1, 1}, 2),
+            "block (3, 0, 0): tile 3 of 1 elements along dimension 0 is outside of the tensor, which has 3");
   size = 4;
-  EXPECT_EQ(hypermla_launch(args, 4, 1, 1, 2), nullptr);
+  EXPECT_EQ(launch(pool, args, {4, 1, 1}, 2), "");
 }
 
 }  // namespace

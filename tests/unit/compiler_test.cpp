@@ -320,7 +320,7 @@ TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
     EXPECT_EQ(static_cast<const float*>(sums.data())[block], expected) << "block " << block;
   }
 
-  EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_launch"); }), "does not load"));
+  EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_run_block"); }), "does not load"));
   EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.so"), "absent"); }), "has no absent"));
   const KernelSource wrong{source.name, source.header, "hypermla::no_such_kernel<1>"};
   const std::string message = error_of([&] { compiler.compile(wrong, device->info().arch); });

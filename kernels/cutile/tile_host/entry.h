@@ -4,50 +4,45 @@
 //   #include "entry.h"
 //   HYPERMLA_TILE_HOST_ENTRY((hypermla::flash_attention<Problem{...}, Tiling{...}>))
 // defines
-//   extern "C" const char* hypermla_launch(void** args, unsigned grid_x, unsigned grid_y, unsigned grid_z, int threads);
-// args[i] points to the i-th kernel argument, as for cuLaunchKernel. Runs all blocks; returns null, or what went wrong
-// (an access out of bounds, an uninitialised tile, ...) as text that lives until the next call. threads = 0 takes every
-// core that the process may use. Calls from several threads run one after the other.
+//   extern "C" const char* hypermla_run_block(void** args, const unsigned* grid, std::uint64_t block);
+// args[i] points to the i-th kernel argument, as for cuLaunchKernel; grid holds x, y and z; blocks count with x fastest.
+// Threads may run blocks at the same time. Returns null, or what went wrong (an access out of bounds, an uninitialised
+// tile, ...) as text that lives until this thread's next call.
 #pragma once
 
 #include <cuda_tile.h>
-#include <sched.h>
 
-#include <atomic>
-#include <condition_variable>
 #include <exception>
-#include <functional>
-#include <mutex>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 #pragma GCC visibility push(hidden)
-#include "host/pool.h"
 
 namespace cuda::tiles::host {
+
+inline thread_local std::string failure;  // of this thread's last block that failed
 
 template <auto kernel>
 struct Launcher;
 
 template <class... Args, void (*kernel)(Args...)>
 struct Launcher<kernel> {
-  static const char* launch(void** args, dim3 grid, int threads) {
-    static Pool pool;
-    return pool.run(std::uint64_t{grid.x} * grid.y * grid.z, threads, [&](std::uint64_t i) {
-      const auto x = static_cast<unsigned>(i % grid.x), y = static_cast<unsigned>(i / grid.x % grid.y);
-      const auto z = static_cast<unsigned>(i / grid.x / grid.y);
-      position = {{x, y, z}, grid};
-      try {
-        [&]<std::size_t... n>(std::index_sequence<n...>) {
-          kernel(*static_cast<std::remove_reference_t<Args>*>(args[n])...);
-        }
-        (std::index_sequence_for<Args...>{});
-      } catch (const Trap& trap) {
-        throw Trap("block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) +
-                   "): " + trap.what());
+  static const char* run_block(void** args, dim3 grid, std::uint64_t i) {
+    const auto x = static_cast<unsigned>(i % grid.x), y = static_cast<unsigned>(i / grid.x % grid.y);
+    const auto z = static_cast<unsigned>(i / grid.x / grid.y);
+    position = {{x, y, z}, grid};
+    try {
+      [&]<std::size_t... n>(std::index_sequence<n...>) {
+        kernel(*static_cast<std::remove_reference_t<Args>*>(args[n])...);
       }
-    });
+      (std::index_sequence_for<Args...>{});
+      return nullptr;
+    } catch (const Trap& trap) {
+      failure = "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + trap.what();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    } catch (...) {
+      failure = "a kernel threw something that is no std::exception";
+    }
+    return failure.c_str();
   }
 };
 
@@ -55,9 +50,9 @@ struct Launcher<kernel> {
 #pragma GCC visibility pop
 
 #define HYPERMLA_TILE_HOST_UNWRAP(...) __VA_ARGS__
-#define HYPERMLA_TILE_HOST_ENTRY(kernel)                                                                               \
-  extern "C" [[gnu::visibility("default")]] const char* hypermla_launch(void** args, unsigned grid_x, unsigned grid_y, \
-                                                                        unsigned grid_z, int threads) {                \
-    return cuda::tiles::host::Launcher<&HYPERMLA_TILE_HOST_UNWRAP kernel>::launch(args, {grid_x, grid_y, grid_z},      \
-                                                                                  threads);                            \
+#define HYPERMLA_TILE_HOST_ENTRY(kernel)                                                                       \
+  extern "C" [[gnu::visibility("default")]] const char* hypermla_run_block(void** args, const unsigned* grid, \
+                                                                           std::uint64_t block) {             \
+    return cuda::tiles::host::Launcher<&HYPERMLA_TILE_HOST_UNWRAP kernel>::run_block(                         \
+        args, {grid[0], grid[1], grid[2]}, block);                                                            \
   }

@@ -32,7 +32,7 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   const Scratch scratch(input.work_directory / "compile", Scratch::Kind::directory);
   const std::string source_path = (scratch.path() / "kernel.cpp").string();
   const std::string library_path = (scratch.path() / "kernel.so").string();
-  // HYPERMLA_TILE_HOST_ENTRY exports hypermla_launch for one kernel instance (tile_host/entry.h).
+  // HYPERMLA_TILE_HOST_ENTRY exports hypermla_run_block for one kernel instance (tile_host/entry.h).
   const std::string source =
       input.source + "#include \"entry.h\"\n\nHYPERMLA_TILE_HOST_ENTRY((" + input.instance + "))\n";
   write_new_file(source_path, source);
@@ -55,7 +55,7 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   output.files["kernel.cpp"] = source;
   output.files["kernel.so"] = read_file(library_path);
   output.report["artifact"] = "kernel.so";
-  output.report["function"] = "hypermla_launch";
+  output.report["function"] = "hypermla_run_block";
   output.report["compiler"] = cxx_version(cxx);
   output.report["seconds"] = {
       {"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};

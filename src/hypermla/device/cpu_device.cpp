@@ -9,26 +9,30 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/device/device.h"
+#include "hypermla/device/pool.h"
 
 namespace hypermla {
 namespace {
 
 // The function that a compiled kernel exports (kernels/cutile/tile_host/entry.h). It returns null or an error message.
-using Entry = const char* (*)(void** arguments, unsigned grid_x, unsigned grid_y, unsigned grid_z, int threads);
+using Entry = const char* (*)(void** arguments, const unsigned* grid, std::uint64_t block);
 
 class CpuFunction : public Function {
  public:
-  CpuFunction(void* library, Entry entry, int threads) : library_(library), entry_(entry), threads_(threads) {}
-  // The library stays mapped: its pool threads outlive a kernel, and unmapping their code would crash them.
-  ~CpuFunction() override = default;
+  CpuFunction(Entry entry, std::shared_ptr<Pool> pool, int threads)
+      : entry_(entry), pool_(std::move(pool)), threads_(threads) {}
 
   void launch(Grid grid, void** arguments, StreamHandle) override {
-    if (const char* message = entry_(arguments, grid.x, grid.y, grid.z, threads_)) fail("{}", message);
+    const unsigned extents[] = {grid.x, grid.y, grid.z};
+    const std::string error = pool_->run(std::uint64_t{grid.x} * grid.y * grid.z, threads_, [&](std::uint64_t block) {
+      return entry_(arguments, extents, block);
+    });
+    if (!error.empty()) fail("{}", error);
   }
 
  private:
-  [[maybe_unused]] void* library_;
   Entry entry_;
+  std::shared_ptr<Pool> pool_;
   int threads_;
 };
 
@@ -122,7 +126,8 @@ class CpuDevice : public Device {
     if (!library) fail("the compiled kernel {} does not load: {}", artifact.string(), dlerror());
     auto entry = reinterpret_cast<Entry>(dlsym(library, function.c_str()));
     if (!entry) fail("the compiled kernel {} has no {}; delete its cache entry", artifact.string(), function);
-    return std::make_unique<CpuFunction>(library, entry, threads_);
+    // The library stays mapped: its code frees the memory of tiles that the pool's threads keep.
+    return std::make_unique<CpuFunction>(entry, pool_, threads_);
   }
 
   StreamHandle stream() override { return nullptr; }
@@ -144,6 +149,7 @@ class CpuDevice : public Device {
 
  private:
   int threads_ = 1;
+  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
   int flushes_ = 0;
   std::vector<unsigned char> flush_;
 };

@@ -1,4 +1,4 @@
-// What is undefined on a GPU ends a kernel here with an exception, which hypermla_launch reports.
+// What is undefined on a GPU ends a kernel here with an exception, which hypermla_run_block reports.
 #pragma once
 
 #include <stdexcept>

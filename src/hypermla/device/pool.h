@@ -1,19 +1,19 @@
-// The threads that run blocks. They start once and sleep between launches; a block is taken from an atomic counter.
+// The threads that run the blocks of kernels on the CPU. They start once and sleep between launches; each takes its next
+// block from an atomic counter.
 #pragma once
-
-#include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
-#include <exception>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
-namespace cuda::tiles::host {
+namespace hypermla {
 
 class Pool {
  public:
@@ -26,23 +26,16 @@ class Pool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Cores that this process may use.
-  static int cores() {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  }
-
-  // run(i) for every i below count, on `threads` threads (0: one per core). After the first exception no further block
-  // starts; its message is returned, else null. The text lives until the next call.
-  const char* run(std::uint64_t count, int threads, std::function<void(std::uint64_t)> run) {
+  // Calls run(i) for every i below `count`, on `threads` threads. run() returns null or an error; after the first error no
+  // further block starts. Returns that error, or an empty text.
+  std::string run(std::uint64_t count, int threads, std::function<const char*(std::uint64_t)> run) {
     std::lock_guard one_launch(launch_);
     std::unique_lock lock(mutex_);
     job_ = std::move(run);
     count_ = count;
     next_ = 0;
     error_.clear();
-    workers_ = threads > 0 ? threads : cores();
+    workers_ = threads;
     try {
       while (static_cast<int>(threads_.size()) < workers_) {
         threads_.emplace_back(
@@ -56,7 +49,7 @@ class Pool {
     ++generation_;
     wake_.notify_all();
     done_.wait(lock, [&] { return running_ == 0; });
-    return error_.empty() ? nullptr : error_.c_str();
+    return error_;
   }
 
  private:
@@ -69,14 +62,8 @@ class Pool {
       lock.unlock();
       std::string error;
       for (std::uint64_t i; (i = next_++) < count_;) {
-        try {
-          job_(i);
-        } catch (const std::exception& e) {
-          error = e.what();
-        } catch (...) {
-          error = "a kernel threw something that is no std::exception";
-        }
-        if (!error.empty()) {
+        if (const char* message = job_(i)) {
+          error = message;
           next_ = count_;
           break;
         }
@@ -90,7 +77,7 @@ class Pool {
   std::mutex launch_, mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
-  std::function<void(std::uint64_t)> job_;
+  std::function<const char*(std::uint64_t)> job_;
   std::atomic<std::uint64_t> next_ = 0;
   std::uint64_t count_ = 0, generation_ = 0;
   int workers_ = 0, running_ = 0;
@@ -98,4 +85,4 @@ class Pool {
   std::string error_;
 };
 
-}  // namespace cuda::tiles::host
+}  // namespace hypermla
