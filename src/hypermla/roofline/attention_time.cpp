@@ -11,22 +11,21 @@
 namespace hypermla {
 namespace {
 
-// What one kernel with one tile reaches.
+// What one kernel reaches with one size of tile, as parts of the ceilings of a device.
 struct Figures {
   std::string_view kernel;
   int rows;                 // of a tile: rows are padded to whole tiles
   double burst, sustained;  // tensor work on padded rows, of matmul_{burst,sustained}_tflops
   double memory;            // of read_GBps
-  // The part of the processors that must read for that, where a tile is one block's; 0: work is cut over all
+  // The part of the processors that must read to reach `memory`, where a block owns its tile; 0: work is cut over all
   // processors.
   double readers;
-  // Kernels in a row that its start, merges and end cost as much as: where tiles fill all processors, half of them,
-  // fewer.
+  // What start, merges and end cost, in launches: where tiles fill all processors, half of them, or fewer.
   double full, half, few;
 };
 
-// All from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; elsewhere nothing is measured, and the same
-// fractions are taken. Where a kernel stands twice, it has tiles of both sizes.
+// All from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; other devices are taken to reach the same parts. A
+// kernel that is listed twice has tiles of several sizes.
 const Figures kFigures[] = {
     // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us; merges of
     // cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us).
@@ -47,16 +46,17 @@ const Figures kFigures[] = {
     {"cute.mla.flash_attention_v1", 32, 0.45, 0.45, 0.975, 0.3, 1, 1, 1},
     {"cute.mla.flash_attention_v1", 64, 0.80, 0.765, 0.975, 0.3, 1, 1, 1},
     // results/nvidia-h200/flash_attention-*.json: b1 s512 t8192 513 us (592), b32 s128 2413 us (2881); tiles of 64 rows
-    // at s = 128 took 3.31 ms, and of 32 rows, by mma.sync, 2.54 ms at s = 32 (docs/kernels/flash-attention.md), which
-    // stands for those of 16 rows; 0.975 of the reads at s = 32 and 64, from 96 SMs on, sustained, too (that envelope).
+    // at s = 128 took 3.31 ms, and of 32 rows, by mma.sync, 2.54 ms at s = 32 (docs/log/flash-attention.md), which is
+    // used for those of 16 rows, too; 0.975 of the reads at s = 32 and 64, from 96 SMs on, sustained, too (that
+    // envelope).
     {"cutile.mla.flash_attention", 16, 0.2, 0.2, 0.975, 0.73, 1, 1, 1},
     {"cutile.mla.flash_attention", 64, 0.66, 0.66, 0.975, 0.73, 1, 1, 1},
     {"cutile.mla.flash_attention", 128, 0.88, 0.825, 0.975, 0.73, 1, 1, 1},
     // The same over a prefix, which the hybrid cuts until its tiles fill the processors (docs/kernels/cute-mla-var6-plus.md).
     {"cute.prefix_part", 128, 1.08, 0.955, 0.975, 0, 1, 1, 1},
-    // The decompressed part of a hybrid that runs its parts at once: what makes the whole take what v5 and v4 took in
-    // the envelope of 2026-11-21 (an older results/nvidia-h200/envelope.json), 1495 and 2311 us (1645, 2443) at s = 32 and 64, 2539 and 4818 (2565, 4848) at 64
-    // and 128.
+    // The decompressed part of a hybrid that runs its parts at once, fitted to what v5 and v4 took in the envelope of
+    // 2026-11-21 (an older results/nvidia-h200/envelope.json), 1495 and 2311 us (1645, 2443) at s = 32 and 64, 2539 and
+    // 4818 (2565, 4848) at 64 and 128.
     {"cute.decompressed_part", 16, 0.3, 0.3, 0.92, 0.3, 1, 1, 1},
     {"cute.decompressed_part", 32, 0.65, 0.62, 0.92, 0.3, 1, 1, 1},
     {"cute.decompressed_part", 64, 0.70, 0.70, 0.92, 0.3, 1, 1, 1},
@@ -72,8 +72,8 @@ double decompression_reads(bool cute) { return cute ? 0.80 : 0.66; }
 // (64) 25 us (docs/kernels/flash-mla-split-kv.md).
 constexpr double kMergeOfSplit = 0.1;
 
-// Two kinds of work at once disturb each other in L2 and memory: 7 to 10 % on each (docs/devices/nvidia-h200.md), and on
-// partitions one ends before the other.
+// Two paths at once slow each other down in L2 and memory, by 7 to 10 % each; on partitions one also ends before the
+// other (docs/choice.md).
 double overlap_of(std::string_view kernel) {
   if (kernel == "cute.mla.mla_var6_plus_v5") return 0.92;
   // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 3.6 and 3.2
@@ -85,7 +85,7 @@ double overlap_of(std::string_view kernel) {
   return 0.93;
 }
 
-// Most of what was measured lies within this of the model; a hybrid must promise more.
+// Most measured times lie within this of the model, so a hybrid must promise a larger gain.
 constexpr double kMargin = 1.05;
 
 // How a version of mla_var6_plus runs its parts.

@@ -1,5 +1,5 @@
-// How long attention really takes on a device, for choosing a path, a kernel and the number of decompressed tokens: not
-// the least possible time (roofline.h), but what kernels reach of the ceilings that were measured.
+// How long attention really takes on a device, for the choice of a path, a kernel and the number of decompressed
+// tokens. Not the least possible time (roofline.h): it counts what kernels reach of the measured ceilings.
 //
 //   time = max(memory, tensor + a memory') + launches
 //
@@ -17,11 +17,11 @@ namespace hypermla {
 // After idle, or for seconds under the power cap.
 enum class Load { burst, sustained };
 
-// What a device reaches at best: the measured figures of devices.json, where there are none the specified ones.
+// The ceilings of a device: the measured figures of devices.json, or where there are none the specified ones.
 struct Ceilings {
   double flops = 0;        // FLOP/s
   double bytes = 0;        // bytes/s
-  double power_share = 0;  // 0 where nobody measured it: arithmetic and traffic overlap for free
+  double power_share = 0;  // 0 if not measured: arithmetic and traffic then overlap perfectly
   double launch = 0;       // seconds of one more kernel
   int processors = 1;
   Load load = Load::sustained;
@@ -29,8 +29,9 @@ struct Ceilings {
 // Throws Error where neither figure is known.
 Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load);
 
-// a in tensor + a reads = both, which is how a device under its power cap divides its time: from the seconds of one kernel
-// that does both, of its tensor work alone, and of its reads at the full rate. From 0.01 to 1, whatever the noise.
+// a in tensor + a reads = both, which is how a device under its power cap divides its time: from the seconds of one
+// kernel that does both, of its tensor work alone, and of its reads at the full rate. Clamped to 0.01 to 1, since
+// measurements are noisy.
 double power_share_of(double both, double tensor, double reads);
 
 enum class Limit { tensor, memory, power, launches };
@@ -38,11 +39,11 @@ std::string_view limit_name(Limit limit);
 
 struct TimeEstimate {
   double seconds = 0;
-  Limit limit = Limit::memory;  // what takes most of it; power: arithmetic and traffic, each slower beside the other
+  Limit limit = Limit::memory;  // what takes most of the time; power: both, under the power cap
 };
 
-// Kernels by full name, "cute.mla.flash_mla_v1". A version that nobody measured counts as the base version of its
-// design. All throw Error for a name that no figures fit, and for a shape with an extent below 1.
+// Kernels by full name, "cute.mla.flash_mla_v1". A version without figures counts as the base version of its design.
+// All throw Error for a name that no figures fit, and for a shape with an extent below 1.
 
 // Of flash_mla, flash_mla_split_kv or flash_attention. `causal`: query i sees the first t - s + i + 1 tokens.
 TimeEstimate attention_time(std::string_view kernel, const AttentionShape& shape, bool causal,
@@ -61,8 +62,8 @@ TimeEstimate hybrid_time(std::string_view kernel, const AttentionShape& shape, i
 int best_interior_n(std::string_view kernel, const AttentionShape& shape, int prefixes, const DeviceSpec& device,
                     DType dtype);
 
-// The n to take for mla_var6_plus: an end, 0 or t, unless the best between them gains more than the model errs (5 %) on
-// both ends, in bursts as well as sustained. For requests with decompressed tokens of their own.
+// The n to take for mla_var6_plus: 0 or t, unless the best n between them gains more than the error of the model (5 %)
+// over both, in bursts and sustained. For requests with decompressed tokens of their own.
 int choose_n(std::string_view kernel, const AttentionShape& shape, const DeviceSpec& device, DType dtype);
 
 }  // namespace hypermla
