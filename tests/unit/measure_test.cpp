@@ -26,21 +26,6 @@ TEST(Measure, QuantilesInterpolate) {
   EXPECT_DOUBLE_EQ(timing.high(), 7);
 }
 
-TEST(Measure, JsonIsInMicroseconds) {
-  Timing timing;
-  timing.seconds = {1e-6, 2e-6, 3e-6};
-  const Json plain = to_json(timing);
-  EXPECT_DOUBLE_EQ(plain["median_us"].get<double>(), 2);
-  EXPECT_DOUBLE_EQ(plain["low_us"].get<double>(), 1.1);
-  EXPECT_DOUBLE_EQ(plain["high_us"].get<double>(), 2.9);
-  EXPECT_EQ(plain["repetitions"], 3);
-  EXPECT_FALSE(plain.contains("sm_MHz"));
-  timing.sm_mhz = 1980;
-  timing.watts = 650;
-  EXPECT_EQ(to_json(timing)["sm_MHz"], 1980);
-  EXPECT_EQ(to_json(timing)["watts"], 650);
-}
-
 TEST(Measure, ColdFlushesBeforeEveryRepetitionAndTimesOnlyTheWork) {
   FakeDevice device;
   bool cold = false;

@@ -8,11 +8,12 @@
 #include "hypermla/plan/configure.h"
 #include "hypermla/profile/activity.h"
 #include "hypermla/profile/counters.h"
+#include "hypermla/profile/csv.h"
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/ncu.h"
 #include "hypermla/profile/perf_events.h"
+#include "hypermla/profile/profilers.h"
 #include "hypermla/profile/sampling.h"
-#include "hypermla/profile/tools.h"
 #include "hypermla/roofline/device_spec.h"
 #include "support.h"
 
@@ -47,7 +48,7 @@ TEST(Metrics, EveryNameExistsOnTheH200) {
   const MetricCheck sampled = check_metrics(*library, "GH100", sampled_metrics(), CounterHost::kSamples);
   EXPECT_TRUE(sampled.unknown.empty());
   EXPECT_EQ(sampled.passes, 1) << "a sample comes once";
-  for (const std::string& name : sampled_metrics()) EXPECT_NE(find_metric(name), nullptr) << name;
+  for (const std::string& name : sampled_metrics()) EXPECT_NE(find_counter(name), nullptr) << name;
   std::vector<std::string> misspelt = metric_names();
   misspelt.push_back("dram__bytes_raed.sum");
   EXPECT_EQ(check_metrics(*library, "GH100", misspelt).unknown, (std::vector<std::string>{"dram__bytes_raed.sum"}));
@@ -176,7 +177,7 @@ TEST(Metrics, CsvFieldsSurvive) {
 }
 
 TEST(Metrics, TablesOfARecordedProfile) {
-  const Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
+  const Profile profile = load_profile(checkout() / "tests/unit/recorded/flash_mla_split_kv.json");
   const auto raw = parse_csv(raw_metrics_csv(profile)), formatted = parse_csv(formatted_metrics_csv(profile));
   EXPECT_EQ(raw[0], (std::vector<std::string>{"stage", "metric", "value", "source"}));
   EXPECT_EQ(raw.size(), 1 + 2 * metric_names().size());
@@ -209,7 +210,7 @@ TEST(Ncu, RawPageByKernel) {
 }
 
 TEST(Ncu, AdviceByEstimate) {
-  const Json advice = parse_ncu_advice(
+  const std::vector<NcuAdvice> advice = parse_ncu_advice(
       R"csv("ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"
 "0","k","GPU Speed Of Light Throughput","DRAM Frequency","hz","3.2"
 "0","k","SpeedOfLight","","","","SOLBottleneck","OPT","This kernel grid is too small.","",""
@@ -217,9 +218,9 @@ TEST(Ncu, AdviceByEstimate) {
 "0","k","Occupancy","","","","TheoreticalOccupancy","OPT","The 3.00 theoretical warps.","local","63.56"
 )csv");
   ASSERT_EQ(advice.size(), 3u);
-  EXPECT_EQ(advice[0]["rule"], "TheoreticalOccupancy");
-  EXPECT_DOUBLE_EQ(advice[1]["gain_percent"], 30.54);
-  EXPECT_TRUE(advice[2]["gain_percent"].is_null());
+  EXPECT_EQ(advice[0].rule, "TheoreticalOccupancy");
+  EXPECT_DOUBLE_EQ(advice[1].gain_percent.value(), 30.54);
+  EXPECT_FALSE(advice[2].gain_percent);
 }
 
 TEST(Ncu, SourceLinesAreMarked) {
@@ -261,14 +262,18 @@ TEST(Tools, AreFoundWhereTheyAre) {
 }
 
 TEST(PerfEvents, CountOrSayWhyNot) {
-  const CpuCounters counters = count_cpu([] {
-    volatile double sum = 0;
-    for (int i = 0; i < 1'000'000; ++i) sum = sum + i;
+  std::map<std::string, double> counters;
+  const std::string why = error_of([&] {
+    counters = count_cpu([] {
+      volatile double sum = 0;
+      for (int i = 0; i < 1'000'000; ++i) sum = sum + i;
+    });
   });
-  EXPECT_NE(counters.values.empty(), counters.missing.empty());
-  for (const auto& [name, value] : counters.values) EXPECT_NE(find_metric(name), nullptr) << name;
-  const auto instructions = counters.values.find("cpu_instructions");
-  EXPECT_TRUE(instructions == counters.values.end() || instructions->second > 3e6);
+  EXPECT_NE(counters.empty(), why.empty());
+  EXPECT_TRUE(why.empty() || contains(why, "perf_event_open")) << why;
+  for (const auto& [name, value] : counters) EXPECT_NE(find_counter(name), nullptr) << name;
+  const auto instructions = counters.find("cpu_instructions");
+  EXPECT_TRUE(instructions == counters.end() || instructions->second > 3e6);
 }
 
 // A plan of two stages on a device that says it is a GPU, where nothing that CUDA has is there.
@@ -288,7 +293,7 @@ class OnAGpu : public testing::Test {
     executable->prepare(compiler, device);
     tools.cupti = {dir.path() / "no-cupti.so"};
     tools.rules = checkout() / "conf/profile_rules.json";
-    tools.relaunch = {"/bin/true"};
+    tools.program = "/bin/true";
   }
   CompilerConfig config() {
     CompilerConfig config;
@@ -304,7 +309,7 @@ class OnAGpu : public testing::Test {
                     .executable = *executable,
                     .device = device,
                     .spec = spec,
-                    .tuning = untuned,
+                    .tuning = tuning,
                     .out_dir = dir.path() / "out",
                     .bench_runs = 1,
                     .sustained_seconds = 0,
@@ -320,43 +325,45 @@ class OnAGpu : public testing::Test {
   std::unique_ptr<KernelPlan> plan;
   std::unique_ptr<Executable> executable;
   DeviceSpec spec;
-  AutotuneResult untuned;
+  AutotuneResult tuning;
   ProfileTools tools;
 };
 
 TEST_F(OnAGpu, AnnotationWithoutProfilersSaysSoAndKeepsTheTimes) {
   const ProfileResult result = run(ProfileMode::annotation);
-  EXPECT_FALSE(result.complete());
-  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
-  const std::string report = read_file(result.directory() / "report.md");
+  EXPECT_NE(result.profile.missing, "");
+  EXPECT_NEAR(result.profile.timing.cold.median_us, 2000, 1e-3);
+  const std::string report = read_file(result.directory / "report.md");
   EXPECT_TRUE(contains(report, "**Not measured: no hardware counters"));
   EXPECT_TRUE(contains(report, "ncu) was not found"));
   EXPECT_TRUE(has("nsight_raw_metrics.csv"));
   EXPECT_TRUE(has("params.json"));
-  EXPECT_FALSE(result.stages()[0].contains("metrics"));
-  EXPECT_NE(result.stages()[0]["classification"]["confidence"], "high") << "by time and cost alone";
+  EXPECT_TRUE(result.profile.stages[0].metrics.empty());
+  EXPECT_NE(result.profile.stages[0].bottleneck->confidence, "high") << "by time and cost alone";
 }
 
 // A group is a stage more: its members alone, and all at once.
 TEST_F(OnAGpu, EventTimesGroupsAsAWhole) {
   const std::unique_ptr<KernelPlan> other = Registry::instance().find("cutile.mla.flash_attention").make();
   set_problem(*other, {{"b", 1}, {"s", 3}, {"t", 100}, {"h", 4}});
-  std::vector<std::unique_ptr<Executable>> members, stages;
+  std::vector<std::unique_ptr<Executable>> members, all;
   members.push_back(plan_empty(*other));
   members.push_back(plan_empty(*plan));
-  stages.push_back(std::make_unique<ConcurrentKernels>("paths", std::move(members), nullptr, std::vector{1, 3}));
-  executable = std::make_unique<KernelPipeline>("all", std::move(stages));
+  all.push_back(std::make_unique<ConcurrentKernels>("paths", std::move(members), nullptr, std::vector{1, 3}));
+  executable = std::make_unique<KernelPipeline>("all", std::move(all));
   executable->prepare(compiler, device);
   const ProfileResult result = run(ProfileMode::event);
-  ASSERT_EQ(result.stages().size(), 4u);
-  const Json& group = result.stages()[3];
-  EXPECT_EQ(group["name"], "paths");
-  EXPECT_EQ(group["members"], (Json{"flash_attention", "flash_mla_split_kv", "flash_mla_split_kv_reduce"}));
-  EXPECT_NEAR(group["burst"]["median_us"], 3000, 1e-3);
-  EXPECT_NEAR(result.stages()[0]["burst"]["median_us"], 1000, 1e-3);
-  EXPECT_EQ(result.stages()[1]["group"], "paths");
-  EXPECT_EQ(result.stages()[1]["processors"], 3);
-  const std::string report = read_file(result.directory() / "report.md");
+  const std::vector<ProfileStage>& stages = result.profile.stages;
+  ASSERT_EQ(stages.size(), 4u);
+  const ProfileStage& group = stages[3];
+  EXPECT_EQ(group.name, "paths");
+  EXPECT_EQ(group.members,
+            (std::vector<std::string>{"flash_attention", "flash_mla_split_kv", "flash_mla_split_kv_reduce"}));
+  EXPECT_NEAR(group.burst.value().median_us, 3000, 1e-3);
+  EXPECT_NEAR(stages[0].burst.value().median_us, 1000, 1e-3);
+  EXPECT_EQ(stages[1].group, "paths");
+  EXPECT_EQ(stages[1].processors, 3);
+  const std::string report = read_file(result.directory / "report.md");
   EXPECT_TRUE(contains(report,
                        "they run at once, on 1 and 3 SMs of their own. Together 3000.0 us; each alone on the whole "
                        "device, in sum 3000.0 us."))
@@ -378,15 +385,16 @@ esac
 )sh")
                   .string();
   const ProfileResult result = run(ProfileMode::annotation);
-  EXPECT_TRUE(result.complete()) << result.missing();
-  EXPECT_EQ(result.stages()[0]["metrics_source"], "ncu 2025.3.1.0");
-  EXPECT_DOUBLE_EQ(result.metrics(0)["dram__bytes_read.sum"], 155773952);
-  EXPECT_DOUBLE_EQ(result.metrics(1)["gpu__time_duration.sum"], 6784);
+  EXPECT_EQ(result.profile.missing, "");
+  const std::vector<ProfileStage>& stages = result.profile.stages;
+  EXPECT_EQ(stages[0].metrics_source, "ncu 2025.3.1.0");
+  EXPECT_DOUBLE_EQ(stages[0].metrics.at("dram__bytes_read.sum"), 155773952);
+  EXPECT_DOUBLE_EQ(stages[1].metrics.at("gpu__time_duration.sum"), 6784);
   const std::string asked = read_file(dir.path() / "asked");
   EXPECT_TRUE(contains(asked, "--clock-control none")) << "clocks are never changed";
   EXPECT_TRUE(contains(asked, "--profile-from-start off"));
   for (const std::string& name : metric_names()) EXPECT_TRUE(contains(asked, name)) << name;
-  EXPECT_TRUE(contains(read_file(result.directory() / "nsight_raw_metrics.csv"),
+  EXPECT_TRUE(contains(read_file(result.directory / "nsight_raw_metrics.csv"),
                        "flash_mla_split_kv,dram__bytes_read.sum,155773952,ncu 2025.3.1.0"));
 }
 
@@ -399,15 +407,15 @@ exit 1
                   .string();
   for (ProfileMode mode : {ProfileMode::annotation, ProfileMode::ncu}) {
     const ProfileResult result = run(mode);
-    EXPECT_FALSE(result.complete());
-    EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "ERR_NVGPUCTRPERM")) << profile_mode_name(mode);
+    EXPECT_NE(result.profile.missing, "");
+    EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "ERR_NVGPUCTRPERM")) << profile_mode_name(mode);
   }
 }
 
 TEST_F(OnAGpu, NsysWithoutAnyEngineKeepsTheTimes) {
   const ProfileResult result = run(ProfileMode::nsys);
-  EXPECT_FALSE(result.complete());
-  EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "Nsight Systems (nsys) was not found"));
+  EXPECT_NE(result.profile.missing, "");
+  EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "Nsight Systems (nsys) was not found"));
   EXPECT_FALSE(has("chrome_trace.json"));
 }
 
@@ -423,54 +431,44 @@ printf 'Time (%%)\n' > "${out}_cuda_api_sum.csv"
 )")
                    .string();
   const ProfileResult result = run(ProfileMode::nsys);
-  EXPECT_TRUE(result.complete()) << result.missing();
-  EXPECT_EQ(result.json()["counters"]["source"], "nsys");
-  EXPECT_EQ(result.json()["timeline"]["operations"], 2);
-  EXPECT_TRUE(contains(read_file(result.directory() / "report.md"), "No tracks of tensor pipe and DRAM"));
+  EXPECT_EQ(result.profile.missing, "");
+  EXPECT_EQ(result.profile.counters.value().source, "nsys");
+  EXPECT_EQ(result.profile.timeline.value().operations, 2);
+  EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "No tracks of tensor pipe and DRAM"));
   EXPECT_TRUE(has("report.nsys-rep"));
   EXPECT_TRUE(has("chrome_trace.json"));
 }
 
 TEST_F(OnAGpu, LockedClocksAreNoted) {
-  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory() / "report.md"), "Clocks not locked"));
+  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory / "report.md"), "Clocks not locked"));
   tools.clock_lock = dir.write("locked-clocks.json", R"({"sm_MHz": 2407, "memory_MHz": 14001})");
-  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory() / "report.md"),
+  EXPECT_TRUE(contains(read_file(run(ProfileMode::event).directory / "report.md"),
                        "Clocks locked at 2407 MHz (SM) and 14001 MHz (memory)."));
 }
 
-// The library's one call: a plan, a mode, and maybe another version of its kernel.
-TEST_F(OnAGpu, APlanIsProfiledInOneCall) {
-  const std::shared_ptr<Device> shared(std::shared_ptr<void>(), &device);
-  tools.relaunch.clear();
+// What ncu and nsys start: the same problem and tilings, spelled out or as the tuner remembers them.
+TEST_F(OnAGpu, TheSecondRunIsOfTheSameKernel) {
   tools.program = "/opt/hypermla";
   tools.ncu =
       dir.write_program("ncu", "#!/bin/sh\n[ \"$1\" = --version ] && { echo Version 1.0; exit; }\necho \"$*\" > " +
                                    (dir.path() / "asked").string() + "\nexit 1\n")
           .string();
-  const ProfileContext untuned_context{.device = shared, .spec = spec, .compiler = compiler, .tools = tools};
-  const ProfileResult result = profile(untuned_context, *plan, ProfileMode::ncu,
-                                       {.out_dir = dir.path() / "out", .label = "mine", .bench_runs = 2});
-  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
-  EXPECT_EQ(result.json()["kernel"], "cutile.mla.flash_mla_split_kv");
-  EXPECT_EQ(result.json()["label"], "mine");
-  EXPECT_EQ(result.json()["problem"], to_json(plan->problem_fields()));
-  EXPECT_EQ(result.json()["timing"]["cold"]["repetitions"], 2);
-  EXPECT_EQ(result.stages()[0]["name"], "flash_mla_split_kv");
-  EXPECT_TRUE(result.metrics(0).empty());
+  run(ProfileMode::ncu);
   const std::string asked = read_file(dir.path() / "asked");
   EXPECT_TRUE(contains(asked, "-- /opt/hypermla kernel cutile.mla.flash_mla_split_kv v0 --b=2 --s=3 --t=100 --h=4 "))
       << asked;
   EXPECT_TRUE(contains(asked, "--splits=")) << "the plan's own tiling: " << asked;
-  EXPECT_TRUE(contains(asked, " --no_autotune --prof_type=disabled\n")) << asked;
+  EXPECT_TRUE(contains(asked, " --no_autotune --device=auto --prof_type=disabled\n")) << asked;
 
-  ProfileContext context{
-      .device = shared, .spec = spec, .compiler = compiler, .history_root = dir.path() / "history", .tools = tools};
-  const ProfileResult tuned =
-      profile(context, *plan, ProfileMode::event, {.out_dir = dir.path() / "tuned", .version = "v0", .bench_runs = 1});
-  EXPECT_TRUE(tuned.complete()) << tuned.missing();
-  EXPECT_EQ(tuned.json()["problem"], to_json(plan->problem_fields())) << "of the plan that was given";
-  EXPECT_TRUE(std::filesystem::exists(dir.path() / "tuned/tiling/flash_mla_split_kv/autotuning.json"));
-  EXPECT_TRUE(contains(error_of([&] { profile(context, *plan, ProfileMode::event, {.version = "v77"}); }), "v77"));
+  tuning.stages.push_back({"flash_mla_split_kv", executable->kernels()[0]->tiling(), dir.write("autotuning.json", "[]"), 3});
+  run(ProfileMode::ncu);
+  const std::string tuned = read_file(dir.path() / "asked");
+  EXPECT_FALSE(contains(tuned, "--splits=")) << tuned;
+  EXPECT_TRUE(contains(tuned, " --tune_max_iters=1 --device=auto --prof_type=disabled\n")) << tuned;
+  EXPECT_TRUE(has("tiling/flash_mla_split_kv/autotuning.json"));
+
+  tools.program.clear();
+  EXPECT_TRUE(contains(run(ProfileMode::ncu).profile.counters.value().attempts[0], "hypermla, which was not found"));
 }
 
 TEST_F(OnAGpu, NothingIsMeasuredWhenDisabled) {

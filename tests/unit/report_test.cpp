@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hypermla/plan/configure.h"
-#include "hypermla/profile/profile.h"
+#include "hypermla/profile/frame.h"
 #include "support.h"
 
 namespace hypermla {
@@ -24,13 +24,16 @@ const char* const kProfile = R"json({
   },
   "stages": [
     {"name": "flash_mla_split_kv_v3", "tiling": {"Bm": 64, "fast": true}, "grid": [32, 1, 4], "registers": 255,
-     "frame_bytes": 0, "shared_bytes": 180224, "burst": {"median_us": 900.25}},
-    {"name": "reduce", "tiling": {"Bm": 4}, "grid": [128, 1, 1]}
+     "frame_bytes": 0, "shared_bytes": 180224, "flops": 585.7e9, "bytes": 0.2e9, "predicted_us": 592.2, "bound": "compute",
+     "burst": {"median_us": 900.25, "low_us": 900, "high_us": 901, "repetitions": 5, "tflops": 650, "gbps": 222,
+               "roofline_fraction": 0.66}},
+    {"name": "reduce", "tiling": {"Bm": 4}, "grid": [128, 1, 1], "flops": 0, "bytes": 1e8, "predicted_us": 20.8,
+     "bound": "memory"}
   ]
 })json";
 
 TEST(Report, IsAPureFunctionOfTheProfile) {
-  EXPECT_EQ(render_report(Json::parse(kProfile)), R"md(# Profile: cutile.mla.flash_mla_split_kv_v3 (v3)
+  EXPECT_EQ(render_report(profile_from_json(Json::parse(kProfile))), R"md(# Profile: cutile.mla.flash_mla_split_kv_v3 (v3)
 
 2030-01-02T03:04:05Z on NVIDIA H200 (sm_90, driver 13.0 (580.1)), event mode.
 
@@ -53,8 +56,8 @@ Cold: the cache is flushed before each run. Burst: a few runs back to back after
 }
 
 TEST(Report, NamesADriverOnlyWhereThereIsOne) {
-  Json profile = Json::parse(kProfile);
-  profile["device"] = {{"name", "AMD EPYC"}, {"arch", "x86-64-v4"}, {"processors", 2}, {"driver", ""}};
+  Profile profile = profile_from_json(Json::parse(kProfile));
+  profile.device = {"AMD EPYC", "x86-64-v4", 2, ""};
   EXPECT_TRUE(contains(render_report(profile), "on AMD EPYC (x86-64-v4), event mode."));
 }
 
@@ -66,6 +69,20 @@ TEST(Report, ModesHaveNames) {
     EXPECT_EQ(
         error_of([&] { profile_mode_from_name(wrong); }),
         "unknown profiling mode '" + std::string(wrong) + "'; choose one of annotation, event, ncu, nsys, disabled");
+}
+
+TEST(EventProfile, TimesAreInMicroseconds) {
+  const Timing timing{{1e-6, 2e-6, 3e-6}, 1980, 650};
+  const Times times = times_of(timing, {.flops = 4e6, .bytes = 2e3}, 1);
+  EXPECT_DOUBLE_EQ(times.median_us, 2);
+  EXPECT_DOUBLE_EQ(times.low_us, 1.1);
+  EXPECT_DOUBLE_EQ(times.high_us, 2.9);
+  EXPECT_EQ(times.repetitions, 3);
+  EXPECT_EQ(times.sm_mhz, 1980);
+  EXPECT_EQ(times.watts, 650);
+  EXPECT_DOUBLE_EQ(times.tflops, 2);
+  EXPECT_DOUBLE_EQ(times.gbps, 1);
+  EXPECT_DOUBLE_EQ(times.roofline_fraction, 0.5);
 }
 
 // A real plan of two stages, compiled by a stand-in and launched on a device where each launch takes a millisecond.
@@ -91,7 +108,7 @@ TEST(EventProfile, WritesWhatItMeasured) {
   const auto executable = plan_empty(*plan);
   executable->prepare(compiler, device);
   const AutotuneResult untuned;
-  const ProfileResult result = profile({.kernel = entry,
+  const auto [measured, directory] = profile({.kernel = entry,
                                               .plan = *plan,
                                               .executable = *executable,
                                               .device = device,
@@ -100,8 +117,7 @@ TEST(EventProfile, WritesWhatItMeasured) {
                                               .out_dir = dir.path() / "out",
                                               .bench_runs = 3},
                                              ProfileMode::event);
-
-  const Json& json = result.json();
+  const Json json = to_json(measured);
   EXPECT_EQ(json["kernel"], "cutile.mla.flash_mla_split_kv");
   EXPECT_EQ(json["problem"], to_json(plan->problem_fields()));
   EXPECT_EQ(json["device"]["name"], "Fake 1");
@@ -116,7 +132,6 @@ TEST(EventProfile, WritesWhatItMeasured) {
     EXPECT_NEAR(timing["gbps"].get<double>(), cost.bytes / 2e-3 * 1e-9, 1e-6);
     EXPECT_NEAR(timing["roofline_fraction"].get<double>(), predicted / 2e-3, 1e-9);
   }
-  EXPECT_NEAR(result.total_time_us(), 2000, 1e-3);
   ASSERT_EQ(json["stages"].size(), 2u);
   for (int i = 0; i < 2; ++i) {
     const Json& stage = json["stages"][i];
@@ -125,18 +140,48 @@ TEST(EventProfile, WritesWhatItMeasured) {
     EXPECT_EQ(stage["tiling"], kernel.tiling());
     EXPECT_EQ(stage["grid"], (Json{kernel.grid().x, kernel.grid().y, kernel.grid().z}));
     EXPECT_NEAR(stage["burst"]["median_us"].get<double>(), 1000, 1e-3);
-    EXPECT_EQ(Json::parse(read_file(result.directory() / "tiling" / (kernel.name() + ".json"))), kernel.tiling());
-    EXPECT_EQ(read_file(result.directory() / "compiled" / kernel.name() / "kernel.cu"),
+    EXPECT_EQ(Json::parse(read_file(directory / "tiling" / (kernel.name() + ".json"))), kernel.tiling());
+    EXPECT_EQ(read_file(directory / "compiled" / kernel.name() / "kernel.cu"),
               read_file(kernel.entry().path("kernel.cu")));
   }
-  EXPECT_EQ(result.directory(), dir.path() / "out");
-  EXPECT_EQ(Json::parse(read_file(result.directory() / "profile.json")), json);
-  EXPECT_EQ(Json::parse(read_file(result.directory() / "params.json")), json["problem"]);
-  EXPECT_EQ(read_file(result.directory() / "report.md"), render_report(json));
+  EXPECT_EQ(directory, dir.path() / "out");
+  EXPECT_EQ(Json::parse(read_file(directory / "profile.json")), json);
+  EXPECT_EQ(Json::parse(read_file(directory / "params.json")), json["problem"]);
+  EXPECT_EQ(read_file(directory / "report.md"), render_report(measured));
 }
 
-TEST(Report, TheTotalIsTheColdMedian) {
-  EXPECT_DOUBLE_EQ(ProfileResult(Json::parse(kProfile), "somewhere").total_time_us(), 1000.04);
+// What lies in results/ and what the tests recorded is read as it is, and comes out as it went in.
+TEST(ProfileJson, RecordsOfOlderRunsAreRead) {
+  int records = 0;
+  for (const char* place : {"results", "tests/unit/recorded"})
+    for (const auto& file : std::filesystem::recursive_directory_iterator(testing_support::checkout() / place)) {
+      if (file.path().extension() != ".json") continue;
+      const Json json = Json::parse(read_file(file.path()));
+      if (!json.contains("stages")) continue;
+      ++records;
+      EXPECT_EQ(nlohmann::json(to_json(load_profile(file.path()))), nlohmann::json(json)) << file.path();
+    }
+  EXPECT_GT(records, 50);
+}
+
+TEST(ProfileJson, WhatIsNoneIsRefusedByName) {
+  const testing_support::TempDir dir;
+  auto refusal = [&](const std::function<void(Json&)>& spoil) {
+    Json json = Json::parse(kProfile);
+    spoil(json);
+    return error_of([&] { load_profile(dir.write("spoilt.json", json.dump())); });
+  };
+  for (const auto& [spoil, expected] : std::vector<std::pair<std::function<void(Json&)>, std::string>>{
+           {[](Json& json) { json = Json::object(); }, "spoilt.json is not a profile (it has no 'schema'); give the dir"},
+           {[](Json& json) { json = nullptr; }, "it has no 'schema'"},
+           {[](Json& json) { json["stages"][1].erase("grid"); }, "spoilt.json is not a profile (it has no 'grid')"},
+           {[](Json& json) { json["timing"]["cold"]["median_us"] = "fast"; }, "spoilt.json is not a profile (one of its"},
+           {[](Json& json) { json["stages"] = 5; }, "spoilt.json is not a profile"}})
+    EXPECT_TRUE(contains(refusal(spoil), expected)) << refusal(spoil);
+  EXPECT_TRUE(contains(error_of([&] { load_profile(dir.write("torn.json", "{\"schema\": 2,")); }), "is not a profile"));
+  EXPECT_TRUE(contains(error_of([&] { load_profile(dir.path()); }), "profile.json"));
+  dir.write("run/profile.json", kProfile);
+  EXPECT_EQ(load_profile(dir.path() / "run").timing.cold.median_us, 1000.04);
 }
 
 }  // namespace

@@ -16,37 +16,44 @@ using testing_support::error_of;
 
 Rules shipped() { return Rules::load(checkout() / "conf/profile_rules.json"); }
 
-Json recorded(const std::string& name) {
-  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded" / (name + ".json")));
+Profile load(const std::string& name) { return load_profile(checkout() / "tests/unit/recorded" / (name + ".json")); }
+
+Profile recorded(const std::string& name) {
+  Profile profile = load(name);
   assess(profile, shipped());
   return profile;
 }
 
-std::vector<std::string> names(const Json& list, const char* key) {
+std::vector<std::string> ids(const Profile& profile) {
   std::vector<std::string> result;
-  for (const Json& one : list) result.push_back(one.at(key));
+  for (const Opportunity& one : profile.opportunities) result.push_back(one.id);
+  return result;
+}
+
+std::vector<std::string> names(const std::vector<Issue>& issues) {
+  std::vector<std::string> result;
+  for (const Issue& one : issues) result.push_back(one.name);
   return result;
 }
 
 TEST(Rules, JudgeRecordedProfiles) {
-  const Json attention = recorded("flash_attention");
-  EXPECT_EQ(attention["classification"]["class"], "memory-bound");
-  EXPECT_EQ(attention["classification"]["confidence"], "high");
-  EXPECT_TRUE(attention["opportunities"].empty()) << "at 95 % of the roofline nothing is left";
+  const Profile attention = recorded("flash_attention");
+  EXPECT_EQ(attention.bottleneck->kind, "memory-bound");
+  EXPECT_EQ(attention.bottleneck->confidence, "high");
+  EXPECT_TRUE(attention.opportunities.empty()) << "at 95 % of the roofline nothing is left";
 
-  const Json split = recorded("flash_mla_split_kv");
-  EXPECT_EQ(split["classification"]["class"], "latency-bound");
-  EXPECT_EQ(split["classification"]["stage"], "flash_mla_split_kv") << "the stage that takes longest";
-  EXPECT_EQ(names(split["opportunities"], "id"), (std::vector<std::string>{"O2", "O11", "O1"}));
-  EXPECT_EQ(names(split["stages"][0]["issues"], "name"),
-            (std::vector<std::string>{"few blocks", "low occupancy", "power cap"}));
+  const Profile split = recorded("flash_mla_split_kv");
+  EXPECT_EQ(split.bottleneck->kind, "latency-bound");
+  EXPECT_EQ(split.bottleneck->stage, "flash_mla_split_kv") << "the stage that takes longest";
+  EXPECT_EQ(ids(split), (std::vector<std::string>{"O2", "O11", "O1"}));
+  EXPECT_EQ(names(split.stages[0].issues), (std::vector<std::string>{"few blocks", "low occupancy", "power cap"}));
 
-  EXPECT_EQ(recorded("output_decompression")["classification"]["class"], "latency-bound");
+  EXPECT_EQ(recorded("output_decompression").bottleneck->kind, "latency-bound");
 }
 
 TEST(Rules, SignalsFollowFromARecordedProfile) {
-  const Json profile = recorded("output_decompression");
-  const Signals signals = stage_signals(profile, 0);
+  const Profile profile = recorded("output_decompression");
+  const Signals signals = stage_signals(profile, profile.stages[0]);
   // 2 b s h k d, as a counter of the hardware and as the cost model: a known count.
   const double product = 2.0 * 32 * 16 * 128 * 512 * 128;
   EXPECT_NEAR(signals.at("executed_flops") / product, 1, 0.01);
@@ -62,86 +69,87 @@ TEST(Rules, SignalsFollowFromARecordedProfile) {
 
 // The mode nsys counts nothing, but it samples.
 TEST(Rules, SamplesOfATimelineAreSignals) {
-  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/output_decompression.json"));
-  profile["timeline"] = {
-      {"kernels",
-       {{{"name", "somebody_else"}, {"tensor_pct", 99}, {"dram_pct", 99}, {"bubble_pct", 99}},
-        {{"name", "output_decompression"}, {"tensor_pct", 41}, {"dram_pct", 72}, {"bubble_pct", 12}}}}};
-  const double counted = stage_signals(profile, 0).at("tensor_pct");
+  Profile profile = load("output_decompression");
+  ProfileStage& stage = profile.stages[0];
+  profile.timeline.emplace().kernels = {{"somebody_else", 1, 9, 9, 99, 99, 99}, {stage.name, 1, 9, 9, 41, 72, 12}};
+  const double counted = stage_signals(profile, stage).at("tensor_pct");
   EXPECT_NE(counted, 41) << "what was counted is the better number";
-  profile["stages"][0].erase("metrics");
-  const Signals signals = stage_signals(profile, 0);
+  stage.metrics.clear();
+  const Signals signals = stage_signals(profile, stage);
   EXPECT_DOUBLE_EQ(signals.at("tensor_pct"), 41);
   EXPECT_DOUBLE_EQ(signals.at("dram_pct"), 72);
   assess(profile, shipped());
-  EXPECT_EQ(profile["classification"]["class"], "memory-bound");
-  EXPECT_TRUE(contains(profile["stages"][0]["issues"].dump(), "bubble_pct = 12 >= 10"));
+  EXPECT_EQ(profile.bottleneck->kind, "memory-bound");
+  const auto bubbles = [](const Issue& issue) { return issue.trigger == "bubble_pct = 12 >= 10"; };
+  EXPECT_TRUE(std::any_of(stage.issues.begin(), stage.issues.end(), bubbles));
+}
+
+TimelineFigures two_paths(double long_us, double both_us, double share) {
+  const std::string longer = "flash_mla_split_kv", shorter = "flash_mla_split_kv_reduce";
+  TimelineFigures figures;
+  figures.kernels = {{longer, 1, long_us, long_us, {}, {}, {}}, {shorter, 1, 60, 60, {}, {}, {}}};
+  figures.overlaps = {{longer, shorter, both_us, share}};
+  return figures;
 }
 
 // Two paths on two streams; `tokens` got as many blocks as `latent`, which has more to do. Made up.
 TEST(Rules, UnequalPathsWithEqualBlocks) {
-  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
-  const std::string longer = "flash_mla_split_kv", shorter = "flash_mla_split_kv_reduce";
+  Profile profile = load("flash_mla_split_kv");
   auto judge = [&](double long_us, double both_us, double share) {
-    profile["timeline"] = {{"kernels", {{{"name", longer}, {"sum_us", long_us}}, {{"name", shorter}, {"sum_us", 60}}}},
-                           {"overlaps", {{{"a", longer}, {"b", shorter}, {"us", both_us}, {"share", share}}}}};
+    profile.timeline = two_paths(long_us, both_us, share);
     assess(profile, shipped());
-    return names(profile["opportunities"], "id");
+    return ids(profile);
   };
   const auto has = [](const std::vector<std::string>& ids) { return std::count(ids.begin(), ids.end(), "A1"); };
-  EXPECT_EQ(has(judge(240, 60, 1)), 1) << profile["opportunities"];
-  EXPECT_DOUBLE_EQ(profile["stages"][0]["signals"]["alone_pct"], 75);
-  EXPECT_DOUBLE_EQ(profile["stages"][1]["signals"]["alone_pct"], 0);
+  EXPECT_EQ(has(judge(240, 60, 1)), 1) << fmt::format("{}", fmt::join(ids(profile), " "));
+  EXPECT_DOUBLE_EQ(profile.stages[0].signals.at("alone_pct"), 75);
+  EXPECT_DOUBLE_EQ(profile.stages[1].signals.at("alone_pct"), 0);
   EXPECT_EQ(has(judge(66, 60, 1)), 0) << "about as long as each other";
   EXPECT_EQ(has(judge(240, 6, 0.1)), 0) << "one after the other, with a common edge";
-  EXPECT_EQ(profile["stages"][0]["signals"].count("alone_pct"), 0u);
+  EXPECT_EQ(profile.stages[0].signals.count("alone_pct"), 0u);
 }
 
 // Two kernels at once are judged as one stage, by what their budgets fill together.
 TEST(Rules, AGroupIsJudgedInPlaceOfItsMembers) {
-  Json profile = Json::parse(read_file(checkout() / "tests/unit/recorded/flash_mla_split_kv.json"));
+  Profile profile = load("flash_mla_split_kv");
   auto judge = [&](int first_blocks, int second_blocks) {
-    Json& stages = profile["stages"];
-    while (stages.size() > 2) stages.erase(2);
-    for (int i : {0, 1}) stages[i]["group"] = "paths";
-    stages[0]["grid"] = {first_blocks, 1, 1};
-    stages[1]["grid"] = {second_blocks, 1, 1};
-    stages[0]["tiling"] = {{"occupancy", 1}};
-    stages[1]["tiling"] = {{"occupancy", 2}};
-    stages[0]["registers"] = 255;
-    Json group = {{"name", "paths"},
-                  {"members", {stages[0]["name"], stages[1]["name"]}},
-                  {"tiling", Json::object()},
-                  {"grid", {first_blocks + second_blocks, 1, 1}},
-                  {"flops", 1e12},
-                  {"bytes", 1e9},
-                  {"predicted_us", 100}};
-    group["burst"] = stages[0]["burst"];
-    group["burst"]["median_us"] = 500;
+    std::vector<ProfileStage>& stages = profile.stages;
+    stages.resize(2);
+    stages[0].group = stages[1].group = "paths";
+    stages[0].grid = {first_blocks, 1, 1};
+    stages[1].grid = {second_blocks, 1, 1};
+    stages[0].tiling = {{"occupancy", 1}};
+    stages[1].tiling = {{"occupancy", 2}};
+    stages[0].registers = 255;
+    ProfileStage group;
+    group.name = "paths";
+    group.members = {stages[0].name, stages[1].name};
+    group.grid = {first_blocks + second_blocks, 1, 1};
+    group.flops = 1e12;
+    group.bytes = 1e9;
+    group.predicted_us = 100;
+    group.burst = stages[0].burst;
+    group.burst->median_us = 500;
     stages.push_back(group);
     assess(profile, shipped());
-    return names(profile["opportunities"], "name");
+    const auto idle = [](const Opportunity& one) { return one.name == "Give every SM a block"; };
+    return std::count_if(profile.opportunities.begin(), profile.opportunities.end(), idle);
   };
-  const auto has = [](const std::vector<std::string>& list) {
-    return std::count(list.begin(), list.end(), "Give every SM a block");
-  };
-  EXPECT_EQ(has(judge(100, 64)), 0) << "100 SMs and 32";
-  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["group_waves"], 1);
-  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["registers"], 255) << "the most of a member";
-  EXPECT_EQ(profile["classification"]["stage"], "paths");
-  EXPECT_EQ(profile["stages"][0]["signals"].count("waves"), 0u) << "a member does not fill the device, and shall not";
-  EXPECT_EQ(profile["stages"][0]["signals"].count("sm_idle_pct"), 0u);
-  EXPECT_EQ(has(judge(66, 32)), 1) << "50 SMs have no block";
-  profile["stages"][0]["processors"] = 44;
+  auto signals = [&](int stage) -> const Signals& { return profile.stages[std::size_t(stage)].signals; };
+  EXPECT_EQ(judge(100, 64), 0) << "100 SMs and 32";
+  EXPECT_DOUBLE_EQ(signals(2).at("group_waves"), 1);
+  EXPECT_DOUBLE_EQ(signals(2).at("registers"), 255) << "the most of a member";
+  EXPECT_EQ(profile.bottleneck->stage, "paths");
+  EXPECT_EQ(signals(0).count("waves"), 0u) << "a member does not fill the device, and shall not";
+  EXPECT_EQ(signals(0).count("sm_idle_pct"), 0u);
+  EXPECT_EQ(judge(66, 32), 1) << "50 SMs have no block";
+  profile.stages[0].processors = 44;
   judge(66, 32);
-  EXPECT_DOUBLE_EQ(profile["stages"][0]["signals"]["waves"], 1.5) << "of its partition";
+  EXPECT_DOUBLE_EQ(signals(0).at("waves"), 1.5) << "of its partition";
   // How long a member goes on alone is the group's trouble.
-  profile["timeline"] = {
-      {"kernels",
-       {{{"name", "flash_mla_split_kv"}, {"sum_us", 240}}, {{"name", "flash_mla_split_kv_reduce"}, {"sum_us", 60}}}},
-      {"overlaps", {{{"a", "flash_mla_split_kv"}, {"b", "flash_mla_split_kv_reduce"}, {"us", 60}, {"share", 1}}}}};
+  profile.timeline = two_paths(240, 60, 1);
   judge(100, 64);
-  EXPECT_DOUBLE_EQ(profile["stages"][2]["signals"]["alone_pct"], 75);
+  EXPECT_DOUBLE_EQ(signals(2).at("alone_pct"), 75);
 }
 
 struct Judged {
@@ -153,18 +161,18 @@ TEST(Rules, ThresholdsOfTheClasses) {
   const Rules rules = shipped();
   for (const Judged& one : {Judged{60, 69.9, "compute-bound"}, Judged{59.9, 70, "memory-bound"},
                             Judged{60, 70, "balanced"}, Judged{59.9, 69.9, "latency-bound"}})
-    EXPECT_EQ(rules.classify({{"tensor_pct", one.tensor}, {"dram_pct", one.dram}, {"waves", 2}})["class"], one.name)
+    EXPECT_EQ(rules.classify({{"tensor_pct", one.tensor}, {"dram_pct", one.dram}, {"waves", 2}}).kind, one.name)
         << one.tensor << " " << one.dram;
-  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"waves", 0.5}})["class"], "underfilled");
-  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"xu_pct", 80}})["class"], "special-function-bound");
-  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"memory_pct", 80}})["class"], "cache-bound");
-  EXPECT_EQ(rules.classify({})["class"], "unknown");
+  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"waves", 0.5}}).kind, "underfilled");
+  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"xu_pct", 80}}).kind, "special-function-bound");
+  EXPECT_EQ(rules.classify({{"tensor_pct", 20}, {"dram_pct", 20}, {"memory_pct", 80}}).kind, "cache-bound");
+  EXPECT_EQ(rules.classify({}).kind, "unknown");
 }
 
 TEST(Rules, ConfidenceIsTheDistanceToTheNearestThreshold) {
   const Rules rules = shipped();
   auto confidence = [&](double tensor, double dram) {
-    return rules.classify({{"tensor_pct", tensor}, {"dram_pct", dram}, {"waves", 2}})["confidence"].get<std::string>();
+    return rules.classify({{"tensor_pct", tensor}, {"dram_pct", dram}, {"waves", 2}}).confidence;
   };
   EXPECT_EQ(confidence(30, 85), "high");
   EXPECT_EQ(confidence(30, 77), "medium");
@@ -173,10 +181,10 @@ TEST(Rules, ConfidenceIsTheDistanceToTheNearestThreshold) {
 
 TEST(Rules, WithoutCountersTimeAndCostDecide) {
   const Rules rules = shipped();
-  const Json judged = rules.classify({{"achieved_compute_pct", 10}, {"achieved_memory_pct", 95}});
-  EXPECT_EQ(judged["class"], "memory-bound");
-  EXPECT_NE(judged["confidence"], "high");
-  EXPECT_EQ(judged["evidence"][0], "achieved_memory_pct = 95 >= 70");
+  const Bottleneck judged = rules.classify({{"achieved_compute_pct", 10}, {"achieved_memory_pct", 95}});
+  EXPECT_EQ(judged.kind, "memory-bound");
+  EXPECT_NE(judged.confidence, "high");
+  EXPECT_EQ(judged.evidence[0], "achieved_memory_pct = 95 >= 70");
 }
 
 TEST(Rules, GainsStayBelowTheRoofline) {
@@ -188,7 +196,7 @@ TEST(Rules, GainsStayBelowTheRoofline) {
   const Signals signals = {{"a", 40}, {"b", 4}, {"c", 60}};
   auto gains = [&](Signals with, std::size_t count) {
     std::vector<std::pair<std::string, double>> found;
-    for (const Json& one : rules.opportunities(with, count)) found.emplace_back(one["id"], one["gain_percent"]);
+    for (const Opportunity& one : rules.opportunities(with, count)) found.emplace_back(one.id, one.gain_percent);
     return found;
   };
   using Gains = std::vector<std::pair<std::string, double>>;
@@ -218,15 +226,18 @@ TEST(Rules, RefuseWhatTheyDoNotUnderstand) {
 
 // A rule over a misspelt signal would never fire, and nobody would notice.
 TEST(Rules, EverySignalThatARuleReadsIsComputed) {
-  Json profile = recorded("flash_mla_split_kv");
-  profile["timing"]["sustained"] = profile["timing"]["burst"];
-  profile["timeline"] = {{"kernels", {{{"name", "flash_mla_split_kv"}, {"bubble_pct", 0}, {"sum_us", 9}}}},
-                         {"overlaps", {{{"a", "flash_mla_split_kv"}, {"b", "reduce"}, {"us", 9}, {"share", 1}}}}};
+  Profile profile = recorded("flash_mla_split_kv");
+  profile.timing.sustained = profile.timing.burst;
+  profile.timeline = two_paths(9, 9, 1);
+  profile.timeline->kernels[0].bubble_pct = 0;
   Signals all;
-  profile["stages"].push_back({{"name", "paths"}, {"members", {"flash_mla_split_kv"}}, {"grid", {1, 1, 1}}});
-  profile["stages"][0]["group"] = "paths";
-  profile["stages"][0]["processors"] = 66;
-  for (std::size_t i = 0; i < profile["stages"].size(); ++i) all.merge(stage_signals(profile, i));
+  ProfileStage group;
+  group.name = "paths";
+  group.members = {"flash_mla_split_kv"};
+  profile.stages.push_back(group);
+  profile.stages[0].group = "paths";
+  profile.stages[0].processors = 66;
+  for (const ProfileStage& stage : profile.stages) all.merge(stage_signals(profile, stage));
   for (const std::string& name : shipped().signals()) EXPECT_EQ(all.count(name), 1u) << name;
 }
 

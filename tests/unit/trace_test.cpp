@@ -5,7 +5,7 @@
 #include <cmath>
 #include <map>
 
-#include "hypermla/profile/metrics.h"
+#include "hypermla/profile/csv.h"
 #include "hypermla/profile/timeline.h"
 #include "support.h"
 
@@ -61,29 +61,29 @@ Timeline example() {
 }
 
 TEST(Timeline, Figures) {
-  const Json figures = analyse(example());
-  EXPECT_EQ(figures["operations"], 4);
-  EXPECT_EQ(figures["streams"], 2);
-  EXPECT_DOUBLE_EQ(figures["span_us"], 200);
-  EXPECT_DOUBLE_EQ(figures["busy_us"], 170);
-  EXPECT_DOUBLE_EQ(figures["idle_us"], 30);
-  EXPECT_DOUBLE_EQ(figures["sum_us"], 190);
-  EXPECT_NEAR(figures["concurrency"].get<double>(), 190.0 / 170, 1e-12);
-  ASSERT_EQ(figures["overlaps"].size(), 3u);
-  for (const Json& pair : figures["overlaps"]) {
-    const bool both = pair["a"] == "latent" && pair["b"] == "tokens";
-    EXPECT_DOUBLE_EQ(pair["us"], both ? 20 : 0) << pair;
-    EXPECT_NEAR(pair["share"].get<double>(), both ? 20.0 / 60 : 0, 1e-12) << pair;
+  const TimelineFigures figures = analyse(example());
+  EXPECT_EQ(figures.operations, 4);
+  EXPECT_EQ(figures.streams, 2);
+  EXPECT_DOUBLE_EQ(figures.span_us, 200);
+  EXPECT_DOUBLE_EQ(figures.busy_us, 170);
+  EXPECT_DOUBLE_EQ(figures.idle_us, 30);
+  EXPECT_DOUBLE_EQ(figures.sum_us, 190);
+  EXPECT_NEAR(figures.concurrency, 190.0 / 170, 1e-12);
+  ASSERT_EQ(figures.overlaps.size(), 3u);
+  for (const auto& [a, b, us, share] : figures.overlaps) {
+    const bool both = a == "latent" && b == "tokens";
+    EXPECT_DOUBLE_EQ(us, both ? 20 : 0) << a << b;
+    EXPECT_NEAR(share, both ? 20.0 / 60 : 0, 1e-12) << a << b;
   }
-  ASSERT_EQ(figures["gaps"].size(), 1u);
-  EXPECT_DOUBLE_EQ(figures["gaps"][0]["us"], 30);
-  EXPECT_EQ(figures["gaps"][0]["after"], "tokens");
-  EXPECT_EQ(figures["gaps"][0]["before"], "combine");
+  ASSERT_EQ(figures.gaps.size(), 1u);
+  EXPECT_DOUBLE_EQ(figures.gaps[0].us, 30);
+  EXPECT_EQ(figures.gaps[0].after, "tokens");
+  EXPECT_EQ(figures.gaps[0].before, "combine");
   std::vector<std::string> path;
-  for (const Json& step : figures["critical_path"]) path.push_back(step["name"]);
+  for (const TimelineFigures::Step& step : figures.critical_path) path.push_back(step.name);
   EXPECT_EQ(path.back(), "combine");
   EXPECT_EQ(path[path.size() - 2], "tokens") << "the one that ended last before combine began";
-  EXPECT_DOUBLE_EQ(figures["critical_path"].back()["waited_us"], 30);
+  EXPECT_DOUBLE_EQ(figures.critical_path.back().waited_us, 30);
   EXPECT_TRUE(contains(render_timeline(figures), "| latent and tokens | 20.0 | 33 % |"));
   EXPECT_TRUE(contains(error_of([] { analyse({}); }), "nothing ran"));
 }
@@ -111,7 +111,7 @@ TEST(Timeline, GpuTraceHasTheColumnsOfNsysAndReadsBack) {
   EXPECT_EQ(read[1].static_shared, 222000);
   Timeline again;
   again.operations = read;
-  EXPECT_EQ(analyse(again)["overlaps"], analyse(timeline)["overlaps"]);
+  EXPECT_EQ(render_timeline(analyse(again)), render_timeline(analyse({timeline.operations, {}, {}, {}, {}})));
   EXPECT_TRUE(contains(error_of([] { parse_cuda_gpu_trace("a,b\n1,2\n"); }), "no column 'Start (ns)'"));
 }
 
@@ -160,15 +160,17 @@ TEST(Timeline, ChromeTraceHasARowPerStreamAndAnArrowPerLaunch) {
 }
 
 TEST(Timeline, SamplesBelongToTheKernelThatTheyLieIn) {
-  const Json figures = analyse(example());
-  EXPECT_EQ(figures["samples"], (Json{{"count", 7}, {"interval_us", 20.0}}));
-  EXPECT_FALSE(figures.contains("no_samples"));
-  for (const Json& kernel : figures["kernels"]) {
-    EXPECT_EQ(kernel.contains("bubble_pct"), kernel["name"] != "combine") << "caches are no bubbles";
-    if (kernel["name"] != "latent") continue;
-    EXPECT_DOUBLE_EQ(kernel["tensor_pct"], 32) << "without the sample across its end";
-    EXPECT_DOUBLE_EQ(kernel["dram_pct"], 15);
-    EXPECT_DOUBLE_EQ(kernel["bubble_pct"], 50);
+  const TimelineFigures figures = analyse(example());
+  ASSERT_TRUE(figures.samples);
+  EXPECT_EQ(figures.samples->count, 7);
+  EXPECT_DOUBLE_EQ(figures.samples->interval_us, 20);
+  EXPECT_EQ(figures.no_samples, "");
+  for (const TimelineFigures::Kernel& kernel : figures.kernels) {
+    EXPECT_EQ(kernel.bubble_pct.has_value(), kernel.name != "combine") << "caches are no bubbles";
+    if (kernel.name != "latent") continue;
+    EXPECT_DOUBLE_EQ(*kernel.tensor_pct, 32) << "without the sample across its end";
+    EXPECT_DOUBLE_EQ(*kernel.dram_pct, 15);
+    EXPECT_DOUBLE_EQ(*kernel.bubble_pct, 50);
   }
   const std::string report = render_timeline(figures);
   EXPECT_TRUE(contains(report, "| latent | 1 | 100.0 | 100.0 | 32.0 | 15.0 | 50.0 |")) << report;
@@ -281,11 +283,11 @@ TEST(Timeline, RecordedChromeTraceOpensAndItsTracksFollowItsKernels) {
   }
   timeline.samples.pop_back();
   // Had samples and records been of different clocks, the busy samples would lie beside the kernels.
-  const Json figures = analyse(timeline);
-  for (const Json& one : figures["kernels"]) {
-    if (one["name"] != "flash_mla_split_kv") continue;
-    EXPECT_GT(one["tensor_pct"].get<double>(), 10) << one;
-    EXPECT_LT(one["bubble_pct"].get<double>(), 30) << one;
+  const TimelineFigures figures = analyse(timeline);
+  for (const TimelineFigures::Kernel& one : figures.kernels) {
+    if (one.name != "flash_mla_split_kv") continue;
+    EXPECT_GT(one.tensor_pct.value(), 10);
+    EXPECT_LT(one.bubble_pct.value(), 30);
   }
   const auto resting = [&](const CounterSample& sample) {
     return std::none_of(timeline.operations.begin(), timeline.operations.end(), [&](const DeviceOperation& operation) {

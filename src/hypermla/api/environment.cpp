@@ -71,6 +71,29 @@ std::vector<fs::path> wheel_roots(const fs::path& root) {
   return roots;
 }
 
+// The command line: this very program, or the one that lies beside this library in a checkout, a wheel or an installation.
+fs::path find_program() {
+  const fs::path image = own_image();
+  std::error_code error;
+  if (image == fs::read_symlink("/proc/self/exe", error)) return image;
+  for (fs::path directory = image.parent_path(); directory != directory.parent_path();
+       directory = directory.parent_path())
+    if (const fs::path program = directory / "bin/hypermla"; fs::is_regular_file(program, error)) return program;
+  return {};
+}
+
+ProfileTools find_tools(const Environment& environment) {
+  std::vector<fs::path> toolkits = {environment.toolchain.cuda_root};
+  for (const fs::path& root : wheel_roots(environment.root)) toolkits.push_back(root);
+  toolkits.push_back("/usr/local/cuda");
+  ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
+  tools.rules = environment.root / "conf/profile_rules.json";
+  tools.program = find_program();
+  tools.kernel_root = environment.kernel_root();
+  tools.clock_lock = environment.cache / "locked-clocks.json";
+  return tools;
+}
+
 std::vector<std::string> words(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> result;
@@ -90,6 +113,7 @@ Environment Environment::detect() {
   roots.push_back("/usr/local/cuda");
   environment.toolchain = Toolchain::find(roots, {variable("CXX"), "g++", "c++", "clang++"}, variable("PATH"));
   environment.host_flags = words(variable("HYPERMLA_HOST_FLAGS"));
+  environment.profile_tools = find_tools(environment);
   return environment;
 }
 

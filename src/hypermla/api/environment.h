@@ -15,6 +15,7 @@
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/profile/profilers.h"
 #include "hypermla/roofline/device_spec.h"
 
 namespace hypermla {
@@ -24,6 +25,7 @@ struct Environment {
   std::filesystem::path cache;
   Toolchain toolchain;
   std::vector<std::string> host_flags;
+  ProfileTools profile_tools;
 
   // Throws Error when the kernels' sources are not found.
   static Environment detect();

@@ -21,10 +21,9 @@ int compare_command(const Words& words) {
       ->check(CLI::Range(0.0, 100.0).description(""));
   app.add_flag("--json", json, "the comparison as JSON");
   if (!parse(app, words)) return 0;
-  const Json comparison = compare_profiles(load_profile(a), load_profile(b), noise / 100);
-  fmt::print("{}", json ? comparison.dump(2) + "\n" : render_comparison(comparison));
-  const std::string verdict = comparison.at("verdict");
-  return verdict == "SLOWER" ? 1 : verdict == "UNCLEAR" ? 3 : 0;
+  const Comparison comparison = compare_profiles(load_profile(a), load_profile(b), noise / 100);
+  fmt::print("{}", json ? to_json(comparison).dump(2) + "\n" : render_comparison(comparison));
+  return comparison.verdict == Verdict::slower ? 1 : comparison.verdict == Verdict::unclear ? 3 : 0;
 }
 
 }  // namespace hypermla

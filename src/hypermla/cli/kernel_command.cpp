@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 
@@ -13,8 +12,7 @@
 #include "hypermla/cli/session.h"
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/registry.h"
-#include "hypermla/profile/profile.h"
-#include "hypermla/profile/tools.h"
+#include "hypermla/profile/profilers.h"
 
 namespace hypermla {
 namespace {
@@ -60,37 +58,6 @@ void require_gpu_for(ProfileMode mode, const Device& device) {
     fail("--prof_type={} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation or "
          "--prof_type=event",
          profile_mode_name(mode));
-}
-
-// What profilers that watch a process start: this program with the same words, running the kernel once.
-std::vector<std::string> relaunch_command(const Words& words) {
-  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string(), "kernel"};
-  bool skip = false;
-  for (const std::string& word : words) {
-    const std::string name = word.substr(0, word.find('='));
-    const bool takes_value =
-        name == "--prof_type" || name == "--out_dir" || name == "--label" || name == "--bench_runs";
-    if (!skip && !takes_value && name != "--check" && name != "--retune") command.push_back(word);
-    skip = !skip && takes_value && name == word;
-  }
-  command.push_back("--prof_type=disabled");
-  return command;
-}
-
-ProfileTools profile_tools(const Session& session, const Words& words) {
-  const Environment& environment = session.environment;
-  std::vector<std::filesystem::path> toolkits = {environment.toolchain.cuda_root};
-  std::error_code absent;
-  for (const auto& entry : std::filesystem::directory_iterator(environment.root / ".venv/lib", absent))
-    toolkits.push_back(entry.path() / "site-packages/nvidia/cu13");
-  toolkits.push_back("/usr/local/cuda");
-  const char* path = std::getenv("PATH");
-  ProfileTools tools = find_profile_tools(toolkits, path ? path : "");
-  tools.rules = environment.root / "conf/profile_rules.json";
-  tools.relaunch = relaunch_command(words);
-  tools.kernel_root = environment.kernel_root();
-  tools.clock_lock = environment.cache / "locked-clocks.json";
-  return tools;
 }
 
 // In floating point, which no size overflows. Memory that is promised but not there would end the process later.
@@ -159,23 +126,18 @@ std::vector<KernelEntry> find_kernels(const std::string& name, const std::string
   }
 }
 
-void print_profile(const ProfileResult& result) {
-  const Json& profile = result.json();
-  for (const auto& [flavour, timing] : profile.at("timing").items())
+void print_profile(const Profile& profile, const std::filesystem::path& directory) {
+  profile.timing.for_each([](const char* flavour, const Times& times) {
     fmt::print("{:<9} {:>10.1f} us  {:>8.2f} TFLOP/s  {:>7.1f} GB/s  {:>5.1f} % of the roofline\n", flavour,
-               timing.at("median_us").get<double>(), timing.at("tflops").get<double>(), timing.at("gbps").get<double>(),
-               100 * timing.at("roofline_fraction").get<double>());
-  if (profile.contains("host_us_per_run"))
-    fmt::print("run()     {:>10.1f} us of host time\n", profile["host_us_per_run"].get<double>());
-  if (profile.contains("classification"))
-    fmt::print("bound     {} (confidence {}): {}\n", profile["classification"]["class"].get<std::string>(),
-               profile["classification"]["confidence"].get<std::string>(),
-               profile["classification"]["why"].get<std::string>());
-  for (const Json& next : profile.value("opportunities", Json::array()))
-    fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next["name"].get<std::string>(),
-               next["gain_percent"].get<double>(), next["trigger"].get<std::string>(), next["id"].get<std::string>());
-  if (!result.complete()) fmt::print("missing   {}\n", result.missing());
-  fmt::print("report    {}\n", (result.directory() / "report.md").string());
+               times.median_us, times.tflops, times.gbps, 100 * times.roofline_fraction);
+  });
+  if (profile.host_us_per_run) fmt::print("run()     {:>10.1f} us of host time\n", *profile.host_us_per_run);
+  if (const auto& bottleneck = profile.bottleneck)
+    fmt::print("bound     {} (confidence {}): {}\n", bottleneck->kind, bottleneck->confidence, bottleneck->why);
+  for (const Opportunity& next : profile.opportunities)
+    fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next.name, next.gain_percent, next.trigger, next.id);
+  if (!profile.missing.empty()) fmt::print("missing   {}\n", profile.missing);
+  fmt::print("report    {}\n", (directory / "report.md").string());
 }
 
 }  // namespace
@@ -228,19 +190,21 @@ int kernel_command(const Words& words) {
     passed = result.passed;
   }
   if (mode != ProfileMode::disabled && passed) {
-    const ProfileResult result = profile({.kernel = entry,
-                                          .plan = *plan,
-                                          .executable = *executable,
-                                          .device = *session.device,
-                                          .spec = session.planned.spec,
-                                          .tuning = tuning,
-                                          .out_dir = flags.out_dir,
-                                          .bench_runs = flags.bench_runs,
-                                          .label = flags.label,
-                                          .tools = profile_tools(session, words)},
-                                         mode);
-    print_profile(result);
-    if (!result.complete()) return 1;
+    const auto [found, directory] = profile({.kernel = entry,
+                                             .plan = *plan,
+                                             .executable = *executable,
+                                             .device = *session.device,
+                                             .spec = session.planned.spec,
+                                             .tuning = tuning,
+                                             .out_dir = flags.out_dir,
+                                             .bench_runs = flags.bench_runs,
+                                             .label = flags.label,
+                                             .device_name = flags.device,
+                                             .seed = flags.seed,
+                                             .tools = session.environment.profile_tools},
+                                            mode);
+    print_profile(found, directory);
+    if (!found.missing.empty()) return 1;
   }
   if (mode == ProfileMode::disabled && !flags.check) run_for_profilers(*executable, *session.device);
   return passed ? 0 : 1;

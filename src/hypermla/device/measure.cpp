@@ -13,15 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double quantile(std::vector<double> values, double q) {
-  if (values.empty()) fail("nothing was measured: ask for at least one repetition");
-  std::sort(values.begin(), values.end());
-  const double at = q * double(values.size() - 1);
-  const std::size_t below = std::size_t(at);
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return values[below] + (at - double(below)) * (values[above] - values[below]);
-}
-
 // Samples clock and power from a thread of its own as long as it lives.
 class Sampler {
  public:
@@ -89,20 +80,18 @@ void rest(Device& device) {
 
 }  // namespace
 
+double quantile(std::vector<double> values, double q) {
+  if (values.empty()) fail("nothing was measured: ask for at least one repetition");
+  std::sort(values.begin(), values.end());
+  const double at = q * double(values.size() - 1);
+  const std::size_t below = std::size_t(at);
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (at - double(below)) * (values[above] - values[below]);
+}
+
 double Timing::median() const { return quantile(seconds, 0.5); }
 double Timing::low() const { return quantile(seconds, 0.05); }
 double Timing::high() const { return quantile(seconds, 0.95); }
-
-Json to_json(const Timing& timing) {
-  Json json;
-  json["median_us"] = timing.median() * 1e6;
-  json["low_us"] = timing.low() * 1e6;
-  json["high_us"] = timing.high() * 1e6;
-  json["repetitions"] = timing.seconds.size();
-  if (timing.sm_mhz) json["sm_MHz"] = *timing.sm_mhz;
-  if (timing.watts) json["watts"] = *timing.watts;
-  return json;
-}
 
 Timing measure_cold(Device& device, const Work& work, int repetitions) {
   auto recording = device.record(work);

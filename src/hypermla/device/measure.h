@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/base/fields.h"
 #include "hypermla/device/device.h"
 
 namespace hypermla {
+
+// Between two values: linear. Throws Error when there is none.
+double quantile(std::vector<double> values, double q);
 
 // Seconds of one run, from several repetitions.
 struct Timing {
@@ -19,7 +21,6 @@ struct Timing {
   double low() const;   // 5th and 95th percentile: the spread
   double high() const;
 };
-Json to_json(const Timing& timing);
 
 // Both flavours replay a recording (a CUDA graph), so the host's cost of a launch is not in the figure.
 

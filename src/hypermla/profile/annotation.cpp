@@ -8,10 +8,10 @@
 namespace hypermla {
 namespace {
 
+// What an engine found: for every stage, or for every kernel, its counters.
 struct StageCounters {
-  std::string source;  // "CUPTI 13.0.1"
+  Profile::Counters about;
   std::vector<std::map<std::string, double>> stages;
-  Json details = Json::object();
 };
 
 // Stages are launched one by one, not as a graph: CUPTI assigns a graph's kernels to ranges unreliably.
@@ -21,9 +21,11 @@ StageCounters by_cupti(const ProfileRequest& request) {
   for (TiledKernel* kernel : launched_kernels(request.executable))
     ranges.push_back({kernel->name(), [kernel](StreamHandle stream) { kernel->run(stream); }});
   const Counters counters = read_counters(*library, request.device, metric_names(), ranges);
-  StageCounters all{"CUPTI " + library->version_text(),
-                    counters.ranges,
-                    {{"chip", counters.chip}, {"passes", counters.passes}, {"unknown", counters.unknown}}};
+  StageCounters all{{.chip = counters.chip,
+                     .passes = counters.passes,
+                     .unknown = counters.unknown,
+                     .source = "CUPTI " + library->version_text()},
+                    counters.ranges};
   // Kernels that run at once are one range; what goes wrong with it costs no other stage its counters.
   for (ConcurrentKernels* group : launched_groups(request.executable)) {
     all.stages.emplace_back();
@@ -31,73 +33,59 @@ StageCounters by_cupti(const ProfileRequest& request) {
       const CounterRange range{group->name(), [group](StreamHandle stream) { group->run(stream); }, false};
       all.stages.back() = read_counters(*library, request.device, metric_names(), {range}).ranges[0];
     } catch (const Error& error) {
-      all.details["missing_groups"][group->name()] = error.what();
+      all.about.missing_groups[group->name()] = error.what();
     }
   }
   return all;
 }
 
 StageCounters by_ncu(const ProfileRequest& request) {
-  std::vector<std::string> kernels;
-  for (TiledKernel* kernel : launched_kernels(request.executable)) kernels.push_back(kernel->name());
-  return {ncu_version(request.tools.ncu), ncu_counters(request.tools, metric_names(), kernels), {}};
+  return {{.source = ncu_version(request.tools.ncu)}, ncu_counters(request)};
 }
 
-StageCounters by_perf(const ProfileRequest& request, std::string& missing) {
-  StageCounters counters{"perf_event_open", {}, {}};
-  const std::vector<TiledKernel*> kernels = launched_kernels(request.executable);
-  std::vector<Executable*> stages(kernels.begin(), kernels.end());
-  for (ConcurrentKernels* group : launched_groups(request.executable)) stages.push_back(group);
-  for (Executable* stage : stages) {
-    CpuCounters one = count_cpu([&] {
+StageCounters by_perf(const ProfileRequest& request) {
+  StageCounters counters{{.source = "perf_event_open"}, {}};
+  for (Executable* stage : profiled_stages(request.executable))
+    counters.stages.push_back(count_cpu([&] {
       stage->run(request.device.stream());
       request.device.synchronize();
-    });
-    if (!one.missing.empty()) {
-      missing = one.missing;
-      return {};
-    }
-    counters.stages.push_back(one.values);
-  }
+    }));
   return counters;
 }
+
+struct Engine {
+  std::string prefix;  // of what it says when it fails
+  StageCounters (*read)(const ProfileRequest&);
+};
 
 }  // namespace
 
 ProfileResult annotation_profile(const ProfileRequest& request) {
   Frame frame(request, ProfileMode::annotation);
   frame.time(request.sustained_seconds);
+  const bool is_gpu = request.device.is_gpu();
+  const std::vector<Engine> engines =
+      is_gpu ? std::vector<Engine>{{"CUPTI: ", by_cupti}, {"ncu: ", by_ncu}} : std::vector<Engine>{{"", by_perf}};
   StageCounters counters;
-  Json attempts = Json::array();
-  if (!request.device.is_gpu()) {
-    std::string missing;
-    counters = by_perf(request, missing);
-    if (!missing.empty()) attempts.push_back(missing);
-  } else {
-    const std::pair<const char*, StageCounters (*)(const ProfileRequest&)> engines[] = {{"CUPTI", by_cupti},
-                                                                                        {"ncu", by_ncu}};
-    for (const auto& [name, read] : engines) {
-      try {
-        counters = read(request);
-        break;
-      } catch (const Error& error) {
-        attempts.push_back(fmt::format("{}: {}", name, error.what()));
-      }
+  std::vector<std::string> attempts;
+  for (const Engine& engine : engines) {
+    try {
+      counters = engine.read(request);
+      break;
+    } catch (const Error& error) {
+      attempts.push_back(engine.prefix + error.what());
     }
-    if (counters.stages.empty()) frame.give_up("no hardware counters, only times and static resources");
   }
-  frame.profile["counters"] = counters.details;
-  frame.profile["counters"]["source"] = counters.stages.empty() ? "none" : counters.source;
-  if (!attempts.empty()) frame.profile["counters"]["attempts"] = attempts;
-  for (std::size_t i = 0; i < counters.stages.size(); ++i) {
-    if (counters.stages[i].empty()) continue;
-    frame.profile["stages"][i]["metrics"] = counters.stages[i];
-    frame.profile["stages"][i]["metrics_source"] = counters.source;
-  }
+  if (is_gpu && counters.stages.empty())
+    frame.profile.missing = "no hardware counters, only times and static resources";
+  frame.profile.counters = counters.about;
+  frame.profile.counters->attempts = attempts;
+  for (std::size_t i = 0; i < counters.stages.size(); ++i)
+    frame.set_metrics(i, counters.stages[i], counters.about.source);
   ProfileResult result = frame.finish();
-  frame.write("nsight_raw_metrics.csv", raw_metrics_csv(result.json()));
-  frame.write("nsight_formatted_metrics.csv", formatted_metrics_csv(result.json()));
-  frame.write("roofline_metrics.csv", roofline_metrics_csv(result.json()));
+  frame.write("nsight_raw_metrics.csv", raw_metrics_csv(result.profile));
+  frame.write("nsight_formatted_metrics.csv", formatted_metrics_csv(result.profile));
+  frame.write("roofline_metrics.csv", roofline_metrics_csv(result.profile));
   return result;
 }
 

@@ -1,11 +1,8 @@
 #include "hypermla/profile/compare.h"
 
-#include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "hypermla/base/error.h"
-#include "hypermla/base/files.h"
 
 namespace hypermla {
 namespace {
@@ -17,43 +14,62 @@ constexpr const char* kSignals[] = {
     "l2_hit_pct",        "xu_pct",     "stall_wgmma_pct", "stall_memory_pct", "sm_idle_pct", "spill_instructions",
     "bank_conflict_pct", "registers",  "shared_bytes",    "frame_bytes",      "waves",       "blocks"};
 
-Interval interval(const Json& timing, double scale) {
-  return {timing.at("low_us").get<double>() * scale, timing.at("median_us").get<double>() * scale,
-          timing.at("high_us").get<double>() * scale};
+Interval interval(const Times& times, double scale = 1) {
+  return {times.low_us * scale, times.median_us * scale, times.high_us * scale};
 }
 
 double percent(double a, double b) { return a != 0 ? 100 * (b / a - 1) : b == 0 ? 0 : 100; }
 
-std::optional<Json> delta(const std::string& stage, const std::string& name, double a, double b) {
-  const bool points = name.size() > 4 && name.compare(name.size() - 4, 4, "_pct") == 0;
+void add_signal(std::vector<Comparison::Delta>& deltas, const std::string& stage, const std::string& name, double a,
+                double b) {
+  const bool points = name.ends_with("_pct");
   const double change = points ? b - a : percent(a, b);
-  if (!(std::abs(change) >= 1)) return std::nullopt;
-  return Json{{"stage", stage}, {"name", name},     {"a", a},
-              {"b", b},         {"change", change}, {"unit", points ? "points" : "%"}};
+  if (std::abs(change) >= 1) deltas.push_back({stage, name, a, b, change, points ? "points" : "%"});
 }
 
-Json deltas(const Json& a, const Json& b) {
-  Json all = Json::array();
-  for (const Json& left : a.at("stages"))
-    for (const Json& right : b.at("stages")) {
-      // Versions rename their kernels; a stage is the same one when its name or, in equal pipelines, its place is.
-      const std::size_t i = std::size_t(&left - &a["stages"][0]), j = std::size_t(&right - &b["stages"][0]);
-      const bool same = a["stages"].size() == b["stages"].size() ? i == j : left.at("name") == right.at("name");
-      if (!same) continue;
-      const Json x = left.value("signals", Json::object()), y = right.value("signals", Json::object());
-      for (const char* name : kSignals)
-        if (x.contains(name) && y.contains(name))
-          if (auto one = delta(right.at("name"), name, x[name], y[name])) all.push_back(*one);
-      for (const auto& [field, value] : left.at("tiling").items())
-        if (value.is_number() && right.at("tiling").contains(field) && right["tiling"][field] != value)
-          all.push_back({{"stage", right.at("name")},
-                         {"name", "tiling " + field},
-                         {"a", value},
-                         {"b", right["tiling"][field]},
-                         {"change", percent(value, right["tiling"][field])},
-                         {"unit", "%"}});
-    }
+void add_stage(std::vector<Comparison::Delta>& deltas, const ProfileStage& a, const ProfileStage& b) {
+  for (const char* name : kSignals)
+    if (a.signals.count(name) && b.signals.count(name))
+      add_signal(deltas, b.name, name, a.signals.at(name), b.signals.at(name));
+  for (const auto& [field, value] : a.tiling.items())
+    if (value.is_number() && b.tiling.contains(field) && b.tiling[field] != value)
+      deltas.push_back({b.name, "tiling " + field, value, b.tiling[field], percent(value, b.tiling[field]), "%"});
+}
+
+std::vector<Comparison::Delta> find_deltas(const Profile& a, const Profile& b) {
+  std::vector<Comparison::Delta> all;
+  // Versions rename their kernels; a stage is the same one when its name or, in equal pipelines, its place is.
+  const bool by_place = a.stages.size() == b.stages.size();
+  for (std::size_t i = 0; i < a.stages.size(); ++i)
+    for (std::size_t j = 0; j < b.stages.size(); ++j)
+      if (by_place ? i == j : a.stages[i].name == b.stages[j].name) add_stage(all, a.stages[i], b.stages[j]);
   return all;
+}
+
+Comparison::Row compare_times(const std::string& name, const Times& a, const Times& b, bool same_device, double noise) {
+  Comparison::Row row{name,
+                      a.median_us,
+                      b.median_us,
+                      percent(a.median_us, b.median_us),
+                      compare_intervals(interval(a), interval(b), noise),
+                      {}};
+  if (same_device && a.sm_mhz && b.sm_mhz) {
+    const Interval x = interval(a, *a.sm_mhz), y = interval(b, *b.sm_mhz);
+    row.cycles = {x.median, y.median, percent(x.median, y.median), compare_intervals(x, y, noise)};
+  }
+  return row;
+}
+
+bool clock_moved(const Comparison::Row& row) { return row.cycles && row.cycles->verdict != row.verdict; }
+
+std::string reason(const Comparison::Row& row) {
+  std::string text =
+      fmt::format("{} {:.1f} us against {:.1f} us ({:+.1f} %)", row.time, row.b_us, row.a_us, row.change_percent);
+  if (row.cycles) text += fmt::format(", in cycles {:+.1f} %", row.cycles->change_percent);
+  if (clock_moved(row))
+    text += fmt::format("; time says {} and cycles say {}: the clock moved", verdict_name(row.verdict),
+                        verdict_name(row.cycles->verdict));
+  return text;
 }
 
 }  // namespace
@@ -70,91 +86,72 @@ Verdict compare_intervals(const Interval& a, const Interval& b, double noise) {
   return Verdict::unclear;
 }
 
-Json load_profile(const std::filesystem::path& path) {
-  std::error_code ignored;
-  const auto file = std::filesystem::is_directory(path, ignored) ? path / "profile.json" : path;
-  Json profile = Json::parse(read_file(file), nullptr, false);
-  if (!profile.is_object() || !profile.contains("timing") || !profile.contains("stages"))
-    fail("{} is not a profile; give the directory of a run below out/profiles, or its profile.json", file.string());
-  return profile;
-}
-
-Json compare_profiles(const Json& a, const Json& b, double noise) {
-  if (a.at("problem") != b.at("problem"))
-    fail("the runs are of different problems ({} and {}); profile both with the same flags", a["problem"].dump(),
-         b["problem"].dump());
-  Json result;
-  result["a"] = a.at("kernel");
-  result["b"] = b.at("kernel");
-  result["problem"] = a["problem"];
-  const bool same_device = a.at("device").at("name") == b.at("device").at("name");
-  if (!same_device)
-    result["note"] = fmt::format("different devices: {} and {}", a["device"]["name"].get<std::string>(),
-                                 b["device"]["name"].get<std::string>());
-  Verdict verdict = Verdict::unclear;
-  std::string why = "the runs share no kind of timing";
-  result["time"] = Json::object();
-  for (const char* flavour : {"cold", "burst", "sustained"}) {  // the last one found is not better: the first decides
-    if (!a.at("timing").contains(flavour) || !b.at("timing").contains(flavour)) continue;
-    const Json &x = a["timing"][flavour], &y = b["timing"][flavour];
-    const Verdict in_time = compare_intervals(interval(x, 1), interval(y, 1), noise);
-    Json row = {{"a_us", x["median_us"]},
-                {"b_us", y["median_us"]},
-                {"change_percent", percent(x["median_us"], y["median_us"])},
-                {"verdict", verdict_name(in_time)}};
-    Verdict both = in_time;
-    std::string reason =
-        fmt::format("{} {:.1f} us against {:.1f} us ({:+.1f} %)", flavour, y["median_us"].get<double>(),
-                    x["median_us"].get<double>(), row["change_percent"].get<double>());
-    if (same_device && x.contains("sm_MHz") && y.contains("sm_MHz")) {
-      const Interval left = interval(x, x["sm_MHz"]), right = interval(y, y["sm_MHz"]);
-      const Verdict in_cycles = compare_intervals(left, right, noise);
-      row["a_cycles"] = left.median;
-      row["b_cycles"] = right.median;
-      row["cycles_change_percent"] = percent(left.median, right.median);
-      row["cycles_verdict"] = verdict_name(in_cycles);
-      reason += fmt::format(", in cycles {:+.1f} %", row["cycles_change_percent"].get<double>());
-      if (in_cycles != in_time) {
-        both = Verdict::unclear;
-        reason += fmt::format("; time says {} and cycles say {}: the clock moved", verdict_name(in_time),
-                              verdict_name(in_cycles));
-      }
-    }
-    if (result["time"].empty()) {
-      verdict = both;
-      why = reason;
-    }
-    result["time"][flavour] = row;
+Comparison compare_profiles(const Profile& a, const Profile& b, double noise) {
+  if (a.problem != b.problem)
+    fail("the runs are of different problems ({} and {}); profile both with the same flags", a.problem.dump(),
+         b.problem.dump());
+  Comparison result;
+  result.kernel_a = a.kernel;
+  result.kernel_b = b.kernel;
+  result.problem = a.problem;
+  const bool same_device = a.device.name == b.device.name;
+  if (!same_device) result.note = fmt::format("different devices: {} and {}", a.device.name, b.device.name);
+  auto compare = [&](const char* name, const Times& x, const Times& y) {
+    result.times.push_back(compare_times(name, x, y, same_device, noise));
+  };
+  compare("cold", a.timing.cold, b.timing.cold);
+  compare("burst", a.timing.burst, b.timing.burst);
+  if (a.timing.sustained && b.timing.sustained) compare("sustained", *a.timing.sustained, *b.timing.sustained);
+  const Comparison::Row& first = result.times.front();
+  result.verdict = clock_moved(first) ? Verdict::unclear : first.verdict;
+  result.why = reason(first);
+  if (a.bottleneck && b.bottleneck) {
+    result.bottleneck_a = a.bottleneck->kind;
+    result.bottleneck_b = b.bottleneck->kind;
   }
-  result["verdict"] = verdict_name(verdict);
-  result["why"] = why;
-  if (a.contains("classification") && b.contains("classification"))
-    result["bottleneck"] = {{"a", a["classification"]["class"]}, {"b", b["classification"]["class"]}};
-  result["deltas"] = deltas(a, b);
+  result.deltas = find_deltas(a, b);
   return result;
 }
 
-std::string render_comparison(const Json& comparison) {
-  std::string text =
-      fmt::format("{}: {}\n", comparison.at("verdict").get<std::string>(), comparison.at("why").get<std::string>());
-  if (comparison.contains("note")) text += "Note: " + comparison["note"].get<std::string>() + ".\n";
-  if (comparison.contains("bottleneck"))
-    text += fmt::format("Bottleneck: {} before, {} now.\n", comparison["bottleneck"]["a"].get<std::string>(),
-                        comparison["bottleneck"]["b"].get<std::string>());
+Json to_json(const Comparison& comparison) {
+  Json json = {{"a", comparison.kernel_a}, {"b", comparison.kernel_b}, {"problem", comparison.problem}};
+  if (!comparison.note.empty()) json["note"] = comparison.note;
+  for (const Comparison::Row& row : comparison.times) {
+    Json& time = json["time"][row.time] = {{"a_us", row.a_us},
+                                           {"b_us", row.b_us},
+                                           {"change_percent", row.change_percent},
+                                           {"verdict", verdict_name(row.verdict)}};
+    if (row.cycles)
+      time.update({{"a_cycles", row.cycles->a},
+                   {"b_cycles", row.cycles->b},
+                   {"cycles_change_percent", row.cycles->change_percent},
+                   {"cycles_verdict", verdict_name(row.cycles->verdict)}});
+  }
+  json["verdict"] = verdict_name(comparison.verdict);
+  json["why"] = comparison.why;
+  if (!comparison.bottleneck_a.empty())
+    json["bottleneck"] = {{"a", comparison.bottleneck_a}, {"b", comparison.bottleneck_b}};
+  json["deltas"] = Json::array();
+  for (const auto& [stage, name, a, b, change, unit] : comparison.deltas)
+    json["deltas"].push_back(
+        {{"stage", stage}, {"name", name}, {"a", a}, {"b", b}, {"change", change}, {"unit", unit}});
+  return json;
+}
+
+std::string render_comparison(const Comparison& comparison) {
+  std::string text = fmt::format("{}: {}\n", verdict_name(comparison.verdict), comparison.why);
+  if (!comparison.note.empty()) text += "Note: " + comparison.note + ".\n";
+  if (!comparison.bottleneck_a.empty())
+    text += fmt::format("Bottleneck: {} before, {} now.\n", comparison.bottleneck_a, comparison.bottleneck_b);
   text += "\n| time | A us | B us | change | cycles | verdict |\n|---|---|---|---|---|---|\n";
-  for (const auto& [flavour, row] : comparison.at("time").items())
-    text += fmt::format("| {} | {:.1f} | {:.1f} | {:+.1f} % | {} | {} |\n", flavour, row["a_us"].get<double>(),
-                        row["b_us"].get<double>(), row["change_percent"].get<double>(),
-                        row.contains("cycles_change_percent")
-                            ? fmt::format("{:+.1f} %", row["cycles_change_percent"].get<double>())
-                            : "-",
-                        row["verdict"].get<std::string>());
-  if (comparison.at("deltas").empty()) return text + "\nNothing else changed by a percent or more.\n";
+  for (const Comparison::Row& row : comparison.times)
+    text += fmt::format("| {} | {:.1f} | {:.1f} | {:+.1f} % | {} | {} |\n", row.time, row.a_us, row.b_us,
+                        row.change_percent, row.cycles ? fmt::format("{:+.1f} %", row.cycles->change_percent) : "-",
+                        verdict_name(row.verdict));
+  if (comparison.deltas.empty()) return text + "\nNothing else changed by a percent or more.\n";
   text += "\n| stage | what | A | B | change |\n|---|---|---|---|---|\n";
-  for (const Json& one : comparison["deltas"])
-    text += fmt::format("| {} | {} | {:.5g} | {:.5g} | {:+.1f} {} |\n", one["stage"].get<std::string>(),
-                        one["name"].get<std::string>(), one["a"].get<double>(), one["b"].get<double>(),
-                        one["change"].get<double>(), one["unit"].get<std::string>());
+  for (const auto& [stage, name, a, b, change, unit] : comparison.deltas)
+    text += fmt::format("| {} | {} | {:.5g} | {:.5g} | {:+.1f} {} |\n", stage, name, a, b, change, unit);
   return text;
 }
 

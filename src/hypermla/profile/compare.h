@@ -1,10 +1,11 @@
 // Two profiles of one problem: is the second faster?
 #pragma once
 
-#include <filesystem>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include "hypermla/base/fields.h"
+#include "hypermla/profile/profile.h"
 
 namespace hypermla {
 
@@ -19,12 +20,36 @@ struct Interval {
 };
 Verdict compare_intervals(const Interval& a, const Interval& b, double noise);
 
-// {"verdict", "why", "time": {flavour: {...}}, "deltas": [{"stage", "name", "a", "b", "change_percent"}, ...]} of B
-// against A, the largest relevant delta first. Throws Error when the problems differ.
-Json compare_profiles(const Json& a, const Json& b, double noise = 0.01);
-std::string render_comparison(const Json& comparison);  // Markdown
+// Of B against A.
+struct Comparison {
+  struct Cycles {
+    double a = 0, b = 0, change_percent = 0;
+    Verdict verdict = Verdict::unclear;
+  };
+  struct Row {
+    std::string time;  // "cold", "burst" or "sustained"
+    double a_us = 0, b_us = 0, change_percent = 0;
+    Verdict verdict = Verdict::unclear;
+    std::optional<Cycles> cycles;  // where both runs are of one device and know their clock
+  };
+  struct Delta {
+    std::string stage, name;
+    double a = 0, b = 0, change = 0;
+    std::string unit;  // of the change: "%" or "points"
+  };
+  std::string kernel_a, kernel_b;
+  Json problem;
+  std::string note;        // what makes them hard to compare; may be empty
+  std::vector<Row> times;  // the first decides
+  Verdict verdict = Verdict::unclear;
+  std::string why;
+  std::string bottleneck_a, bottleneck_b;  // empty where a run was not judged
+  std::vector<Delta> deltas;               // what changed by a percent or more, the most relevant first
+};
 
-// The profile.json of a run: its directory or the file itself.
-Json load_profile(const std::filesystem::path& path);
+// Throws Error when the problems differ.
+Comparison compare_profiles(const Profile& a, const Profile& b, double noise = 0.01);
+Json to_json(const Comparison& comparison);
+std::string render_comparison(const Comparison& comparison);  // Markdown
 
 }  // namespace hypermla

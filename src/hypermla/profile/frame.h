@@ -2,28 +2,35 @@
 // what it measures, and finishes it.
 #pragma once
 
-#include "hypermla/profile/profile.h"
+#include "hypermla/device/measure.h"
+#include "hypermla/profile/profilers.h"
 
 namespace hypermla {
 
 struct Frame {
-  // Kernel, problem, device, roofline, cost, clocks and stages (every kernel, then every group of kernels that run at once);
-  // the directory, with params.json, tiling/ and compiled/.
+  // Kernel, problem, device, roofline, cost, clocks and stages (every kernel, then every group of kernels that run at
+  // once); the directory, with params.json, tiling/ and compiled/.
   Frame(const ProfileRequest& request, ProfileMode mode);
 
-  // "timing": cold and burst; sustained where `sustained_seconds` is positive and the device is a GPU. For pipelines
-  // every stage's burst as well; members of a group alone, on the whole device.
+  // Cold and burst; sustained where `sustained_seconds` is positive and the device is a GPU. For pipelines every
+  // stage's burst as well; members of a group alone, on the whole device.
   void time(double sustained_seconds);
+  // What an engine counted in a stage.
+  void set_metrics(std::size_t stage, const std::map<std::string, double>& metrics, const std::string& source);
   void write(const std::filesystem::path& name, const std::string& text) const;
-  // The mode's own numbers are not to be had, for this reason.
-  void give_up(const std::string& why);
   // Judges and writes profile.json and report.md.
   ProfileResult finish();
 
   const ProfileRequest& request;
-  Json profile;
+  Profile profile;
   std::filesystem::path directory;
 };
+
+// A time in rates and against the roofline.
+Times times_of(const Timing& timing, const Cost& cost, double predicted_us);
+
+// What an executable consists of, as its profile lists it: every kernel, then every group of kernels that run at once.
+std::vector<Executable*> profiled_stages(Executable& executable);
 
 ProfileResult event_profile(const ProfileRequest& request);
 ProfileResult annotation_profile(const ProfileRequest& request);

@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "hypermla/base/error.h"
+#include "hypermla/profile/csv.h"
 
 namespace hypermla {
 
-const std::vector<Metric>& metric_catalogue() {
-  static const std::vector<Metric> catalogue = {
+const std::vector<Counter>& counter_catalogue() {
+  static const std::vector<Counter> catalogue = {
       {"gpu__time_duration.sum", "duration", "us", 1e-3},
       {"gpc__cycles_elapsed.max", "cycles", "", 1},
       {"gpc__cycles_elapsed.avg.per_second", "SM clock", "MHz", 1e-6},
@@ -63,115 +64,66 @@ const std::vector<Metric>& metric_catalogue() {
 
 std::vector<std::string> metric_names() {
   std::vector<std::string> names;
-  for (const Metric& metric : metric_catalogue())
-    if (std::string(metric.name).rfind("cpu_", 0) != 0) names.push_back(metric.name);
+  for (const Counter& counter : counter_catalogue())
+    if (std::string(counter.name).rfind("cpu_", 0) != 0) names.push_back(counter.name);
   return names;
 }
 
-const Metric* find_metric(const std::string& name) {
-  const auto& all = metric_catalogue();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Metric& metric) { return metric.name == name; });
+const Counter* find_counter(const std::string& name) {
+  const auto& all = counter_catalogue();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Counter& one) { return one.name == name; });
   return found == all.end() ? nullptr : &*found;
 }
 
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
+std::vector<Metric> metrics_of(const ProfileStage& stage) {
+  std::vector<Metric> metrics;
+  for (const auto& [name, label, unit, scale] : counter_catalogue())
+    if (const auto counted = stage.metrics.find(name); counted != stage.metrics.end())
+      metrics.push_back({name, label, unit, counted->second * scale});
+  return metrics;
 }
 
-std::vector<std::vector<std::string>> parse_csv(const std::string& text) {
-  std::vector<std::vector<std::string>> rows;
-  std::vector<std::string> row;
-  std::string field;
-  bool quoted = false, any = false;
-  auto end_row = [&] {
-    if (any) {
-      row.push_back(field);
-      rows.push_back(row);
-    }
-    row.clear();
-    field.clear();
-    any = false;
-  };
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted && c == '"' && i + 1 < text.size() && text[i + 1] == '"')
-      field += text[++i];
-    else if (c == '"')
-      quoted = !quoted, any = true;
-    else if (quoted)
-      field += c;
-    else if (c == ',')
-      row.push_back(field), field.clear(), any = true;
-    else if (c == '\n')
-      end_row();
-    else if (c != '\r')
-      field += c, any = true;
-  }
-  end_row();
-  return rows;
-}
-
-namespace {
-
-// Calls `row` for every metric of every stage, in the order of the catalogue.
-template <class Row>
-void for_each_metric(const Json& profile, Row row) {
-  for (const Json& stage : profile.at("stages")) {
-    if (!stage.contains("metrics")) continue;
-    for (const Metric& metric : metric_catalogue())
-      if (stage["metrics"].contains(metric.name))
-        row(stage.at("name").get<std::string>(), metric, stage["metrics"][metric.name].get<double>(),
-            stage.at("metrics_source").get<std::string>());
-  }
-}
-
-}  // namespace
-
-std::string raw_metrics_csv(const Json& profile) {
+std::string raw_metrics_csv(const Profile& profile) {
   std::string text = "stage,metric,value,source\n";
-  for_each_metric(profile,
-                  [&](const std::string& stage, const Metric& metric, double value, const std::string& source) {
-                    text += fmt::format("{},{},{},{}\n", csv_field(stage), metric.name, value, source);
-                  });
+  for (const ProfileStage& stage : profile.stages)
+    for (const Metric& metric : metrics_of(stage))
+      text += fmt::format("{},{},{},{}\n", csv_field(stage.name), metric.name, stage.metrics.at(metric.name),
+                          stage.metrics_source);
   return text;
 }
 
-std::string formatted_metrics_csv(const Json& profile) {
+std::string formatted_metrics_csv(const Profile& profile) {
   std::string text = "stage,metric,value,unit,source\n";
-  for_each_metric(profile,
-                  [&](const std::string& stage, const Metric& metric, double value, const std::string& source) {
-                    text += fmt::format("{},{},{:.6g},{},{}\n", csv_field(stage), csv_field(metric.label),
-                                        value * metric.scale, metric.unit, source);
-                  });
+  for (const ProfileStage& stage : profile.stages)
+    for (const Metric& metric : metrics_of(stage))
+      text += fmt::format("{},{},{:.6g},{},{}\n", csv_field(stage.name), csv_field(metric.label), metric.value,
+                          metric.unit, stage.metrics_source);
   return text;
 }
 
-std::string roofline_metrics_csv(const Json& profile) {
-  const std::vector<const char*> signals = {"time_us",
-                                            "predicted_us",
-                                            "roofline_fraction",
-                                            "flops",
-                                            "executed_flops",
-                                            "executed_over_algorithmic_flops",
-                                            "tflops",
-                                            "tensor_pct",
-                                            "bytes",
-                                            "dram_bytes",
-                                            "dram_over_algorithmic_bytes",
-                                            "gbps",
-                                            "dram_pct",
-                                            "intensity"};
+std::string roofline_metrics_csv(const Profile& profile) {
+  constexpr const char* kSignals[] = {"time_us",
+                                      "predicted_us",
+                                      "roofline_fraction",
+                                      "flops",
+                                      "executed_flops",
+                                      "executed_over_algorithmic_flops",
+                                      "tflops",
+                                      "tensor_pct",
+                                      "bytes",
+                                      "dram_bytes",
+                                      "dram_over_algorithmic_bytes",
+                                      "gbps",
+                                      "dram_pct",
+                                      "intensity"};
   std::string text = "stage";
-  for (const char* signal : signals) text += std::string(",") + signal;
+  for (const char* signal : kSignals) text += std::string(",") + signal;
   text += "\n";
-  for (const Json& stage : profile.at("stages")) {
-    text += csv_field(stage.at("name"));
-    for (const char* name : signals) {
-      const bool known = stage.contains("signals") && stage["signals"].contains(name);
-      text += known ? fmt::format(",{:.6g}", stage["signals"][name].get<double>()) : ",";
+  for (const ProfileStage& stage : profile.stages) {
+    text += csv_field(stage.name);
+    for (const char* name : kSignals) {
+      const auto signal = stage.signals.find(name);
+      text += signal == stage.signals.end() ? "," : fmt::format(",{:.6g}", signal->second);
     }
     text += "\n";
   }

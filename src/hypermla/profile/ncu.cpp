@@ -6,6 +6,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/base/process.h"
+#include "hypermla/profile/csv.h"
 #include "hypermla/profile/frame.h"
 #include "hypermla/profile/metrics.h"
 
@@ -29,11 +30,6 @@ std::string complaint(const ProcessResult& result) {
     begin = end + 1;
   }
   return last.empty() ? fmt::format("it ended with status {}", result.status) : last;
-}
-
-void require(const ProfileTools& tools) {
-  if (tools.ncu.empty()) fail("Nsight Compute (ncu) was not found; install it, or put it on PATH");
-  if (tools.relaunch.empty()) fail("ncu needs a command that runs this kernel again, and there is none");
 }
 
 }  // namespace
@@ -83,11 +79,10 @@ std::string first_sentence(const std::string& text) {
 
 }  // namespace
 
-Json parse_ncu_advice(const std::string& csv) {
-  const auto rows = parse_csv(csv);
+std::vector<NcuAdvice> parse_ncu_advice(const std::string& csv) {
   std::map<std::string, std::size_t> columns;
-  std::vector<std::pair<double, Json>> found;
-  for (const auto& row : rows) {
+  std::vector<NcuAdvice> advice;
+  for (const auto& row : parse_csv(csv)) {
     if (!row.empty() && row[0] == "ID") {
       for (std::size_t i = 0; i < row.size(); ++i) columns[row[i]] = i;
       continue;
@@ -97,16 +92,14 @@ Json parse_ncu_advice(const std::string& csv) {
       return column != columns.end() && column->second < row.size() ? row[column->second] : std::string();
     };
     if (text("Rule Name").empty()) continue;
-    const std::string speedup = text("Estimated Speedup");
-    const double gain = speedup.empty() ? -1 : std::strtod(speedup.c_str(), nullptr);
-    found.emplace_back(gain, Json{{"rule", text("Rule Name")},
-                                  {"kind", text("Rule Type")},
-                                  {"text", text("Rule Description")},
-                                  {"gain_percent", gain < 0 ? Json(nullptr) : Json(gain)}});
+    NcuAdvice one{text("Rule Name"), text("Rule Type"), text("Rule Description"), {}};
+    if (const std::string speedup = text("Estimated Speedup"); !speedup.empty())
+      one.gain_percent = std::strtod(speedup.c_str(), nullptr);
+    advice.push_back(one);
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  Json advice = Json::array();
-  for (auto& [gain, one] : found) advice.push_back(one);
+  std::stable_sort(advice.begin(), advice.end(), [](const NcuAdvice& a, const NcuAdvice& b) {
+    return a.gain_percent.value_or(-1) > b.gain_percent.value_or(-1);
+  });
   return advice;
 }
 
@@ -204,15 +197,13 @@ std::string annotate_source(const std::string& source, const SourceSamples& samp
 namespace {
 
 // Runs ncu with `what` over a second run of this program.
-void collect(const ProfileTools& tools, std::vector<std::string> what, const fs::path& report) {
-  require(tools);
-  std::vector<std::string> command = {tools.ncu, "--profile-from-start", "off", "--clock-control",
-                                      "none",    "--cache-control",      "all"};
-  for (const std::string& word : what) command.push_back(word);
-  for (const char* word : {"-f", "-o"}) command.push_back(word);
-  command.push_back(report.string());
-  command.push_back("--");
-  command.insert(command.end(), tools.relaunch.begin(), tools.relaunch.end());
+void collect(const ProfileRequest& request, const std::vector<std::string>& what, const fs::path& report) {
+  std::vector<std::string> command = {
+      request.tools.ncu, "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "all"};
+  command.insert(command.end(), what.begin(), what.end());
+  command.insert(command.end(), {"-f", "-o", report.string(), "--"});
+  const std::vector<std::string> again = relaunch_command(request);
+  command.insert(command.end(), again.begin(), again.end());
   const ProcessResult result = run_process(command, {.timeout = kPatience});
   if (result.timed_out) fail("ncu did not end within {} minutes; choose a smaller problem", kPatience.count());
   if (result.status != 0 || !fs::exists(report.string() + ".ncu-rep")) fail("{}", complaint(result));
@@ -226,22 +217,22 @@ std::string page(const ProfileTools& tools, const fs::path& report, const std::v
   return result.out;
 }
 
-std::vector<std::map<std::string, double>> raw_metrics(const ProfileTools& tools, const fs::path& report,
-                                                       const std::vector<std::string>& kernels) {
-  auto all = parse_ncu_raw(
-      page(tools, report, {"raw", "--csv", "--print-units", "base", "--print-metric-instances", "none"}), kernels);
-  for (auto& values : all)  // ncu has thousands of its own
-    std::erase_if(values, [](const auto& value) { return !find_metric(value.first); });
-  return all;
-}
-
-std::string all_metrics() { return fmt::format("{}", fmt::join(metric_names(), ",")); }
-
 std::vector<std::string> kernel_names(const ProfileRequest& request) {
   std::vector<std::string> names;
   for (TiledKernel* kernel : launched_kernels(request.executable)) names.push_back(kernel->name());
   return names;
 }
+
+std::vector<std::map<std::string, double>> raw_metrics(const ProfileRequest& request, const fs::path& report) {
+  auto all = parse_ncu_raw(
+      page(request.tools, report, {"raw", "--csv", "--print-units", "base", "--print-metric-instances", "none"}),
+      kernel_names(request));
+  for (auto& values : all)  // ncu has thousands of its own
+    std::erase_if(values, [](const auto& value) { return !find_counter(value.first); });
+  return all;
+}
+
+std::string all_metrics() { return fmt::format("{}", fmt::join(metric_names(), ",")); }
 
 // The PTX out of the page "Line No","Source"; empty where the compiler left none.
 std::string ptx_text(const std::string& csv) {
@@ -276,14 +267,13 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
 
   std::string text = fmt::format("### {}\n\n", kernel);
   int shown = 0;
-  for (const Json& advice : parse_ncu_advice(details)) {
+  for (const NcuAdvice& advice : parse_ncu_advice(details)) {
     // Its estimate assumes memory that was allocated compressible, which nobody's tensors are.
-    if (advice["rule"] == "MemoryL2Compression") continue;
-    if (advice["kind"] != "OPT" || shown == 5) continue;
+    if (advice.rule == "MemoryL2Compression") continue;
+    if (advice.kind != "OPT" || shown == 5) continue;
     ++shown;
-    text += fmt::format(
-        "{}. {} ({}{})\n", shown, first_sentence(advice["text"]), advice["rule"].get<std::string>(),
-        advice["gain_percent"].is_null() ? "" : fmt::format(", est. {:.0f} %", advice["gain_percent"].get<double>()));
+    text += fmt::format("{}. {} ({}{})\n", shown, first_sentence(advice.text), advice.rule,
+                        advice.gain_percent ? fmt::format(", est. {:.0f} %", *advice.gain_percent) : "");
   }
   if (shown == 0) text += "NVIDIA's rules have no advice.\n";
   for (const SourceSamples& samples :
@@ -305,12 +295,11 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
 
 }  // namespace
 
-std::vector<std::map<std::string, double>> ncu_counters(const ProfileTools& tools,
-                                                        const std::vector<std::string>& metrics,
-                                                        const std::vector<std::string>& kernels) {
+std::vector<std::map<std::string, double>> ncu_counters(const ProfileRequest& request) {
   const Scratch scratch(fs::temp_directory_path() / "hypermla-ncu", Scratch::Kind::directory);
-  collect(tools, {"--metrics", fmt::format("{}", fmt::join(metrics, ","))}, scratch.path() / "report");
-  return raw_metrics(tools, scratch.path() / "report", kernels);
+  const fs::path report = scratch.path() / "report";
+  collect(request, {"--metrics", all_metrics()}, report);
+  return raw_metrics(request, report);
 }
 
 ProfileResult ncu_profile(const ProfileRequest& request) {
@@ -318,28 +307,27 @@ ProfileResult ncu_profile(const ProfileRequest& request) {
   Frame frame(request, ProfileMode::ncu);
   frame.time(0);
   const ProfileTools& tools = request.tools;
+  Profile::Counters& counters = frame.profile.counters.emplace();
   try {
     const std::string version = ncu_version(tools.ncu);
     const fs::path report = frame.directory / "report";
     std::vector<std::string> what = {"--set", "full", "--metrics", all_metrics(), "--import-source", "yes"};
     if (!tools.kernel_root.empty()) what.insert(what.end(), {"--source-folders", tools.kernel_root.string()});
-    collect(tools, what, report);
-    frame.profile["counters"] = {{"source", version}};
-    const std::vector<std::string> kernels = kernel_names(request);
-    const auto metrics = raw_metrics(tools, report, kernels);
+    collect(request, what, report);
+    const auto metrics = raw_metrics(request, report);
     std::string text = "## Nsight Compute\n\n";
-    for (std::size_t i = 0; i < kernels.size(); ++i) {
-      frame.profile["stages"][i]["metrics"] = metrics[i];
-      frame.profile["stages"][i]["metrics_source"] = version;
-      text += kernel_artifacts(frame, report, kernels[i]);
+    for (std::size_t i = 0; i < metrics.size(); ++i) {
+      frame.set_metrics(i, metrics[i], version);
+      text += kernel_artifacts(frame, report, frame.profile.stages[i].name);
     }
-    frame.profile["ncu"] = {{"report", text}};
     frame.write("report-verbose.md",
                 "# Nsight Compute, every section and rule\n\n```\n" +
                     page(tools, report, {"details", "--print-details", "all", "--print-rule-details"}) + "```\n");
+    frame.profile.ncu_report = text;
+    counters.source = version;
   } catch (const Error& error) {
-    frame.profile["counters"] = {{"source", "none"}, {"attempts", {fmt::format("ncu: {}", error.what())}}};
-    frame.give_up("no report of Nsight Compute, only times");
+    counters.attempts.push_back(fmt::format("ncu: {}", error.what()));
+    frame.profile.missing = "no report of Nsight Compute, only times";
   }
   return frame.finish();
 }

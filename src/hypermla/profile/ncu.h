@@ -3,29 +3,33 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "hypermla/profile/profile.h"
+#include "hypermla/profile/profilers.h"
 
 namespace hypermla {
 
 // "ncu 2025.3.1"; throws Error when there is no ncu.
 std::string ncu_version(const std::string& program);
 
-// The metrics of every kernel, in launch order. Throws Error with ncu's own words when it fails.
-std::vector<std::map<std::string, double>> ncu_counters(const ProfileTools& tools,
-                                                        const std::vector<std::string>& metrics,
-                                                        const std::vector<std::string>& kernels);
+// The counters of the catalogue of every kernel, in launch order. Throws Error with ncu's own words when it fails.
+std::vector<std::map<std::string, double>> ncu_counters(const ProfileRequest& request);
 
 // The page `raw` as CSV: a row of names, a row of units, then one row per launch. One map per kernel of `kernels`,
 // which were launched in that order; launches of others are skipped. Pure.
 std::vector<std::map<std::string, double>> parse_ncu_raw(const std::string& csv,
                                                          const std::vector<std::string>& kernels);
 
-// NVIDIA's own advice in the page `details` as CSV: [{"rule", "kind": OPT|WRN|INF, "text", "gain_percent" or null},
-// ...], the largest estimate first. Pure.
-Json parse_ncu_advice(const std::string& csv);
+// NVIDIA's own advice in the page `details` as CSV, the largest estimate first. Pure.
+struct NcuAdvice {
+  std::string rule;
+  std::string kind;  // OPT, WRN or INF
+  std::string text;
+  std::optional<double> gain_percent;
+};
+std::vector<NcuAdvice> parse_ncu_advice(const std::string& csv);
 
 // One source file as sampled: the page `source` as CSV with `--print-source cuda,sass`. Pure.
 struct SourceSamples {

@@ -18,7 +18,6 @@ constexpr std::chrono::minutes kTracePatience{2};
 Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
   const ProfileTools& tools = request.tools;
   if (tools.nsys.empty()) fail("Nsight Systems (nsys) was not found");
-  if (tools.relaunch.empty()) fail("it needs a command that runs this kernel again, and there is none");
   const std::string report = (directory / "report").string(), stats = (directory / "stats/report").string();
   std::vector<std::string> collect = {tools.nsys,
                                       "profile",
@@ -32,7 +31,8 @@ Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
                                       "true",
                                       "-o",
                                       report};
-  collect.insert(collect.end(), tools.relaunch.begin(), tools.relaunch.end());
+  const std::vector<std::string> again = relaunch_command(request);
+  collect.insert(collect.end(), again.begin(), again.end());
   const ProcessResult collected = run_process(collect, {.timeout = kTracePatience});
   if (!fs::exists(report + ".nsys-rep"))
     fail("it wrote no report (status {}{})", collected.status,
@@ -69,28 +69,24 @@ ProfileResult nsys_profile(const ProfileRequest& request) {
   if (!request.device.is_gpu()) fail("the mode nsys looks into a GPU; on a CPU use annotation or event");
   Frame frame(request, ProfileMode::nsys);
   frame.time(0);
+  Profile::Counters& counters = frame.profile.counters.emplace();
   Timeline timeline;
-  Json attempts = Json::array();
-  std::string source;
   try {
     timeline = by_nsys(request, frame.directory);
-    source = "nsys";
+    counters.source = "nsys";
   } catch (const Error& error) {
-    attempts.push_back(fmt::format("nsys: {}", error.what()));
+    counters.attempts.push_back(fmt::format("nsys: {}", error.what()));
     try {
       timeline = by_cupti(request, frame);
-      source = timeline.samples.empty() ? "CUPTI activity records" : "CUPTI activity records and PM sampling";
+      counters.source = timeline.samples.empty() ? "CUPTI activity records" : "CUPTI activity records and PM sampling";
     } catch (const Error& second) {
-      attempts.push_back(fmt::format("CUPTI: {}", second.what()));
-      frame.give_up("no timeline, only times");
+      counters.attempts.push_back(fmt::format("CUPTI: {}", second.what()));
+      frame.profile.missing = "no timeline, only times";
+      return frame.finish();
     }
   }
-  frame.profile["counters"] = {{"source", source.empty() ? "none" : source}};
-  if (!attempts.empty()) frame.profile["counters"]["attempts"] = attempts;
-  if (!source.empty()) {
-    frame.write("chrome_trace.json", chrome_trace_json(timeline));
-    frame.profile["timeline"] = analyse(timeline);
-  }
+  frame.write("chrome_trace.json", chrome_trace_json(timeline));
+  frame.profile.timeline = analyse(timeline);
   return frame.finish();
 }
 

@@ -41,8 +41,8 @@ FileDescriptor open_event(std::uint64_t config, pid_t thread) {
 
 }  // namespace
 
-CpuCounters count_cpu(const std::function<void()>& work) {
-  CpuCounters result;
+std::map<std::string, double> count_cpu(const std::function<void()>& work) {
+  std::map<std::string, double> counters;
   struct Open {
     const char* name;
     FileDescriptor file;
@@ -63,14 +63,12 @@ CpuCounters count_cpu(const std::function<void()>& work) {
   for (const Open& one : open) {
     std::uint64_t value[3] = {};  // count, time enabled, time running
     if (::read(one.file.number(), value, sizeof value) == sizeof value && value[2] > 0)
-      result.values[one.name] += double(value[0]) * double(value[1]) / double(value[2]);
+      counters[one.name] += double(value[0]) * double(value[1]) / double(value[2]);
   }
-  if (result.values.empty())
-    result.missing = error == EACCES || error == EPERM
-                         ? "perf_event_open is not permitted: lower /proc/sys/kernel/perf_event_paranoid to 2 or less"
-                         : fmt::format("this machine shows no hardware counters (perf_event_open: {})",
-                                       error ? std::strerror(error) : "no event ran");
-  return result;
+  if (!counters.empty()) return counters;
+  if (error == EACCES || error == EPERM)
+    fail("perf_event_open is not permitted: lower /proc/sys/kernel/perf_event_paranoid to 2 or less");
+  fail("this machine shows no hardware counters (perf_event_open: {})", error ? std::strerror(error) : "no event ran");
 }
 
 }  // namespace hypermla

@@ -8,12 +8,8 @@
 
 namespace hypermla {
 
-struct CpuCounters {
-  std::map<std::string, double> values;  // by the names of metric_catalogue(); what this CPU lacks is absent
-  std::string missing;                   // why there are none; empty when there are
-};
-
-// Counts while `work` runs. Counters that had to take turns are scaled to the whole time.
-CpuCounters count_cpu(const std::function<void()>& work);
+// Counts while `work` runs, by the names of counter_catalogue(); what this CPU lacks is absent. Counters that had to
+// take turns are scaled to the whole time. Throws Error saying why when there are none.
+std::map<std::string, double> count_cpu(const std::function<void()>& work);
 
 }  // namespace hypermla

@@ -1,108 +1,146 @@
-// Profiles of an executable: measured, set against the roofline, judged, and written as files.
-//
-//   out/profiles/<mode>/<kernel>/<problem>/<time>/
-//     report.md       rendered from profile.json
-//     profile.json    everything, with a schema version
-//     params.json     the problem
-//     tiling/         <stage>.json, and <stage>/autotuning.json where the tuner measured
-//     compiled/       <stage>/: source, Tile IR, cubin or library, report.json with registers and spills
-// and the files of the mode; docs/profiling.md lists them.
+// A profile: what one run measured, what that says, and as profile.json, which reports and comparisons are made from.
 #pragma once
 
+#include <array>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "hypermla/plan/plan.h"
-#include "hypermla/plan/registry.h"
-#include "hypermla/tune/autotune.h"
+#include "hypermla/base/fields.h"
+#include "hypermla/profile.h"
+#include "hypermla/roofline/roofline.h"
 
 namespace hypermla {
 
-// annotation   hardware counters of every stage and the roofline; the first look
-// event        times only: cold, burst, sustained
-// ncu          Nsight Compute: every section, source lines, NVIDIA's own advice
-// nsys         the timeline: streams, overlap, gaps
-// disabled     nothing is measured
-enum class ProfileMode { annotation, event, ncu, nsys, disabled };
-ProfileMode profile_mode_from_name(const std::string& name);  // throws Error listing the modes
-std::string profile_mode_name(ProfileMode mode);
-
-// What profiles need beyond the kernel. Each may be absent; a mode that cannot do without says so.
-struct ProfileTools {
-  std::filesystem::path rules;               // conf/profile_rules.json; empty: no classification
-  std::vector<std::filesystem::path> cupti;  // places of libcupti.so.13, the best first
-  std::string ncu;                           // Nsight Compute's program
-  std::string nsys;                          // Nsight Systems' program
-  // A command that prepares the same executable and calls run_for_profilers() once, for tools that watch a whole
-  // process.
-  std::vector<std::string> relaunch;
-  std::filesystem::path program;      // hypermla itself, for profile() of a plan to make `relaunch` from
-  std::filesystem::path kernel_root;  // the kernels' sources, for annotated copies of them
-  std::filesystem::path clock_lock;   // what scripts/lock-gpu-clock.sh leaves while clocks are locked
+// What stands out in a stage, whatever bounds it.
+struct Issue {
+  std::string name, trigger, why;
 };
 
-struct ProfileRequest {
-  const KernelEntry& kernel;
-  KernelPlan& plan;
-  Executable& executable;  // prepared
-  Device& device;
-  const DeviceSpec& spec;              // its roofline
-  const AutotuneResult& tuning;        // no stages when the tuner did not run
-  std::filesystem::path out_dir = {};  // receives the files; empty: out/profiles/... below the working directory
-  int bench_runs = 20;                 // repetitions of a measurement
-  double sustained_seconds =
-      1;                   // annotation and event on GPUs: how long the board is kept busy before the sustained figure
-  std::string label = {};  // the user's own word for this run, kept in profile.json
-  ProfileTools tools = {};
+// One kernel; or a group of kernels that run at once, which comes behind all kernels.
+struct ProfileStage {
+  std::string name;
+  std::vector<std::string> members;  // of a group: its kernels
+  std::vector<int> partition;        // of a group: the SMs of each member, where they have their own
+  Json tiling = Json::object();
+  std::array<std::int64_t, 3> grid = {1, 1, 1};  // of a group: all blocks of its members
+  std::string artifact;                          // the directory in the cache; empty for a group
+  std::string compiler;
+  std::optional<int> registers, frame_bytes, shared_bytes;  // of a thread, a thread and a block
+  double flops = 0, bytes = 0, predicted_us = 0;
+  std::string bound;
+  std::string group;                      // that the kernel belongs to; empty: none
+  std::optional<int> processors;          // the SMs of its own that a member of a group has
+  std::optional<Times> burst;             // alone; absent where it is the only stage
+  std::map<std::string, double> metrics;  // counters by their own names; empty where none were read
+  std::string metrics_source;             // "CUPTI 13.0.1"
+  std::map<std::string, double> signals;  // see signals.h
+  std::optional<Bottleneck> bottleneck;
+  std::vector<Issue> issues;
 };
 
-class ProfileResult {
- public:
-  ProfileResult(Json profile, std::filesystem::path directory)
-      : profile_(std::move(profile)), directory_(std::move(directory)) {}
-  const Json& json() const { return profile_; }
-  const std::filesystem::path& directory() const { return directory_; }
-  // Median of the whole executable: cold, as a first look at fresh data would find it.
-  double total_time_us() const { return profile_.at("timing").at("cold").at("median_us"); }
-  // False when the mode's own numbers could not be had (a profiler failed or was denied); missing() says why.
-  bool complete() const { return missing().empty(); }
-  std::string missing() const { return profile_.value("missing", ""); }
-  const Json& stages() const { return profile_.at("stages"); }
-  // Of one stage, by the counters' own names; an empty object where there are no counters.
-  Json metrics(std::size_t stage) const { return stages().at(stage).value("metrics", Json::object()); }
-
- private:
-  Json profile_;
-  std::filesystem::path directory_;
+// Figures of a timeline; timeline.h says how they are made.
+struct TimelineFigures {
+  struct Kernel {
+    std::string name;
+    int runs = 0;
+    double sum_us = 0, mean_us = 0;
+    // Of the samples that lie within it: means in percent of the peak, and the share of time in which neither was used.
+    std::optional<double> tensor_pct, dram_pct, bubble_pct;
+  };
+  struct Samples {
+    int count = 0;
+    double interval_us = 0;
+  };
+  struct Overlap {
+    std::string a, b;
+    double us = 0, share = 0;  // in which both ran; of the shorter one
+  };
+  struct Gap {
+    double us = 0;
+    std::string after, before;
+  };
+  struct Step {
+    std::string name;
+    double us = 0, waited_us = 0;
+  };
+  int operations = 0, streams = 0;
+  double span_us = 0, busy_us = 0, sum_us = 0, idle_us = 0;  // busy: anything ran; sum: of all operations
+  double concurrency = 0;                                    // sum over busy: 1 when nothing overlaps
+  std::vector<Kernel> kernels;
+  std::optional<Samples> samples;
+  std::string no_samples;           // why there are none
+  std::vector<Overlap> overlaps;    // for every pair of kernel names
+  std::vector<Gap> gaps;            // in which nothing ran, longest first
+  std::vector<Step> critical_path;  // the chain that ends last: before each the one that ended last before it started
 };
 
-// Measures in that mode and writes the files. A profiler that fails leaves a report that says so: see complete().
-// Throws Error for a mode that the device or the installation cannot do at all, and for ProfileMode::disabled.
-ProfileResult profile(const ProfileRequest& request, ProfileMode mode);
+struct Profile {
+  static constexpr int kSchema = 2;
 
-// The same in one call, for whoever has a plan and no executable yet: random inputs, tiling, measurement.
-struct ProfileContext {
-  std::shared_ptr<Device> device;
-  const DeviceSpec& spec;
-  Compiler& compiler;
-  std::filesystem::path history_root = {};  // what the tuner remembers; empty: the plan's own tiling, untuned
-  ProfileTools tools = {};                  // without `relaunch`, `program` is started with the plan's fields as flags
+  struct ProfiledDevice {
+    std::string name, arch;
+    int processors = 0;
+    std::string driver;
+  };
+  struct Clocks {
+    std::optional<int> sm_mhz, memory_mhz;  // what they are locked at; absent: the default
+    bool locked = false;
+  };
+  struct Roofline {
+    double peak_tflops = 0, peak_gbps = 0, ridge = 0, predicted_us = 0;
+    std::string bound;
+    // Measured on this device by `hypermla device --measure`.
+    std::optional<double> matmul_burst_tflops, matmul_sustained_tflops, read_gbps, copy_gbps;
+  };
+  struct Timing {
+    Times cold, burst;
+    std::optional<Times> sustained;
+    // Calls `each(name, times)` for those that were measured.
+    template <class Each>
+    void for_each(Each each) const {
+      each("cold", cold);
+      each("burst", burst);
+      if (sustained) each("sustained", *sustained);
+    }
+  };
+  struct Counters {
+    std::optional<std::string> chip = {};  // "GH100"
+    std::optional<int> passes = {};
+    std::vector<std::string> unknown = {};                   // counters that the chip lacks
+    std::map<std::string, std::string> missing_groups = {};  // why a group has no counters as a whole
+    std::string source = "none";
+    std::vector<std::string> attempts = {};  // how engines failed
+  };
+
+  int schema = kSchema;
+  std::string mode, date, kernel, version, label;
+  Json problem = Json::object();
+  ProfiledDevice device;
+  std::optional<Clocks> clocks;  // of a GPU
+  Roofline roofline;
+  Cost cost;
+  Timing timing;
+  std::vector<ProfileStage> stages;
+  std::optional<double> host_us_per_run;
+  std::string missing;  // why the mode's own numbers are not there; empty when they are
+  std::optional<Counters> counters;
+  std::optional<TimelineFigures> timeline;
+  std::string ncu_report;  // Nsight Compute's advice, Markdown
+  std::optional<Bottleneck> bottleneck;
+  std::vector<Opportunity> opportunities;
 };
-struct ProfileOptions {
-  std::filesystem::path out_dir = {};  // empty: out/profiles/... below the working directory
-  std::string version = {};            // of the plan's kernel, to be profiled on the plan's problem instead of the plan
-  std::string label = {};
-  int bench_runs = 20;
-};
-// Throws Error as profile() above does, and for a plan that no registered version made.
-ProfileResult profile(const ProfileContext& context, KernelPlan& plan, ProfileMode mode,
-                      const ProfileOptions& options = {});
 
-// One run, marked as the one to be looked at for a profiler that watches this process.
-void run_for_profilers(Executable& executable, Device& device);
+Json to_json(const Profile& profile);
+// Throws Error naming what is missing or of another type.
+Profile profile_from_json(const Json& json);
+// The profile.json of a run: its directory or the file itself. Throws Error naming the file.
+Profile load_profile(const std::filesystem::path& path);
 
-// The report of a profile.json, as Markdown. Pure.
-std::string render_report(const Json& profile);
+// The report, as Markdown.
+std::string render_report(const Profile& profile);
+std::string render_timeline(const TimelineFigures& figures);
 
 }  // namespace hypermla

@@ -12,18 +12,12 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
-#include "hypermla/base/fields.h"
+#include "hypermla/profile/signals.h"
 
 namespace hypermla {
-
-using Signals = std::map<std::string, double>;
-
-// The signals of profile["stages"][index]. Pure; only what the profile holds becomes a signal.
-Signals stage_signals(const Json& profile, std::size_t index);
 
 class Rules {
  public:
@@ -31,12 +25,11 @@ class Rules {
   static Rules load(const std::filesystem::path& path);
   static Rules parse(const Json& rules, const std::string& name);
 
-  // {"class", "confidence", "why", "evidence": ["tensor_pct = 22.0 < 60", ...]}
-  Json classify(const Signals& signals) const;
-  // [{"name", "trigger", "why"}, ...] in the order of the file
-  Json issues(const Signals& signals) const;
-  // The most promising first: [{"id": "O7", "name", "gain_percent", "trigger": "xu_pct = 81.0 >= 70", "why"}, ...]
-  Json opportunities(const Signals& signals, std::size_t count) const;
+  Bottleneck classify(const Signals& signals) const;
+  // In the order of the file.
+  std::vector<Issue> issues(const Signals& signals) const;
+  // The most promising first.
+  std::vector<Opportunity> opportunities(const Signals& signals, std::size_t count) const;
   // All signals that some rule reads.
   std::vector<std::string> signals() const;
 
@@ -45,10 +38,14 @@ class Rules {
     std::string signal, op;
     double value = 0, margin = 1;
   };
+  struct Gain {
+    std::string formula, signal;
+    double parameter = 0;
+  };
   struct Rule {
     std::string name, id, why;
     std::vector<Condition> when;
-    Json gain;
+    Gain gain;  // of an opportunity
   };
   enum class Kind { classification, issue, opportunity };
   static Rule parse_rule(const Json& rule, const std::string& file, Kind kind);
@@ -60,8 +57,8 @@ class Rules {
   std::vector<Rule> classes_, issues_, opportunities_;
 };
 
-// Adds "signals", "classification" and "issues" to every stage, and "classification" and the three best
-// "opportunities" of the stage that takes longest to the profile.
-void assess(Json& profile, const Rules& rules);
+// Gives every stage its signals, bottleneck and issues, and the profile the bottleneck and the three best opportunities
+// of the stage that takes longest.
+void assess(Profile& profile, const Rules& rules);
 
 }  // namespace hypermla

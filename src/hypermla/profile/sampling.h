@@ -15,8 +15,8 @@ namespace hypermla {
 // The two counters of a CounterSample. A chip must count all in one pass: samples are not repeated.
 std::vector<std::string> sampled_metrics();
 
-// Samples a device (by its CUDA ordinal) from start() to stop(). Kernels run as without it, and activity records may be taken at
-// the same time: CUPTI converts the time stamps of both to the host's clock by the same rule, so that samples and
+// Samples a device (by its CUDA ordinal) from start() to stop(). Kernels run as without it, and activity records may be
+// taken at the same time: CUPTI converts the time stamps of both to the host's clock by the same rule, so that samples and
 // records lie on one time line (on an H200 a fill of 118 us and its samples of 2 us agree to one sample at both ends).
 class Sampler {
  public:

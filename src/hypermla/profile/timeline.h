@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/base/fields.h"
+#include "hypermla/profile/profile.h"
 
 namespace hypermla {
 
@@ -48,6 +48,9 @@ struct Timeline {
   std::string no_samples;              // why there are none
 };
 
+inline double microseconds(std::uint64_t nanoseconds) { return double(nanoseconds) * 1e-3; }
+std::vector<const DeviceOperation*> by_start(const Timeline& timeline);
+
 // The reports of `nsys stats` under its own column names, so that scripts read either.
 std::string cuda_gpu_trace_csv(const Timeline& timeline);
 std::string cuda_api_sum_csv(const Timeline& timeline);
@@ -61,17 +64,8 @@ std::vector<DriverCall> parse_cuda_api_trace(const std::string& csv);
 // they launched; where there are samples, a track for the tensor pipe and one for DRAM.
 std::string chrome_trace_json(const Timeline& timeline);
 
-// {"span_us", "busy_us", "sum_us", "idle_us", "concurrency", "overlaps": [...], "gaps": [...], "critical_path":
-// [...]}.
-//   busy         time in which anything ran
-//   concurrency  sum over busy: 1 when nothing overlaps
-//   overlaps     for every pair of kernel names the time both ran, and its share of the shorter one
-//   gaps         times in which nothing ran, longest first
-//   critical path  the chain that ends last: before each operation the one that ended last before it started
-//   samples      {"count", "interval_us"}, and for every kernel that one lies within "tensor_pct", "dram_pct" and,
-//                unless it works out of the caches, "bubble_pct": the share of its time in which neither was used
-//   no_samples   why there are none
-Json analyse(const Timeline& timeline);
-std::string render_timeline(const Json& analysis);  // Markdown
+// Concurrency, overlaps, gaps, the critical path, and for every kernel the samples that lie within its runs. Throws
+// Error when nothing ran.
+TimelineFigures analyse(const Timeline& timeline);
 
 }  // namespace hypermla

@@ -1,9 +1,9 @@
-#include "hypermla/profile/tools.h"
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <sstream>
+
+#include "hypermla/profile/profilers.h"
 
 namespace hypermla {
 namespace {

@@ -1,4 +1,4 @@
-#include "hypermla/profile/profile.h"
+#include "hypermla/profile/profilers.h"
 
 #include <dlfcn.h>
 
@@ -45,7 +45,7 @@ std::string profile_mode_name(ProfileMode mode) { return kModes[int(mode)]; }
 ProfileResult event_profile(const ProfileRequest& request) {
   Frame frame(request, ProfileMode::event);
   frame.time(request.sustained_seconds);
-  if (request.device.is_gpu()) frame.profile["host_us_per_run"] = host_microseconds(request.device, request.executable);
+  if (request.device.is_gpu()) frame.profile.host_us_per_run = host_microseconds(request.device, request.executable);
   return frame.finish();
 }
 
@@ -63,6 +63,27 @@ ProfileResult profile(const ProfileRequest& request, ProfileMode mode) {
       break;
   }
   fail("nothing is profiled in the mode disabled; choose annotation, event, ncu or nsys");
+}
+
+std::vector<std::string> relaunch_command(const ProfileRequest& request) {
+  if (request.tools.program.empty()) fail("it runs this kernel again in the program hypermla, which was not found");
+  const KernelEntry& kernel = request.kernel;
+  std::vector<std::string> command = {request.tools.program.string(), "kernel",
+                                      kernel.language + "." + kernel.layer + "." + kernel.design, kernel.version};
+  auto add = [&](const std::vector<FieldRef>& fields) {
+    for (const FieldRef& field : fields) command.push_back(fmt::format("--{}={}", field.name, field.text()));
+  };
+  add(request.plan.problem_fields());
+  if (request.tuning.stages.empty()) {
+    add(request.plan.tiling_fields());
+    command.push_back("--no_autotune");
+  } else {
+    command.push_back("--tune_max_iters=1");  // what was measured is remembered: nothing is measured again
+  }
+  command.push_back("--device=" + request.device_name);
+  if (request.seed) command.push_back(fmt::format("--seed={}", request.seed));
+  command.push_back("--prof_type=disabled");
+  return command;
 }
 
 void run_for_profilers(Executable& executable, Device& device) {
