@@ -188,6 +188,53 @@ PyObject* kernel_run(PyObject* self, PyObject* address) {
   return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.run(stream); });
 }
 
+// (median_us, low_us, high_us, tflops, gbps, roofline_fraction) or None
+PyObject* times_tuple(const std::optional<hypermla::Times>& times) {
+  if (!times) Py_RETURN_NONE;
+  return Py_BuildValue("(dddddd)", times->median_us, times->low_us, times->high_us, times->tflops, times->gbps,
+                       times->roofline_fraction);
+}
+
+// A list of what `row` makes of each value.
+template <class Values, class Row>
+PyObject* list_of(const Values& values, Row&& row) {
+  PyObject* list = PyList_New(0);
+  for (const auto& value : values) {
+    PyObject* one = list ? row(value) : nullptr;
+    if (list && (!one || PyList_Append(list, one) != 0)) Py_CLEAR(list);
+    Py_XDECREF(one);
+  }
+  return list;
+}
+
+// profile(mode, out_dir, label, bench_runs) -> (directory, missing, cold, burst, sustained, (bottleneck, confidence, why),
+// [opportunity], [(stage, burst, [metric])])
+PyObject* kernel_profile(PyObject* self, PyObject* arguments) {
+  const char *mode, *out_dir, *label;
+  int bench_runs;
+  if (!PyArg_ParseTuple(arguments, "sssi", &mode, &out_dir, &label, &bench_runs)) return nullptr;
+  hypermla::ProfileSummary summary;
+  PyObject* done = guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) {
+    summary = kernel.profile(mode, {.out_dir = out_dir, .label = label, .bench_runs = bench_runs});
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  const hypermla::Bottleneck found = summary.bottleneck.value_or(hypermla::Bottleneck{});
+  PyObject* opportunities = list_of(summary.opportunities, [](const hypermla::Opportunity& one) {
+    return Py_BuildValue("(ssdss)", one.id.c_str(), one.name.c_str(), one.gain_percent, one.trigger.c_str(),
+                         one.why.c_str());
+  });
+  PyObject* stages = list_of(summary.stages, [](const hypermla::ProfileSummary::Stage& stage) {
+    PyObject* metrics = list_of(stage.metrics, [](const hypermla::Metric& metric) {
+      return Py_BuildValue("(sssd)", metric.name.c_str(), metric.label.c_str(), metric.unit.c_str(), metric.value);
+    });
+    return Py_BuildValue("(sNN)", stage.name.c_str(), times_tuple(stage.burst), metrics);
+  });
+  return Py_BuildValue("(ssNNN(sss)NN)", summary.directory.c_str(), summary.missing.c_str(), times_tuple(summary.cold),
+                       times_tuple(summary.burst), times_tuple(summary.sustained), found.kind.c_str(),
+                       found.confidence.c_str(), found.why.c_str(), opportunities, stages);
+}
+
 PyObject* kernel_predicted_seconds(PyObject* self, PyObject* arguments) {
   const char* device;
   if (!PyArg_ParseTuple(arguments, "s", &device)) return nullptr;
@@ -278,6 +325,7 @@ PyMethodDef kernel_methods[] = {{"tensors", kernel_tensors, METH_NOARGS, nullptr
                                 {"tune", kernel_tune, METH_VARARGS, nullptr},
                                 {"prepare", kernel_prepare, METH_NOARGS, nullptr},
                                 {"run", kernel_run, METH_O, nullptr},
+                                {"profile", kernel_profile, METH_VARARGS, nullptr},
                                 {"predicted_seconds", kernel_predicted_seconds, METH_VARARGS, nullptr},
                                 {}};
 PyType_Slot kernel_slots[] = {{Py_tp_new, reinterpret_cast<void*>(kernel_new)},

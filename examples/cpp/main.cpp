@@ -15,8 +15,9 @@ int main() try {
     kernel.bind(tensor.name, data);
   }
   kernel.run();
-  std::printf("flash_attention ran on %s; an H200 would take %.1f us\n", device.name().c_str(),
-              kernel.predicted_seconds("NVIDIA H200") * 1e6);
+  const hypermla::ProfileSummary profile = kernel.profile("event", {.out_dir = "profile", .bench_runs = 3});
+  std::printf("flash_attention took %.1f us on %s, see %s/report.md; an H200 would take %.1f us\n", profile.cold.median_us,
+              device.name().c_str(), profile.directory.c_str(), kernel.predicted_seconds("NVIDIA H200") * 1e6);
 } catch (const hypermla::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

@@ -20,6 +20,7 @@
 
 #include "hypermla/dtype.h"
 #include "hypermla/error.h"
+#include "hypermla/profile.h"
 
 namespace hypermla {
 
@@ -36,6 +37,7 @@ class HYPERMLA_API DeviceHandle {
 
  private:
   friend class Kernel;
+  std::string said_;
   std::shared_ptr<Device> device_;
 };
 
@@ -47,6 +49,12 @@ struct TensorInfo {
   bool is_input;     // otherwise the kernel writes it: an output or, where is_workspace, scratch
   bool is_workspace;
   std::size_t bytes;
+};
+
+struct ProfileOptions {
+  std::string out_dir = {};  // receives the files; empty: out/profiles/<mode>/<kernel>/... below the working directory
+  std::string label = {};    // a word of yours, kept in the profile
+  int bench_runs = 20;       // repetitions of a measurement
 };
 
 class HYPERMLA_API Kernel {
@@ -74,6 +82,12 @@ class HYPERMLA_API Kernel {
   // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it returns
   // when the work is done.
   void run(void* stream = nullptr);
+
+  // Measures the kernel on the bound tensors, whose outputs it writes, sets that against the roofline and writes report.md,
+  // profile.json and the files of the mode: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight
+  // Compute) or "nsys" (the timeline); docs/profiling.md describes them. A profiler that is absent, denied or fails leaves the
+  // times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the program `hypermla`.
+  ProfileSummary profile(const std::string& mode = "annotation", const ProfileOptions& options = {});
 
   // Roofline time on a device of conf/devices.json; empty: the kernel's own device. Needs no tensors.
   double predicted_seconds(const std::string& device = "") const;

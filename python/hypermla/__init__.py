@@ -16,7 +16,8 @@ from typing import NamedTuple
 from hypermla import _hypermla
 from hypermla._hypermla import Error, list
 
-__all__ = ["Choice", "Error", "Kernel", "TensorInfo", "choose", "list"]
+__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times",
+           "choose", "list"]
 
 
 class TensorInfo(NamedTuple):
@@ -38,6 +39,65 @@ class Choice(NamedTuple):
     sustained_us: float
     limit: str  # "tensor", "memory", "power" or "launches"
     draft: bool  # not verified on a GPU yet
+
+
+class Times(NamedTuple):
+    """The time of a piece of work, in microseconds, and what follows from it."""
+
+    median_us: float
+    low_us: float  # the 5th percentile of the repetitions
+    high_us: float  # the 95th
+    tflops: float  # the algorithm's work in the median
+    gbps: float  # its bytes
+    roofline_fraction: float  # predicted over measured time
+
+
+class Metric(NamedTuple):
+    """One counter of the hardware."""
+
+    name: str  # as the profilers call it: "dram__bytes_read.sum"
+    label: str  # "DRAM read"
+    unit: str  # of the value: "GB"; empty for a plain count
+    value: float
+
+
+class Bottleneck(NamedTuple):
+    """What bounds a kernel, by the rules of conf/profile_rules.json."""
+
+    kind: str  # "memory-bound"
+    confidence: str  # "high", "medium" or "low"
+    why: str
+
+
+class Opportunity(NamedTuple):
+    """What to try next."""
+
+    id: str  # "O7", of the catalogue in docs/profiling.md
+    name: str
+    gain_percent: float  # of the time, at most
+    trigger: str  # "xu_pct = 81 >= 70"
+    why: str
+
+
+class StageProfile(NamedTuple):
+    """One kernel, or several that run at once."""
+
+    name: str
+    burst: Times  # None where it is the only stage
+    metrics: tuple  # of Metric; empty where no counters were read
+
+
+class Profile(NamedTuple):
+    """What Kernel.profile() measured; all of it is in profile.json of the directory, too."""
+
+    directory: str  # holds report.md, profile.json and the files of the mode
+    missing: str  # why the mode's own numbers are not there; empty when they are
+    cold: Times  # every run finds the cache flushed
+    burst: Times  # a few runs back to back after a rest
+    sustained: Times  # on a board that was kept busy; modes annotation and event on GPUs, else None
+    bottleneck: Bottleneck
+    opportunities: tuple  # of Opportunity: the three best, by their estimates
+    stages: tuple  # of StageProfile
 
 
 def choose(device=None, **problem):
@@ -226,6 +286,28 @@ class Kernel:
         """Enqueues the kernel on `stream`: an address or an object with .cuda_stream, such as PyTorch's; None is the
         default stream. On the CPU it returns when the work is done."""
         self._kernel.run(0 if stream is None else getattr(stream, "cuda_stream", stream))
+
+    def profile(self, mode="annotation", out_dir=None, label="", bench_runs=20):
+        """Measures the kernel on the bound tensors, whose outputs it writes, and sets that against the roofline.
+
+        Modes: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight Compute) and "nsys" (the timeline).
+        `out_dir` receives report.md, profile.json and the files of the mode; None: out/profiles/... below the working
+        directory. `label` is a word of yours, kept in the profile. A profiler that is absent, denied or fails leaves the times
+        and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the program `hypermla`.
+        """
+        directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = self._kernel.profile(
+            mode, str(out_dir or ""), label, bench_runs)
+        return Profile(
+            directory,
+            missing,
+            Times(*cold),
+            Times(*burst),
+            sustained and Times(*sustained),
+            Bottleneck(*bottleneck),
+            tuple(Opportunity(*row) for row in opportunities),
+            tuple(StageProfile(name, times and Times(*times), tuple(Metric(*row) for row in metrics))
+                  for name, times, metrics in stages),
+        )
 
     def predicted_seconds(self, device=None):
         """Roofline time on a device of conf/devices.json; None: the kernel's own. Needs no tensors."""

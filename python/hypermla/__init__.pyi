@@ -1,4 +1,5 @@
 import builtins
+import os
 from typing import Any, NamedTuple
 
 class Error(RuntimeError): ...
@@ -18,6 +19,47 @@ class Choice(NamedTuple):
     limit: str
     draft: bool
 
+class Times(NamedTuple):
+    median_us: float
+    low_us: float
+    high_us: float
+    tflops: float
+    gbps: float
+    roofline_fraction: float
+
+class Metric(NamedTuple):
+    name: str
+    label: str
+    unit: str
+    value: float
+
+class Bottleneck(NamedTuple):
+    kind: str
+    confidence: str
+    why: str
+
+class Opportunity(NamedTuple):
+    id: str
+    name: str
+    gain_percent: float
+    trigger: str
+    why: str
+
+class StageProfile(NamedTuple):
+    name: str
+    burst: Times | None
+    metrics: tuple[Metric, ...]
+
+class Profile(NamedTuple):
+    directory: str
+    missing: str
+    cold: Times
+    burst: Times
+    sustained: Times | None
+    bottleneck: Bottleneck
+    opportunities: tuple[Opportunity, ...]
+    stages: tuple[StageProfile, ...]
+
 class Kernel:
     def __init__(
         self, name: str, version: str | None = None, device: str = "auto", **problem: int | float | bool | str
@@ -30,6 +72,9 @@ class Kernel:
     def tune(self, max_iterations: int = 0) -> None: ...
     def prepare(self) -> None: ...
     def run(self, stream: Any = None) -> None: ...
+    def profile(
+        self, mode: str = "annotation", out_dir: str | os.PathLike[str] | None = None, label: str = "", bench_runs: int = 20
+    ) -> Profile: ...
     def predicted_seconds(self, device: str | None = None) -> float: ...
 
 def choose(device: str | None = None, **problem: int | bool | str) -> builtins.list[Choice]: ...

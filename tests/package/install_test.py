@@ -71,7 +71,9 @@ class Installation(unittest.TestCase):
         self.succeed("cmake", "-G", "Ninja", "-S", CHECKOUT / "examples/cpp", "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
                      "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
         self.succeed("cmake", "--build", build)
-        self.assertRegex(self.succeed(build / "example"), r"^flash_attention ran on .+; an H200 would take [\d.]+ us\n$")
+        self.assertRegex(self.succeed(build / "example"),
+                         r"^flash_attention took [\d.]+ us on .+, see profile/report\.md; an H200 would take [\d.]+ us\n$")
+        self.assertTrue((self.directory / "profile/profile.json").is_file())
 
 
 if __name__ == "__main__":

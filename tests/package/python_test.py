@@ -1,12 +1,14 @@
 """The Python package, from the build tree or, with HYPERMLA_TEST_INSTALLED=1, as installed beside the running Python."""
 
 import array
+import json
 import os
 import pathlib
 import re
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -90,6 +92,9 @@ class Plan(unittest.TestCase):
             lambda: new_kernel(device="tpu"): "unknown device 'tpu'",
             lambda: new_kernel().predicted_seconds("No GPU"): "No GPU",
             lambda: new_kernel().run(): "is not bound",
+            lambda: new_kernel().profile(): "is not bound",
+            lambda: new_kernel().profile("events"): "choose one of annotation, event, ncu, nsys",
+            lambda: new_kernel().profile(bench_runs=0): "at least 1",
             lambda: new_kernel().bind("nothing", 16): "no tensor 'nothing'; this kernel has q, ",
             lambda: new_kernel().bind("q", 17): "16-byte aligned",
             lambda: new_kernel().bind("q", "text"): "a str cannot be bound to 'q'",
@@ -162,6 +167,33 @@ class Buffers(unittest.TestCase):
         thread.join()
         second.join()
         self.assertTrue(any("another thread" in text for text in refused))
+
+
+class Profile(unittest.TestCase):
+    def test_it_says_what_its_file_says(self):
+        kernel = new_kernel()
+        for tensor in kernel.tensors:
+            kernel.bind(tensor.name, bytearray(byte_count(tensor)))
+        for mode in ("annotation", "event"):
+            with self.subTest(mode), tempfile.TemporaryDirectory() as directory:
+                out = pathlib.Path(directory) / mode
+                profile = kernel.profile(mode, out, label="mine", bench_runs=3)
+                self.assertEqual((profile.directory, profile.missing), (str(out), ""))
+                self.assertIn("mine", (out / "report.md").read_text())
+                written = json.loads((out / "profile.json").read_text())
+                self.assertEqual(written["mode"], mode)
+                for name in ("cold", "burst"):
+                    times = getattr(profile, name)
+                    self.assertLessEqual(times.low_us, times.median_us)
+                    self.assertEqual(times._asdict(), {key: written["timing"][name][key] for key in times._fields})
+                self.assertIsNone(profile.sustained, "of GPUs only")
+                self.assertEqual(profile.bottleneck.kind, written["classification"]["class"])
+                self.assertEqual([one._asdict() for one in profile.opportunities], written["opportunities"])
+                (stage,) = profile.stages
+                self.assertEqual((stage.name, stage.burst), ("flash_attention", None))
+                self.assertEqual({metric.name: metric.value for metric in stage.metrics}, written["stages"][0].get("metrics", {}))
+        with self.assertRaisesRegex(hypermla.Error, "the mode ncu looks into a GPU"):
+            kernel.profile("ncu")
 
 
 @unittest.skipIf(numpy is None, "NumPy is not installed")

@@ -5,6 +5,8 @@
 #include "hypermla/api/environment.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/profile/metrics.h"
+#include "hypermla/profile/profilers.h"
 #include "hypermla/tune/autotune.h"
 
 namespace hypermla {
@@ -21,37 +23,51 @@ Shared& shared() {
   return instance;
 }
 
+ProfileSummary summary_of(const ProfileResult& result) {
+  const Profile& profile = result.profile;
+  ProfileSummary summary{result.directory.string(), profile.missing,    profile.timing.cold,   profile.timing.burst,
+                         profile.timing.sustained,  profile.bottleneck, profile.opportunities, {}};
+  for (const ProfileStage& stage : profile.stages)
+    summary.stages.push_back({stage.name, stage.burst, metrics_of(stage)});
+  return summary;
+}
+
 }  // namespace
 
-DeviceHandle::DeviceHandle(const std::string& name) : device_(make_device(name)) {}
+DeviceHandle::DeviceHandle(const std::string& name) : said_(name), device_(make_device(name)) {}
 std::string DeviceHandle::name() const { return device_->info().name; }
 bool DeviceHandle::is_gpu() const { return device_->is_gpu(); }
 void DeviceHandle::synchronize() const { device_->synchronize(); }
 
 struct Kernel::State {
-  State(const std::string& kernel, const std::string& its_version, const Json& problem, std::shared_ptr<Device> present)
-      : name(kernel), version(its_version), said{.problem = problem}, device(std::move(present)) {}
+  State(const std::string& kernel, const std::string& its_version, const Json& problem, const std::string& its_device,
+        std::shared_ptr<Device> present)
+      : name(kernel),
+        version(its_version),
+        device_name(its_device),
+        said{.problem = problem},
+        device(std::move(present)) {}
 
-  std::unique_ptr<KernelPlan> plan_for(const PlannedDevice& on) const {
-    return configure(Registry::instance().find_all(name, version, on.target.arch), on, said).plan;
+  ConfiguredPlan configured_for(const PlannedDevice& on) const {
+    return configure(Registry::instance().find_all(name, version, on.target.arch), on, said);
   }
 
-  std::string name, version;
+  std::string name, version, device_name;
   Settings said;
   std::shared_ptr<Device> device;
   PlannedDevice planned = planned_device(shared().devices, *device);
-  std::unique_ptr<KernelPlan> plan = plan_for(planned);
+  ConfiguredPlan configured = configured_for(planned);
   std::vector<TensorInfo> infos;
   Tensors tensors;
-  std::map<std::string, Json> tilings;  // by kernel: what tune() chose
+  AutotuneResult tuning;  // what tune() chose
   std::unique_ptr<Executable> executable;  // prepared over the bound tensors; null after a bind()
 };
 
 Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device,
                const std::string& version)
-    : state_(std::make_unique<State>(name, version, problem, device.device_)) {
-  state_->tensors = empty_tensors(*state_->plan);
-  for (const TensorSpec& spec : state_->plan->tensors())
+    : state_(std::make_unique<State>(name, version, problem, device.said_, device.device_)) {
+  state_->tensors = empty_tensors(*state_->configured.plan);
+  for (const TensorSpec& spec : state_->configured.plan->tensors())
     state_->infos.push_back({spec.name, spec.shape, spec.dtype, spec.role == Role::input, spec.role == Role::workspace,
                              state_->tensors[spec.name].bytes()});
 }
@@ -85,10 +101,10 @@ void Kernel::prepare() {
   if (state_->executable) return;
   for (const auto& [name, tensor] : state_->tensors)
     if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
-  auto executable = state_->plan->plan(state_->tensors);
+  auto executable = state_->configured.plan->plan(state_->tensors);
   for (TiledKernel* kernel : executable->kernels())
-    if (auto tuned = state_->tilings.find(kernel->name()); tuned != state_->tilings.end())
-      kernel->set_tiling(tuned->second);
+    for (const AutotuneResult::Stage& tuned : state_->tuning.stages)
+      if (tuned.kernel == kernel->name()) kernel->set_tiling(tuned.tiling);
   executable->prepare(shared().compiler, *state_->device);
   state_->executable = std::move(executable);
 }
@@ -98,9 +114,8 @@ void Kernel::tune(int max_iterations) {
   AutotuneOptions options;
   options.history_root = shared().environment.history_root();
   options.tuner.max_iterations = max_iterations;
-  const AutotuneResult result = autotune(*state_->plan, *state_->executable, shared().compiler, *state_->device,
-                                         state_->planned.spec, options);
-  for (const auto& stage : result.stages) state_->tilings[stage.kernel] = stage.tiling;
+  state_->tuning = autotune(*state_->configured.plan, *state_->executable, shared().compiler, *state_->device,
+                            state_->planned.spec, options);
 }
 
 void Kernel::run(void* stream) {
@@ -108,9 +123,27 @@ void Kernel::run(void* stream) {
   state_->executable->run(stream);
 }
 
+ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& options) {
+  const ProfileMode wanted = profile_mode_from_name(mode);
+  if (options.bench_runs < 1) fail("bench_runs is {}; a measurement takes at least 1", options.bench_runs);
+  prepare();
+  return summary_of(hypermla::profile({.kernel = state_->configured.entry,
+                                       .plan = *state_->configured.plan,
+                                       .executable = *state_->executable,
+                                       .device = *state_->device,
+                                       .spec = state_->planned.spec,
+                                       .tuning = state_->tuning,
+                                       .out_dir = options.out_dir,
+                                       .bench_runs = options.bench_runs,
+                                       .label = options.label,
+                                       .device_name = state_->device_name,
+                                       .tools = shared().environment.profile_tools},
+                                      wanted));
+}
+
 double Kernel::predicted_seconds(const std::string& device) const {
   const PlannedDevice on = device.empty() ? state_->planned : planned_device(shared().devices, device);
-  const std::unique_ptr<KernelPlan> plan = state_->plan_for(on);
+  const std::unique_ptr<KernelPlan> plan = state_->configured_for(on).plan;
   return plan_empty(*plan)->predict(on.spec, plan->dtype()).seconds;
 }
 
