@@ -45,7 +45,7 @@ TEST(Metrics, EveryNameExistsOnTheH200) {
   EXPECT_TRUE(check.unknown.empty()) << fmt::format("{}", fmt::join(check.unknown, ", "));
   EXPECT_GT(check.passes, 0);
   EXPECT_LE(check.passes, 20) << "a profile runs every stage this often";
-  const MetricCheck sampled = check_metrics(*library, "GH100", sampled_metrics(), CounterHost::kSamples);
+  const MetricCheck sampled = check_metrics(*library, "GH100", sampled_metrics(), CUPTI_PROFILER_TYPE_PM_SAMPLING);
   EXPECT_TRUE(sampled.unknown.empty());
   EXPECT_EQ(sampled.passes, 1) << "a sample comes once";
   for (const std::string& name : sampled_metrics()) EXPECT_NE(find_counter(name), nullptr) << name;
@@ -100,41 +100,66 @@ TEST(Sampling, FollowsAFill) {
 
 // A CUPTI of three samples: one from before start(), an empty one, and one that counts.
 struct FakeCupti {
-  static inline int denied = 0, stop_reason = 2;
+  static inline CUptiResult denied = CUPTI_SUCCESS;
+  static inline CUpti_PmSampling_DecodeStopReason stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS;
   static inline bool enabled = false;
   static inline std::uint64_t interval = 0;
 
   static cupti::Library library() {
-    denied = 0, stop_reason = 2, enabled = false;
+    denied = CUPTI_SUCCESS, stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS, enabled = false;
+    constexpr CUptiResult ok = CUPTI_SUCCESS;
     cupti::Library fake{};
-    fake.result_text = [](int, const char** text) { return *text = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", 0; };
-    fake.initialize = fake.deinitialize = [](cupti::Initialize*) { return 0; };
-    fake.chip_name = [](cupti::ChipName* call) { return call->name = "GH100", 0; };
-    fake.host_initialize = [](cupti::HostInitialize* call) { return call->type == 1 ? 0 : 1; };
-    fake.host_deinitialize = [](cupti::HostDeinitialize*) { return 0; };
-    fake.host_add_metrics = [](cupti::HostAddMetrics*) { return 0; };
-    fake.host_config_size = [](cupti::HostConfigSize* call) { return call->image_size = 8, 0; };
-    fake.host_config = [](cupti::HostConfig*) { return 0; };
-    fake.host_passes = [](cupti::HostPasses* call) { return call->passes = 1, 0; };
-    fake.host_evaluate = [](cupti::HostEvaluate* call) {
-      call->values[0] = 10. * double(call->range), call->values[1] = 20. * double(call->range);
-      return 0;
+    fake.cuptiGetResultString = [](CUptiResult, const char** text) {
+      return *text = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", ok;
     };
-    fake.sample_availability = [](cupti::SampleAvailability* call) { return call->image_size = 8, denied; };
-    fake.sampling_enable = [](cupti::SamplingEnable*) { return enabled = true, 0; };
-    fake.sampling_disable = [](cupti::SamplingCall*) { return enabled = false, 0; };
-    fake.sampling_config = [](cupti::SamplingConfig* call) { return interval = call->interval, 0; };
-    fake.sampling_data_size = [](cupti::SamplingDataSize* call) { return call->data_size = 8, 0; };
-    fake.sampling_init_data = [](cupti::SamplingInitData*) { return 0; };
-    fake.sampling_start = fake.sampling_stop = [](cupti::SamplingCall*) { return 0; };
-    fake.sampling_decode = [](cupti::SamplingDecode* call) { return call->stop_reason = stop_reason, 0; };
-    fake.sampling_count = [](cupti::SamplingCount* call) { return call->completed = 3, 0; };
-    fake.sample_info = [](cupti::SampleInfo* call) {
+    fake.cuptiProfilerInitialize = [](CUpti_Profiler_Initialize_Params*) { return ok; };
+    fake.cuptiProfilerDeInitialize = [](CUpti_Profiler_DeInitialize_Params*) { return ok; };
+    fake.cuptiDeviceGetChipName = [](CUpti_Device_GetChipName_Params* call) { return call->pChipName = "GH100", ok; };
+    fake.cuptiProfilerHostInitialize = [](CUpti_Profiler_Host_Initialize_Params* call) {
+      return call->profilerType == CUPTI_PROFILER_TYPE_PM_SAMPLING ? ok : CUPTI_ERROR_INVALID_PARAMETER;
+    };
+    fake.cuptiProfilerHostDeinitialize = [](CUpti_Profiler_Host_Deinitialize_Params*) { return ok; };
+    fake.cuptiProfilerHostConfigAddMetrics = [](CUpti_Profiler_Host_ConfigAddMetrics_Params*) { return ok; };
+    fake.cuptiProfilerHostGetConfigImageSize = [](CUpti_Profiler_Host_GetConfigImageSize_Params* call) {
+      return call->configImageSize = 8, ok;
+    };
+    fake.cuptiProfilerHostGetConfigImage = [](CUpti_Profiler_Host_GetConfigImage_Params*) { return ok; };
+    fake.cuptiProfilerHostGetNumOfPasses = [](CUpti_Profiler_Host_GetNumOfPasses_Params* call) {
+      return call->numOfPasses = 1, ok;
+    };
+    fake.cuptiProfilerHostEvaluateToGpuValues = [](CUpti_Profiler_Host_EvaluateToGpuValues_Params* call) {
+      call->pMetricValues[0] = 10. * double(call->rangeIndex);
+      call->pMetricValues[1] = 20. * double(call->rangeIndex);
+      return ok;
+    };
+    fake.cuptiPmSamplingGetCounterAvailability = [](CUpti_PmSampling_GetCounterAvailability_Params* call) {
+      return call->counterAvailabilityImageSize = 8, denied;
+    };
+    fake.cuptiPmSamplingEnable = [](CUpti_PmSampling_Enable_Params*) { return enabled = true, ok; };
+    fake.cuptiPmSamplingDisable = [](CUpti_PmSampling_Disable_Params*) { return enabled = false, ok; };
+    fake.cuptiPmSamplingSetConfig = [](CUpti_PmSampling_SetConfig_Params* call) {
+      return interval = call->samplingInterval, ok;
+    };
+    fake.cuptiPmSamplingGetCounterDataSize = [](CUpti_PmSampling_GetCounterDataSize_Params* call) {
+      return call->counterDataSize = 8, ok;
+    };
+    fake.cuptiPmSamplingCounterDataImageInitialize = [](CUpti_PmSampling_CounterDataImage_Initialize_Params*) {
+      return ok;
+    };
+    fake.cuptiPmSamplingStart = [](CUpti_PmSampling_Start_Params*) { return ok; };
+    fake.cuptiPmSamplingStop = [](CUpti_PmSampling_Stop_Params*) { return ok; };
+    fake.cuptiPmSamplingDecodeData = [](CUpti_PmSampling_DecodeData_Params* call) {
+      return call->decodeStopReason = stop_reason, ok;
+    };
+    fake.cuptiPmSamplingGetCounterDataInfo = [](CUpti_PmSampling_GetCounterDataInfo_Params* call) {
+      return call->numCompletedSamples = 3, ok;
+    };
+    fake.cuptiPmSamplingCounterDataGetSampleInfo = [](CUpti_PmSampling_CounterData_GetSampleInfo_Params* call) {
       constexpr std::uint64_t kTimes[3][2] = {{7, 1010}, {1010, 1010}, {1010, 1020}};
-      call->start = kTimes[call->index][0], call->end = kTimes[call->index][1];
-      return 0;
+      call->startTimestamp = kTimes[call->sampleIndex][0], call->endTimestamp = kTimes[call->sampleIndex][1];
+      return ok;
     };
-    fake.timestamp = [](std::uint64_t* now) { return *now = 1000, 0; };
+    fake.cuptiGetTimestamp = [](std::uint64_t* now) { return *now = 1000, ok; };
     return fake;
   }
 };
@@ -157,10 +182,10 @@ TEST(Sampling, KeepsWhatWasSampledSinceTheStart) {
 
 TEST(Sampling, SaysWhyThereAreNone) {
   const cupti::Library library = FakeCupti::library();
-  FakeCupti::denied = 35;
+  FakeCupti::denied = CUPTI_ERROR_INSUFFICIENT_PRIVILEGES;
   EXPECT_TRUE(contains(error_of([&] { Sampler(library, 0, 5000, 100); }), "counters need root"));
-  FakeCupti::denied = 0;
-  FakeCupti::stop_reason = 1;
+  FakeCupti::denied = CUPTI_SUCCESS;
+  FakeCupti::stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
   Sampler sampler(library, 0, 5000, 100);
   sampler.start();
   EXPECT_TRUE(contains(error_of([&] { sampler.stop(); }), "more samples came than CUPTI keeps"));

@@ -17,9 +17,13 @@ namespace hypermla {
 namespace {
 
 constexpr std::size_t kBufferBytes = 4 << 20;
-constexpr int kExternalKind = 3;  // CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0
-constexpr cupti::ActivityKind kKinds[] = {cupti::kKernel, cupti::kMemcpy,  cupti::kMemset,
-                                          cupti::kDriver, cupti::kRuntime, cupti::kExternal};
+constexpr CUpti_ExternalCorrelationKind kExternalKind = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+                                         CUPTI_ACTIVITY_KIND_MEMCPY,
+                                         CUPTI_ACTIVITY_KIND_MEMSET,
+                                         CUPTI_ACTIVITY_KIND_DRIVER,
+                                         CUPTI_ACTIVITY_KIND_RUNTIME,
+                                         CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION};
 
 std::string readable(const char* symbol) {
   int status = 0;
@@ -43,67 +47,67 @@ struct ActivityLog {
 std::mutex recording_mutex;
 ActivityLog* recording = nullptr;
 
+// Fields that both CUPTI's records of that kind and its older ones have; a record may end behind them.
 template <class Record>
-Record read(const std::uint8_t* bytes) {
-  Record record;
-  std::memcpy(&record, bytes, sizeof record);
-  return record;
+const Record& as(const CUpti_Activity* record) {
+  return *reinterpret_cast<const Record*>(record);
 }
 
-void add_record(ActivityLog& to, const std::uint8_t* bytes) {
-  std::uint32_t kind = 0;
-  std::memcpy(&kind, bytes, sizeof kind);
+template <class Record>
+DeviceOperation operation_of(const Record& record, DeviceOperation::Kind kind, const std::string& name) {
   DeviceOperation operation;
-  auto place = [&](const auto& record) {
-    operation.start = record.start;
-    operation.end = record.end;
-    operation.device = record.device;
-    operation.context = record.context;
-    operation.stream = record.stream;
-    operation.correlation = record.correlation;
-  };
-  switch (kind) {
-    case cupti::kKernel: {
-      const auto record = read<cupti::KernelRecord>(bytes);
-      place(record);
-      operation.name = readable(record.name);
-      for (int i = 0; i < 3; ++i) {
-        operation.grid[i] = record.grid[i];
-        operation.block[i] = record.block[i];
-      }
-      operation.registers = record.registers;
-      operation.static_shared = record.static_shared;
-      operation.dynamic_shared = record.dynamic_shared;
+  operation.name = name;
+  operation.kind = kind;
+  operation.start = record.start;
+  operation.end = record.end;
+  operation.device = record.deviceId;
+  operation.context = record.contextId;
+  operation.stream = record.streamId;
+  operation.correlation = record.correlationId;
+  return operation;
+}
+
+void add_record(ActivityLog& to, const CUpti_Activity* activity) {
+  DeviceOperation operation;
+  switch (activity->kind) {
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: {
+      const auto& record = as<CUpti_ActivityKernel10>(activity);
+      operation = operation_of(record, DeviceOperation::Kind::kernel, readable(record.name));
+      const int grid[] = {record.gridX, record.gridY, record.gridZ};
+      const int block[] = {record.blockX, record.blockY, record.blockZ};
+      std::copy_n(grid, 3, operation.grid);
+      std::copy_n(block, 3, operation.block);
+      operation.registers = record.registersPerThread;
+      operation.static_shared = record.staticSharedMemory;
+      operation.dynamic_shared = record.dynamicSharedMemory;
       break;
     }
-    case cupti::kMemcpy: {
-      const auto record = read<cupti::MemcpyRecord>(bytes);
-      place(record);
-      operation.kind = DeviceOperation::Kind::copy;
-      operation.name = "[CUDA memcpy]";
+    case CUPTI_ACTIVITY_KIND_MEMCPY: {
+      const auto& record = as<CUpti_ActivityMemcpy6>(activity);
+      operation = operation_of(record, DeviceOperation::Kind::copy, "[CUDA memcpy]");
       operation.bytes = record.bytes;
       break;
     }
-    case cupti::kMemset: {
-      const auto record = read<cupti::MemsetRecord>(bytes);
-      place(record);
-      operation.kind = DeviceOperation::Kind::fill;
-      operation.name = "[CUDA memset]";
+    case CUPTI_ACTIVITY_KIND_MEMSET: {
+      const auto& record = as<CUpti_ActivityMemset4>(activity);
+      operation = operation_of(record, DeviceOperation::Kind::fill, "[CUDA memset]");
       operation.bytes = record.bytes;
       break;
     }
-    case cupti::kDriver:
-    case cupti::kRuntime: {
-      const auto record = read<cupti::CallRecord>(bytes);
+    case CUPTI_ACTIVITY_KIND_DRIVER:
+    case CUPTI_ACTIVITY_KIND_RUNTIME: {
+      const auto& record = as<CUpti_ActivityAPI>(activity);
+      const bool is_driver = activity->kind == CUPTI_ACTIVITY_KIND_DRIVER;
       const char* name = nullptr;
-      to.library->callback_name(kind == cupti::kDriver ? 1 : 2, record.callback, &name);
-      to.timeline.calls.push_back(
-          {name ? name : "unknown call", record.start, record.end, record.process, record.thread, record.correlation});
+      to.library->cuptiGetCallbackName(is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API,
+                                       record.cbid, &name);
+      to.timeline.calls.push_back({name ? name : "unknown call", record.start, record.end, record.processId,
+                                   record.threadId, record.correlationId});
       return;
     }
-    case cupti::kExternal: {
-      const auto record = read<cupti::ExternalRecord>(bytes);
-      to.external.emplace_back(record.external, record.correlation);
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
+      const auto& record = as<CUpti_ActivityExternalCorrelation>(activity);
+      to.external.emplace_back(record.externalId, record.correlationId);
       return;
     }
     default:
@@ -124,8 +128,9 @@ void buffer_requested(std::uint8_t** buffer, std::size_t* bytes, std::size_t* re
 void buffer_completed(CUctx_st*, std::uint32_t, std::uint8_t* buffer, std::size_t, std::size_t valid) {
   {
     std::lock_guard lock(recording_mutex);
-    std::uint8_t* record = nullptr;
-    while (recording && recording->library->activity_next(buffer, valid, &record) == 0) add_record(*recording, record);
+    CUpti_Activity* record = nullptr;
+    while (recording && recording->library->cuptiActivityGetNextRecord(buffer, valid, &record) == 0)
+      add_record(*recording, record);
   }
   std::free(buffer);
 }
@@ -189,26 +194,26 @@ Timeline record_timeline(const cupti::Library& library, Device& device, const st
   struct Stop {
     const cupti::Library& library;
     ~Stop() {
-      for (auto kind : kKinds) library.activity_disable(kind);
-      library.activity_flush(1);
+      for (auto kind : kKinds) library.cuptiActivityDisable(kind);
+      library.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
       std::lock_guard lock(recording_mutex);
       recording = nullptr;
     }
   };
   {
     const Stop stop{library};
-    HYPERMLA_CUPTI(library, activity_register, buffer_requested, buffer_completed);
-    for (auto kind : kKinds) HYPERMLA_CUPTI(library, activity_enable, kind);
+    HYPERMLA_CUPTI(library, cuptiActivityRegisterCallbacks, buffer_requested, buffer_completed);
+    for (auto kind : kKinds) HYPERMLA_CUPTI(library, cuptiActivityEnable, kind);
     if (sampler) try_sampling([&] { sampler->start(); });
     const auto process = std::uint32_t(::getpid()), thread = std::uint32_t(::syscall(SYS_gettid));
     for (int i = 0; i < repetitions; ++i)
       for (const NamedWork& stage : stages) {
         HostRange range{stage.name, 0, 0, process, thread, {}};
-        library.timestamp(&range.start);
-        library.activity_push_external(kExternalKind, result.timeline.ranges.size());
+        library.cuptiGetTimestamp(&range.start);
+        library.cuptiActivityPushExternalCorrelationId(kExternalKind, result.timeline.ranges.size());
         stage.work(device.stream());
-        library.activity_pop_external(kExternalKind, nullptr);
-        library.timestamp(&range.end);
+        library.cuptiActivityPopExternalCorrelationId(kExternalKind, nullptr);
+        library.cuptiGetTimestamp(&range.end);
         result.timeline.ranges.push_back(range);
       }
     device.synchronize();

@@ -6,67 +6,68 @@ namespace hypermla {
 
 using cupti::Library;
 
-CounterHost::CounterHost(const Library& library, Use use, const std::string& chip, const std::uint8_t* availability)
+CounterHost::CounterHost(const Library& library, CUpti_ProfilerType use, const std::string& chip,
+                         const std::uint8_t* availability)
     : library_(library) {
-  HYPERMLA_CUPTI_PARAMS(HostInitialize, init, host);
-  init.type = use;
-  init.chip = chip.c_str();
-  init.availability = availability;
-  HYPERMLA_CUPTI(library_, host_initialize, &init);
-  host_ = init.host;
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_Initialize, init);
+  init.profilerType = use;
+  init.pChipName = chip.c_str();
+  init.pCounterAvailabilityImage = availability;
+  HYPERMLA_CUPTI(library_, cuptiProfilerHostInitialize, &init);
+  host_ = init.pHostObject;
 }
 
 CounterHost::~CounterHost() {
-  HYPERMLA_CUPTI_PARAMS(HostDeinitialize, end, host);
-  end.host = host_;
-  library_.host_deinitialize(&end);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_Deinitialize, end);
+  end.pHostObject = host_;
+  library_.cuptiProfilerHostDeinitialize(&end);
 }
 
 bool CounterHost::add(std::vector<const char*>& names) {
-  HYPERMLA_CUPTI_PARAMS(HostAddMetrics, add, count);
-  add.host = host_;
-  add.names = names.data();
-  add.count = names.size();
-  return library_.host_add_metrics(&add) == 0;
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_ConfigAddMetrics, add);
+  add.pHostObject = host_;
+  add.ppMetricNames = names.data();
+  add.numMetrics = names.size();
+  return library_.cuptiProfilerHostConfigAddMetrics(&add) == CUPTI_SUCCESS;
 }
 
 std::vector<std::uint8_t> CounterHost::configuration() const {
-  HYPERMLA_CUPTI_PARAMS(HostConfigSize, size, image_size);
-  size.host = host_;
-  HYPERMLA_CUPTI(library_, host_config_size, &size);
-  std::vector<std::uint8_t> image(size.image_size);
-  HYPERMLA_CUPTI_PARAMS(HostConfig, config, image);
-  config.host = host_;
-  config.image_size = image.size();
-  config.image = image.data();
-  HYPERMLA_CUPTI(library_, host_config, &config);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_GetConfigImageSize, size);
+  size.pHostObject = host_;
+  HYPERMLA_CUPTI(library_, cuptiProfilerHostGetConfigImageSize, &size);
+  std::vector<std::uint8_t> image(size.configImageSize);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_GetConfigImage, config);
+  config.pHostObject = host_;
+  config.configImageSize = image.size();
+  config.pConfigImage = image.data();
+  HYPERMLA_CUPTI(library_, cuptiProfilerHostGetConfigImage, &config);
   return image;
 }
 
 int CounterHost::passes(std::vector<std::uint8_t>& configuration) const {
-  HYPERMLA_CUPTI_PARAMS(HostPasses, passes, passes);
-  passes.image_size = configuration.size();
-  passes.image = configuration.data();
-  HYPERMLA_CUPTI(library_, host_passes, &passes);
-  return int(passes.passes);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_GetNumOfPasses, passes);
+  passes.configImageSize = configuration.size();
+  passes.pConfigImage = configuration.data();
+  HYPERMLA_CUPTI(library_, cuptiProfilerHostGetNumOfPasses, &passes);
+  return int(passes.numOfPasses);
 }
 
 std::vector<double> CounterHost::evaluate(const std::vector<std::uint8_t>& data, std::size_t range,
                                           std::vector<const char*>& names) const {
   std::vector<double> values(names.size());
-  HYPERMLA_CUPTI_PARAMS(HostEvaluate, evaluate, values);
-  evaluate.host = host_;
-  evaluate.data = data.data();
-  evaluate.data_size = data.size();
-  evaluate.range = range;
-  evaluate.names = names.data();
-  evaluate.count = names.size();
-  evaluate.values = values.data();
-  HYPERMLA_CUPTI(library_, host_evaluate, &evaluate);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Host_EvaluateToGpuValues, evaluate);
+  evaluate.pHostObject = host_;
+  evaluate.pCounterDataImage = data.data();
+  evaluate.counterDataImageSize = data.size();
+  evaluate.rangeIndex = range;
+  evaluate.ppMetricNames = names.data();
+  evaluate.numMetrics = names.size();
+  evaluate.pMetricValues = values.data();
+  HYPERMLA_CUPTI(library_, cuptiProfilerHostEvaluateToGpuValues, &evaluate);
   return values;
 }
 
-std::unique_ptr<CounterHost> host_with(const Library& library, CounterHost::Use use, const std::string& chip,
+std::unique_ptr<CounterHost> host_with(const Library& library, CUpti_ProfilerType use, const std::string& chip,
                                        const std::uint8_t* availability, const std::vector<std::string>& metrics,
                                        std::vector<const char*>& known, std::vector<std::string>& unknown) {
   auto fresh = [&] { return std::make_unique<CounterHost>(library, use, chip, availability); };
@@ -86,20 +87,20 @@ std::unique_ptr<CounterHost> host_with(const Library& library, CounterHost::Use 
 }
 
 std::string chip_name(const Library& library, std::size_t device) {
-  HYPERMLA_CUPTI_PARAMS(ChipName, chip, name);
-  chip.device = device;
-  HYPERMLA_CUPTI(library, chip_name, &chip);
-  return chip.name;
+  HYPERMLA_CUPTI_PARAMS(CUpti_Device_GetChipName, chip);
+  chip.deviceIndex = device;
+  HYPERMLA_CUPTI(library, cuptiDeviceGetChipName, &chip);
+  return chip.pChipName;
 }
 
 ProfilerSession::ProfilerSession(const Library& library) : library_(library) {
-  HYPERMLA_CUPTI_PARAMS(Initialize, begin, reserved);
-  HYPERMLA_CUPTI(library_, initialize, &begin);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Initialize, begin);
+  HYPERMLA_CUPTI(library_, cuptiProfilerInitialize, &begin);
 }
 
 ProfilerSession::~ProfilerSession() {
-  HYPERMLA_CUPTI_PARAMS(Initialize, end, reserved);
-  library_.deinitialize(&end);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_DeInitialize, end);
+  library_.cuptiProfilerDeInitialize(&end);
 }
 
 }  // namespace hypermla

@@ -13,10 +13,9 @@ namespace hypermla {
 
 class CounterHost {
  public:
-  enum Use { kRanges = 0, kSamples = 1 };  // CUpti_ProfilerType
-
   // `availability`: what the device lets us count; null for all that the chip can.
-  CounterHost(const cupti::Library& library, Use use, const std::string& chip, const std::uint8_t* availability);
+  CounterHost(const cupti::Library& library, CUpti_ProfilerType use, const std::string& chip,
+              const std::uint8_t* availability);
   CounterHost(const CounterHost&) = delete;
   ~CounterHost();
 
@@ -31,11 +30,11 @@ class CounterHost {
 
  private:
   const cupti::Library& library_;
-  cupti::HostObject* host_ = nullptr;
+  CUpti_Profiler_Host_Object* host_ = nullptr;
 };
 
 // A host that has all the metrics that the chip knows; `known` gets them, `unknown` the others.
-std::unique_ptr<CounterHost> host_with(const cupti::Library& library, CounterHost::Use use, const std::string& chip,
+std::unique_ptr<CounterHost> host_with(const cupti::Library& library, CUpti_ProfilerType use, const std::string& chip,
                                        const std::uint8_t* availability, const std::vector<std::string>& metrics,
                                        std::vector<const char*>& known, std::vector<std::string>& unknown);
 

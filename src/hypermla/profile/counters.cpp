@@ -13,16 +13,16 @@ using cupti::Library;
 class RangeSession {
  public:
   RangeSession(const Library& library, CUcontext context) : library_(library) {
-    HYPERMLA_CUPTI_PARAMS(RangeEnable, enable, object);
-    enable.context = context;
-    HYPERMLA_CUPTI(library_, range_enable, &enable);
-    object_ = enable.object;
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_Enable, enable);
+    enable.ctx = context;
+    HYPERMLA_CUPTI(library_, cuptiRangeProfilerEnable, &enable);
+    object_ = enable.pRangeProfilerObject;
   }
   RangeSession(const RangeSession&) = delete;
   ~RangeSession() {
-    HYPERMLA_CUPTI_PARAMS(RangeCall, disable, object);
-    disable.object = object_;
-    library_.range_disable(&disable);
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_Disable, disable);
+    disable.pRangeProfilerObject = object_;
+    library_.cuptiRangeProfilerDisable(&disable);
   }
 
   // Runs the range once for every pass and returns the raw data.
@@ -33,82 +33,89 @@ class RangeSession {
     for (bool done = false; !done;) {
       device.flush_cache(device.stream());
       device.synchronize();
-      HYPERMLA_CUPTI_PARAMS(RangeCall, call, object);
-      call.object = object_;
-      HYPERMLA_CUPTI(library_, range_start, &call);
+      HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_Start, call);
+      call.pRangeProfilerObject = object_;
+      HYPERMLA_CUPTI(library_, cuptiRangeProfilerStart, &call);
       if (!range.one_kernel) {
-        HYPERMLA_CUPTI_PARAMS(RangePush, push, name);
-        push.object = object_;
-        push.name = range.name.c_str();
-        HYPERMLA_CUPTI(library_, range_push, &push);
+        HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_PushRange, push);
+        push.pRangeProfilerObject = object_;
+        push.pRangeName = range.name.c_str();
+        HYPERMLA_CUPTI(library_, cuptiRangeProfilerPushRange, &push);
       }
       range.work(device.stream());
-      if (!range.one_kernel) HYPERMLA_CUPTI(library_, range_pop, &call);
-      HYPERMLA_CUPTI_PARAMS(RangeStop, stop, all_passes_submitted);
-      stop.object = object_;
-      HYPERMLA_CUPTI(library_, range_stop, &stop);
-      done = stop.all_passes_submitted;
+      if (!range.one_kernel) {
+        HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_PopRange, pop);
+        pop.pRangeProfilerObject = object_;
+        HYPERMLA_CUPTI(library_, cuptiRangeProfilerPopRange, &pop);
+      }
+      HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_Stop, stop);
+      stop.pRangeProfilerObject = object_;
+      HYPERMLA_CUPTI(library_, cuptiRangeProfilerStop, &stop);
+      done = stop.isAllPassSubmitted;
     }
-    HYPERMLA_CUPTI_PARAMS(RangeDecode, decode, dropped);
-    decode.object = object_;
-    HYPERMLA_CUPTI(library_, range_decode, &decode);
-    if (decode.dropped) fail("CUPTI dropped {} ranges of {}: is it one kernel?", decode.dropped, range.name);
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_DecodeData, decode);
+    decode.pRangeProfilerObject = object_;
+    HYPERMLA_CUPTI(library_, cuptiRangeProfilerDecodeData, &decode);
+    if (decode.numOfRangeDropped)
+      fail("CUPTI dropped {} ranges of {}: is it one kernel?", decode.numOfRangeDropped, range.name);
     return data;
   }
 
  private:
   std::vector<std::uint8_t> make_image(std::vector<const char*>& names) const {
-    HYPERMLA_CUPTI_PARAMS(RangeDataSize, size, data_size);
-    size.object = object_;
-    size.names = names.data();
-    size.count = names.size();
-    size.ranges = 1;
-    size.nodes = 1;
-    HYPERMLA_CUPTI(library_, range_data_size, &size);
-    std::vector<std::uint8_t> data(size.data_size);
-    HYPERMLA_CUPTI_PARAMS(RangeInitData, init, data);
-    init.object = object_;
-    init.data_size = data.size();
-    init.data = data.data();
-    HYPERMLA_CUPTI(library_, range_init_data, &init);
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_GetCounterDataSize, size);
+    size.pRangeProfilerObject = object_;
+    size.pMetricNames = names.data();
+    size.numMetrics = names.size();
+    size.maxNumOfRanges = 1;
+    size.maxNumRangeTreeNodes = 1;
+    HYPERMLA_CUPTI(library_, cuptiRangeProfilerGetCounterDataSize, &size);
+    std::vector<std::uint8_t> data(size.counterDataSize);
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_CounterDataImage_Initialize, init);
+    init.pRangeProfilerObject = object_;
+    init.counterDataSize = data.size();
+    init.pCounterData = data.data();
+    HYPERMLA_CUPTI(library_, cuptiRangeProfilerCounterDataImageInitialize, &init);
     return data;
   }
 
   void configure(const std::vector<std::uint8_t>& configuration, std::vector<std::uint8_t>& data, bool one_kernel) {
-    HYPERMLA_CUPTI_PARAMS(RangeConfig, config, target_level);
-    config.object = object_;
-    config.config_size = configuration.size();
-    config.config = configuration.data();
-    config.data_size = data.size();
-    config.data = data.data();
-    config.range = one_kernel ? 1 : 2;  // around every kernel, or where the caller says
-    config.replay = 3;                  // by us: CUPTI's own replay would save and restore all memory around every pass
-    config.ranges_per_pass = 1;
-    config.nesting_levels = 1;
-    config.first_level = 1;
-    config.target_level = one_kernel ? 0 : 1;
-    HYPERMLA_CUPTI(library_, range_config, &config);
+    HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_SetConfig, config);
+    config.pRangeProfilerObject = object_;
+    config.configSize = configuration.size();
+    config.pConfig = configuration.data();
+    config.counterDataImageSize = data.size();
+    config.pCounterDataImage = data.data();
+    config.range = one_kernel ? CUPTI_AutoRange : CUPTI_UserRange;  // around every kernel, or where the caller says
+        // By us: CUPTI's own replay would save and restore all memory around every pass.
+    config.replayMode = CUPTI_UserReplay;
+    config.maxRangesPerPass = 1;
+    config.numNestingLevels = 1;
+    config.minNestingLevel = 1;
+    config.targetNestingLevel = one_kernel ? 0 : 1;
+    HYPERMLA_CUPTI(library_, cuptiRangeProfilerSetConfig, &config);
   }
 
   const Library& library_;
-  cupti::RangeObject* object_ = nullptr;
+  CUpti_RangeProfiler_Object* object_ = nullptr;
 };
 
 std::size_t range_count(const Library& library, const std::vector<std::uint8_t>& data) {
-  HYPERMLA_CUPTI_PARAMS(RangeCount, count, ranges);
-  count.data = data.data();
-  count.data_size = data.size();
-  HYPERMLA_CUPTI(library, range_count, &count);
-  return count.ranges;
+  HYPERMLA_CUPTI_PARAMS(CUpti_RangeProfiler_GetCounterDataInfo, count);
+  count.pCounterDataImage = data.data();
+  count.counterDataImageSize = data.size();
+  HYPERMLA_CUPTI(library, cuptiRangeProfilerGetCounterDataInfo, &count);
+  return count.numTotalRanges;
 }
 
 std::vector<std::uint8_t> availability(const Library& library, CUcontext context) {
-  HYPERMLA_CUPTI_PARAMS(CounterAvailability, call, image);
-  call.context = context;
-  HYPERMLA_CUPTI(library, counter_availability, &call);  // the first call that shows a lack of permission
-  std::vector<std::uint8_t> image(call.image_size);
-  call.image = image.data();
-  HYPERMLA_CUPTI(library, counter_availability, &call);
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_GetCounterAvailability, call);
+  call.ctx = context;
+  HYPERMLA_CUPTI(library, cuptiProfilerGetCounterAvailability,
+                 &call);  // the first call that shows a lack of permission
+  std::vector<std::uint8_t> image(call.counterAvailabilityImageSize);
+  call.pCounterAvailabilityImage = image.data();
+  HYPERMLA_CUPTI(library, cuptiProfilerGetCounterAvailability, &call);
   return image;
 }
 
@@ -126,8 +133,8 @@ Counters read_counters(const Library& library, Device& device, const std::vector
   result.chip = chip_name(library, std::size_t(ordinal));
   const std::vector<std::uint8_t> available = availability(library, context);
   std::vector<const char*> names;
-  const auto host =
-      host_with(library, CounterHost::kRanges, result.chip, available.data(), metrics, names, result.unknown);
+  const auto host = host_with(library, CUPTI_PROFILER_TYPE_RANGE_PROFILER, result.chip, available.data(), metrics,
+                              names, result.unknown);
   std::vector<std::uint8_t> configuration = host->configuration();
   result.passes = host->passes(configuration);
 
@@ -145,9 +152,9 @@ Counters read_counters(const Library& library, Device& device, const std::vector
 }
 
 MetricCheck check_metrics(const Library& library, const std::string& chip, const std::vector<std::string>& metrics,
-                          CounterHost::Use use) {
-  HYPERMLA_CUPTI_PARAMS(Initialize, begin, reserved);
-  library.initialize(&begin);  // fails without a driver, and the host's side works all the same
+                          CUpti_ProfilerType use) {
+  HYPERMLA_CUPTI_PARAMS(CUpti_Profiler_Initialize, begin);
+  library.cuptiProfilerInitialize(&begin);  // fails without a driver, and the host's side works all the same
   MetricCheck check;
   std::vector<const char*> names;
   const auto host = host_with(library, use, chip, nullptr, metrics, names, check.unknown);

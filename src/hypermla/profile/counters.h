@@ -39,6 +39,7 @@ struct MetricCheck {
   int passes = 0;
 };
 MetricCheck check_metrics(const cupti::Library& library, const std::string& chip,
-                          const std::vector<std::string>& metrics, CounterHost::Use use = CounterHost::kRanges);
+                          const std::vector<std::string>& metrics,
+                          CUpti_ProfilerType use = CUPTI_PROFILER_TYPE_RANGE_PROFILER);
 
 }  // namespace hypermla
