@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "hypermla/compile/backends.h"
+#include "hypermla/compile/compiler.h"
 #include "support.h"
 
 namespace hypermla {
@@ -26,6 +27,16 @@ std::string raw(const T& value) {
 // One sized attribute of .nv.info: {format 4, attribute, size 8, symbol, value}.
 std::string sized(unsigned char attribute, std::uint32_t symbol, std::uint32_t value) {
   return std::string{'\x04', char(attribute), '\x08', '\0'} + raw(symbol) + raw(value);
+}
+
+// A parameter in both attributes: the size in the upper 14 bits of a u32, or as a u16.
+std::string parameter(std::uint16_t position, std::uint32_t bytes) {
+  return std::string{'\x04', '\x17', '\x0c', '\0'} + raw(std::uint32_t{0}) + raw(position) + raw(std::uint16_t{0}) +
+         raw(std::uint32_t{bytes << 18 | 0x1f000});
+}
+std::string parameter2(std::uint16_t position, std::uint16_t bytes) {
+  return std::string{'\x04', '\x45', '\x0c', '\0'} + raw(std::uint32_t{0}) + raw(position) + raw(std::uint16_t{0}) +
+         raw(bytes) + raw(std::uint16_t{0x400});
 }
 
 std::string elf(const std::vector<Section>& sections) {
@@ -81,6 +92,29 @@ TEST(Cubin, ReadsTheResourcesOfItsKernel) {
   EXPECT_EQ(resources.registers, 168);
   EXPECT_EQ(resources.frame_bytes, 96);
   EXPECT_EQ(resources.shared_bytes, 49152);
+}
+
+TEST(Cubin, ReadsTheSizesOfParametersInOrder) {
+  const std::string older = parameter(2, 128) + parameter(1, 4) + parameter(0, 8);
+  const std::string newer = parameter2(1, 4) + parameter2(0, 8);
+  EXPECT_EQ(read_cubin(elf({{".text.k", "code"}, {".nv.info.k", older}})).parameters, (std::vector<int>{8, 4, 128}));
+  EXPECT_EQ(read_cubin(elf({{".text.k", "code"}, {".nv.info.k", newer}})).parameters, (std::vector<int>{8, 4}));
+}
+
+TEST(Cubin, ArgumentsThatAreNotTheKernelsAreRefused) {
+  const testing_support::TempDir dir;
+  const std::string cubin = elf({{".text.k", "code"}, {".nv.info.k", parameter(0, 8) + parameter(1, 4)}});
+  const CacheEntry entry =
+      KernelCache(dir.path()).publish("k", {{"kernel.cubin", cubin}}, {{"artifact", "kernel.cubin"}});
+  const auto said = [&](std::vector<int> arguments) {
+    return error_of([&] { require_arguments({"flash", "cute/flash.cuh", "flash<1>", std::move(arguments)}, entry); });
+  };
+  EXPECT_EQ(said({8, 4}), "");
+  EXPECT_EQ(said({}), "");  // not known
+  for (const std::vector<int>& wrong : {std::vector<int>{8}, {4, 8}, {8, 4, 4}, {8, 8}})
+    EXPECT_TRUE(contains(said(wrong), "flash takes 2 arguments of 8, 4 bytes, but its plan passes ")) << said(wrong);
+  EXPECT_TRUE(contains(said({8}), "passes 1 of 8 bytes; give the plan's Arguments the order and the types of the "
+                                  "parameters in cute/flash.cuh"));
 }
 
 TEST(Cubin, AKernelWithoutFrameOrSharedMemoryHasNone) {

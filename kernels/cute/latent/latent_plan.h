@@ -349,7 +349,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   struct Operand {
     Tensor tensor;
     int first_column = 0;
-    void* data() const { return static_cast<char*>(tensor.data) + first_column * 2; }
+    void* data() const { return tensor.data ? static_cast<char*>(tensor.data) + first_column * 2 : nullptr; }
     int row_bytes() const { return int(tensor.shape.back()) * 2; }
   };
   struct Operands {

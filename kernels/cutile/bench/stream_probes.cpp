@@ -13,12 +13,15 @@
 namespace hypermla {
 namespace {
 
-CtKernelSpec<StreamReadProblem, StreamReadTiling> stream_read_spec() {
+// Null pointers: for its source only.
+CtKernel stream_read(void* data, void* sum, int rows, unsigned blocks) {
   CtKernelSpec<StreamReadProblem, StreamReadTiling> spec;
   spec.name = "stream_read";
   spec.header = "cutile/bench/stream_read.cuh";
   spec.problem = {.rows = 0};
-  return spec;
+  spec.grid = [=](const StreamReadTiling&) { return Grid{blocks, 1, 1}; };
+  spec.arguments = [=](const StreamReadTiling&) { return Arguments(data, sum, rows); };
+  return CtKernel(spec);
 }
 
 // One pass over `rows` rows of 1 KB.
@@ -27,12 +30,7 @@ Timing time_read(const std::shared_ptr<Device>& shared, Compiler& compiler, int 
   const unsigned blocks = unsigned(device.info().processors) * 2;
   const AllocatedTensors tensors(
       {{"data", Role::input, DType::float32, {rows, 256}}, {"sum", Role::output, DType::float32, {blocks}}}, shared, 1);
-  CtKernelSpec<StreamReadProblem, StreamReadTiling> spec = stream_read_spec();
-  spec.grid = [=](const StreamReadTiling&) { return Grid{blocks, 1, 1}; };
-  spec.arguments = [&tensors, rows](const StreamReadTiling&) {
-    return Arguments(tensors.tensors().at("data").data, tensors.tensors().at("sum").data, rows);
-  };
-  CtKernel kernel(spec);
+  CtKernel kernel = stream_read(tensors.tensors().at("data").data, tensors.tensors().at("sum").data, rows, blocks);
   kernel.prepare(compiler, device);
   return measure_hot(
       device, [&](StreamHandle stream) { kernel.run(stream); }, 10);
@@ -49,12 +47,14 @@ double launch_us(const std::shared_ptr<Device>& device, Compiler& compiler) {
   return 1e6 * time_read(device, compiler, 16).median();
 }
 
-CtKernelSpec<StreamProductProblem, StreamProductTiling> stream_product_spec() {
+CtKernel stream_product(void* a, void* data, void* sum, int rows, int steps, int distinct, unsigned blocks) {
   CtKernelSpec<StreamProductProblem, StreamProductTiling> spec;
   spec.name = "stream_product";
   spec.header = "cutile/bench/stream_product.cuh";
   spec.problem = {.rows = 0};
-  return spec;
+  spec.grid = [=](const StreamProductTiling&) { return Grid{blocks, 1, 1}; };
+  spec.arguments = [=](const StreamProductTiling&) { return Arguments(a, data, sum, rows, steps, distinct); };
+  return CtKernel(spec);
 }
 
 double power_share(const std::shared_ptr<Device>& shared, Compiler& compiler, double read_gbps) {
@@ -68,13 +68,8 @@ double power_share(const std::shared_ptr<Device>& shared, Compiler& compiler, do
                                   {"sum", Role::output, DType::float32, {blocks}}},
                                  shared, 1);
   const auto seconds = [&](int distinct) {
-    CtKernelSpec<StreamProductProblem, StreamProductTiling> spec = stream_product_spec();
-    spec.grid = [=](const StreamProductTiling&) { return Grid{unsigned(blocks), 1, 1}; };
-    spec.arguments = [=, &tensors](const StreamProductTiling&) {
-      auto data = [&](const char* name) { return tensors.tensors().at(name).data; };
-      return Arguments(data("a"), data("data"), data("sum"), rows, steps, distinct);
-    };
-    CtKernel kernel(spec);
+    auto data = [&](const char* name) { return tensors.tensors().at(name).data; };
+    CtKernel kernel = stream_product(data("a"), data("data"), data("sum"), rows, steps, distinct, unsigned(blocks));
     kernel.prepare(compiler, device);
     return measure_sustained(
                device, [&](StreamHandle stream) { kernel.run(stream); }, 1)
@@ -85,7 +80,8 @@ double power_share(const std::shared_ptr<Device>& shared, Compiler& compiler, do
 }
 
 std::vector<KernelSource> sources() {
-  const CtKernel read(stream_read_spec()), product(stream_product_spec());
+  const CtKernel read = stream_read(nullptr, nullptr, 0, 1);
+  const CtKernel product = stream_product(nullptr, nullptr, nullptr, 0, 0, 0, 1);
   return {read.source(read.tiling()), product.source(product.tiling())};
 }
 

@@ -132,7 +132,7 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
     if (found->second.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return found->second;
     pending_.erase(found);
   }
-  std::packaged_task<CacheEntry()> task([this, source, arch, entry_key]() -> CacheEntry {
+  auto find_or_compile = [this, source, arch, entry_key]() -> CacheEntry {
     if (auto entry = cache_.find(entry_key)) return *entry;
     if (config_.worker.empty()) return compile_here(source, arch);
     const ProcessResult result =
@@ -147,12 +147,28 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
     if (auto entry = cache_.find(entry_key)) return *entry;
     fail("{} was compiled, but its cache entry is gone; check that {} is on a working disk", source.name,
          config_.cache.string());
+  };
+  std::packaged_task<CacheEntry()> task([source, find_or_compile] {
+    CacheEntry entry = find_or_compile();
+    require_arguments(source, entry);
+    return entry;
   });
   std::shared_future<CacheEntry> future = task.get_future().share();
   pending_[entry_key] = future;
   queue_.push_back(std::move(task));
   wake_.notify_one();
   return future;
+}
+
+void require_arguments(const KernelSource& source, const CacheEntry& entry) {
+  const std::string artifact = entry.report.at("artifact");
+  if (source.arguments.empty() || fs::path(artifact).extension() != ".cubin") return;
+  const std::vector<int> taken = read_cubin(read_file(entry.path(artifact))).parameters;
+  if (taken != source.arguments)
+    fail("{} takes {} arguments of {} bytes, but its plan passes {} of {} bytes; give the plan's Arguments the order "
+         "and the types of the parameters in {}",
+         source.name, taken.size(), fmt::join(taken, ", "), source.arguments.size(), fmt::join(source.arguments, ", "),
+         source.header);
 }
 
 Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config) {

@@ -26,7 +26,11 @@ struct KernelSource {
   std::string name;      // "flash_attention"
   std::string header;    // below the kernel root: "cutile/mla/flash_attention/flash_attention/flash_attention.cuh"
   std::string instance;  // "hypermla::flash_attention<hypermla::FlashAttentionProblem{.d = 128, ...}, ...>"
+  std::vector<int> arguments = {};  // bytes of each argument that its plan passes; empty: not compared with the kernel
 };
+
+// Throws Error when the cubin of `entry` takes other arguments than `source` says. Entries for CPUs are not checked.
+void require_arguments(const KernelSource& source, const CacheEntry& entry);
 
 struct CompilerConfig {
   std::filesystem::path kernel_root;   // the directory `kernels/`
@@ -49,7 +53,7 @@ class Compiler {
   const KernelCache& cache() const { return cache_; }
 
   // The entry for `source` on `arch` (sm_90, x86-64-v4, ...): cached, or compiled now. Throws Error when it neither is
-  // cached nor compiles, or when no compiler was found.
+  // cached nor compiles, when no compiler was found, or when the kernel takes other arguments than its plan passes.
   CacheEntry compile(const KernelSource& source, const std::string& arch);
   // The same in the background, at most `jobs` at a time, in the order of the calls.
   std::shared_future<CacheEntry> compile_ahead(const KernelSource& source, const std::string& arch);

@@ -12,6 +12,9 @@ namespace {
 
 constexpr unsigned char kAttributeFrameSize = 0x11;
 constexpr unsigned char kAttributeRegisterCount = 0x2f;
+// One for each parameter of a kernel: {index u32, position u16, offset u16, size}. The size is the upper 14 bits of a
+// u32, or, in the newer attribute, a u16.
+constexpr unsigned char kAttributeParameter = 0x17, kAttributeParameter2 = 0x45;
 constexpr unsigned char kFormatSized = 0x04;  // the payload follows; otherwise the u16 is the value
 
 template <class T>
@@ -37,16 +40,26 @@ CubinResources read_cubin(const std::string& cubin) {
     if (name.rfind(".text.", 0) == 0) result.function = name.substr(6);
     if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0")
       result.shared_bytes = int(section.sh_size);
-    if (name != ".nv.info") continue;
+    const bool of_kernel = name.rfind(".nv.info.", 0) == 0;
+    if (name != ".nv.info" && !of_kernel) continue;
     for (std::size_t at = section.sh_offset; at < section.sh_offset + section.sh_size;) {
       const auto format = read_at<unsigned char>(cubin, at);
       const auto attribute = read_at<unsigned char>(cubin, at + 1);
       const auto size = read_at<std::uint16_t>(cubin, at + 2);
-      // Both attributes are pairs {symbol index, value}; the kernel is the only function, so the symbol is not needed.
-      if (format == kFormatSized && size >= 8) {
+      // Frame and registers are pairs {symbol index, value}; the kernel is the only function, so the symbol is not
+      // needed.
+      if (format == kFormatSized && size >= 8 && !of_kernel) {
         const int value = int(read_at<std::uint32_t>(cubin, at + 8));
         if (attribute == kAttributeFrameSize) result.frame_bytes = value;
         if (attribute == kAttributeRegisterCount) result.registers = value;
+      }
+      if (format == kFormatSized && size >= 12 && of_kernel &&
+          (attribute == kAttributeParameter || attribute == kAttributeParameter2)) {
+        const auto position = read_at<std::uint16_t>(cubin, at + 8);
+        if (result.parameters.size() <= position) result.parameters.resize(position + 1u);
+        result.parameters[position] = attribute == kAttributeParameter
+                                          ? int(read_at<std::uint32_t>(cubin, at + 12) >> 18)
+                                          : read_at<std::uint16_t>(cubin, at + 12);
       }
       at += 4 + (format == kFormatSized ? size : 0);
     }

@@ -9,6 +9,7 @@ namespace hypermla {
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
 
 TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes) {
+  if (!data) return {};
   constexpr int kColumns = 64;  // 128 bytes, a line of the swizzle
   std::vector<cuuint64_t> extents = {kColumns}, strides;
   std::vector<cuuint32_t> box = {kColumns}, steps(axes.size() + 1, 1);

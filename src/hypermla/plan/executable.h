@@ -55,6 +55,7 @@ class Arguments {
   explicit Arguments(const Ts&... values) {
     (add(values), ...);
   }
+  std::vector<int> sizes() const { return sizes_; }  // bytes of each
   void** pointers() {
     pointers_.clear();
     for (Slot& slot : slots_) pointers_.push_back(&slot);
@@ -68,11 +69,17 @@ class Arguments {
     float real;
     TensorMap map;
   };
-  void add(void* value) { slots_.emplace_back().pointer = value; }
-  void add(int value) { slots_.emplace_back().integer = value; }
-  void add(float value) { slots_.emplace_back().real = value; }
-  void add(const TensorMap& value) { slots_.emplace_back().map = value; }
+  template <class T>
+  Slot& add_slot(const T&) {
+    sizes_.push_back(int(sizeof(T)));
+    return slots_.emplace_back();
+  }
+  void add(void* value) { add_slot(value).pointer = value; }
+  void add(int value) { add_slot(value).integer = value; }
+  void add(float value) { add_slot(value).real = value; }
+  void add(const TensorMap& value) { add_slot(value).map = value; }
   std::vector<Slot> slots_;
+  std::vector<int> sizes_;
   std::vector<void*> pointers_;
 };
 
@@ -115,8 +122,10 @@ class TiledKernel : public Executable {
   const Json& tiling() const { return tiling_; }
   void set_tiling(const Json& tiling);  // throws Error when it names an unknown field
   const std::vector<Json>& candidates() const { return candidates_; }
-  // The source for a tiling, without compiling it.
-  KernelSource source(const Json& tiling) const { return {name(), header_, instance_(tiling)}; }
+  // The source for a tiling, without compiling it, and what it is passed.
+  KernelSource source(const Json& tiling) const {
+    return {name(), header_, instance_(tiling), launch_(tiling).arguments(nullptr).sizes()};
+  }
   const std::string& header() const { return header_; }
   // Roofline time of what a tiling really executes, in whole waves over the device's processors.
   double predict_seconds(const Json& tiling, const DeviceSpec& device, DType dtype) const;
