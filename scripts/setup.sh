@@ -108,7 +108,7 @@ configure() {
 build() {
   local log=$root/build/build.log begin=$SECONDS
   touch "$root/build/building"  # what changes from now on is newer than this build
-  note "building (two minutes on two cores when everything is new)"
+  note "building (about four minutes on two cores when everything is new)"
   if [[ -t 2 ]]; then
     cmake --build "$root/build" --target "$@" >&2 || die "the build failed; the lines above say why"
   else
