@@ -26,17 +26,38 @@ Options:
 """
 
 
-def fields(header, struct_suffix):
-    """[(name, default, help)] of a kernel's own <Name>Problem or <Name>Tiling."""
+def camel_case(name):
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def fields(header, struct):
+    """[(name, default, help)] of a struct in a header."""
     text = header.read_text()
-    camel = "".join(part.capitalize() for part in header.stem.split("_"))
-    start = text.index(f"struct {camel}{struct_suffix} ")
+    start = text.index(f"struct {struct} ")
     body = text[start : text.index("\n};", start)]
     defaults = dict(re.findall(r"^  \w+ (\w+) = ([\w.:-]+);", body, re.M))
     return [
-        (name, defaults[name].split("::")[-1], text)
-        for name, text in re.findall(r'field\("(\w+)", self\.\w+,\s*"([^"]*)"\)', body)
+        (name, defaults[name].split("::")[-1], re.sub(r'"\s*"', "", text))
+        for name, text in re.findall(r'field\("(\w+)", self\.\w+,\s*"((?:[^"]|"\s*")*)"\)', body)
     ]
+
+
+def included_plans(source):
+    """The headers that plans share, as far as a plan includes them."""
+    names = re.findall(r'#include "(cu\w+/\w+/\w+_plan.h)"', source)
+    return "".join((CHECKOUT / "kernels" / name).read_text() for name in names)
+
+
+def differences(plan):
+    """What a version says of its form's problem: the fields that it does not offer, and defaults of its own."""
+    text = plan + included_plans(plan)
+    withheld = re.search(r"AttentionPlan\((?:\{(.*?)\}|(\w+))\) \{", text)
+    if withheld and withheld[2]:
+        latent = (CHECKOUT / "kernels/mla/latent/latent_plan.h").read_text()
+        withheld = re.search(rf"{withheld[2]} = \{{(.*?)\}}", latent, re.S)
+    constructors = "".join(re.findall(r"Plan\(\)[^\n]*\{ (problem\.[^}]*)\}", text))
+    defaults = dict(re.findall(r"problem\.(\w+) = (\w+)", constructors))
+    return re.findall(r'"(\w+)"', withheld[1]) if withheld else [], defaults
 
 
 class Help(CommandCase):
@@ -68,11 +89,19 @@ class Help(CommandCase):
                 header = directory / f"{directory.name}.h"
                 if not header.exists():  # shared with the stages of others
                     header, = (CHECKOUT / "kernels" / name.split(".")[0]).glob(f"*/{directory.name}.h")
-                listed = fields(header, "Problem")
+                plan = (directory / f"{directory.name}.cpp").read_text()
+                form = re.search(r'"mla/(\w+)/\w+_plan.h"', plan + included_plans(plan))
+                problem_header = CHECKOUT / f"kernels/mla/{form[1]}/{form[1]}.h" if form else header
+                listed = fields(problem_header, camel_case(problem_header.stem) + "Problem")
                 self.assertTrue(listed)
+                withheld, defaults = differences(plan)
                 for field, default, words in listed:
-                    self.assertRegex(problem, rf"--{field} \w+ +{re.escape(words)} \(default {default}\)")
-                for field, _, words in fields(header, "Tiling"):
+                    if field in withheld:
+                        self.assertNotIn(f"--{field} ", problem)
+                    else:
+                        default = defaults.get(field, default)
+                        self.assertRegex(problem, rf"--{field} \w+ +{re.escape(words)} \(default {default}\)")
+                for field, _, words in fields(header, camel_case(directory.name) + "Tiling"):
                     self.assertRegex(tiling, rf"--{field} \w+ +{re.escape(words)} \(default ")
                 for flag in ("device", "check", "seed", "no_autotune", "retune", "tune_max_iters", "prof_type", "bench_runs",
                              "label", "out_dir"):

@@ -1,15 +1,14 @@
 // The part that attention plans share, against enumeration and against the cost models of roofline/attention_cost.h.
-#include "hypermla/plan/attention.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <utility>
 
-#include "cutile/mla/flash_attention/flash_attention/flash_attention.h"
 #include "cutile/mla/flash_mla/flash_mla/flash_mla.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/roofline/attention_cost.h"
+#include "mla/decompressed/decompressed_plan.h"
+#include "mla/latent/latent_plan.h"
 #include "support.h"
 
 namespace hypermla {
@@ -41,11 +40,11 @@ TEST(AttentionForms, MeanTokensSeenIsWhatEnumerationCounts) {
 TEST(AttentionForms, DecompressedCostIsArithmeticOfTheSeenAndEveryTensorOnce) {
   for (const bool causal : {false, true}) {
     for (const int s : {1, 5, 33}) {
-      const FlashAttentionProblem problem{
+      const DecompressedProblem problem{
           .b = 3, .s = s, .t = 20, .h = 7, .d = 64, .p = 32, .dtype = DType::float16, .causal = causal};
       const Cost cost = decompressed_cost(problem);
       EXPECT_DOUBLE_EQ(cost.flops, 3 * 7 * pairs(s, 20, causal) * 2 * (64 + 32 + 64));
-      EXPECT_DOUBLE_EQ(cost.bytes, bytes_of(decompressed_tensors(problem)));
+      EXPECT_DOUBLE_EQ(cost.bytes, bytes_of(tensors_of(problem)));
       if (!causal) {
         EXPECT_DOUBLE_EQ(cost.flops, flash_attention_cost({.b = 3, .s = s, .t = 20, .h = 7, .d = 64, .p = 32}).flops);
       }
@@ -56,10 +55,10 @@ TEST(AttentionForms, DecompressedCostIsArithmeticOfTheSeenAndEveryTensorOnce) {
 TEST(AttentionForms, LatentCostIsThatOfFlashMlaAndTheLogSumExp) {
   for (const bool causal : {false, true}) {
     for (const int s : {1, 5, 33}) {
-      const FlashMlaProblem problem{.b = 3, .s = s, .t = 20, .h = 7, .p = 32, .k = 256, .causal = causal};
+      const LatentProblem problem{.b = 3, .s = s, .t = 20, .h = 7, .p = 32, .k = 256, .causal = causal};
       const Cost cost = latent_cost(problem);
       EXPECT_DOUBLE_EQ(cost.flops, 3 * 7 * pairs(s, 20, causal) * 2 * (256 + 32 + 256));
-      EXPECT_DOUBLE_EQ(cost.bytes, bytes_of(latent_tensors(problem)));
+      EXPECT_DOUBLE_EQ(cost.bytes, bytes_of(tensors_of(problem)));
       const Cost model = flash_mla_cost({.b = 3, .s = s, .t = 20, .h = 7, .p = 32, .k = 256});
       EXPECT_DOUBLE_EQ(cost.bytes, model.bytes + 4.0 * 3 * 7 * s);
       if (!causal) {
@@ -70,22 +69,21 @@ TEST(AttentionForms, LatentCostIsThatOfFlashMlaAndTheLogSumExp) {
 }
 
 TEST(AttentionForms, LatentExecutedCountsEveryBlock) {
-  const FlashMlaProblem problem{.b = 2, .s = 5, .t = 20, .h = 7, .p = 32, .k = 256};  // 35 rows of one batch element
+  const LatentProblem problem{.b = 2, .s = 5, .t = 20, .h = 7, .p = 32, .k = 256};  // 35 rows of one batch element
   for (const auto& [Bm, Bn] : {std::pair(16, 16), std::pair(32, 16), std::pair(64, 64)})
     for (const int Bv : {64, 128, 256}) {
       double flops = 0;
       for (int block = 0; block * Bm < 35; ++block)
         for (int column = 0; column < 256; column += Bv)  // each makes the scores anew, and Bv columns of the output
           for (int token = 0; token < 20; token += Bn) flops += 2.0 * 2 * Bm * Bn * (256 + 32 + Bv);
-      const FlashMlaTiling tiling{.Bm = Bm, .Bn = Bn, .Bv = Bv, .Bk = 64};
-      EXPECT_DOUBLE_EQ(latent_executed(problem, tiling).flops, flops) << Bm << " " << Bv;
-      EXPECT_DOUBLE_EQ(latent_executed(problem, tiling).bytes, latent_cost(problem).bytes);
+      EXPECT_DOUBLE_EQ(latent_executed(problem, Bm, Bn, Bv).flops, flops) << Bm << " " << Bv;
+      EXPECT_DOUBLE_EQ(latent_executed(problem, Bm, Bn, Bv).bytes, latent_cost(problem).bytes);
     }
 }
 
 // With one column of ones as values the output is one, and with equal keys the log-sum-exp is score + log(seen).
 TEST(AttentionForms, DecompressedReferenceReadsItsOwnHead) {
-  const FlashAttentionProblem problem{.b = 2, .s = 3, .t = 4, .h = 2, .d = 16, .p = 16, .causal = true};
+  const DecompressedProblem problem{.b = 2, .s = 3, .t = 4, .h = 2, .d = 16, .p = 16, .causal = true};
   const std::int64_t group = 3;  // the second head of the second batch element
   const InputReader input = [&](const std::string& name, std::int64_t first, std::int64_t count) {
     std::vector<float> values(std::size_t(count), 0.0f);
@@ -97,7 +95,7 @@ TEST(AttentionForms, DecompressedReferenceReadsItsOwnHead) {
     }
     return values;
   };
-  const ReferenceOutputs outputs = decompressed_reference(problem, group, input);
+  const ReferenceOutputs outputs = reference_of(problem, group, input);
   const double score = (16 * 1 + 16 * 2) / std::sqrt(32.0);
   for (int i = 0; i < 3; ++i) {
     const int seen = 4 - 3 + i + 1;
@@ -107,7 +105,7 @@ TEST(AttentionForms, DecompressedReferenceReadsItsOwnHead) {
 }
 
 TEST(AttentionForms, LatentReferenceSharesItsTokensBetweenHeads) {
-  const FlashMlaProblem problem{.b = 2, .s = 1, .t = 4, .h = 3, .d = 128, .p = 16, .k = 32};
+  const LatentProblem problem{.b = 2, .s = 1, .t = 4, .h = 3, .d = 128, .p = 16, .k = 32};
   const std::int64_t group = 4;  // the second head of the second batch element
   const InputReader input = [&](const std::string& name, std::int64_t first, std::int64_t count) {
     std::vector<float> values(std::size_t(count), 0.0f);
@@ -119,7 +117,7 @@ TEST(AttentionForms, LatentReferenceSharesItsTokensBetweenHeads) {
     }
     return values;
   };
-  const ReferenceOutputs outputs = latent_reference(problem, group, input);
+  const ReferenceOutputs outputs = reference_of(problem, group, input);
   EXPECT_NEAR(outputs.at("lse")[0], 16 * 3 / std::sqrt(128.0 + 16) + std::log(4.0), 1e-6);  // d sets the scale
   EXPECT_NEAR(outputs.at("o")[31], 1.5, 1e-12);
 }
@@ -140,19 +138,18 @@ TEST(TypedPlan, PreconditionsNameTheFieldAndWhatIsSupported) {
 }
 
 TEST(TypedPlan, TheProblemKeyNamesWhatItMust) {
-  struct Plan : TypedPlan<FlashMlaProblem, FlashMlaTiling> {
+  struct Plan : AttentionPlan<LatentProblem, FlashMlaTiling> {
+    Plan() : AttentionPlan(kLatentServing) {}
     void use_default_tiling() override { tiling.Bm = problem.s; }
     void validate() const override {}
-    std::vector<TensorSpec> tensors() const override { return latent_tensors(problem); }
-    ReferenceShape reference_shape() const override { return {}; }
-    ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
     std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
   } plan;
   set_problem(plan, {{"b", 32}, {"s", 16}, {"dtype", "float16"}, {"causal", true}});
   EXPECT_EQ(problem_key(plan), "b32_s16_t4096_h128_d128_p64_k512_float16_causal=true");
   EXPECT_EQ(plan.tiling.Bm, 16);  // the default tiling follows the problem
   EXPECT_EQ(plan.dtype(), DType::float16);
-  EXPECT_TRUE(contains(error_of([&] { set_problem(plan, {{"heads", 4}}); }), "heads"));
+  for (const char* name : {"heads", "page"})  // a field that nobody has, and one that this version does not offer
+    EXPECT_TRUE(contains(error_of([&] { set_problem(plan, {{name, 4}}); }), name));
   const Tensors tensors = empty_tensors(plan);
   EXPECT_EQ(tensors.at("qc").shape, (std::vector<std::int64_t>{32, 128, 16, 512}));
   EXPECT_EQ(tensors.at("lse").dtype, DType::float32);

@@ -1,7 +1,9 @@
 // The shared half of the hybrid: what holds whatever the kernels do.
-#include "hypermla/plan/hybrid.h"
+#include "mla/hybrid/hybrid_plan.h"
 
 #include <gtest/gtest.h>
+
+#include <random>
 
 #include "support.h"
 
@@ -11,12 +13,17 @@ namespace {
 using testing_support::contains;
 using testing_support::error_of;
 
+// A small one, where nothing else is said.
 struct Problem {
   int b = 2, s = 3, t = 9, n = 4, h = 2, d = 16, p = 16, k = 32;
   DType dtype = DType::bfloat16;
   bool causal = false, ragged = false;
   int prefixes = 0;
   bool tokens_first = false;
+
+  operator HybridProblem() const {
+    return {b, s, t, n, h, d, p, k, dtype, causal, ragged, prefixes, tokens_first};
+  }
 };
 
 // Tensors in which the decompressed tokens are what the latents make of them: k = z wk, v = z w, qc = q wk^T. Then it must not
@@ -87,10 +94,10 @@ TEST(Hybrid, ItsReferenceDoesNotDependOnHowManyTokensAreDecompressed) {
     for (const int prefixes : {0, 2}) {
       Problem at{.n = 0, .causal = causal, .prefixes = prefixes};
       const AbsorbedTensors tensors(at);
-      const ReferenceOutputs latent = hybrid_reference(at, 3, tensors.reader(at));
+      const ReferenceOutputs latent = reference_of(at, 3, tensors.reader(at));
       for (const int n : {1, 4, 8, 9}) {
         at.n = n;
-        const ReferenceOutputs mixed = hybrid_reference(at, 3, tensors.reader(at));
+        const ReferenceOutputs mixed = reference_of(at, 3, tensors.reader(at));
         for (const char* name : {"o", "lse"})
           for (std::size_t i = 0; i < latent.at(name).size(); ++i)
             EXPECT_NEAR(mixed.at(name)[i], latent.at(name)[i], 1e-5) << name << " n=" << n << " causal=" << causal;
@@ -101,10 +108,10 @@ TEST(Hybrid, ItsReferenceDoesNotDependOnHowManyTokensAreDecompressed) {
 TEST(Hybrid, TokensFirstIsTheSameInAnotherOrder) {
   Problem at{.causal = true};
   const AbsorbedTensors tensors(at);
-  const ReferenceOutputs heads[] = {hybrid_reference(at, 2, tensors.reader(at)),
-                                    hybrid_reference(at, 3, tensors.reader(at))};
+  const ReferenceOutputs heads[] = {reference_of(at, 2, tensors.reader(at)),
+                                    reference_of(at, 3, tensors.reader(at))};
   at.tokens_first = true;
-  const ReferenceOutputs request = hybrid_reference(at, 1, tensors.reader(at));
+  const ReferenceOutputs request = reference_of(at, 1, tensors.reader(at));
   for (int head = 0; head < 2; ++head)
     for (int i = 0; i < at.s; ++i) {
       EXPECT_EQ(request.at("lse")[head * at.s + i], heads[head].at("lse")[i]);

@@ -2,21 +2,21 @@
 // A version says which kernel takes the decompressed path, on what each path runs, and in what order.
 #pragma once
 
-#include "hypermla/plan/hybrid.h"
 #include "hypermla/plan/stage.h"
+#include "mla/hybrid/hybrid_plan.h"
 
 namespace hypermla::cute {
 
-template <class Problem, class Tiling>
-class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
+template <class Tiling>
+class StagedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
  public:
-  using TypedPlan<Problem, Tiling>::problem;
-  using TypedPlan<Problem, Tiling>::tiling;
-  using TypedPlan<Problem, Tiling>::target;
+  using AttentionPlan<HybridProblem, Tiling>::problem;
+  using AttentionPlan<HybridProblem, Tiling>::tiling;
+  using AttentionPlan<HybridProblem, Tiling>::target;
 
   std::vector<TensorSpec> tensors() const override {
-    const Problem& at = problem;
-    std::vector<TensorSpec> all = hybrid_tensors(at);
+    const HybridProblem& at = problem;
+    std::vector<TensorSpec> all = tensors_of(at);
     auto workspace = [&](const char* name, DType dtype, std::vector<std::int64_t> shape) {
       all.push_back({name, Role::workspace, dtype, std::move(shape)});
     };
@@ -31,11 +31,6 @@ class StagedHybridPlan : public TypedPlan<Problem, Tiling> {
     for (const Stage& stage : stages())
       for (TensorSpec& spec : stage.workspaces()) all.push_back(std::move(spec));
     return all;
-  }
-  InputRules input_rules(std::uint64_t) const override { return hybrid_input_rules(problem); }
-  ReferenceShape reference_shape() const override { return hybrid_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return hybrid_reference(problem, group, input);
   }
 
  protected:

@@ -1,20 +1,14 @@
-// What the plans of all versions of the latent kernel for Hopper share: problem, tensors, inputs, reference, cost, and the
-// planning of their work, on the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
-//
-//   qc [B,H,S,512], qpe [B,H,S,64], z [B,T,512], kpe [B,T,64] -> o [B,H,S,512], lse [B,H,S]
-//   fused: q [B,H,S,576], cache [B,T,576]; paged: the caches are [pages, page, ..], and block_table [B, ceil(T/page)];
-//   ragged: lengths [B], each at most T; ragged, causal and after > 0: after_lengths [B], each at most `after`
+// What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their
+// work, on the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 #include <tuple>
 
 #include "cute/latent/combine_parts.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
-#include "hypermla/plan/attention.h"
+#include "mla/latent/latent_plan.h"
 
 namespace hypermla::cute {
 
@@ -33,19 +27,20 @@ struct WorkSizes {
   int workers = 0;
 };
 
-template <class Problem, class Tiling>
-class LatentPlan : public TypedPlan<Problem, Tiling> {
+template <class Tiling>
+class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
  public:
-  using TypedPlan<Problem, Tiling>::problem;
-  using TypedPlan<Problem, Tiling>::tiling;
-  using TypedPlan<Problem, Tiling>::target;
+  using AttentionPlan<LatentProblem, Tiling>::problem;
+  using AttentionPlan<LatentProblem, Tiling>::tiling;
+  using AttentionPlan<LatentProblem, Tiling>::target;
 
+  LatentPlan() { problem.b = 32; }
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
   }
 
   void validate() const override {
-    const Problem& at = problem;
+    const LatentProblem& at = problem;
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}, {"d", at.d}};
     for (const auto& [name, value] : extents) require_positive(name, value);
     if (at.k != 512 || at.p != 64)
@@ -57,8 +52,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     if (at.page != 0 && at.page != 1 && at.page != 16 && at.page != 32 && at.page != 64 && at.page != 128)
       fail("--page={} is not supported: choose 1, 16, 32, 64 or 128, or 0 for a dense cache", at.page);
     if (at.page == 0 && at.pages != 0) fail("--pages={} needs a page size: add --page=64", at.pages);
-    if (at.page > 0 && at.pages != 0 && at.pages < table_width())
-      fail("--pages={} is not supported: one request of {} tokens already has {}", at.pages, at.t, table_width());
+    if (at.page > 0 && at.pages != 0 && at.pages < table_width(at))
+      fail("--pages={} is not supported: one request of {} tokens already has {}", at.pages, at.t, table_width(at));
     if (at.ragged && at.b > kMaxPlannedRequests)
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
     if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
@@ -72,26 +67,11 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   }
 
   std::vector<TensorSpec> tensors() const override {
-    const Problem& at = problem;
-    std::vector<TensorSpec> all;
+    const LatentProblem& at = problem;
+    std::vector<TensorSpec> all = tensors_of(at);
     auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
       all.push_back({name, role, dtype, std::move(shape)});
     };
-    const std::int64_t batches = at.page ? pool_pages() : at.b, tokens = at.page ? at.page : at.t;
-    if (at.fused) {
-      add("q", Role::input, at.dtype, {at.b, at.h, at.s, at.k + at.p});
-      add("cache", Role::input, at.dtype, {batches, tokens, at.k + at.p});
-    } else {
-      add("qc", Role::input, at.dtype, {at.b, at.h, at.s, at.k});
-      add("qpe", Role::input, at.dtype, {at.b, at.h, at.s, at.p});
-      add("z", Role::input, at.dtype, {batches, tokens, at.k});
-      add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
-    }
-    if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
-    if (reads_after_lengths()) add("after_lengths", Role::input, DType::int32, {at.b});
-    if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width()});
-    add("o", Role::output, at.dtype, {at.b, at.h, at.s, at.k});
-    add("lse", Role::output, DType::float32, {at.b, at.h, at.s});
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
     std::vector<Tiling> tilings = candidates();
     tilings.push_back(tiling);
@@ -109,93 +89,6 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
       add("combine_work", Role::workspace, DType::int32, {combines, sizeof(CombineItem) / 4});
     }
     return all;
-  }
-
-  InputRules input_rules(std::uint64_t seed) const override {
-    InputRules rules;
-    const Problem& at = problem;
-    const std::vector<int> tokens = lengths();
-    const std::int64_t width = at.k + at.p;
-    auto unread = [&](std::int64_t first_row, std::int64_t rows) {
-      if (rows <= 0) return;
-      if (at.fused) {
-        rules.unread["cache"].push_back({first_row * width, rows * width});
-      } else {
-        rules.unread["z"].push_back({first_row * at.k, rows * at.k});
-        rules.unread["kpe"].push_back({first_row * at.p, rows * at.p});
-      }
-    };
-    if (at.ragged) rules.integers["lengths"] = tokens;
-    if (reads_after_lengths()) rules.integers["after_lengths"] = sample_lengths(at.b, at.after);
-    if (at.page) {
-      std::vector<int> free(pool_pages());
-      for (int i = 0; i < int(free.size()); ++i) free[i] = i;
-      std::shuffle(free.begin(), free.end(), std::mt19937_64(seed));
-      // A pool smaller than the batch needs (prefixes that requests share) gives its pages out again.
-      std::vector<int>& table = rules.integers["block_table"];
-      std::vector<int> used(free.size(), 0);  // slots of a page, from the first on
-      std::size_t next = 0;
-      for (int r = 0; r < at.b; ++r)
-        for (int i = 0; i < table_width(); ++i) {
-          const int left = std::clamp(tokens[r] - i * at.page, 0, at.page);
-          table.push_back(left > 0 ? free[next++ % free.size()] : 1 << 30);  // an entry that nobody may follow
-          if (left > 0) used[table.back()] = std::max(used[table.back()], left);
-        }
-      for (std::size_t i = 0; i < used.size(); ++i) unread(std::int64_t(i) * at.page + used[i], at.page - used[i]);
-    } else {
-      for (int r = 0; r < at.b; ++r) unread(std::int64_t{r} * at.t + tokens[r], at.t - tokens[r]);
-      rules.growing = {{at.fused ? "cache" : "kpe", at.t, at.fused ? at.k + at.p : at.p}};
-    }
-    return rules;
-  }
-
-  ReferenceShape reference_shape() const override {
-    return {std::int64_t{problem.b} * problem.h, 2.0 * problem.s * problem.t * (2 * problem.k + problem.p)};
-  }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    const Problem& at = problem;
-    const RowReader rows{input};
-    const std::int64_t request = group / at.h;
-    const int tokens = at.ragged ? int(input("lengths", request, 1)[0]) : at.t;
-    std::vector<float> table;
-    if (at.page) table = input("block_table", request * table_width(), table_width());
-    // `width` columns of the request's tokens, dense.
-    auto cache = [&](const char* name, int width) {
-      std::vector<float> all;
-      for (int token = 0; token < tokens;) {
-        const int count = at.page ? std::min(at.page, tokens - token) : tokens;
-        const std::int64_t first = at.page ? std::int64_t(table[token / at.page]) * at.page : request * at.t;
-        const std::vector<float> piece = input(name, first * width, std::int64_t{count} * width);
-        all.insert(all.end(), piece.begin(), piece.end());
-        token += count;
-      }
-      return all;
-    };
-    const int width = at.k + at.p;
-    std::vector<float> q, keys, z;
-    if (at.fused) {
-      q = rows("q", group, at.s, width);
-      keys = cache("cache", width);
-      for (int i = 0; i < tokens; ++i) z.insert(z.end(), &keys[i * width], &keys[i * width] + at.k);
-    } else {
-      q = join_columns(rows("qc", group, at.s, at.k), rows("qpe", group, at.s, at.p), at.k, at.p);
-      z = cache("z", at.k);
-      keys = join_columns(z, cache("kpe", at.p), at.k, at.p);
-    }
-    ReferenceOutputs outputs;
-    auto attend = [&](int first, int last, bool causal) {  // queries
-      const AttentionReference one = attention_reference(
-          {q.begin() + std::ptrdiff_t(first) * width, q.begin() + std::ptrdiff_t(last) * width}, keys, z, last - first,
-          tokens, width, at.k, scale(), causal);
-      outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
-      outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
-    };
-    const int masked = masked_queries(reads_after_lengths() ? int(input("after_lengths", request, 1)[0]) : at.after);
-    if (masked > 0) attend(0, masked, true);
-    if (masked < at.s) attend(masked, at.s, false);
-    if (at.lse_base2)
-      for (double& value : outputs["lse"]) value *= kLog2e;
-    return outputs;
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -222,41 +115,20 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     if (blocks != 0 && !(may_prefetch() && blocks > 0))
       fail("--prefetch={} is not supported here: it needs a dense cache, and no --ragged; choose --prefetch=0", blocks);
   }
-  bool reads_after_lengths() const { return problem.ragged && problem.causal && problem.after > 0; }
-  // The first queries of a request, for which a causal mask hides some of its tokens; the others see all of them.
-  int masked_queries(int after) const { return problem.causal ? std::max(problem.s - after, 0) : 0; }
-  float scale() const { return problem.scale > 0 ? problem.scale : softmax_scale(problem.d, problem.p); }
   float lse_unit() const { return problem.lse_base2 ? 1.0f : kLn2; }
-  int table_width() const { return int(ceil_div(problem.t, std::max(problem.page, 1))); }
-  std::int64_t pool_pages() const { return problem.pages ? problem.pages : std::int64_t{problem.b} * table_width(); }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, division(at).rows)); }
   double part_bytes(const Tiling& at) const { return division(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0); }
 
-  std::vector<int> lengths() const {
-    return problem.ragged ? sample_lengths(problem.b, problem.t) : std::vector<int>(problem.b, problem.t);
-  }
   std::int64_t token_blocks() const {
     std::int64_t blocks = 0;
-    for (int tokens : lengths()) blocks += ceil_div(tokens, kTokenBlock);
+    for (int tokens : lengths_of(problem)) blocks += ceil_div(tokens, kTokenBlock);
     return blocks;
   }
 
-  Cost total_cost() const {
-    const Problem& at = problem;
-    const double width = dtype_bytes(at.dtype), rows = double(at.h) * at.s;
-    Cost cost{0, at.b * (rows * (width * (2 * at.k + at.p) + 4) + 4.0 * at.ragged + (at.page ? 4.0 * table_width() : 0))};
-    const int masked = masked_queries(at.after);
-    for (int tokens : lengths()) {
-      const double seen = (at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0);
-      cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
-      cost.bytes += width * tokens * (at.k + at.p);
-    }
-    return cost;
-  }
   // Orders the candidates: with padded rows, and partial outputs written and read.
   Cost executed_cost(const Tiling& at) const {
-    Cost cost = total_cost();
+    Cost cost = latent_cost(problem);
     cost.flops *= padding(problem.h * problem.s, division(at).rows);
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
@@ -269,7 +141,7 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   }
 
   WorkPlan work_plan(const Tiling& at) const {
-    return plan_work(lengths(), row_tiles(at), target.processors, split_blocks(), division(at).costs);
+    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), division(at).costs);
   }
   RequestSchedule schedule(const Tiling& at) const { return schedule_requests(row_tiles(at), target.processors); }
   WorkSizes sizes(const Tiling& at) const {
@@ -333,8 +205,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
   }
 
   // What the kernel is compiled for; the rest it learns at run time.
-  Problem at_compile_time() const {
-    Problem at{};
+  LatentProblem at_compile_time() const {
+    LatentProblem at{};
     at.b = at.s = at.t = at.h = at.d = 0;
     at.k = problem.k;
     at.p = problem.p;
@@ -367,8 +239,8 @@ class LatentPlan : public TypedPlan<Problem, Tiling> {
     return map(operand, columns, problem.h * problem.s, problem.b, box_rows, box_groups);
   }
   TensorMap token_map(const Operand& operand, int columns, int box_rows, int box_groups) const {
-    return map(operand, columns, problem.page ? problem.page : problem.t, problem.page ? pool_pages() : problem.b, box_rows,
-               box_groups);
+    return map(operand, columns, problem.page ? problem.page : problem.t,
+               problem.page ? pool_pages(problem) : problem.b, box_rows, box_groups);
   }
 
  private:

@@ -1,6 +1,6 @@
 // The two kinds of work of the hybrid, one unit at a time, for kernels whose blocks do either: attention over latent tokens and
 // over decompressed tokens, both leaving normalised partial outputs with their log-sum-exp. Online softmax as in FlashAttention
-// (arXiv 2205.14135). src/hypermla/plan/hybrid.h says what the tensors are.
+// (arXiv 2205.14135). mla/hybrid/hybrid_plan.h says what the tensors are.
 //
 // A request's tokens begin wherever its own storage does and are as many as it has, so that what lies behind them is never
 // loaded, not even to be masked: a weight of 0 does not make a NaN harmless.

@@ -16,7 +16,7 @@ namespace hypermla {
 // o_latent [M,B,H,S,K], lse_latent [M,B,H,S], o_new [R,B,H,S,D], lse_new [R,B,H,S], w [H,K,D] -> o [B,H,S,D] or, tokens first,
 // [B,S,H,D]; lse [B,H,S]. All lse natural logarithm, fp32. A row of a part with lse = -inf is empty and its output is not used;
 // a row that is empty in all parts gets o = 0 and lse = -inf. M and R may be 0.
-template <DecompressCombineProblem problem, DecompressCombineTiling tiling>
+template <CombineProblem problem, DecompressCombineTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr,
                                         const float* __restrict__ lse_latent_ptr,

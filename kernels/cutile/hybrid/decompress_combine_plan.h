@@ -2,11 +2,11 @@
 #pragma once
 
 #include "cutile/hybrid/decompress_combine.h"
-#include "hypermla/plan/hybrid.h"
+#include "mla/combine/combine_plan.h"
 
 namespace hypermla {
 
-inline void validate_combine_tiling(const DecompressCombineProblem& problem, const DecompressCombineTiling& tiling) {
+inline void validate_combine_tiling(const CombineProblem& problem, const DecompressCombineTiling& tiling) {
   require_power_of_two("Bb", tiling.Bb, 1, 256);
   require_power_of_two("Bs", tiling.Bs, 1, 256);
   require_power_of_two("Bd", tiling.Bd, 16, problem.d);
@@ -19,7 +19,7 @@ inline void validate_combine_tiling(const DecompressCombineProblem& problem, con
 
 // {rows, Bd, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. A block covers as many
 // queries of a batch element as there are, and fills up with batch elements.
-inline std::vector<DecompressCombineTiling> combine_candidates(const DecompressCombineProblem& problem,
+inline std::vector<DecompressCombineTiling> combine_candidates(const CombineProblem& problem,
                                                                const Target& target) {
   std::vector<DecompressCombineTiling> tilings;
   auto add = [&](int rows, int Bd, int Bk, int num_warps, int occupancy) {
@@ -46,13 +46,13 @@ struct CombineParts {
   int latent, decompressed;
 };
 
-// Inputs and outputs by the names of decompress_combine_tensors(); those of a kind
+// Inputs and outputs by the names of tensors_of(CombineProblem); those of a kind
 // that has no parts may be absent.
-inline std::unique_ptr<CtKernel> combine_kernel(const DecompressCombineProblem& at,
+inline std::unique_ptr<CtKernel> combine_kernel(const CombineProblem& at,
                                                 const DecompressCombineTiling& tiling,
                                                 std::vector<DecompressCombineTiling> candidates, const Tensors& tensors,
                                                 std::function<CombineParts()> parts) {
-  CtKernelSpec<DecompressCombineProblem, DecompressCombineTiling> spec;
+  CtKernelSpec<CombineProblem, DecompressCombineTiling> spec;
   spec.name = "decompress_combine";
   spec.header = "cutile/hybrid/decompress_combine.cuh";
   spec.problem = {.b = 0,
@@ -66,7 +66,7 @@ inline std::unique_ptr<CtKernel> combine_kernel(const DecompressCombineProblem& 
                   .tokens_first = at.tokens_first};
   spec.tiling = tiling;
   spec.candidates = std::move(candidates);
-  spec.cost = decompress_combine_cost(at);
+  spec.cost = combine_cost(at);
   spec.grid = [at](const DecompressCombineTiling& tiling) {
     return Grid{ceil_div(at.b, tiling.Bb) * ceil_div(at.s, tiling.Bs), unsigned(at.h), unsigned(at.d / tiling.Bd)};
   };

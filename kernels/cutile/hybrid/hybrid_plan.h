@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cutile/hybrid/decompress_combine_plan.h"
-#include "hypermla/plan/hybrid.h"
+#include "mla/hybrid/hybrid_plan.h"
 
 namespace hypermla {
 
@@ -25,18 +25,15 @@ struct HybridCut {
   DecompressedCut decompressed;
 };
 
-template <class Problem>
-double units_of(const Problem& at, const LatentCut& cut) {
+inline double units_of(const HybridProblem& at, const LatentCut& cut) {
   return double(cut.parts) * at.b * (at.h / cut.heads) * ceil_div(cut.heads * at.s, cut.Bm) * (at.k / cut.Bv);
 }
-template <class Problem>
-double units_of(const Problem& at, const DecompressedCut& cut) {
+inline double units_of(const HybridProblem& at, const DecompressedCut& cut) {
   return double(cut.parts) * at.h * ceil_div(at.b, cut.Bb) * ceil_div(at.s, cut.Bs);
 }
 
 // What a path executes: padded rows and tokens, the scores once more for every Bv of the value columns, partial outputs.
-template <class Problem>
-Cost executed_by(const Problem& at, const LatentCut& cut) {
+inline Cost executed_by(const HybridProblem& at, const LatentCut& cut) {
   const Cost cost = hybrid_latent_cost(at);
   if (cut.parts == 0) return cost;
   const double k = at.k, p = at.p, rows = double(at.b) * at.h * at.s;
@@ -44,8 +41,7 @@ Cost executed_by(const Problem& at, const LatentCut& cut) {
   return {cost.flops * padded * ((k + p) * (k / cut.Bv) + k) / (2 * k + p),
           cost.bytes + (cut.parts - 1) * rows * (dtype_bytes(at.dtype) * k + 4)};
 }
-template <class Problem>
-Cost executed_by(const Problem& at, const DecompressedCut& cut) {
+inline Cost executed_by(const HybridProblem& at, const DecompressedCut& cut) {
   const Cost cost = hybrid_decompressed_cost(at);
   if (cut.parts == 0) return cost;
   const double rows = double(at.b) * at.h * at.s;
@@ -59,30 +55,26 @@ Cost executed_by(const Problem& at, const DecompressedCut& cut) {
 inline double path_work(const Cost& executed, int rows) {
   return std::max(executed.flops / (rows < 64 ? 0.35 : 0.7), executed.bytes * kHybridRidge * 96 / 132);
 }
-template <class Problem>
-double path_work(const Problem& at, const LatentCut& cut) {
+inline double path_work(const HybridProblem& at, const LatentCut& cut) {
   return path_work(executed_by(at, cut), cut.Bm);
 }
-template <class Problem>
-double path_work(const Problem& at, const DecompressedCut& cut) {
+inline double path_work(const HybridProblem& at, const DecompressedCut& cut) {
   return path_work(executed_by(at, cut), cut.Bb * cut.Bs);
 }
 
 // When the last block of a path is done, in FLOP of one block: its blocks take equally many units, or one more.
-template <class Problem, class Cut>
-double path_end(const Problem& at, const Cut& cut) {
+template <class Cut>
+double path_end(const HybridProblem& at, const Cut& cut) {
   if (cut.blocks == 0) return 0;
   const double units = units_of(at, cut);
   return path_work(at, cut) / units * std::ceil(units / cut.blocks);
 }
-template <class Problem>
-double later_end(const Problem& at, const HybridCut& cut) {
+inline double later_end(const HybridProblem& at, const HybridCut& cut) {
   return std::max(path_end(at, cut.latent), path_end(at, cut.decompressed));
 }
 
 // Both paths; scaled by how much later the longer one ends than if all blocks ended at once.
-template <class Problem>
-Cost executed_by(const Problem& at, const HybridCut& cut) {
+inline Cost executed_by(const HybridProblem& at, const HybridCut& cut) {
   const Cost both = executed_by(at, cut.latent) + executed_by(at, cut.decompressed);
   const double work = path_work(at, cut.latent) + path_work(at, cut.decompressed);
   const double late = later_end(at, cut) * (cut.latent.blocks + cut.decompressed.blocks) / work;
@@ -104,8 +96,7 @@ inline int parts_for(double units, int blocks, int token_tiles) {
 
 // Divides the blocks in proportion to the predicted times of the paths, the latent share scaled by `shift`, and cuts along the
 // tokens; `cut` has one part of each path that there is.
-template <class Problem>
-HybridCut in_proportion(const Problem& at, HybridCut cut, int blocks, double shift = 1) {
+inline HybridCut in_proportion(const HybridProblem& at, HybridCut cut, int blocks, double shift = 1) {
   LatentCut& latent = cut.latent;
   DecompressedCut& decompressed = cut.decompressed;
   const double latent_work = shift * path_work(at, latent);
@@ -122,19 +113,19 @@ HybridCut in_proportion(const Problem& at, HybridCut cut, int blocks, double shi
   return cut;
 }
 
-template <class Problem, class Tiling>
-class HybridPlan : public TypedPlan<Problem, Tiling> {
+template <class Tiling>
+class HybridPlan : public AttentionPlan<HybridProblem, Tiling> {
  public:
-  using TypedPlan<Problem, Tiling>::problem;
-  using TypedPlan<Problem, Tiling>::tiling;
-  using TypedPlan<Problem, Tiling>::target;
+  using AttentionPlan<HybridProblem, Tiling>::problem;
+  using AttentionPlan<HybridProblem, Tiling>::tiling;
+  using AttentionPlan<HybridProblem, Tiling>::target;
 
   void use_default_tiling() override {
     if (has_extents(problem)) tiling = candidates().front();  // else validate() says what is wrong
   }
 
   std::vector<TensorSpec> tensors() const override {
-    std::vector<TensorSpec> all = hybrid_tensors(problem);
+    std::vector<TensorSpec> all = tensors_of(problem);
     const auto cut = cutting();
     HybridCut most = cut(tiling);
     for (const Tiling& candidate : candidates()) {
@@ -142,17 +133,12 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
       most.latent.parts = std::max(most.latent.parts, one.latent.parts);
       most.decompressed.parts = std::max(most.decompressed.parts, one.decompressed.parts);
     }
-    for (TensorSpec& spec : decompress_combine_tensors(combine_problem(most))) {
+    for (TensorSpec& spec : tensors_of(combine_problem(most))) {
       if (spec.role != Role::input || spec.name == "w") continue;
       spec.role = Role::workspace;
       all.push_back(std::move(spec));
     }
     return all;
-  }
-  InputRules input_rules(std::uint64_t) const override { return hybrid_input_rules(problem); }
-  ReferenceShape reference_shape() const override { return hybrid_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return hybrid_reference(problem, group, input);
   }
 
  protected:
@@ -162,7 +148,7 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
 
   // What a tiling with these fields makes of a cut that lacks parts and blocks: none for a path without tokens, and no more
   // blocks than units.
-  static HybridCut with_blocks(const Problem& at, HybridCut cut, int latent_parts, int latent_blocks,
+  static HybridCut with_blocks(const HybridProblem& at, HybridCut cut, int latent_parts, int latent_blocks,
                                int decompressed_parts, int decompressed_blocks) {
     if (latent_tokens(at)) {
       cut.latent.parts = latent_parts;
@@ -225,7 +211,7 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
     return all;
   }
 
-  DecompressCombineProblem combine_problem(const HybridCut& cut) const {
+  CombineProblem combine_problem(const HybridCut& cut) const {
     return {.b = problem.b,
             .s = problem.s,
             .h = problem.h,
@@ -237,8 +223,8 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
             .tokens_first = problem.tokens_first};
   }
 
-  Problem at_compile_time() const {
-    Problem at{};
+  HybridProblem at_compile_time() const {
+    HybridProblem at{};
     at.b = at.s = at.t = at.n = at.h = 0;
     at.d = problem.d;
     at.p = problem.p;
@@ -252,7 +238,7 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
   std::unique_ptr<CtKernel> specialized_attention(const Tensors& tensors, const std::string& name,
                                                   const std::string& header,
                                                   std::function<Tiling(Tiling)> compiled_tiling) const {
-    CtKernelSpec<Problem, Tiling> spec;
+    CtKernelSpec<HybridProblem, Tiling> spec;
     spec.name = name;
     spec.header = header;
     spec.problem = at_compile_time();
@@ -282,7 +268,7 @@ class HybridPlan : public TypedPlan<Problem, Tiling> {
       const HybridCut now = cut(fields_from_json<Tiling>(attention.tiling()));
       return CombineParts{now.latent.parts, now.decompressed.parts};
     };
-    const DecompressCombineProblem at = combine_problem(cutting()(tiling));
+    const CombineProblem at = combine_problem(cutting()(tiling));
     const std::vector<DecompressCombineTiling> tilings = only ? std::vector{*only} : combine_candidates(at, target);
     return combine_kernel(at, tilings.front(), tilings, tensors, parts);
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/base/error.h"
-#include "hypermla/plan/attention.h"
+#include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
 namespace {

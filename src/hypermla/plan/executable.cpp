@@ -1,8 +1,10 @@
 #include "hypermla/plan/executable.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+#include <cstdlib>
 
 #include "hypermla/base/error.h"
 
@@ -169,14 +171,10 @@ std::vector<ConcurrentKernels*> launched_groups(Executable& executable) {
   return groups;
 }
 
-std::string camel_case(const std::string& snake_case) {
-  std::string result;
-  bool upper = true;
-  for (char c : snake_case) {
-    if (c != '_') result += upper ? char(std::toupper(static_cast<unsigned char>(c))) : c;
-    upper = c == '_';
-  }
-  return result;
+std::string type_name(const std::type_info& type) {
+  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(type.name(), nullptr, nullptr, nullptr),
+                                                         &std::free);
+  return name.get();
 }
 
 }  // namespace hypermla

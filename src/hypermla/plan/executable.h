@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "hypermla/compile/compiler.h"
@@ -86,7 +87,7 @@ class Arguments {
 // How one kernel follows from its tiling, whatever its language. `Tiling` is a struct with a field list (base/fields.h).
 template <class Problem, class Tiling>
 struct KernelSpec {
-  std::string name;     // of the kernel template and of its files; FlashAttentionTiling belongs to flash_attention
+  std::string name;     // of the kernel template and of its files
   std::string header;   // below the kernel root
   Problem problem;      // as the kernel sees it: what it learns at run time is 0
   Tiling tiling;
@@ -150,9 +151,9 @@ class TiledKernel : public Executable {
   void start_after_all() { after_all_ = true; }
 
  protected:
-  // `types` is the namespace of the kernel, its problem and its tiling.
+  // `space` is the namespace of the kernel.
   template <class Problem, class Tiling>
-  TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& types,
+  TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& space,
               std::function<KernelLaunch(const Tiling&)> launch);
 
  private:
@@ -271,19 +272,19 @@ std::vector<TiledKernel*> launched_kernels(Executable& executable);
 // The groups of which two kernels or more are launched.
 std::vector<ConcurrentKernels*> launched_groups(Executable& executable);
 
-// flash_attention_v2 -> FlashAttentionV2: the two spellings of a name.
-std::string camel_case(const std::string& snake_case);
+// hypermla::LatentProblem: a type as sources name it.
+std::string type_name(const std::type_info& type);
 
 template <class Problem, class Tiling>
-TiledKernel::TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& types,
+TiledKernel::TiledKernel(const KernelSpec<Problem, Tiling>& spec, const std::string& space,
                          std::function<KernelLaunch(const Tiling&)> launch)
     : Executable(spec.name), header_(spec.header), tiling_(fields_json(spec.tiling)), cost_(spec.cost) {
   for (const Tiling& candidate : spec.candidates) candidates_.push_back(fields_json(candidate));
-  instance_ = [spec, types](const Json& json) {
-    const std::string type = camel_case(spec.name);
+  instance_ = [spec, space](const Json& json) {
     const Tiling tiling = fields_from_json<Tiling>(json);
-    return types + spec.name + "<" + types + type + "Problem" + fields_initializer(spec.problem) + ", " + types + type +
-           "Tiling" + fields_initializer(spec.at_compile_time ? spec.at_compile_time(tiling) : tiling) + ">";
+    const Tiling known = spec.at_compile_time ? spec.at_compile_time(tiling) : tiling;
+    return space + spec.name + "<" + type_name(typeid(Problem)) + fields_initializer(spec.problem) + ", " +
+           type_name(typeid(Tiling)) + fields_initializer(known) + ">";
   };
   const Tiling defaults = spec.tiling;
   normalize_ = [=](const Json& tiling) { return fields_json(fields_from_json<Tiling>(tiling, defaults)); };

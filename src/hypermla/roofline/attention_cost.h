@@ -4,6 +4,7 @@
 // form K and V are never made: Q K^T = (Q Wk^T) Z^T with Qc = Q Wk^T, and softmax(A) V = (softmax(A) Z) Wv.
 #pragma once
 
+#include "hypermla/base/fields.h"
 #include "hypermla/roofline/roofline.h"
 
 namespace hypermla {
@@ -19,6 +20,12 @@ struct AttentionShape {
   int k = 512;   // latent dimension
   double bytes_per_element = 2;
 };
+// Of a problem struct that has all of these fields.
+template <class Problem>
+AttentionShape attention_shape(const Problem& at) {
+  return {at.b, at.s, at.t, at.h, at.d, at.p, at.k, double(dtype_bytes(at.dtype))};
+}
+
 // All functions below throw Error for a shape with an extent below 1.
 
 // Attention over decompressed K and V: 2d + p multiply-adds per (head, query, token).

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/hybrid.h"
 #include "hypermla/plan/registry.h"
+#include "mla/combine/combine_plan.h"
 
 namespace hypermla::cute {
 namespace {
@@ -11,11 +11,12 @@ namespace {
 constexpr int kTileRows = 64;
 constexpr unsigned kThreads = 320;
 
-class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, DecompressCombineTiling> {
+class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCombineTiling> {
  public:
+  DecompressCombinePlan() { problem.b = 32, problem.s = 16; }
   void validate() const override {
-    const DecompressCombineProblem& at = problem;
-    validate_decompress_combine(at);
+    const CombineProblem& at = problem;
+    validate_combine(at);
     if (at.d != 128 || (at.latent_parts > 0 && at.k != 512))
       fail(
           "--d={} --k={} is not supported: this kernel is made for 512 latent and 128 output columns; the cutile "
@@ -31,15 +32,8 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
 
   void use_default_tiling() override { tiling = candidates().front(); }
 
-  std::vector<TensorSpec> tensors() const override { return decompress_combine_tensors(problem); }
-  InputRules input_rules(std::uint64_t) const override { return decompress_combine_input_rules(problem); }
-  ReferenceShape reference_shape() const override { return decompress_combine_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return decompress_combine_reference(problem, group, input);
-  }
-
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    CuteKernelSpec<DecompressCombineProblem, DecompressCombineTiling> spec;
+    CuteKernelSpec<CombineProblem, DecompressCombineTiling> spec;
     spec.name = "decompress_combine";
     spec.header = beside(__FILE__, "decompress_combine.cuh");
     // How many parts there are, it learns at run time; none, one and several are three kernels.
@@ -54,7 +48,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
                     .tokens_first = false};
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = decompress_combine_cost(problem);
+    spec.cost = combine_cost(problem);
     spec.at_compile_time = [](DecompressCombineTiling tiling) { return DecompressCombineTiling{.keep = tiling.keep}; };
     // Padded rows are computed too.
     spec.executed = [at = problem, cost = spec.cost](const DecompressCombineTiling&) {
@@ -89,7 +83,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
  private:
   // As many queries of a request as there are, in tiles of equal size if they are many, and then as many requests as fit.
   struct Tile {
-    explicit Tile(const DecompressCombineProblem& at)
+    explicit Tile(const CombineProblem& at)
         : per_requests(int(ceil_div(at.s, kTileRows))),
           Bs(int(ceil_div(at.s, per_requests))),
           Bb(std::min(kTileRows / Bs, at.b)),
@@ -100,7 +94,7 @@ class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, Decompr
   };
 
   // A tensor [parts, B, H, S, width] as (64 columns, query, 64 columns of a query of a head, request of a part).
-  static TensorMap rows_map(const DecompressCombineProblem& at, const Tile& tile, const void* data, int width,
+  static TensorMap rows_map(const CombineProblem& at, const Tile& tile, const void* data, int width,
                             int parts) {
     if (!parts) return {};
     const std::int64_t row = 2 * width, groups = std::int64_t{at.h} * at.s * (width / 64);

@@ -78,7 +78,7 @@ __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
 }
 
 // One warpgroup: every second tile of the thread block, from `tile` on.
-template <DecompressCombineProblem problem>
+template <CombineProblem problem>
 __device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows rows, int head, int tile,
                                         int tile_step, const float* lse_latent, const float* lse_decompressed,
                                         const TensorMap& o_map, float* __restrict__ lse) {
@@ -267,7 +267,7 @@ __device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows
 }
 
 // The thread that loads the rows of a consumer.
-template <DecompressCombineProblem problem, Keep keep>
+template <CombineProblem problem, Keep keep>
 __device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Rows rows, int head, int tile,
                                           int tile_step, const TensorMap& latent_map,
                                           const TensorMap& decompressed_map) {
@@ -291,12 +291,12 @@ __device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Ro
   }
 }
 
-// Parts as in plan/hybrid.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and
+// Parts as in mla/combine/combine_plan.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and
 // lse_decompressed [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S]; log-sum-exps
 // natural, fp32. latent_map, decompressed_map: (64 columns, query, 64 columns of a query of a head: ((head * S) * width
 // / 64 + group), part * B + request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns, query, group,
 // request). w_map as in hopper/tma.h, boxes of 64 rows and both groups.
-template <DecompressCombineProblem problem, DecompressCombineTiling tiling>
+template <CombineProblem problem, DecompressCombineTiling tiling>
 __global__ void __launch_bounds__(320, 1)
     decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap decompressed_map,
                        const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap o_map,

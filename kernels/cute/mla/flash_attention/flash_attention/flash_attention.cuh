@@ -117,7 +117,7 @@ __device__ __forceinline__ Tile read_tile(const Shared& shared, u32& phase) {
 enum NamedBarrier { kTurn0 = 1, kTurn1 = 2, kGroup0 = 3, kGroup1 = 4 };
 
 // One consumer warpgroup.
-template <FlashAttentionProblem problem>
+template <DecompressedProblem problem>
 __device__ __forceinline__ void attend(Shared& shared, int group, unsigned short* __restrict__ o_ptr,
                                        float* __restrict__ lse_ptr, float scale_log2, int b, int h, int s, int t,
                                        const Chunks chunks) {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void attend(Shared& shared, int group, unsigned short
 
 // The warp that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
 // warpgroups. Every thread block draws one number too many, and the last of all to draw leaves the counter at 0.
-template <FlashAttentionProblem problem>
+template <DecompressedProblem problem>
 __device__ __forceinline__ void draw(Shared& shared, const TileOrder order, int* counter) {
   constexpr bool prefixes = problem.prefixes != 0;
   const int chunk_count = prefixes ? order.chunks.count->chunks : 0;
@@ -459,7 +459,7 @@ __device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorM
 // leaves it 0. scale_log2 = scale * log2(e) > 0. heads_per_section: see TileOrder. With prefixes (B of k, v, kpe,
 // lengths is their number): chunk_list and order as plan_prefixes makes them, order null for requests as they come;
 // after_lengths [B], null: `after` each. o and lse have as many parts as the list.
-template <FlashAttentionProblem problem, FlashAttentionTiling tiling>
+template <DecompressedProblem problem, FlashAttentionTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
                     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/decompressed/decompressed_plan.h"
 
 namespace hypermla::cute {
 namespace {
@@ -11,10 +11,11 @@ namespace {
 constexpr int kBlock = 64;  // tokens
 constexpr unsigned kThreads = 384;
 
-class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAttentionV1Tiling> {
+class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAttentionV1Tiling> {
  public:
+  FlashAttentionV1Plan() : AttentionPlan({"prefixes", "after", "parts"}) { problem.b = 32, problem.s = 16; }
   void validate() const override {
-    const FlashAttentionV1Problem& at = problem;
+    const DecompressedProblem& at = problem;
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}};
     for (const auto& [name, value] : extents) require_positive(name, value);
     if (at.d != 128 || at.p != 64)
@@ -38,50 +39,8 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
   // Keys and values are read once for every tile of queries.
   bool recommended() const override { return problem.s <= 64; }
 
-  std::vector<TensorSpec> tensors() const override {
-    std::vector<TensorSpec> all = decompressed_tensors(dense());
-    if (problem.ragged) all.push_back({"lengths", Role::input, DType::int32, {problem.b}});
-    return all;
-  }
-
-  InputRules input_rules(std::uint64_t) const override {
-    InputRules rules;
-    const FlashAttentionV1Problem& at = problem;
-    rules.growing = {{"kpe", at.t, at.p}};
-    if (!at.ragged) return rules;
-    const std::vector<int> tokens = rules.integers["lengths"] = sample_lengths(at.b, at.t);
-    auto unread = [&](const char* name, std::int64_t head, int used, int width) {
-      if (used < at.t) rules.unread[name].push_back({(head * at.t + used) * width, std::int64_t{at.t - used} * width});
-    };
-    for (int r = 0; r < at.b; ++r) {
-      unread("kpe", r, tokens[r], at.p);
-      for (int head = r * at.h; head < (r + 1) * at.h; ++head) {
-        unread("k", head, tokens[r], at.d);
-        unread("v", head, tokens[r], at.d);
-      }
-    }
-    return rules;
-  }
-
-  ReferenceShape reference_shape() const override { return decompressed_reference_shape(dense()); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    if (!problem.ragged) return decompressed_reference(dense(), group, input);
-    const FlashAttentionV1Problem& at = problem;
-    const RowReader rows{input};
-    const std::int64_t request = group / at.h;
-    const int tokens = int(input("lengths", request, 1)[0]);
-    auto used = [&](const char* name, std::int64_t index, int width) {
-      return input(name, index * at.t * width, std::int64_t{tokens} * width);
-    };
-    AttentionReference result = attention_reference(
-        join_columns(rows("q", group, at.s, at.d), rows("qpe", group, at.s, at.p), at.d, at.p),
-        join_columns(used("k", group, at.d), used("kpe", request, at.p), at.d, at.p), used("v", group, at.d), at.s,
-        tokens, at.d + at.p, at.d, softmax_scale(at.d, at.p), at.causal);
-    return {{"o", std::move(result.o)}, {"lse", std::move(result.lse)}};
-  }
-
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    CuteKernelSpec<FlashAttentionV1Problem, FlashAttentionV1Tiling> spec;
+    CuteKernelSpec<DecompressedProblem, FlashAttentionV1Tiling> spec;
     spec.name = "flash_attention_v1";
     spec.header = beside(__FILE__, "flash_attention_v1.cuh");
     spec.problem = {.b = 0,
@@ -94,7 +53,7 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
                     .causal = problem.causal};
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = cost();
+    spec.cost = decompressed_cost(problem);
     // Padded rows are computed, and every tile of rows reads the keys and values.
     spec.executed = [at = problem, cost = spec.cost](const FlashAttentionV1Tiling& of) {
       return Cost{cost.flops * padding(at.s, of.rows) * padding(at.t, kBlock), cost.bytes * ceil_div(at.s, of.rows)};
@@ -110,7 +69,7 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
       launch.shape = {kThreads, flash_attention_v1_shared_bytes(at.rows), 1, false};
       launch.constants = std::string(sizeof(int), '\0');  // the counter of drawn items: every launch leaves it 0
       launch.arguments = [self, tensors, rows = at.rows](void* counter) {
-        const FlashAttentionV1Problem& of = self.problem;
+        const DecompressedProblem& of = self.problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const std::int64_t heads = std::int64_t{of.b} * of.h;
         return Arguments(make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, rows, 2),
@@ -128,16 +87,6 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
   }
 
  private:
-  // The problem without lengths, as the functions of plan/attention.h take it.
-  struct Dense {
-    int b, s, t, h, d, p;
-    DType dtype;
-    bool causal;
-  };
-  Dense dense() const {
-    return {problem.b, problem.s, problem.t, problem.h, problem.d, problem.p, problem.dtype, problem.causal};
-  }
-
   std::int64_t items(const FlashAttentionV1Tiling& at) const {
     return std::int64_t{problem.b} * ceil_div(problem.h, 2) * ceil_div(problem.s, at.rows);
   }
@@ -148,21 +97,6 @@ class FlashAttentionV1Plan : public TypedPlan<FlashAttentionV1Problem, FlashAtte
     std::vector<FlashAttentionV1Tiling> all = {{least, 0}};
     for (int rows : {16, 32, 64})
       if (rows != least) all.push_back({rows, 0});
-    return all;
-  }
-
-  Cost cost() const {
-    const FlashAttentionV1Problem& at = problem;
-    if (!at.ragged) return decompressed_cost(dense());
-    Cost all{0, 0};
-    for (int tokens : sample_lengths(at.b, at.t)) {
-      Dense one = dense();
-      one.b = 1;
-      one.t = tokens;
-      const Cost cost = decompressed_cost(one);
-      all.flops += cost.flops;
-      all.bytes += cost.bytes;
-    }
     return all;
   }
 };

@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_ropes(Shared<N>& shared, const TensorMap& k
 
 // The thread that draws items, the first by its place in the grid, the others from the counter, and loads their
 // queries. Every item is followed by one draw, and the last of all draws leaves the counter at 0.
-template <FlashAttentionV1Problem problem, FlashAttentionV1Tiling tiling>
+template <DecompressedProblem problem, FlashAttentionV1Tiling tiling>
 __device__ __forceinline__ void draw(Shared<tiling.rows>& shared, const ItemOrder<tiling.rows> order, int* counter,
                                      const TensorMap& q_map, const TensorMap& qpe_map) {
   using Layout = Shared<tiling.rows>;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void draw(Shared<tiling.rows>& shared, const ItemOrde
 // lengths [B]: tokens of each request, 0 <= length <= t; null: t each. Causal: query i sees the tokens below
 // length - s + i + 1.
 // counter: one int, 0 before the first launch; every launch leaves it 0. scale_log2 = scale * log2(e) > 0.
-template <FlashAttentionV1Problem problem, FlashAttentionV1Tiling tiling>
+template <DecompressedProblem problem, FlashAttentionV1Tiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_attention_v1(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
                        const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,

@@ -9,7 +9,7 @@ namespace {
 constexpr int kRows = 64;  // of a tile
 constexpr unsigned kThreads = 384;
 
-class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
+class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
  public:
   void validate() const override {
     LatentPlan::validate();
@@ -31,13 +31,13 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
   }
 
   std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const override {
-    CuteKernelSpec<FlashMlaProblem, FlashMlaTiling> spec;
+    CuteKernelSpec<LatentProblem, FlashMlaTiling> spec;
     spec.name = "flash_mla";
     spec.header = beside(__FILE__, "flash_mla.cuh");
     spec.problem = at_compile_time();
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = total_cost();
+    spec.cost = latent_cost(problem);
     const auto self = std::make_shared<const FlashMlaPlan>(*this);
     spec.executed = [self](const FlashMlaTiling& at) { return self->executed_cost(at); };
     spec.launch = [self, tensors](const FlashMlaTiling& at) {
@@ -47,7 +47,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
       launch.shape = {kThreads, kFlashMlaSharedBytes, 1, true};
       if (!self->problem.ragged) launch.constants = self->item_bytes(at);
       launch.arguments = [self, tensors, rounds = int(sizes.rounds)](void* constants) {
-        const FlashMlaProblem& of = self->problem;
+        const LatentProblem& of = self->problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const Operands in = self->operands(tensors);
         const int box = of.page ? std::min(of.page, kTokenBlock) : kTokenBlock;
@@ -55,9 +55,9 @@ class FlashMlaPlan : public LatentPlan<FlashMlaProblem, FlashMlaTiling> {
                          self->token_map(in.z, of.k, box, box < kTokenBlock ? 1 : 2), self->token_map(in.kpe, of.p, box, 1),
                          self->row_map(in.o, of.k, kRows, 4), of.ragged ? data("work") : constants, data("lse"),
                          data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr, in.z.data(),
-                         in.kpe.data(), self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,
-                         self->table_width(), in.z.row_bytes(), in.kpe.row_bytes(),
-                         self->reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
+                         in.kpe.data(), score_scale(of) * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,
+                         table_width(of), in.z.row_bytes(), in.kpe.row_bytes(),
+                         reads_after_lengths(of) ? data("after_lengths") : nullptr, of.after);
       };
       return launch;
     };

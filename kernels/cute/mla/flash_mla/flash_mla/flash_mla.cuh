@@ -115,7 +115,7 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
 // log2 (ln 2 for natural logarithms). o_part [slots, 64 * 512] in the type of the output and lse_part [slots, 64] fp32,
 // for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees the first
 // tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
-template <FlashMlaProblem problem, FlashMlaTiling tiling>
+template <LatentProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
               const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,

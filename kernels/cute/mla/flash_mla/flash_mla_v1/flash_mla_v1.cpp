@@ -9,8 +9,9 @@ namespace {
 
 constexpr unsigned kThreads = 384;
 
-class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
+class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
  public:
+  FlashMlaV1Plan() { problem.h = 16; }
   void validate() const override {
     LatentPlan::validate();
     if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);
@@ -42,7 +43,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
   }
 
   std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const override {
-    CuteKernelSpec<FlashMlaV1Problem, FlashMlaV1Tiling> spec;
+    CuteKernelSpec<LatentProblem, FlashMlaV1Tiling> spec;
     spec.name = "flash_mla_v1";
     spec.header = beside(__FILE__, "flash_mla_v1.cuh");
     spec.problem = at_compile_time();
@@ -54,7 +55,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
       at.cluster = 1;
       return at;
     };
-    spec.cost = total_cost();
+    spec.cost = latent_cost(problem);
     const auto self = std::make_shared<const FlashMlaV1Plan>(*this);
     spec.executed = [self](const FlashMlaV1Tiling& at) { return self->executed_cost(at); };
     spec.launch = [self, tensors](const FlashMlaV1Tiling& at) {
@@ -66,7 +67,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
                       unsigned(sizes.workers % at.cluster ? 1 : at.cluster), true};
       if (!self->problem.ragged) launch.constants = self->item_bytes(at);
       launch.arguments = [self, tensors, at, rounds = int(sizes.rounds)](void* constants) {
-        const FlashMlaV1Problem& of = self->problem;
+        const LatentProblem& of = self->problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const Operands in = self->operands(tensors);
         // Pages smaller than a block come box by box; v0 gathers them faster.
@@ -75,8 +76,8 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Problem, FlashMlaV1Tiling> {
                          self->token_map(in.z, of.k, box, box < kTokenBlock ? 1 : 2), self->token_map(in.kpe, of.p, box, 1),
                          self->row_map(in.o, of.k, at.rows, 4), of.ragged ? data("work") : constants, data("lse"),
                          data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr,
-                         self->scale() * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds, self->table_width(),
-                         self->reads_after_lengths() ? data("after_lengths") : nullptr, of.after);
+                         score_scale(of) * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds, table_width(of),
+                         reads_after_lengths(of) ? data("after_lengths") : nullptr, of.after);
       };
       return launch;
     };

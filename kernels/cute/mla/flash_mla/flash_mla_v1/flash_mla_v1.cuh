@@ -73,7 +73,7 @@ enum NamedBarrier { kMeet = 1, kVote = 3 };
 // The same code serves both consumers, and so fills the instruction cache once: what differs is which columns lie
 // where. A consumer answers for the output columns 256 consumer .. 256 consumer + 255, and finds them in the first two
 // places of its blocks; its fragments o[m] are those of columns 64 (m ^ 4 consumer) .. 64 (m ^ 4 consumer) + 63.
-template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+template <LatentProblem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
                                        const TensorMap& o_map, float* __restrict__ lse, uint4* o_part, float* lse_part,
                                        float scale_log2, float lse_unit, int rows, int s,
@@ -331,7 +331,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 // The warp that loads tokens; of a dense cache its first lane alone. A page is a batch element of the maps.
 // A block that lies in one page is loaded like one of a dense cache: the lanes read the block table ahead, a block
 // each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
-template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+template <LatentProblem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
                                             const TensorMap& z_map, const TensorMap& kpe_map,
                                             const int* __restrict__ block_table, int table_width) {
@@ -442,7 +442,7 @@ __device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const 
 // natural logarithms). o_part [slots, 512 * N] in the type of the output and lse_part [slots, N] fp32, for tiles cut
 // over several items (latent/combine_rows.cuh). scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees
 // the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
-template <FlashMlaV1Problem problem, FlashMlaV1Tiling tiling>
+template <LatentProblem problem, FlashMlaV1Tiling tiling>
 __global__ void __launch_bounds__(384, 1)
     flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
                  const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,

@@ -8,8 +8,9 @@
 namespace hypermla::cute {
 namespace {
 
-class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusProblem, MlaVar6PlusTiling> {
+class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
  public:
+  MlaVar6PlusPlan() { problem.b = 32, problem.s = 4; }
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cute.mla.mla_var6_plus", device); }
   void validate() const override {
     validate_hybrid(problem);

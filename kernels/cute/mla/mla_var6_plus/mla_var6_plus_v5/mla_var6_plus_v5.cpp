@@ -13,7 +13,7 @@ namespace {
 constexpr double kLatentFlops = 5.2e12, kReadBytes = 64e9, kMemoryBytes = 3.9e12;
 
 // Seconds of both paths at once, with `readers` of the `processors` on the decompressed path.
-double seconds_of_paths(const MlaVar6PlusV5Problem& at, int readers, int processors) {
+double seconds_of_paths(const HybridProblem& at, int readers, int processors) {
   const double rows = double(at.b) * at.h * at.s, width = dtype_bytes(at.dtype);
   const double flops = 2 * rows * latent_tokens(at) * (2 * at.k + at.p);
   const double bytes = width * at.b * new_tokens(at) * (2.0 * at.h * at.d + at.p);
@@ -21,8 +21,9 @@ double seconds_of_paths(const MlaVar6PlusV5Problem& at, int readers, int process
                   bytes / std::min(kReadBytes * readers, kMemoryBytes));
 }
 
-class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Problem, MlaVar6PlusV5Tiling> {
+class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
  public:
+  MlaVar6PlusV5Plan() { problem.b = 32, problem.s = 32; }
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cute.mla.mla_var6_plus_v5", device); }
   void validate() const override {
     validate_hybrid(problem);

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/output_decompression/output_decompression_plan.h"
 
 namespace hypermla::cute {
 namespace {
 
 constexpr int kRows = kOutputDecompressionRows;
 
-class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, OutputDecompressionTiling> {
+class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem, OutputDecompressionTiling> {
  public:
   void validate() const override {
     require_positive("b", problem.b);
@@ -33,12 +33,6 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
   void use_default_tiling() override { tiling = candidates().front(); }
   // One row tile per head and little to stream: CUDA Tile is as fast there.
   bool recommended() const override { return std::int64_t{problem.b} * problem.s > kRows; }
-
-  std::vector<TensorSpec> tensors() const override { return output_decompression_tensors(problem); }
-  ReferenceShape reference_shape() const override { return output_decompression_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return output_decompression_reference(problem, group, input);
-  }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     const OutputDecompressionProblem at = problem;

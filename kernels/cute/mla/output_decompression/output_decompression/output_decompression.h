@@ -1,30 +1,10 @@
-// Decompression of latent attention outputs to the head dimension, with CUTLASS on Hopper: the problem and the tiling.
-// Read by the host and, as template arguments of the kernel, by the device compiler.
+// Decompression of latent attention outputs to the head dimension, with CUTLASS on Hopper: the tiling.
+// Read by the host and, as a template argument of the kernel, by the device compiler.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/output_decompression/output_decompression.h"
 
 namespace hypermla::cute {
-
-// o = o_latent w, with one k x d matrix w per head.
-struct OutputDecompressionProblem {
-  int b = 64;
-  int s = 1;
-  int h = 128;
-  int d = 128;
-  int k = 512;
-  DType dtype = DType::bfloat16;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("b", self.b, "batch size");
-    field("s", self.s, "queries per head");
-    field("h", self.h, "query heads");
-    field("d", self.d, "head dimension: 64 or 128");
-    field("k", self.k, "latent dimension: a multiple of 64, up to 512");
-    field("dtype", self.dtype, "element type of all tensors");
-  }
-};
 
 struct OutputDecompressionTiling {
   int Bs = 64;

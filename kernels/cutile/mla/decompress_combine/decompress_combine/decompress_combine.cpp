@@ -5,20 +5,13 @@
 namespace hypermla {
 namespace {
 
-class DecompressCombinePlan : public TypedPlan<DecompressCombineProblem, DecompressCombineTiling> {
+class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCombineTiling> {
  public:
   void validate() const override {
-    validate_decompress_combine(problem);
+    validate_combine(problem);
     validate_combine_tiling(problem, tiling);
   }
   void use_default_tiling() override { tiling = combine_candidates(problem, target).front(); }
-
-  std::vector<TensorSpec> tensors() const override { return decompress_combine_tensors(problem); }
-  InputRules input_rules(std::uint64_t) const override { return decompress_combine_input_rules(problem); }
-  ReferenceShape reference_shape() const override { return decompress_combine_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return decompress_combine_reference(problem, group, input);
-  }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     const CombineParts parts{problem.latent_parts, problem.decompressed_parts};

@@ -1,15 +1,16 @@
 #include "flash_attention.h"
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/decompressed/decompressed_plan.h"
 
 namespace hypermla {
 namespace {
 
-class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentionTiling> {
+class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttentionTiling> {
  public:
+  FlashAttentionPlan() : AttentionPlan({"ragged", "prefixes", "after", "parts"}) {}
   void validate() const override {
-    validate_decompressed(problem);
+    validate_attention(problem);
     require_power_of_two("Bm", tiling.Bm, 16, 256);
     require_power_of_two("Bn", tiling.Bn, 16, 256);
     require_power_of_two("num_warps", tiling.num_warps, 1, 32);
@@ -17,15 +18,9 @@ class FlashAttentionPlan : public TypedPlan<FlashAttentionProblem, FlashAttentio
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 
-  std::vector<TensorSpec> tensors() const override { return decompressed_tensors(problem); }
-  ReferenceShape reference_shape() const override { return decompressed_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return decompressed_reference(problem, group, input);
-  }
-
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    const FlashAttentionProblem at = problem;
-    CtKernelSpec<FlashAttentionProblem, FlashAttentionTiling> spec;
+    const DecompressedProblem at = problem;
+    CtKernelSpec<DecompressedProblem, FlashAttentionTiling> spec;
     spec.name = "flash_attention";
     spec.header = beside(__FILE__, "flash_attention.cuh");
     spec.problem = {.b = 0, .s = 0, .t = 0, .h = 0, .d = at.d, .p = at.p, .dtype = at.dtype, .causal = at.causal};

@@ -17,7 +17,7 @@ namespace hypermla {
 
 // q [B,H,S,D], qpe [B,H,S,P], k and v [B,H,T,D], kpe [B,T,P] -> o [B,H,S,D], lse [B,H,S] (natural logarithm, fp32).
 // A query that sees no token gets o = 0 and lse = -inf. t >= 1.
-template <FlashAttentionProblem problem, FlashAttentionTiling tiling>
+template <DecompressedProblem problem, FlashAttentionTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void flash_attention(const element_t<problem.dtype>* __restrict__ q_ptr,
                                      const element_t<problem.dtype>* __restrict__ qpe_ptr,

@@ -2,14 +2,15 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/latent/latent_plan.h"
 
 namespace hypermla {
 namespace {
 
-class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
+class FlashMlaPlan : public AttentionPlan<LatentProblem, FlashMlaTiling> {
  public:
+  FlashMlaPlan() : AttentionPlan(kLatentServing) {}
   void validate() const override {
     validate_latent(problem);
     require_power_of_two("Bm", tiling.Bm, 16, 256);
@@ -21,15 +22,9 @@ class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 
-  std::vector<TensorSpec> tensors() const override { return latent_tensors(problem); }
-  ReferenceShape reference_shape() const override { return latent_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return latent_reference(problem, group, input);
-  }
-
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    const FlashMlaProblem at = problem;
-    CtKernelSpec<FlashMlaProblem, FlashMlaTiling> spec;
+    const LatentProblem at = problem;
+    CtKernelSpec<LatentProblem, FlashMlaTiling> spec;
     spec.name = "flash_mla";
     spec.header = beside(__FILE__, "flash_mla.cuh");
     spec.problem = {
@@ -45,7 +40,7 @@ class FlashMlaPlan : public TypedPlan<FlashMlaProblem, FlashMlaTiling> {
       return Arguments(pointer("qc"), pointer("qpe"), pointer("z"), pointer("kpe"), pointer("o"), pointer("lse"),
                        softmax_scale(at.d, at.p), at.b, at.h, at.s, at.t);
     };
-    spec.executed = [at](const FlashMlaTiling& tiling) { return latent_executed(at, tiling); };
+    spec.executed = [at](const FlashMlaTiling& tiling) { return latent_executed(at, tiling.Bm, tiling.Bn, tiling.Bv); };
     return std::make_unique<CtKernel>(std::move(spec));
   }
 

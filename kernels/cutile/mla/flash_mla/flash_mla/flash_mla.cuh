@@ -16,7 +16,7 @@ namespace hypermla {
 
 // qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S] (natural logarithm, fp32).
 // A row that sees no token gets o = 0 and lse = -inf. t >= 1.
-template <FlashMlaProblem problem, FlashMlaTiling tiling>
+template <LatentProblem problem, FlashMlaTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void flash_mla(const element_t<problem.dtype>* __restrict__ qc_ptr,
                                const element_t<problem.dtype>* __restrict__ qpe_ptr,

@@ -3,16 +3,17 @@
 #include <algorithm>
 
 #include "flash_mla_split_kv_reduce.h"
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/latent/latent_plan.h"
 
 namespace hypermla {
 namespace {
 
 constexpr int kMaxSplits = 128;
 
-class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSplitKvTiling> {
+class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvTiling> {
  public:
+  FlashMlaSplitKvPlan() : AttentionPlan(kLatentServing) {}
   void validate() const override {
     validate_latent(problem);
     require_power_of_two("Bm", tiling.Bm, 16, 256);
@@ -42,16 +43,12 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
   }
 
   std::vector<TensorSpec> tensors() const override {
-    std::vector<TensorSpec> tensors = latent_tensors(problem);
-    const auto& [b, s, t, h, d, p, k, dtype, causal] = problem;
+    std::vector<TensorSpec> tensors = tensors_of(problem);
+    const LatentProblem& at = problem;
     const int splits = most_splits();
-    tensors.push_back({"o_part", Role::workspace, dtype, {splits, b, h, s, k}});
-    tensors.push_back({"lse_part", Role::workspace, DType::float32, {splits, b, h, s}});
+    tensors.push_back({"o_part", Role::workspace, at.dtype, {splits, at.b, at.h, at.s, at.k}});
+    tensors.push_back({"lse_part", Role::workspace, DType::float32, {splits, at.b, at.h, at.s}});
     return tensors;
-  }
-  ReferenceShape reference_shape() const override { return latent_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return latent_reference(problem, group, input);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -64,13 +61,13 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
   }
 
  private:
-  static FlashMlaSplitKvProblem at_compile_time(const FlashMlaSplitKvProblem& at) {
+  static LatentProblem at_compile_time(const LatentProblem& at) {
     return {.b = 0, .s = 0, .t = 0, .h = 0, .d = 0, .p = at.p, .k = at.k, .dtype = at.dtype, .causal = at.causal};
   }
 
   std::unique_ptr<CtKernel> attention(const Tensors& tensors) const {
-    const FlashMlaSplitKvProblem at = problem;
-    CtKernelSpec<FlashMlaSplitKvProblem, FlashMlaSplitKvTiling> spec;
+    const LatentProblem at = problem;
+    CtKernelSpec<LatentProblem, FlashMlaSplitKvTiling> spec;
     spec.name = "flash_mla_split_kv";
     spec.header = beside(__FILE__, "flash_mla_split_kv.cuh");
     spec.problem = at_compile_time(at);
@@ -91,7 +88,7 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
     };
     // The partial outputs are written here and read by the reduction.
     spec.executed = [at](const FlashMlaSplitKvTiling& tiling) {
-      Cost cost = latent_executed(at, tiling);
+      Cost cost = latent_executed(at, tiling.Bm, tiling.Bn, tiling.Bv);
       cost.bytes += 2.0 * tiling.splits * partial_bytes(at);
       return cost;
     };
@@ -99,8 +96,8 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
   }
 
   std::unique_ptr<CtKernel> reduction(const Tensors& tensors, const CtKernel& parts) const {
-    const FlashMlaSplitKvProblem at = problem;
-    CtKernelSpec<FlashMlaSplitKvProblem, FlashMlaSplitKvReduceTiling> spec;
+    const LatentProblem at = problem;
+    CtKernelSpec<LatentProblem, FlashMlaSplitKvReduceTiling> spec;
     spec.name = "flash_mla_split_kv_reduce";
     spec.header = beside(__FILE__, "flash_mla_split_kv_reduce.cuh");
     spec.problem = at_compile_time(at);
@@ -121,7 +118,7 @@ class FlashMlaSplitKvPlan : public TypedPlan<FlashMlaSplitKvProblem, FlashMlaSpl
   }
 
   // Partial output and log-sum-exp of one split.
-  static double partial_bytes(const FlashMlaSplitKvProblem& at) {
+  static double partial_bytes(const LatentProblem& at) {
     return double(at.b) * at.h * at.s * (at.k * dtype_bytes(at.dtype) + 4);
   }
 

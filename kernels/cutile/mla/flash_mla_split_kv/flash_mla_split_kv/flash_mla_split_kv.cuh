@@ -16,7 +16,7 @@ namespace hypermla {
 // qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o_part [splits,B,H,S,K], lse_part [splits,B,H,S] (natural
 // logarithm, fp32). t >= 1. The parts have the element type of the inputs: as fp32 they would slow the token loop down
 // 1.75 times, because the larger tile to store takes shared memory from the loads.
-template <FlashMlaSplitKvProblem problem, FlashMlaSplitKvTiling tiling>
+template <LatentProblem problem, FlashMlaSplitKvTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void flash_mla_split_kv(const element_t<problem.dtype>* __restrict__ qc_ptr,
                                         const element_t<problem.dtype>* __restrict__ qpe_ptr,

@@ -1,36 +1,10 @@
-// Attention in the latent space with the tokens split over several blocks: the problem, and the tiling of the first
-// stage. Read by the host and, as template arguments of the kernels, by the device compilers.
+// Attention in the latent space with the tokens split over several blocks: the tiling of the first stage. Read by
+// the host and, as a template argument of the kernel, by the device compilers.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/latent/latent.h"
 
 namespace hypermla {
-
-// o = softmax((qc z^T + qpe kpe^T) * scale) z for every batch element and head; z and kpe are shared by the heads.
-struct FlashMlaSplitKvProblem {
-  int b = 64;
-  int s = 1;
-  int t = 4096;
-  int h = 128;
-  int d = 128;
-  int p = 64;
-  int k = 512;
-  DType dtype = DType::bfloat16;
-  bool causal = false;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("b", self.b, "batch size");
-    field("s", self.s, "queries per head");
-    field("t", self.t, "context length in tokens");
-    field("h", self.h, "query heads");
-    field("d", self.d, "head dimension before absorption; it sets the scale only");
-    field("p", self.p, "RoPE dimension");
-    field("k", self.k, "latent dimension");
-    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
-    field("causal", self.causal, "query i sees the tokens up to t - s + i only");
-  }
-};
 
 struct FlashMlaSplitKvTiling {
   int Bm = 64;

@@ -11,7 +11,7 @@
 namespace hypermla {
 
 // o_part [splits,B,H,S,K], lse_part [splits,B,H,S] -> o [B,H,S,K], lse [B,H,S] (both lse natural logarithm, fp32).
-template <FlashMlaSplitKvProblem problem, FlashMlaSplitKvReduceTiling tiling>
+template <LatentProblem problem, FlashMlaSplitKvReduceTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_ptr,
                                                const float* __restrict__ lse_part_ptr,

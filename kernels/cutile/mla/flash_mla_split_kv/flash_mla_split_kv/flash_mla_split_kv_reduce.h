@@ -1,11 +1,9 @@
 // The tiling of the second stage of FlashMLA with split tokens. Read by the host and by the device compilers.
 #pragma once
 
-#include "flash_mla_split_kv.h"
+#include "mla/latent/latent.h"
 
 namespace hypermla {
-
-using FlashMlaSplitKvReduceProblem = FlashMlaSplitKvProblem;
 
 struct FlashMlaSplitKvReduceTiling {
   int Bm = 4;

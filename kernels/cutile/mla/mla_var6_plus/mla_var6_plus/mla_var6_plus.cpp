@@ -6,7 +6,7 @@
 namespace hypermla {
 namespace {
 
-class MlaVar6PlusPlan : public HybridPlan<MlaVar6PlusProblem, MlaVar6PlusTiling> {
+class MlaVar6PlusPlan : public HybridPlan<MlaVar6PlusTiling> {
  public:
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus", device); }
   void validate() const override {

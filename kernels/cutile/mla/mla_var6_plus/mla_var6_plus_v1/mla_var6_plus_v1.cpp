@@ -6,7 +6,7 @@
 namespace hypermla {
 namespace {
 
-class MlaVar6PlusV1Plan : public HybridPlan<MlaVar6PlusV1Problem, MlaVar6PlusV1Tiling> {
+class MlaVar6PlusV1Plan : public HybridPlan<MlaVar6PlusV1Tiling> {
  public:
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v1", device); }
   void validate() const override {

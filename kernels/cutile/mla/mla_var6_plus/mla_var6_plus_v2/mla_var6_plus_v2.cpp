@@ -6,7 +6,7 @@
 namespace hypermla {
 namespace {
 
-class MlaVar6PlusV2Plan : public HybridPlan<MlaVar6PlusV2Problem, MlaVar6PlusV2Tiling> {
+class MlaVar6PlusV2Plan : public HybridPlan<MlaVar6PlusV2Tiling> {
  public:
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v2", device); }
   void validate() const override {

@@ -13,9 +13,9 @@
 
 namespace hypermla {
 
-// Tensors as in src/hypermla/plan/hybrid.h; null where the problem has none. Partial outputs: o_latent [parts,B,H,S,K],
+// Tensors as in mla/hybrid/hybrid_plan.h; null where the problem has none. Partial outputs: o_latent [parts,B,H,S,K],
 // lse_latent [parts,B,H,S], o_new [parts,B,H,S,D], lse_new [parts,B,H,S].
-template <MlaVar6PlusV2Problem problem, MlaVar6PlusV2Tiling tiling>
+template <HybridProblem problem, MlaVar6PlusV2Tiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void mla_var6_plus_v2(
     const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qc,

@@ -16,7 +16,7 @@ struct NewTile {
   int Bb, Bs, Bn;
 };
 
-class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Problem, MlaVar6PlusV3Tiling> {
+class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Tiling> {
  public:
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v3", device); }
   void validate() const override {

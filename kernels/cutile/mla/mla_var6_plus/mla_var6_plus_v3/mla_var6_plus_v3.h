@@ -1,45 +1,10 @@
-// The hybrid of latent and decompressed attention: the problem, and the tiling of the first stage. Read by the host and, as
-// template arguments of the kernel, by the device compilers.
+// The hybrid of latent and decompressed attention: the tiling of the first stage. Read by the host and, as a
+// template argument of the kernel, by the device compilers.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/hybrid/hybrid.h"
 
 namespace hypermla {
-
-// n tokens of every request are attended to decompressed, the other t - n in the latent space, in one softmax; the latent part
-// goes through the value projection of its head. src/hypermla/plan/hybrid.h says what the tensors are.
-struct MlaVar6PlusV3Problem {
-  int b = 64;
-  int s = 1;
-  int t = 4096;
-  int n = -1;
-  int h = 128;
-  int d = 128;
-  int p = 64;
-  int k = 512;
-  DType dtype = DType::bfloat16;
-  bool causal = false;
-  bool ragged = false;
-  int prefixes = 0;
-  bool tokens_first = false;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("b", self.b, "batch size");
-    field("s", self.s, "queries per head");
-    field("t", self.t, "context length in tokens");
-    field("n", self.n, "decompressed tokens of the context; -1: as many as the cost model finds fastest");
-    field("h", self.h, "query heads");
-    field("d", self.d, "head dimension");
-    field("p", self.p, "RoPE dimension");
-    field("k", self.k, "latent dimension");
-    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
-    field("causal", self.causal, "query i sees the tokens up to t - s + i only");
-    field("ragged", self.ragged, "requests and stores have lengths of their own");
-    field("prefixes", self.prefixes, "sets of n decompressed tokens that requests share; 0: each request has its own");
-    field("tokens_first", self.tokens_first, "the output is [b,s,h,d] instead of [b,h,s,d]");
-  }
-};
 
 struct MlaVar6PlusV3Tiling {
   int Bm = 64;

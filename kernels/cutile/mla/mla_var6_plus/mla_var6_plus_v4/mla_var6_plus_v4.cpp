@@ -21,7 +21,7 @@ int processors_of(const Tiling& tiling) {
   return int(ceil_div(tiling.blocks, tiling.occupancy));
 }
 
-class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4Tiling> {
+class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
  public:
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v4", device); }
   void validate() const override {
@@ -60,7 +60,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4T
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     std::unique_ptr<CtKernel> latent = latent_kernel(tensors), decompressed = decompressed_kernel(tensors);
-    const DecompressCombineProblem last = combine_problem(cutting()(tiling));
+    const CombineProblem last = combine_problem(cutting()(tiling));
     const std::vector<DecompressCombineTiling> tilings = combine_candidates(last, target);
     auto parts = [at = problem, a = latent.get(), b = decompressed.get()] {
       const int latent_parts = a->tiling().at("parts"), decompressed_parts = b->tiling().at("parts");
@@ -213,24 +213,25 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4T
 
   // Fewer units than the budget leave no block without work.
   template <class Cut>
-  static Grid grid_of(const MlaVar6PlusV4Problem& at, const Cut& cut) {
+  static Grid grid_of(const HybridProblem& at, const Cut& cut) {
     return {unsigned(std::min<double>(cut.blocks, units_of(at, cut))), 1, 1};
   }
   // Until the last block ends: blocks take equally many units, or one more.
   template <class Cut>
-  static Cost executed(const MlaVar6PlusV4Problem& at, const Cut& cut) {
+  static Cost executed(const HybridProblem& at, const Cut& cut) {
     const Cost cost = executed_by(at, cut);
     const double units = units_of(at, cut), blocks = grid_of(at, cut).x,
                  late = std::ceil(units / blocks) * blocks / units;
     return {cost.flops * late, cost.bytes * late};
   }
 
-  template <class KernelProblem, class Tiling>
-  CtKernelSpec<KernelProblem, Tiling> spec_of(const char* name, const char* file, const Tiling& present,
+  template <class Tiling>
+  CtKernelSpec<HybridProblem, Tiling> spec_of(const char* name, const char* file, const Tiling& present,
                                               std::vector<Tiling> candidates) const {
-    CtKernelSpec<KernelProblem, Tiling> spec;
+    CtKernelSpec<HybridProblem, Tiling> spec;
     spec.name = name;
     spec.header = beside(__FILE__, file);
+    spec.problem = at_compile_time();
     spec.tiling = present;
     spec.candidates = std::move(candidates);
     spec.at_compile_time = [](Tiling tiling) {
@@ -243,9 +244,9 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4T
   }
 
   std::unique_ptr<CtKernel> latent_kernel(const Tensors& tensors) const {
-    auto spec = spec_of<MlaVar6PlusV4LatentProblem>("mla_var6_plus_v4_latent", "mla_var6_plus_v4_latent.cuh",
+    auto spec = spec_of("mla_var6_plus_v4_latent", "mla_var6_plus_v4_latent.cuh",
                                                     tiling.latent, latent_candidates(processors_of(tiling.latent)));
-    spec.problem = {.p = problem.p, .k = problem.k, .dtype = problem.dtype, .causal = problem.causal};
+    spec.problem.d = 0;
     spec.cost = hybrid_latent_cost(problem);
     spec.arguments = [at = problem, tensors](const LatentTiling& tiling) {
       auto pointer = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
@@ -257,10 +258,10 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Problem, MlaVar6PlusV4T
     return std::make_unique<CtKernel>(std::move(spec));
   }
   std::unique_ptr<CtKernel> decompressed_kernel(const Tensors& tensors) const {
-    auto spec = spec_of<MlaVar6PlusV4DecompressedProblem>("mla_var6_plus_v4_decompressed",
+    auto spec = spec_of("mla_var6_plus_v4_decompressed",
                                                           "mla_var6_plus_v4_decompressed.cuh", tiling.decompressed,
                                                           decompressed_candidates(processors_of(tiling.decompressed)));
-    spec.problem = {.d = problem.d, .p = problem.p, .dtype = problem.dtype, .causal = problem.causal};
+    spec.problem.k = 0;
     spec.cost = hybrid_decompressed_cost(problem);
     spec.arguments = [at = problem, tensors](const DecompressedTiling& tiling) {
       auto pointer = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };

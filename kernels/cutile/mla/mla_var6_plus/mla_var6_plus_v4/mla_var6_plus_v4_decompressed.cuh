@@ -10,8 +10,8 @@
 namespace hypermla {
 
 // q [B,H,S,D], qpe [B,H,S,P], k and v [G,H,N,D], kpe_new [G,N,P] -> o_new [parts,B,H,S,D], lse_new [parts,B,H,S]. The lengths
-// and `prefix` as in src/hypermla/plan/hybrid.h, null where the problem has none.
-template <MlaVar6PlusV4DecompressedProblem problem, MlaVar6PlusV4DecompressedTiling tiling>
+// and `prefix` as in mla/hybrid/hybrid_plan.h, null where the problem has none.
+template <HybridProblem problem, MlaVar6PlusV4DecompressedTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void mla_var6_plus_v4_decompressed(
     const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qpe,

@@ -1,25 +1,10 @@
-// The decompressed kernel of the hybrid: what it knows at compile time, and its tiling. Read by the host and, as template
-// arguments of the kernel, by the device compilers.
+// The decompressed kernel of the hybrid: its tiling. Read by the host and, as a template argument of the kernel,
+// by the device compilers.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/hybrid/hybrid.h"
 
 namespace hypermla {
-
-struct MlaVar6PlusV4DecompressedProblem {
-  int d = 128;
-  int p = 64;
-  DType dtype = DType::bfloat16;
-  bool causal = false;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("d", self.d, "head dimension");
-    field("p", self.p, "RoPE dimension");
-    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
-    field("causal", self.causal, "query i sees the tokens up to t - s + i only");
-  }
-};
 
 struct MlaVar6PlusV4DecompressedTiling {
   int Bb = 1;

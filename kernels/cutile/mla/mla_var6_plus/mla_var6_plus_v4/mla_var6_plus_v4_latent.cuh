@@ -11,8 +11,8 @@
 namespace hypermla {
 
 // qc [B,H,S,K], qpe [B,H,S,P], z [B,O,K], kpe [B,O,P] -> o_latent [parts,B,H,S,K], lse_latent [parts,B,H,S]. The lengths and
-// `prefix` as in src/hypermla/plan/hybrid.h, null where the problem has none.
-template <MlaVar6PlusV4LatentProblem problem, MlaVar6PlusV4LatentTiling tiling>
+// `prefix` as in mla/hybrid/hybrid_plan.h, null where the problem has none.
+template <HybridProblem problem, MlaVar6PlusV4LatentTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
 __tile_global__ void mla_var6_plus_v4_latent(
     const element_t<problem.dtype>* __restrict__ qc, const element_t<problem.dtype>* __restrict__ qpe,

@@ -1,25 +1,10 @@
-// The latent kernel of the hybrid: what it knows at compile time, and its tiling. Read by the host and, as template arguments
+// The latent kernel of the hybrid: its tiling. Read by the host and, as a template argument
 // of the kernel, by the device compilers.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/hybrid/hybrid.h"
 
 namespace hypermla {
-
-struct MlaVar6PlusV4LatentProblem {
-  int p = 64;
-  int k = 512;
-  DType dtype = DType::bfloat16;
-  bool causal = false;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("p", self.p, "RoPE dimension");
-    field("k", self.k, "latent dimension");
-    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
-    field("causal", self.causal, "query i sees the tokens up to t - s + i only");
-  }
-};
 
 struct MlaVar6PlusV4LatentTiling {
   int Bm = 64;

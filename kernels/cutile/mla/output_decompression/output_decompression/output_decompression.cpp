@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/output_decompression/output_decompression_plan.h"
 
 namespace hypermla {
 namespace {
 
-class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, OutputDecompressionTiling> {
+class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem, OutputDecompressionTiling> {
  public:
   void validate() const override {
     require_positive("b", problem.b);
@@ -27,12 +27,6 @@ class OutputDecompressionPlan : public TypedPlan<OutputDecompressionProblem, Out
       fail("--Bb={} --Bs={} is not supported: a block needs at least 16 rows", tiling.Bb, tiling.Bs);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
-
-  std::vector<TensorSpec> tensors() const override { return output_decompression_tensors(problem); }
-  ReferenceShape reference_shape() const override { return output_decompression_reference_shape(problem); }
-  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
-    return output_decompression_reference(problem, group, input);
-  }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     const OutputDecompressionProblem at = problem;

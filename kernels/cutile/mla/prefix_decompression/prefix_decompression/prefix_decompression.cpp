@@ -1,7 +1,7 @@
 #include "prefix_decompression.h"
 
-#include "hypermla/plan/attention.h"
 #include "hypermla/plan/registry.h"
+#include "mla/attention_plan.h"
 
 namespace hypermla {
 namespace {

@@ -1,0 +1,20 @@
+#include "mla/attention_plan.h"
+
+#include <random>
+
+namespace hypermla {
+
+double mean_tokens_seen(int s, int t, bool causal) {
+  if (!causal) return t;
+  return t >= s ? t - (s - 1) / 2.0 : t * (t + 1.0) / (2.0 * s);
+}
+
+std::vector<int> sample_lengths(int b, int t) {
+  std::vector<int> lengths(b, t);
+  std::mt19937 random(1);
+  const int least = t / 32;
+  for (int i = 1; i < b; ++i) lengths[i] = i == 2 ? 0 : least + int(random() % unsigned(t - least + 1));
+  return lengths;
+}
+
+}  // namespace hypermla

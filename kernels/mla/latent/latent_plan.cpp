@@ -1,0 +1,153 @@
+#include "mla/latent/latent_plan.h"
+
+#include <random>
+
+namespace hypermla {
+namespace {
+
+// The first queries of a request, for which a causal mask hides some of its tokens; the others see all of them.
+int masked_queries(const LatentProblem& at, int after) { return at.causal ? std::max(at.s - after, 0) : 0; }
+
+}  // namespace
+
+std::vector<int> lengths_of(const LatentProblem& at) {
+  return at.ragged ? sample_lengths(at.b, at.t) : std::vector<int>(at.b, at.t);
+}
+
+void validate_latent(const LatentProblem& at) {
+  validate_attention(at);
+  require_power_of_two("k", at.k, 16, 1024);
+}
+
+std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
+  std::vector<TensorSpec> all;
+  auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
+    all.push_back({name, role, dtype, std::move(shape)});
+  };
+  const std::int64_t batches = at.page ? pool_pages(at) : at.b, tokens = at.page ? at.page : at.t;
+  if (at.fused) {
+    add("q", Role::input, at.dtype, {at.b, at.h, at.s, at.k + at.p});
+    add("cache", Role::input, at.dtype, {batches, tokens, at.k + at.p});
+  } else {
+    add("qc", Role::input, at.dtype, {at.b, at.h, at.s, at.k});
+    add("qpe", Role::input, at.dtype, {at.b, at.h, at.s, at.p});
+    add("z", Role::input, at.dtype, {batches, tokens, at.k});
+    add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
+  }
+  if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
+  if (reads_after_lengths(at)) add("after_lengths", Role::input, DType::int32, {at.b});
+  if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
+  add("o", Role::output, at.dtype, {at.b, at.h, at.s, at.k});
+  add("lse", Role::output, DType::float32, {at.b, at.h, at.s});
+  return all;
+}
+
+InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
+  InputRules rules;
+  const std::vector<int> tokens = lengths_of(at);
+  const std::int64_t width = at.k + at.p;
+  auto unread = [&](std::int64_t first_row, std::int64_t rows) {
+    if (rows <= 0) return;
+    if (at.fused) {
+      rules.unread["cache"].push_back({first_row * width, rows * width});
+    } else {
+      rules.unread["z"].push_back({first_row * at.k, rows * at.k});
+      rules.unread["kpe"].push_back({first_row * at.p, rows * at.p});
+    }
+  };
+  if (at.ragged) rules.integers["lengths"] = tokens;
+  if (reads_after_lengths(at)) rules.integers["after_lengths"] = sample_lengths(at.b, at.after);
+  if (at.page) {
+    std::vector<int> free(pool_pages(at));
+    for (int i = 0; i < int(free.size()); ++i) free[i] = i;
+    std::shuffle(free.begin(), free.end(), std::mt19937_64(seed));
+    // A pool smaller than the batch needs (prefixes that requests share) gives its pages out again.
+    std::vector<int>& table = rules.integers["block_table"];
+    std::vector<int> used(free.size(), 0);  // slots of a page, from the first on
+    std::size_t next = 0;
+    for (int r = 0; r < at.b; ++r)
+      for (int i = 0; i < table_width(at); ++i) {
+        const int left = std::clamp(tokens[r] - i * at.page, 0, at.page);
+        table.push_back(left > 0 ? free[next++ % free.size()] : 1 << 30);  // an entry that nobody may follow
+        if (left > 0) used[table.back()] = std::max(used[table.back()], left);
+      }
+    for (std::size_t i = 0; i < used.size(); ++i) unread(std::int64_t(i) * at.page + used[i], at.page - used[i]);
+  } else {
+    for (int r = 0; r < at.b; ++r) unread(std::int64_t{r} * at.t + tokens[r], at.t - tokens[r]);
+    rules.growing = {{at.fused ? "cache" : "kpe", at.t, at.fused ? at.k + at.p : at.p}};
+  }
+  return rules;
+}
+
+ReferenceShape reference_shape_of(const LatentProblem& at) {
+  return {std::int64_t{at.b} * at.h, 2.0 * at.s * at.t * (2 * at.k + at.p)};
+}
+
+ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input) {
+  const RowReader rows{input};
+  const std::int64_t request = group / at.h;
+  const int tokens = at.ragged ? int(input("lengths", request, 1)[0]) : at.t;
+  std::vector<float> table;
+  if (at.page) table = input("block_table", request * table_width(at), table_width(at));
+  // `width` columns of the request's tokens, dense.
+  auto cache = [&](const char* name, int width) {
+    std::vector<float> all;
+    for (int token = 0; token < tokens;) {
+      const int count = at.page ? std::min(at.page, tokens - token) : tokens;
+      const std::int64_t first = at.page ? std::int64_t(table[token / at.page]) * at.page : request * at.t;
+      const std::vector<float> piece = input(name, first * width, std::int64_t{count} * width);
+      all.insert(all.end(), piece.begin(), piece.end());
+      token += count;
+    }
+    return all;
+  };
+  const int width = at.k + at.p;
+  std::vector<float> q, keys, z;
+  if (at.fused) {
+    q = rows("q", group, at.s, width);
+    keys = cache("cache", width);
+    for (int i = 0; i < tokens; ++i) z.insert(z.end(), &keys[i * width], &keys[i * width] + at.k);
+  } else {
+    q = join_columns(rows("qc", group, at.s, at.k), rows("qpe", group, at.s, at.p), at.k, at.p);
+    z = cache("z", at.k);
+    keys = join_columns(z, cache("kpe", at.p), at.k, at.p);
+  }
+  ReferenceOutputs outputs;
+  auto attend = [&](int first, int last, bool causal) {  // queries
+    const AttentionReference one =
+        attention_reference({q.begin() + std::ptrdiff_t(first) * width, q.begin() + std::ptrdiff_t(last) * width}, keys,
+                            z, last - first, tokens, width, at.k, score_scale(at), causal);
+    outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
+    outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
+  };
+  const int masked =
+      masked_queries(at, reads_after_lengths(at) ? int(input("after_lengths", request, 1)[0]) : at.after);
+  if (masked > 0) attend(0, masked, true);
+  if (masked < at.s) attend(masked, at.s, false);
+  if (at.lse_base2)
+    for (double& value : outputs["lse"]) value *= kLog2e;
+  return outputs;
+}
+
+Cost latent_cost(const LatentProblem& at) {
+  const double width = dtype_bytes(at.dtype), rows = double(at.h) * at.s;
+  Cost cost{0,
+            at.b * (rows * (width * (2 * at.k + at.p) + 4) + 4.0 * at.ragged + (at.page ? 4.0 * table_width(at) : 0))};
+  const int masked = masked_queries(at, at.after);
+  for (int tokens : lengths_of(at)) {
+    const double seen =
+        (at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0);
+    cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
+    cost.bytes += width * tokens * (at.k + at.p);
+  }
+  return cost;
+}
+
+Cost latent_executed(const LatentProblem& at, int Bm, int Bn, int Bv) {
+  const double k = at.k, p = at.p;
+  const Cost cost = latent_cost(at);
+  const double padded = padding(at.h * at.s, Bm) * padding(at.t, Bn);
+  return {cost.flops * padded * ((k + p) * (k / Bv) + k) / (2 * k + p), cost.bytes};
+}
+
+}  // namespace hypermla
