@@ -17,4 +17,9 @@ std::vector<int> sample_lengths(int b, int t) {
   return lengths;
 }
 
+std::vector<FieldRef> without(std::vector<FieldRef> fields, const std::vector<std::string_view>& names) {
+  std::erase_if(fields, [&](const FieldRef& one) { return std::count(names.begin(), names.end(), one.name) > 0; });
+  return fields;
+}
+
 }  // namespace hypermla

@@ -41,6 +41,8 @@ void validate_attention(const Problem& at) {
   require_half_precision(at.dtype);
 }
 
+std::vector<FieldRef> without(std::vector<FieldRef> fields, const std::vector<std::string_view>& names);
+
 // The plan of a version of the form of `Problem`, for which <form>_plan.h has tensors_of() and the others.
 template <class Problem, class Tiling>
 class AttentionPlan : public TypedPlan<Problem, Tiling> {
@@ -52,13 +54,7 @@ class AttentionPlan : public TypedPlan<Problem, Tiling> {
   // `unsupported` fields of the problem keep their defaults: this version does not offer them.
   explicit AttentionPlan(std::vector<std::string_view> unsupported = {}) : unsupported_(std::move(unsupported)) {}
 
-  std::vector<FieldRef> problem_fields() override {
-    std::vector<FieldRef> fields = fields_of(problem);
-    std::erase_if(fields, [&](const FieldRef& field) {
-      return std::count(unsupported_.begin(), unsupported_.end(), field.name);
-    });
-    return fields;
-  }
+  std::vector<FieldRef> problem_fields() override { return without(fields_of(problem), unsupported_); }
   std::vector<TensorSpec> tensors() const override { return tensors_of(problem); }
   InputRules input_rules(std::uint64_t seed) const override { return input_rules_of(problem, seed); }
   ReferenceShape reference_shape() const override { return reference_shape_of(problem); }

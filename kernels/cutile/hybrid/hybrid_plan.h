@@ -146,71 +146,6 @@ class HybridPlan : public AttentionPlan<HybridProblem, Tiling> {
   // How a tiling cuts the problem, as a function that outlives the plan.
   virtual std::function<HybridCut(const Tiling&)> cutting() const = 0;
 
-  // What a tiling with these fields makes of a cut that lacks parts and blocks: none for a path without tokens, and no more
-  // blocks than units.
-  static HybridCut with_blocks(const HybridProblem& at, HybridCut cut, int latent_parts, int latent_blocks,
-                               int decompressed_parts, int decompressed_blocks) {
-    if (latent_tokens(at)) {
-      cut.latent.parts = latent_parts;
-      cut.latent.blocks = int(std::min<double>(latent_blocks, units_of(at, cut.latent)));
-    }
-    if (new_tokens(at)) {
-      cut.decompressed.parts = decompressed_parts;
-      cut.decompressed.blocks = int(std::min<double>(decompressed_blocks, units_of(at, cut.decompressed)));
-    }
-    return cut;
-  }
-
-  // The tiling of one kernel for both paths, and how it divides its blocks and cuts the tokens.
-  void validate_tiles() const {
-    require_power_of_two("Bm", tiling.Bm, 16, 128);
-    require_power_of_two("Bn", tiling.Bn, 16, 256);
-    require_power_of_two("Bv", tiling.Bv, 16, problem.k);
-    require_power_of_two("Bk", tiling.Bk, 16, problem.k);
-    require_power_of_two("num_warps", tiling.num_warps, 1, 32);
-    require_positive("occupancy", tiling.occupancy);
-  }
-  void validate_division() const {
-    require_positive("latent_blocks", tiling.latent_blocks);
-    require_positive("new_blocks", tiling.new_blocks);
-    require_parts("latent_parts", tiling.latent_parts);
-    require_parts("new_parts", tiling.new_parts);
-  }
-  // The kernel learns its division at run time.
-  static Tiling undivided(Tiling tiling) {
-    tiling.latent_blocks = tiling.new_blocks = tiling.latent_parts = tiling.new_parts = 0;
-    return tiling;
-  }
-  // Divided as the model says, the latent share scaled by `shift`.
-  Tiling divided(Tiling tiling, double shift = 1) const {
-    tiling.latent_blocks = tiling.new_blocks = tiling.latent_parts = tiling.new_parts = 1;
-    const HybridCut cut = in_proportion(problem, cutting()(tiling), target.processors, shift);
-    tiling.latent_blocks = std::max(1, cut.latent.blocks);
-    tiling.new_blocks = std::max(1, cut.decompressed.blocks);
-    tiling.latent_parts = std::max(1, cut.latent.parts);
-    tiling.new_parts = std::max(1, cut.decompressed.parts);
-    return tiling;
-  }
-  // The model's division leads; it knows neither what a block can read alone nor the clock under load.
-  std::vector<Tiling> divisions(const Tiling& tiling) const {
-    std::vector<Tiling> tilings;
-    for (const double shift : {1.0, 0.8, 1.25}) {
-      tilings.push_back(divided(tiling, shift));
-      tilings.push_back(tilings.back());
-      tilings.back().latent_parts = tilings.back().new_parts = 1;
-    }
-    return tilings;
-  }
-
-  // The tensors in the order in which every attention kernel takes them; null where the problem has none.
-  static std::vector<void*> pointers(const Tensors& tensors) {
-    std::vector<void*> all;
-    for (const char* name : {"q", "qc", "qpe", "z", "kpe", "k", "v", "kpe_new", "lengths", "new_lengths", "prefix",
-                             "o_latent", "lse_latent", "o_new", "lse_new"})
-      all.push_back(tensors.count(name) ? tensors.at(name).data : nullptr);
-    return all;
-  }
-
   CombineProblem combine_problem(const HybridCut& cut) const {
     return {.b = problem.b,
             .s = problem.s,
@@ -232,57 +167,6 @@ class HybridPlan : public AttentionPlan<HybridProblem, Tiling> {
     at.dtype = problem.dtype;
     at.causal = problem.causal;
     return at;
-  }
-
-  // One kernel whose first blocks do latent work and whose others do decompressed work.
-  std::unique_ptr<CtKernel> specialized_attention(const Tensors& tensors, const std::string& name,
-                                                  const std::string& header,
-                                                  std::function<Tiling(Tiling)> compiled_tiling) const {
-    CtKernelSpec<HybridProblem, Tiling> spec;
-    spec.name = name;
-    spec.header = header;
-    spec.problem = at_compile_time();
-    spec.tiling = tiling;
-    spec.candidates = candidates();
-    spec.cost = hybrid_attention_cost(problem);
-    spec.at_compile_time = std::move(compiled_tiling);
-    spec.grid = [cut = cutting()](const Tiling& tiling) {
-      const HybridCut at = cut(tiling);
-      return Grid{unsigned(at.latent.blocks + at.decompressed.blocks), 1, 1};
-    };
-    spec.arguments = [at = problem, cut = cutting(), all = pointers(tensors)](const Tiling& tiling) {
-      const HybridCut now = cut(tiling);
-      return Arguments(all[0], all[1], all[2], all[3], all[4], all[5], all[6], all[7], all[8], all[9], all[10], all[11],
-                       all[12], all[13], all[14], softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at),
-                       new_tokens(at), at.prefixes, int(at.ragged), now.latent.parts, now.latent.blocks,
-                       now.decompressed.parts);
-    };
-    spec.executed = [at = problem, cut = cutting()](const Tiling& tiling) { return executed_by(at, cut(tiling)); };
-    return std::make_unique<CtKernel>(std::move(spec));
-  }
-
-  // The stage that merges what an attention kernel leaves, in as many parts as its present tiling makes.
-  std::unique_ptr<CtKernel> combine(const Tensors& tensors, const CtKernel& attention,
-                                    const DecompressCombineTiling* only = nullptr) const {
-    auto parts = [&attention, cut = cutting()] {
-      const HybridCut now = cut(fields_from_json<Tiling>(attention.tiling()));
-      return CombineParts{now.latent.parts, now.decompressed.parts};
-    };
-    const CombineProblem at = combine_problem(cutting()(tiling));
-    const std::vector<DecompressCombineTiling> tilings = only ? std::vector{*only} : combine_candidates(at, target);
-    return combine_kernel(at, tilings.front(), tilings, tensors, parts);
-  }
-
-  std::unique_ptr<Executable> specialized_pipeline(const Tensors& tensors, const std::string& name,
-                                                   const std::string& header,
-                                                   std::function<Tiling(Tiling)> compiled_tiling,
-                                                   const DecompressCombineTiling* only_combine = nullptr) const {
-    std::unique_ptr<CtKernel> attention = specialized_attention(tensors, name, header, std::move(compiled_tiling));
-    std::unique_ptr<CtKernel> combined = combine(tensors, *attention, only_combine);
-    std::vector<std::unique_ptr<Executable>> stages;
-    stages.push_back(std::move(attention));
-    stages.push_back(std::move(combined));
-    return std::make_unique<KernelPipeline>(name, std::move(stages));
   }
 };
 

@@ -1,8 +1,6 @@
-#include "mla_var6_plus_v3.h"
-
 #include <array>
 
-#include "cutile/hybrid/hybrid_plan.h"
+#include "cutile/hybrid/attend_both_paths_plan.h"
 #include "hypermla/plan/registry.h"
 
 namespace hypermla {
@@ -16,8 +14,9 @@ struct NewTile {
   int Bb, Bs, Bn;
 };
 
-class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Tiling> {
+class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
  public:
+  MlaVar6PlusV3Plan() : AttendBothPathsPlan("mla_var6_plus_v3", Rows::of_all_heads) {}
   void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v3", device); }
   void validate() const override {
     validate_hybrid(problem);
@@ -26,31 +25,22 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Tiling> {
     require_power_of_two("new_Bs", tiling.new_Bs, 1, 128);
     require_power_of_two("new_Bn", tiling.new_Bn, 16, 256);
     if (tiling.new_Bb * tiling.new_Bs < 16 || tiling.new_Bb * tiling.new_Bs > 128)
-      fail("--new_Bb={} --new_Bs={} is not supported: their product, the rows of a unit, must be from 16 to 128",
-           tiling.new_Bb, tiling.new_Bs);
+      fail(
+          "--new_Bb={} --new_Bs={} is not supported: their product, the rows of a unit, must be from 16 to 128",
+          tiling.new_Bb, tiling.new_Bs);
     if (tiling.new_Bb > 1 && problem.prefixes == 0)
-      fail("--new_Bb={} needs requests that share decompressed tokens: give --prefixes, or --new_Bb=1", tiling.new_Bb);
+      fail(
+          "--new_Bb={} needs requests that share decompressed tokens: give --prefixes, or --new_Bb=1",
+          tiling.new_Bb);
     validate_division();
   }
 
-  std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    return specialized_pipeline(tensors, "mla_var6_plus_v3", beside(__FILE__, "mla_var6_plus_v3.cuh"), undivided);
-  }
+  std::unique_ptr<Executable> plan(const Tensors& tensors) const override { return pipeline(tensors); }
 
  private:
-  HybridCut tiles(const MlaVar6PlusV3Tiling& tiling) const {
-    return {{tiling.Bm, tiling.Bn, tiling.Bv, problem.h}, {tiling.new_Bb, tiling.new_Bs, tiling.new_Bn}};
-  }
-  std::function<HybridCut(const MlaVar6PlusV3Tiling&)> cutting() const override {
-    return [self = *this](const MlaVar6PlusV3Tiling& tiling) {
-      return with_blocks(self.problem, self.tiles(tiling), tiling.latent_parts, tiling.latent_blocks, tiling.new_parts,
-                         tiling.new_blocks);
-    };
-  }
-
-  // What a thread holds and a block stores, as far as the sources tell: 128 fp32 accumulators are the most that compile without
-  // spills beside their scores (docs/kernels/flash-mla.md), and a block has 227 KiB. Scores of fewer than one 16 x 8 product for
-  // every warp spill, too.
+  // What a thread holds and a block stores, as far as the sources tell: 128 fp32 accumulators are the most that compile
+  // without spills beside their scores (docs/kernels/flash-mla.md), and a block has 227 KiB. Scores of fewer than one
+  // 16 x 8 product for every warp spill, too.
   static constexpr int kWarps = 8, kAccumulators = 128, kHeld = 160, kSharedBytes = 227 << 10,
                        kLeastScores = 16 * 8 * kWarps;
   bool fits(const LatentTile& tile) const {
@@ -64,10 +54,11 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Tiling> {
     return rows * (d + tile.Bn) <= kHeld * threads && rows * tile.Bn >= kLeastScores &&
            (rows * (d + p) + 2 * tile.Bn * (2 * d + p)) * 2 <= kSharedBytes;
   }
-  // The space has 4 x 3 x 3 x 4 tiles of the latent path, 3 x 3 of the other, and as many divisions of the blocks and cuts of
-  // the tokens as one likes. The paths are independent until blocks are divided, so the two best tiles of each are enough to
-  // choose from, and the rest follows from the model. Of equally fast tiles the first listed wins: the best measured one.
-  std::vector<MlaVar6PlusV3Tiling> candidates() const override {
+  // The space has 4 x 3 x 3 x 4 tiles of the latent path, 3 x 3 of the other, and as many divisions of the blocks and
+  // cuts of the tokens as one likes. The paths are independent until blocks are divided, so the two best tiles of each
+  // are enough to choose from, and the rest follows from the model. Of equally fast tiles the first listed wins: the
+  // best measured one.
+  std::vector<AttendBothPathsTiling> candidates() const override {
     if (!target.has_large_blocks()) return portable_candidates();
     auto best_two = [&](auto tiles, auto time) {
       std::erase_if(tiles, [&](const auto& tile) { return !fits(tile); });
@@ -94,24 +85,24 @@ class MlaVar6PlusV3Plan : public HybridPlan<MlaVar6PlusV3Tiling> {
       return path_work(problem, DecompressedCut{tile.Bb, tile.Bs, tile.Bn, new_tokens(problem) > 0, 1});
     });
 
-    std::vector<std::pair<double, MlaVar6PlusV3Tiling>> all;
+    std::vector<std::pair<double, AttendBothPathsTiling>> all;
     for (const LatentTile& a : latent)
       for (const NewTile& b : fresh)
         for (const double shift : {1.0, 0.7, 0.85, 1.2, 1.4}) {
           if (!paired && shift != 1) continue;
-          const MlaVar6PlusV3Tiling tiling =
+          const AttendBothPathsTiling tiling =
               divided({a.Bm, a.Bn, a.Bv, a.Bk, b.Bb, b.Bs, b.Bn, 1, 1, 1, 1, kWarps, 1}, shift);
           all.push_back({later_end(problem, cutting()(tiling)), tiling});
         }
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<MlaVar6PlusV3Tiling> tilings;
+    std::vector<AttendBothPathsTiling> tilings;
     for (std::size_t i = 0; i < std::min<std::size_t>(all.size(), 6); ++i) tilings.push_back(all[i].second);
     return tilings;
   }
 
   // One tile of each path for GPUs with small blocks and for CPUs, divided as the model says.
-  std::vector<MlaVar6PlusV3Tiling> portable_candidates() const {
-    MlaVar6PlusV3Tiling tiling{64, 32, 512, 128, 1, 16, 64, 1, 1, 1, 1, kWarps, 1};
+  std::vector<AttendBothPathsTiling> portable_candidates() const {
+    AttendBothPathsTiling tiling{64, 32, 512, 128, 1, 16, 64, 1, 1, 1, 1, kWarps, 1};
     if (!target.is_gpu())
       tiling = {64, 64, 512, 512, 1, 16, 64, 1, 1, 1, 1, 1, 1};
     else if (target.arch != "sm_120" && target.arch != "sm_121")

@@ -25,7 +25,7 @@ __tile_global__ void mla_var6_plus_v4_decompressed(
   const int block = ct::bid().x, blocks = ct::num_blocks().x;
   for (auto unit : ct::irange(block, decompressed_units(at, tiles, parts), blocks))
     attend_decompressed<problem.dtype, problem.d, problem.p, tiles, problem.causal>(
-        q, qpe, k, v, kpe_new, o_new, lse_new, lengths, at, scale, parts, unit);
+        q, qpe, k, v, kpe_new, o_new, lse_new, lengths, at, scale, parts, decompressed_unit(at, tiles, unit));
 }
 
 }  // namespace hypermla

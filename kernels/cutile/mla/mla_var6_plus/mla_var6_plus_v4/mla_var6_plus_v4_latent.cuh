@@ -24,9 +24,10 @@ __tile_global__ void mla_var6_plus_v4_latent(
   const HybridExtents at{b, h, s, o, n, prefixes, ragged};
   const HybridLengths lengths{latent_lengths, new_lengths, prefix};
   const int block = ct::bid().x, blocks = ct::num_blocks().x;
-  for (auto unit : ct::irange(block, latent_units(at, tiles, problem.k, h, parts), blocks))
-    attend_latent<problem.dtype, problem.k, problem.p, tiles, problem.causal>(qc, qpe, z, kpe, o_latent, lse_latent, lengths,
-                                                                              at, scale, h, parts, unit);
+  const LatentWork of = latent_work(at, h, parts);
+  for (auto unit : ct::irange(block, latent_units(at, of, tiles, problem.k), blocks))
+    attend_latent<problem.dtype, problem.k, problem.p, tiles, problem.causal>(
+        qc, qpe, z, kpe, o_latent, lse_latent, lengths, at, scale, of, latent_unit(at, of, tiles, problem.k, unit));
 }
 
 }  // namespace hypermla

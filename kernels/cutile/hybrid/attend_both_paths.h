@@ -1,12 +1,12 @@
-// The hybrid of latent and decompressed attention: the tiling of the first stage. Read by the host and, as a
-// template argument of the kernel, by the device compilers.
+// Both paths of the hybrid in one kernel: the tiling. Read by the host and, as a template argument of the kernel, by
+// the device compilers.
 #pragma once
 
 #include "mla/hybrid/hybrid.h"
 
 namespace hypermla {
 
-struct MlaVar6PlusV3Tiling {
+struct AttendBothPathsTiling {
   int Bm = 64;
   int Bn = 64;
   int Bv = 512;
@@ -22,12 +22,17 @@ struct MlaVar6PlusV3Tiling {
   int occupancy = 1;
 
   template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("Bm", self.Bm, "rows per unit of latent work: queries of all heads");
-    field("Bn", self.Bn, "latent tokens per step");
-    field("Bv", self.Bv, "latent value columns per unit; the scores are made again for every k / Bv of them");
+  static constexpr void fields(Self &self, Visitor &&field) {
+    field("Bm", self.Bm,
+          "rows per unit of latent work, queries of one head or (from v2 on) of all; before v3 of both paths");
+    field("Bn", self.Bn, "latent tokens per step; before v3 of both paths");
+    field("Bv", self.Bv,
+          "latent value columns per unit; the scores are made again for every "
+          "k / Bv of them");
     field("Bk", self.Bk, "latent columns of one load for the scores");
-    field("new_Bb", self.new_Bb, "requests per unit of decompressed work; above 1 only with shared prefixes");
+    field("new_Bb", self.new_Bb,
+          "requests per unit of decompressed work; above 1 only with shared "
+          "prefixes");
     field("new_Bs", self.new_Bs, "queries of a request per unit of decompressed work");
     field("new_Bn", self.new_Bn, "decompressed tokens per step");
     field("latent_blocks", self.latent_blocks, "blocks for the latent path");
