@@ -29,10 +29,10 @@ class MlaVar6PlusPlan : public AttendBothPathsPlan {
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    // The rows of one request only, padded to the 16 that tensor cores need.
+    // The rows of one request only, padded to the 16 that tensor cores need; a CPU has the merge of the other versions.
     const DecompressCombineTiling one_request{
         1, rows_of_one_head(), std::min(128, problem.d), std::min(64, problem.k), 4, 2};
-    return pipeline(tensors, &one_request);
+    return pipeline(tensors, target.is_gpu() ? &one_request : nullptr);
   }
 
  private:
