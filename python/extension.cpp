@@ -1,14 +1,10 @@
 // hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it convenient
 // and checks what is bound. Only the stable ABI of Python 3.11 is used.
-#include <Python.h>
-
-#include <new>
+#include "extension.h"
 
 #include "hypermla/hypermla.h"
 
 namespace {
-
-PyObject* g_error = nullptr;  // hypermla.Error
 
 // DLPack's structures (its specification, version 1.0): what __dlpack__() puts into a capsule.
 struct DLDevice {
@@ -41,22 +37,7 @@ struct KernelObject {
 };
 KernelObject* as_kernel(PyObject* self) { return reinterpret_cast<KernelObject*>(self); }
 
-// Calls `body`, turning what it throws into a Python exception; null then.
-template <class Body>
-PyObject* guarded(Body&& body) {
-  try {
-    return body();
-  } catch (const hypermla::Error& error) {
-    PyErr_SetString(g_error, error.what());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
-
-// The same without the interpreter lock, for what may take long. One kernel serves one thread at a time.
+// guarded() without the interpreter lock, for what may take long. One kernel serves one thread at a time.
 template <class Body>
 PyObject* guarded_unlocked(KernelObject* self, Body&& body) {
   if (self->busy) {
@@ -350,7 +331,7 @@ PyMODINIT_FUNC PyInit__hypermla() {
   g_error = PyErr_NewException("hypermla.Error", PyExc_RuntimeError, nullptr);
   PyObject* kernel = PyType_FromSpec(&kernel_spec);
   if (!g_error || !kernel || PyModule_AddObjectRef(module, "Error", g_error) != 0 ||
-      PyModule_AddObjectRef(module, "Kernel", kernel) != 0) {
+      PyModule_AddObjectRef(module, "Kernel", kernel) != 0 || !add_mla_decode(module)) {
     Py_XDECREF(kernel);
     Py_DECREF(module);
     return nullptr;

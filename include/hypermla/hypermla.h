@@ -37,6 +37,7 @@ class HYPERMLA_API DeviceHandle {
 
  private:
   friend class Kernel;
+  friend class MlaDecode;
   std::string said_;
   std::shared_ptr<Device> device_;
 };

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from hypermla import _hypermla
 from hypermla._hypermla import Error, list
+from hypermla.mla_decode import MlaDecode
 
-__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times",
+__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times",
            "choose", "list"]
 
 

@@ -20,53 +20,85 @@ class PlanRequests : public testing::Test {
  protected:
   struct Result {
     int load = 0;    // of the busiest worker, in token blocks, each item `overhead` more
+    int sum = 0;     // of all workers
     int merges = 0;  // row tiles that were cut
   };
 
-  // Plans, and checks the lists. `most`: tokens that a request may have.
+  // Plans, and checks the lists. `queries` of each request, `most` of them and tokens that one may have.
   template <int split>
-  Result plan(const std::vector<int>& lengths, int row_tiles, int workers, int most) {
+  Result plan(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int tile_rows, int workers,
+              int most_tokens, int most_queries) {
     const int b = int(lengths.size()), overhead = kCosts.overhead();
-    const RequestSchedule on = schedule_requests(row_tiles, workers);
+    const bool equal = std::all_of(queries.begin(), queries.end(), [&](int n) { return n == most_queries; });
+    std::vector<int> starts(1, 0);
+    for (int n : queries) starts.push_back(starts.back() + n);
+    const auto tiles = [&](long long n) { return (n * heads + tile_rows - 1) / tile_rows; };
     const RequestListSizes sizes =
-        request_list_sizes(on, b, (most + 63) / 64, split, overhead, kCosts.combine, kCosts.partial);
-    const int rounds = int(sizes.rounds), combines = int(sizes.combines), slots_per_tile = int(sizes.slots_per_tile);
-    std::vector<WorkItem> items(std::size_t(rounds) * on.workers(), WorkItem{-7, -7, 1, -7, -7, -7, {}});
-    std::vector<CombineItem> merges(combines + 1, CombineItem{-7, -7, -7, -7});
+        request_list_sizes(workers, b, tiles(most_queries), tiles(starts.back()) + b, (most_tokens + 63) / 64, split,
+                           overhead, kCosts.combine, kCosts.partial);
+    const int rounds = int(sizes.rounds), combines = int(sizes.combines);
+    std::vector<WorkItem> items(std::size_t(rounds) * workers, WorkItem{-7, -7, 1, -7, -7, -7, -7, -7});
+    std::vector<CombineItem> merges(combines + 1, CombineItem{-7, -7, -7, -7, -7, -7, {}});
     static constexpr PlanRequestsProblem problem{split};
-    block_.run([&] {
-      plan_requests<problem, kTiling>(lengths.data(), items.data(), merges.data(), b, row_tiles, on.side, on.passes,
-                                      on.groups, rounds, overhead, float(kCosts.combine), float(kCosts.partial),
-                                      slots_per_tile, combines);
-    });
+    int status = -1, count = -1;
+    const PlanRequestsArguments arguments = {.lengths = lengths.data(),
+                                             .query_starts = equal ? nullptr : starts.data(),
+                                             .items = items.data(),
+                                             .combines = merges.data(),
+                                             .combine_count = &count,
+                                             .status = &status,
+                                             .requests = b,
+                                             .heads = heads,
+                                             .tile_rows = tile_rows,
+                                             .workers = workers,
+                                             .rounds = rounds,
+                                             .queries = most_queries,
+                                             .max_tokens = most_tokens,
+                                             .all_queries = starts.back(),
+                                             .overhead = overhead,
+                                             .merge_cost = float(kCosts.combine),
+                                             .part_cost = float(kCosts.partial),
+                                             .traffic = 0.012f};
+    block_.run(equal ? 1 : kSides, [&] { plan_requests<problem, kTiling>(arguments); });
+    EXPECT_EQ(status, 0);
 
     Result result;
     std::map<std::pair<int, int>, std::map<int, std::pair<int, int>>> pieces;  // begin -> end, slot
     std::set<int> slots;
-    for (int w = 0; w < on.workers(); ++w) {
+    for (int w = 0; w < workers; ++w) {
       int load = 0;
       for (const WorkItem* item = &items[std::size_t(w) * rounds]; item->begin != item->end; ++item) {
-        EXPECT_LT(item - &items[std::size_t(w) * rounds], rounds);
+        EXPECT_LT(item - &items[std::size_t(w) * rounds], rounds - 1);
         EXPECT_LT(item->begin, item->end);
         EXPECT_EQ(item->tokens, lengths.at(item->request));
+        EXPECT_EQ(item->queries, queries.at(item->request));
+        EXPECT_EQ(item->first_row, starts.at(item->request) * heads);
         auto& of_tile = pieces[std::pair(item->request, item->row_tile)];
         EXPECT_TRUE(of_tile.emplace(item->begin, std::pair(item->end, item->slot)).second);
         if (item->slot >= 0) {
           EXPECT_TRUE(slots.insert(item->slot).second) << "slot " << item->slot << " is used twice";
-          EXPECT_LT(item->slot, on.side * slots_per_tile);
+          EXPECT_LT(item->slot, sizes.slots);
         }
         load += item->end - item->begin + overhead;
+        if (HasFailure()) return result;
       }
       result.load = std::max(result.load, load);
+      result.sum += load;
     }
     EXPECT_EQ(merges[combines].slots, -7) << "written behind the end";
     std::map<std::pair<int, int>, CombineItem> merge_of;
-    for (int i = 0; i < combines; ++i) {
+    EXPECT_LE(count, combines);
+    for (int i = 0; i < count; ++i) {
       if (merges[i].slots == 0) continue;
+      EXPECT_EQ(merges[i].queries, queries.at(merges[i].request));
+      EXPECT_EQ(merges[i].first_row, starts.at(merges[i].request) * heads);
       EXPECT_TRUE(merge_of.emplace(std::pair(merges[i].request, merges[i].row_tile), merges[i]).second);
     }
-    EXPECT_EQ(pieces.size(), std::size_t(b) * row_tiles);
+    std::size_t row_tiles = 0;
+    for (int n : queries) row_tiles += tiles(n);
+    EXPECT_EQ(pieces.size(), row_tiles);
     for (const auto& [tile, list] : pieces) {
+      EXPECT_LT(tile.second, tiles(queries[tile.first]));
       int at = 0, slot = merge_of.count(tile) ? merge_of[tile].first_slot : -1;
       for (const auto& [begin, end_and_slot] : list) {
         EXPECT_EQ(begin, at);
@@ -81,9 +113,26 @@ class PlanRequests : public testing::Test {
     EXPECT_EQ(merge_of.size(), std::size_t(result.merges));
     return result;
   }
+  // Of requests of one query each, of `row_tiles` tiles.
+  template <int split>
+  Result plan(const std::vector<int>& lengths, int row_tiles, int workers, int most) {
+    return plan<split>(lengths, std::vector<int>(lengths.size(), 1), 64 * row_tiles, 64, workers, most, 1);
+  }
 
   device_threads::Block block_{kTiling.threads};
 };
+
+TEST(RequestSides, CoverAllRowTilesAndUseTheWorkers) {
+  for (int row_tiles = 1; row_tiles < 700; ++row_tiles)
+    for (int workers : {66, 132}) {
+      const int side = side_for(row_tiles, workers), passes = (row_tiles + side - 1) / side;
+      ASSERT_GE(side, 1);
+      ASSERT_LE(side, workers);
+      ASSERT_LT((side - 1) * passes, row_tiles);  // no side is idle in every pass
+      const double use = double(row_tiles) / passes * (workers / side) / workers;
+      ASSERT_GE(use, row_tiles < 8 ? 0.9 : 0.75) << row_tiles << " on " << workers;
+    }
+}
 
 TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
   const std::array<int, 3> shapes[] = {{1, 65536, 1},  {8, 32768, 1}, {32, 4096, 1},  {32, 4096, 2}, {128, 4096, 1},
@@ -104,10 +153,51 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
   }
 }
 
+TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {
+  // No worker has more than 1.2 of its share of the work: groups of workers are whole.
+  std::mt19937 random(3);
+  for (int heads : {16, 64, 128})
+    for (int b : {32, 128}) {
+      std::vector<int> queries(b);
+      long long work = 0;
+      for (int& n : queries) n = 1 + int(random() % 8);
+      for (int n : queries) work += (n * heads + 63) / 64 * (64 + kCosts.overhead());
+      const Result mixed = plan<0>(std::vector<int>(b, 4096), queries, heads, 64, 132, 4096, 8);
+      EXPECT_LE(mixed.load * 132, 1.2 * work) << heads << " heads, b=" << b;
+    }
+}
+
+TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
+  std::vector<WorkItem> items(132 * 16);
+  std::vector<CombineItem> merges(132);
+  int status = -1, count = -1;
+  auto status_of = [&](std::vector<int> lengths, std::vector<int> starts) {
+    static constexpr PlanRequestsProblem problem;
+    const PlanRequestsArguments arguments = {lengths.data(), starts.data(), items.data(), merges.data(), &count, &status, 2, 16, 16,
+                                             132, 16, 2, 1000, 4, 2, 2, 0.01f, 0.012f};
+    block_.run(kSides, [&] { plan_requests<problem, kTiling>(arguments); });
+    for (int w = 0; w < 132; ++w)
+      for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {
+        EXPECT_LE(item->tokens, 1000);
+        EXPECT_LE(item->end, 16);
+        EXPECT_LE(item->queries, 2);
+        EXPECT_LE(item->first_row + item->queries * 16, 4 * 16);
+      }
+    return status;
+  };
+  EXPECT_EQ(status_of({1000, 0}, {0, 2, 4}), 0);
+  EXPECT_EQ(status_of({1001, 0}, {0, 2, 4}), kWrongTokens);
+  EXPECT_EQ(status_of({5, -1}, {0, 2, 4}), kWrongTokens);
+  EXPECT_EQ(status_of({5, 1 << 30}, {0, 3, 4}), kWrongTokens | kWrongQueries);
+  EXPECT_EQ(status_of({5, 5}, {0, 2, 1}), kWrongQueries);
+  EXPECT_EQ(status_of({5, 5}, {3, 5, 5}), kWrongQueries);
+  EXPECT_EQ(status_of({5, 5}, {-1, 0, 0}), kWrongQueries);
+}
+
 TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
   std::mt19937 random(1);
   auto below = [&](int end) { return int(random() % unsigned(end)); };
-  for (int i = 0; i < 60 && !HasFailure(); ++i) {
+  for (int i = 0; i < 40 && !HasFailure(); ++i) {
     const int b = i % 9 == 8 ? 1 + below(kMaxPlannedRequests) : i % 3 == 0 ? 1 + below(8) : 1 + below(200);
     const int most = 1 << below(17), kind = below(4);
     std::vector<int> lengths(b, 0);  // equal, any, few long ones among short ones, one alone
@@ -118,9 +208,18 @@ TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
     const int workers = below(3) == 0 ? 8 * (1 + below(16)) : 132;
     SCOPED_TRACE(testing::Message() << "case " << i << ": b=" << b << " up to " << most << " tokens, kind " << kind
                                     << ", " << row_tiles << " row tiles on " << workers);
-    plan<0>(lengths, row_tiles, workers, most);
-    plan<2>(lengths, row_tiles, workers, most);
-    plan<16>(lengths, row_tiles, workers, most);
+    if (i % 2) {
+      plan<0>(lengths, row_tiles, workers, most);
+      plan<2>(lengths, row_tiles, workers, most);
+      plan<16>(lengths, row_tiles, workers, most);
+      continue;
+    }
+    std::vector<int> queries(b);
+    const int most_queries = 1 + below(9), heads = 1 + below(130), tile_rows = 16 << below(3);
+    for (int& n : queries) n = below(most_queries + 1);
+    plan<0>(lengths, queries, heads, tile_rows, workers, most, most_queries);
+    plan<2>(lengths, queries, heads, tile_rows, workers, most, most_queries);
+    plan<16>(lengths, queries, heads, tile_rows, workers, most, most_queries);
   }
 }
 

@@ -48,6 +48,69 @@ class Example(unittest.TestCase):
         self.assertRegex(done.stdout, r"^lse 6\.9315, on an H200 in [\d.]+ us\n$")  # log(1024)
 
 
+@unittest.skipUnless(numpy, "NumPy is not installed")
+class Decode(unittest.TestCase):
+    def decode(self, **options):
+        return hypermla.MlaDecode(**{"heads": 2, "max_requests": 2, "max_tokens": 40, "page": 16, "device": "cpu", **options})
+
+    def step(self):
+        """Lengths, queries, cache and table of two requests."""
+        random = numpy.random.default_rng(1)
+        bits = lambda *shape: (random.standard_normal(shape, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+        table = numpy.array([[3, 1, 4], [0, 2, -1]], numpy.int32)
+        return numpy.array([40, 17], numpy.int32), bits(2, 2, 576), bits(5, 16, 576), table
+
+    def test_it_attends(self):
+        lengths, q, cache, table = self.step()
+        decode = self.decode()
+        self.assertIn("reference", decode.explain())
+        self.assertGreater(decode.workspace_bytes, 0)
+        decode.plan(lengths)
+        o, lse = decode.run(q, cache, table)
+        decode.check()
+        floats = lambda array: (array.astype(numpy.uint32) << 16).view(numpy.float32)
+        for request, head in ((0, 1), (1, 0)):
+            tokens = floats(cache)[table[request]].reshape(-1, 576)[:lengths[request]]
+            scores = tokens @ floats(q)[request, head] / 192**0.5
+            weights = numpy.exp(scores - scores.max())
+            self.assertAlmostEqual(lse[request, head], scores.max() + numpy.log(weights.sum()), 4)
+            expected = weights @ tokens[:, :512] / weights.sum()
+            self.assertLessEqual(numpy.abs(floats(o)[request, head] - expected).max(), 0.02)
+
+    def test_pairs_and_views_give_the_same_bits(self):
+        lengths, q, cache, table = self.step()
+        decode = self.decode()
+        decode.plan(lengths, numpy.array([0, 1, 2], numpy.int32))
+        o, lse = decode.run(q, cache, table)
+        heads_first = q[..., :512].transpose(1, 0, 2).copy().transpose(1, 0, 2)
+        wide = numpy.zeros((2, 2, 640), numpy.uint16)
+        again, again_lse = decode.run((heads_first, q[..., 512:]), (cache[..., :512], cache[..., 512:]), table,
+                                      out=wide[..., :512])
+        self.assertTrue((again == o).all() and (again_lse == lse).all())
+        self.assertTrue((wide[..., 512:] == 0).all())
+
+    def test_what_does_not_fit_is_refused(self):
+        lengths, q, cache, table = self.step()
+        decode = self.decode()
+        for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
+                            (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
+                            (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
+                            (lambda: decode.plan(lengths, lengths), "query_starts"),
+                            (lambda: decode.run(q[:, :1], cache, table), "q must be"),
+                            (lambda: decode.run(q, cache[:, :8], table), "cache must be"),
+                            (lambda: decode.run(q, cache, table[0]), "block_table"),
+                            (lambda: decode.run(q, cache, table, out=q), "out must be")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                decode.plan(lengths)
+                wrong()
+
+    def test_the_example_runs(self):
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/decode.py"], env=variables, text=True, check=False,
+                              capture_output=True, timeout=600)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "lse 4.9199 4.9300 3.7260\n", ""))
+
+
 class Plan(unittest.TestCase):
     def test_list(self):
         self.assertEqual(len(hypermla.list()), len(kernel_directories()))

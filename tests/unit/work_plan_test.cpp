@@ -7,7 +7,6 @@
 #include <numeric>
 #include <set>
 
-#include "cute/latent/plan_requests.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 
@@ -128,19 +127,6 @@ TEST(LatentPlans, FixedCutsAreMergedByTheSameThreadsInAnyBatch) {
       }
     EXPECT_EQ(threads.size(), 1u) << version;
   }
-}
-
-TEST(RequestSchedules, CoverAllRowTilesAndUseTheWorkers) {
-  for (int row_tiles = 1; row_tiles < 700; ++row_tiles)
-    for (int workers : {66, 132}) {
-      const RequestSchedule plan = schedule_requests(row_tiles, workers);
-      ASSERT_GE(plan.side * plan.passes, row_tiles);
-      ASSERT_LT((plan.side - 1) * plan.passes, row_tiles);  // no side is idle in every pass
-      ASSERT_LE(plan.workers(), workers);
-      ASSERT_GE(plan.groups, 1);
-      const double use = double(row_tiles) / (plan.side * plan.passes) * plan.workers() / workers;
-      ASSERT_GE(use, row_tiles < 8 ? 0.9 : 0.75) << row_tiles << " on " << workers;
-    }
 }
 
 }  // namespace

@@ -66,6 +66,15 @@ __device__ __forceinline__ u32 transpose_fragment(u32 a) {
   return b;
 }
 
+__device__ __forceinline__ uint4 load_shared(u32 shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
 __device__ __forceinline__ void store_zeros(u32 shared) {  // 16 bytes
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
 }

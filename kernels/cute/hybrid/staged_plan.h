@@ -70,7 +70,9 @@ class StagedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
   // A request's own decompressed tokens are behind its latent ones; of a prefix they are before them.
   Stage latent_stage(const Target& on) const {
     Json of = fields_json(problem);
-    of.update({{"t", latent_tokens(problem)}, {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)}});
+    of.update({{"t", latent_tokens(problem)},
+               {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)},
+               {"tokens_first", false}});
     return {"cute.mla.flash_mla", tiling.latent_rows == 32 ? "v1" : "v0", on, of, "latent",
             {{"after_lengths", "new_lengths"}, {"o", "o_latent"}, {"lse", "lse_latent"}}};
   }

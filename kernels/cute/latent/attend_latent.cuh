@@ -9,7 +9,7 @@
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
-#include "latent/work.h"
+#include "latent/arguments.h"
 
 namespace hypermla::cute::latent {
 
@@ -38,22 +38,11 @@ enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3
 // The pairs of a slot in the order in which their readers free them.
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
 
-// Where the output of the attention goes: whole tiles by o_map and to lse, parts to o_part and lse_part
-// (flash_mla.cuh).
-struct Output {
-  const TensorMap& o_map;
-  float* __restrict__ lse;
-  uint4* o_part;
-  float* lse_part;
-  float lse_unit;
-  int rows;
-};
-
 // One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
-__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const Output output,
-                                       float scale_log2, int s, const int* __restrict__ after_lengths, int after) {
+__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
   constexpr DType dtype = problem.dtype;
+  const float scale_log2 = with.scale_log2;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
@@ -150,11 +139,12 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   for (;; ++work) {
     const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
     if (begin == end) break;
-    const int tile_row = uniform(work->row_tile) * kTile;
+    const int tile_row = uniform(work->row_tile) * kTile, queries = uniform(work->queries);
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    int masked = problem.causal ? s : 1;  // query i sees all tokens but the last masked - i - 1
-    if (problem.after) masked = max(s - (after_lengths ? after_lengths[uniform(work->request)] : after), 1);
+    int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
+    if (problem.after)
+      masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(work->request)] : with.after), 1);
     const int seen_by_all = tokens - masked + 1;
     int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
     maximum = {kLeastScore, kLeastScore};
@@ -177,8 +167,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       if (token + kTile > seen_by_all) {
         int seen0 = seen_by_all, seen1 = seen_by_all;
         if (problem.causal) {
-          seen0 += (tile_row + row()) % s;
-          seen1 += (tile_row + row() + 8) % s;
+          auto query_of = [&](int r) { return problem.tokens_first ? r / with.heads : r % queries; };
+          seen0 += query_of(tile_row + row());
+          seen1 += query_of(tile_row + row() + 8);
           if (problem.after) {
             seen0 = min(seen0, tokens);
             seen1 = min(seen1, tokens);
@@ -346,17 +337,21 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     sum = {shared.sum[0][row()] + shared.sum[1][row()], shared.sum[0][row() + 8] + shared.sum[1][row() + 8]};
     item_phase ^= 1;
     const float2 inverse = {sum.x == 0.0f ? 0.0f : 1.0f / sum.x, sum.y == 0.0f ? 0.0f : 1.0f / sum.y};
-    const int request = work->request, slot = uniform(work->slot);
+    const int request = work->request, first_row = work->first_row, slot = uniform(work->slot);
+    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     if (half == 0 && (lane_id() & 3) == 0) {
       const float lse0 = log_sum(maximum.x, sum.x);
       const float lse1 = log_sum(maximum.y, sum.y);
       if (slot < 0) {
-        float* out = output.lse + static_cast<long long>(request) * output.rows;
-        if (tile_row + row() < output.rows) out[tile_row + row()] = lse0 * output.lse_unit;
-        if (tile_row + row() + 8 < output.rows) out[tile_row + row() + 8] = lse1 * output.lse_unit;
+        auto store = [&](int r, float value, float of) {
+          if (r < rows)
+            with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] = of == 0.0f ? with.empty_lse : value * with.lse_unit;
+        };
+        store(row(), lse0, sum.x);
+        store(row() + 8, lse1, sum.y);
       } else {
-        output.lse_part[slot * kTile + row()] = lse0;
-        output.lse_part[slot * kTile + row() + 8] = lse1;
+        with.lse_part[slot * kTile + row()] = lse0;
+        with.lse_part[slot * kTile + row() + 8] = lse1;
       }
     }
     auto fragment = [&](int i) {  // 16 columns
@@ -374,15 +369,19 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         const uint4 x = fragment(i);
         store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
       }
-      async_fence();
-      named_sync(kOwnBarrier, 128);
-      if ((thread_id() & 127) == 0) {
-        tma_store(output.o_map, staging, tile_row, half * 4, request);
-        tma_store_read_wait();
+      __syncwarp();
+      // A warp copies the rows that it wrote, 256 columns each.
+      unsigned short* out_rows = static_cast<unsigned short*>(with.o) + half * 256 + lane_id() * 8;
+      const int first = ((thread_id() >> 5) & 3) * 16;
+      const u32 from = staging + (lane_id() >> 3) * kBoxBytes + first * 128;
+#pragma unroll 4
+      for (int r = 0; r < 16; ++r) {
+        if (first + r < rows)
+          *reinterpret_cast<uint4*>(out_rows + with.o_rows.offset(request, first_row, tile_row + first + r)) =
+              load_shared(from + swizzled(r, lane_id() & 7));
       }
-      named_sync(kOwnBarrier, 128);
     } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
-      uint4* out = output.o_part + slot * 4096LL + half * 128 + (thread_id() & 127);
+      uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
     }
@@ -390,7 +389,6 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     warp_arrive(shared.empty[1][2 * half + 1]);
     warp_arrive(shared.empty[1][kRope]);
   }
-  if ((thread_id() & 127) == 0) tma_store_wait();
 }
 
 // A pair of boxes of an operand; its bytes arrive at `full`. One thread.
@@ -426,31 +424,33 @@ __device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent,
 }
 
 template <auto tiling>
-__device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const TensorMap& qc_map,
-                                             const TensorMap& qpe_map) {
+__device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const LatentArguments& with) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  const unsigned row = item.first_row + item.row_tile * kTile;
+  const int inner = row % with.query_inner, outer = row / with.query_inner;
   for (int pair = 0; pair < kBoxPairs; ++pair) {
-    load_pair<keep>(shared.queries, qc_map, qpe_map, pair, item.row_tile * kTile, item.request,
-                    shared.queries_full[pair]);
+    const u32 full = shared.queries_full[pair];
+    barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
+    const TensorMap& map = pair == kRope ? with.qpe_map : with.qc_map;
+    tma_load<keep>(shared.queries + 2 * pair * kBoxBytes, map, inner, outer, pair == kRope ? 0 : 2 * pair, full);
   }
 }
 
 // The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache,
 // smaller ones as a box for each page and 64 columns.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
-                                     const TensorMap& qpe_map, const TensorMap& z_map, const TensorMap& kpe_map,
-                                     const int* __restrict__ block_table, int table_width) {
+__device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
   constexpr bool paged = problem.page > 0;
   constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;
   const int lane = lane_id();
   u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
     const WorkItem item = *work;
     if (item.begin == item.end) break;
     // The next 32 pages, a lane each; those behind them are on their way.
-    const int* table = block_table + static_cast<long long>(item.request) * table_width;
+    const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
     constexpr int kStep = kTile / kPages;  // tokens of a box
     auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
     int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0,
@@ -490,7 +490,7 @@ __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict_
       if (block == item.begin) {  // behind the tokens: the queries' place is free later than a slot
         barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
-        if (lane == 0) load_queries<tiling>(shared, item, qc_map, qpe_map);
+        if (lane == 0) load_queries<tiling>(shared, item, with);
       }
       if (slot) phase ^= 1;
     }

@@ -17,15 +17,11 @@ struct CombinePartsProblem {
 };
 
 struct CombinePartsTiling {
-  int blocks = 0;
-  int groups = 0;
+  int threads = 1024;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("blocks", self.blocks,
-          "thread blocks that share the columns of a tile: 1 to 32, a power of two; 0: by the number of tiles");
-    field("groups", self.groups,
-          "groups of 128 threads that share the parts of a tile: 1, 2, 4, 8; 0: by the number of parts");
+    field("threads", self.threads, "threads of a block");
   }
 };
 

@@ -1,13 +1,11 @@
-// What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their
-// work, on the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
+// What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their work, on
+// the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
 #pragma once
 
 #include <algorithm>
-#include <tuple>
+#include <limits>
 
-#include "cute/latent/combine_parts.h"
-#include "cute/latent/plan_requests.h"
-#include "cute/latent/work_plan.h"
+#include "cute/latent/decode_plan.h"
 #include "mla/latent/latent_plan.h"
 
 namespace hypermla::cute {
@@ -15,10 +13,15 @@ namespace hypermla::cute {
 inline constexpr int kTokenBlock = 64;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-// How a tiling of a version divides the work.
-struct Division {
-  int rows = 64;  // of a tile
+// What a version is, with one of its tilings.
+struct LatentVersion {
+  std::string name, header;              // of its kernel
+  std::string merge_name, merge_header;  // of the kernel that merges its parts
+  LaunchShape shape;
+  int rows = 64;         // of a tile
+  int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
+  float traffic = 0;     // PlanRequestsArguments
 };
 
 // How much room a work list takes.
@@ -56,6 +59,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--pages={} is not supported: one request of {} tokens already has {}", at.pages, at.t, table_width(at));
     if (at.ragged && at.b > kMaxPlannedRequests)
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
+    const std::int64_t tiles = row_tiles(tiling);
+    if (at.ragged && (tiles > 65535 || at.b * tiles * (ceil_div(at.t, kTokenBlock) + 2) > 1 << 30))
+      fail("--b={} --h={} --s={} --t={} is not supported with --ragged: these are more blocks of work than the planner counts",
+           at.b, at.h, at.s, at.t);
     if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
     if (at.after < 0 || at.after > 1 << 20)
       fail("--after={} is not supported: it must be from 0 to 1048576 tokens", at.after);
@@ -78,7 +85,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     std::int64_t part_rows = 1, items = 0, combines = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
-      part_rows = std::max(part_rows, sizes.slots * division(one).rows);
+      part_rows = std::max(part_rows, sizes.slots * version(one).rows);
       items = std::max(items, sizes.items);
       combines = std::max(combines, sizes.combines);
     }
@@ -87,14 +94,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
       add("combine_work", Role::workspace, DType::int32, {combines, sizeof(CombineItem) / 4});
+      add("plan_status", Role::workspace, DType::int32, {2});
     }
     return all;
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    std::unique_ptr<CuteKernel> main = attention(tensors);
+    std::unique_ptr<CuteKernel> main = attention(tensors), merge = combine(tensors, *main);
     const std::string name = main->name();
-    std::unique_ptr<CuteKernel> merge = combine(tensors, *main);
     std::vector<std::unique_ptr<Executable>> stages;
     if (problem.ragged) stages.push_back(planning(tensors, *main));
     stages.push_back(std::move(main));
@@ -102,12 +109,47 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     return std::make_unique<KernelPipeline>(name, std::move(stages));
   }
 
+  std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
+    const std::shared_ptr<LatentPlan> self = shared_copy();
+    self->problem = {.b = options.max_requests,
+                     .s = options.max_queries,
+                     .t = options.max_tokens,
+                     .h = options.heads,
+                     .dtype = options.dtype,
+                     .causal = options.causal,
+                     .ragged = true,
+                     .page = options.page,
+                     .fused = true,
+                     .split = options.split,
+                     .tokens_first = true};
+    self->use_default_tiling();
+    const Tensors tensors = empty_tensors(*self);
+    const std::unique_ptr<CuteKernel> main = self->attention(tensors);
+    const std::unique_ptr<CuteKernel> merge = self->combine(tensors, *main), planner = self->planning(tensors, *main);
+    const auto source = [](const CuteKernel& kernel) { return kernel.source(kernel.tiling()); };
+    const LatentVersion of = self->version(self->tiling);
+    return std::make_unique<LatentDecode>(options, LatentDecodeSpec{.name = "cute.mla." + of.name,
+                                                                    .recommended = self->recommended_for_decoding(),
+                                                                    .attention = source(*main),
+                                                                    .merge = source(*merge),
+                                                                    .planner = source(*planner),
+                                                                    .shape = main->shape(),
+                                                                    .tile_rows = of.rows,
+                                                                    .query_groups = of.query_groups,
+                                                                    .costs = of.costs,
+                                                                    .traffic = of.traffic,
+                                                                    .workers = target.processors});
+  }
+
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
-  virtual Division division(const Tiling& at) const = 0;
-  virtual std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const = 0;
-  // Merges what `main` leaves in parts; follows its tiling.
-  virtual std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const = 0;
+  virtual LatentVersion version(const Tiling& at) const = 0;
+  // Whether this version is the fastest for requests of up to problem.s queries.
+  virtual bool recommended_for_decoding() const = 0;
+  // A copy of the version's own plan, for what outlives this one.
+  virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
+  // The tiling as a template argument, where the kernel learns some of its fields at run time.
+  virtual Tiling tiling_at_compile_time(Tiling at) const { return at; }
 
   // Tokens may be asked for before the kernels before this one are done only where the host knows which.
   bool may_prefetch() const { return problem.page == 0 && !problem.ragged; }
@@ -117,8 +159,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
   float lse_unit() const { return problem.lse_base2 ? 1.0f : kLn2; }
   int split_blocks() const { return problem.split / kTokenBlock; }
-  int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, division(at).rows)); }
-  double part_bytes(const Tiling& at) const { return division(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0); }
+  int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
+  double part_bytes(const Tiling& at) const { return version(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0); }
 
   std::int64_t token_blocks() const {
     std::int64_t blocks = 0;
@@ -129,7 +171,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   // Orders the candidates: with padded rows, and partial outputs written and read.
   Cost executed_cost(const Tiling& at) const {
     Cost cost = latent_cost(problem);
-    cost.flops *= padding(problem.h * problem.s, division(at).rows);
+    cost.flops *= padding(problem.h * problem.s, version(at).rows);
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
   }
@@ -137,71 +179,28 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const WorkSizes now = sizes(tiling);
     const auto tiles = std::min<std::int64_t>(now.combines, std::int64_t{problem.b} * row_tiles(tiling));
     return {0, part_bytes(tiling) * double(now.slots) +
-                   double(tiles) * division(tiling).rows * problem.k * dtype_bytes(problem.dtype)};
+                   double(tiles) * version(tiling).rows * problem.k * dtype_bytes(problem.dtype)};
   }
 
   WorkPlan work_plan(const Tiling& at) const {
-    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), division(at).costs);
+    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
+                     problem.h * problem.s, problem.s);
   }
-  RequestSchedule schedule(const Tiling& at) const { return schedule_requests(row_tiles(at), target.processors); }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
       const WorkPlan plan = work_plan(at);
       return {plan.slots, std::int64_t(plan.items.size()), std::int64_t(plan.combines.size()), plan.rounds, plan.grid};
     }
-    const RequestSchedule plan = schedule(at);
-    const RequestListSizes lists = list_sizes(at);
-    return {.slots = plan.side * lists.slots_per_tile,
-            .items = lists.rounds * plan.workers(),
+    const WorkCosts costs = version(at).costs;
+    const std::int64_t tiles = row_tiles(at);
+    const RequestListSizes lists =
+        request_list_sizes(target.processors, problem.b, tiles, problem.b * tiles, ceil_div(problem.t, kTokenBlock),
+                           split_blocks(), costs.overhead(), costs.combine, costs.partial);
+    return {.slots = lists.slots,
+            .items = lists.rounds * target.processors,
             .combines = lists.combines,
             .rounds = lists.rounds,
-            .workers = plan.workers()};
-  }
-  RequestListSizes list_sizes(const Tiling& at) const {
-    const WorkCosts costs = division(at).costs;
-    return request_list_sizes(schedule(at), problem.b, ceil_div(problem.t, kTokenBlock), split_blocks(),
-                              costs.overhead(), costs.combine, costs.partial);
-  }
-  // The lists as bytes for the device.
-  std::string item_bytes(const Tiling& at) const { return bytes_of(work_plan(at).items); }
-  std::string combine_bytes(const Tiling& at) const { return bytes_of(work_plan(at).combines); }
-
-  // The kernel that merges what `main` leaves in parts, of which `spec` names source and candidates. A tile's columns are
-  // shared by blocks_of(tiling, main's tiling, tiles, groups) thread blocks, its parts by `groups` of 128 threads, so that
-  // each has all its loads, of four parts, in flight at once. Where cuts are fixed so are the groups, whatever the batch or
-  // the candidate: in which order parts are added decides the last bits. more(main's tiling): further arguments, a tuple.
-  template <class MergeProblem, class MergeTiling, class BlocksOf, class More>
-  std::unique_ptr<CuteKernel> merging(CuteKernelSpec<MergeProblem, MergeTiling> spec, const Tensors& tensors,
-                                      const CuteKernel& main, BlocksOf blocks_of, More more) const {
-    spec.problem = {.dtype = problem.dtype};
-    spec.cost = combine_cost();
-    spec.executed = [cost = spec.cost](const MergeTiling&) { return cost; };
-    spec.at_compile_time = [](MergeTiling) { return MergeTiling{}; };
-    if (split_blocks()) std::erase_if(spec.candidates, [](const MergeTiling& one) { return one.groups != 0; });
-    spec.launch = [self = shared_copy(), tensors, &main, blocks_of, more](const MergeTiling& tiling) {
-      const auto at = fields_from_json<Tiling>(main.tiling());
-      const WorkSizes sizes = self->sizes(at);
-      const std::int64_t tiles = std::max<std::int64_t>(sizes.combines, 1);
-      const std::int64_t parts =
-          self->problem.ragged ? ceil_div(self->schedule(at).groups, self->problem.b) : sizes.slots / tiles;
-      unsigned groups = unsigned(tiling.groups);
-      if (groups == 0) groups = self->split_blocks() ? 4 : parts > 16 ? 8 : parts > 8 ? 4 : parts > 4 ? 2 : 1;
-      KernelLaunch launch;
-      launch.grid = {unsigned(sizes.combines), sizes.combines ? blocks_of(tiling, at, tiles, groups) : 0, 1};
-      launch.shape = {128 * groups, kCombineGroupBytes * (groups - 1), 1, true};
-      if (!self->problem.ragged) launch.constants = self->combine_bytes(at);
-      launch.arguments = [self, tensors, last = more(at)](void* constants) {
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        return std::apply(
-            [&](auto... rest) {
-              return Arguments(self->problem.ragged ? data("combine_work") : constants, data("o_part"), data("lse_part"),
-                               data("o"), data("lse"), self->lse_unit(), self->problem.h * self->problem.s, rest...);
-            },
-            last);
-      };
-      return launch;
-    };
-    return std::make_unique<CuteKernel>(std::move(spec));
+            .workers = target.processors};
   }
 
   // What the kernel is compiled for; the rest it learns at run time.
@@ -214,42 +213,76 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.causal = problem.causal;
     at.after = problem.causal && problem.after > 0;
     at.page = problem.page;
+    at.tokens_first = problem.tokens_first;
     return at;
   }
 
-  // The operands, fused or not: a tensor, and the first of its columns.
-  struct Operand {
-    Tensor tensor;
-    int first_column = 0;
-    void* data() const { return tensor.data ? static_cast<char*>(tensor.data) + first_column * 2 : nullptr; }
-    int row_bytes() const { return int(tensor.shape.back()) * 2; }
-  };
-  struct Operands {
-    Operand qc, qpe, z, kpe, o;
-  };
-  Operands operands(const Tensors& tensors) const {
-    const int rope = problem.fused ? problem.k : 0;
-    auto of = [&](const char* fused, const char* apart, int column) {
-      return Operand{tensors.at(problem.fused ? fused : apart), column};
+  std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const {
+    CuteKernelSpec<LatentProblem, Tiling> spec;
+    const LatentVersion present = version(tiling);
+    spec.name = present.name;
+    spec.header = present.header;
+    spec.problem = at_compile_time();
+    spec.tiling = tiling;
+    spec.candidates = candidates();
+    spec.cost = latent_cost(problem);
+    const std::shared_ptr<const LatentPlan> self = shared_copy();
+    spec.executed = [self](const Tiling& at) { return self->executed_cost(at); };
+    spec.at_compile_time = [self](const Tiling& at) { return self->tiling_at_compile_time(at); };
+    spec.launch = [self, tensors](const Tiling& at) {
+      const WorkSizes sizes = self->sizes(at);
+      const LatentVersion version = self->version(at);
+      KernelLaunch launch;
+      launch.grid = {unsigned(sizes.workers), 1, 1};
+      launch.shape = version.shape;
+      // A place beside each other is all that the blocks of a cluster want of it: of an odd number each has its own.
+      if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
+      if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).items);
+      launch.arguments = [self, tensors, version, rounds = int(sizes.rounds)](void* constants) {
+        return Arguments(self->arguments(tensors, version, constants, rounds));
+      };
+      return launch;
     };
-    return {of("q", "qc", 0), of("q", "qpe", rope), of("cache", "z", 0), of("cache", "kpe", rope), {tensors.at("o"), 0}};
-  }
-  // Boxes of rows of queries or outputs, and of tokens, dense or paged.
-  TensorMap row_map(const Operand& operand, int columns, int box_rows, int box_groups) const {
-    return map(operand, columns, problem.h * problem.s, problem.b, box_rows, box_groups);
-  }
-  TensorMap token_map(const Operand& operand, int columns, int box_rows, int box_groups) const {
-    return map(operand, columns, problem.page ? problem.page : problem.t,
-               problem.page ? pool_pages(problem) : problem.b, box_rows, box_groups);
+    return std::make_unique<CuteKernel>(std::move(spec));
   }
 
- private:
-  template <class Item>
-  static std::string bytes_of(const std::vector<Item>& items) {
-    return {reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item)};
-  }
-  TensorMap map(const Operand& operand, int columns, int rows, std::int64_t batch, int box_rows, int box_groups) const {
-    return make_matrix_map(problem.dtype, operand.data(), rows, columns, batch, box_rows, box_groups, operand.row_bytes());
+  // Merges what `main` leaves in parts; follows its tiling.
+  std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const {
+    CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
+    spec.name = version(tiling).merge_name;
+    spec.header = version(tiling).merge_header;
+    spec.candidates = {{}};
+    spec.problem = {.dtype = problem.dtype};
+    spec.cost = combine_cost();
+    spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
+    spec.launch = [self = shared_copy(), tensors, &main](const CombinePartsTiling& with) {
+      const auto at = fields_from_json<Tiling>(main.tiling());
+      const int combines = int(self->sizes(at).combines), rows = self->version(at).rows;
+      KernelLaunch launch;
+      launch.grid = {combines ? unsigned(self->target.processors) : 0, 1, 1};
+      launch.shape = {unsigned(with.threads), kCombineSharedBytes, 1, true};
+      if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).combines);
+      launch.arguments = [self, tensors, combines, rows](void* constants) {
+        const LatentProblem& of = self->problem;
+        auto data = [&](const char* name) { return tensors.at(name).data; };
+        return Arguments(CombineArguments{
+            .items = static_cast<const CombineItem*>(of.ragged ? data("combine_work") : constants),
+            .count = of.ragged ? static_cast<const int*>(data("plan_status")) + 1 : nullptr,
+            .o_part = data("o_part"),
+            .lse_part = static_cast<const float*>(data("lse_part")),
+            .o = data("o"),
+            .lse = static_cast<float*>(data("lse")),
+            .o_rows = {1, of.k, 0, 0},
+            .lse_rows = {1, 1, 0, 0},
+            .lse_unit = self->lse_unit(),
+            .empty_lse = -std::numeric_limits<float>::infinity(),
+            .heads = of.h,
+            .tile_rows = rows,
+            .item_count = combines});
+      };
+      return launch;
+    };
+    return std::make_unique<CuteKernel>(std::move(spec));
   }
 
   std::unique_ptr<CuteKernel> planning(const Tensors& tensors, const CuteKernel& main) const {
@@ -265,23 +298,84 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       KernelLaunch launch;
       launch.grid = {1, 1, 1};
       launch.shape = {unsigned(threads.threads), 0, 1, true};
-      launch.arguments = [self, tensors, at](void*) {
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        const RequestSchedule plan = self->schedule(at);
-        const RequestListSizes lists = self->list_sizes(at);
-        const WorkCosts costs = self->division(at).costs;
-        return Arguments(data("lengths"), data("work"), data("combine_work"), self->problem.b, self->row_tiles(at),
-                         plan.side, plan.passes, plan.groups, int(lists.rounds), costs.overhead(),
-                         float(costs.combine), float(costs.partial), int(lists.slots_per_tile), int(lists.combines));
+      launch.arguments = [self, tensors, rounds = int(self->sizes(at).rounds), version = self->version(at)](void*) {
+        const LatentProblem& of = self->problem;
+        auto data = [&](const char* name) { return static_cast<int*>(tensors.at(name).data); };
+        return Arguments(PlanRequestsArguments{.lengths = data("lengths"),
+                                               .query_starts = nullptr,
+                                               .items = reinterpret_cast<WorkItem*>(data("work")),
+                                               .combines = reinterpret_cast<CombineItem*>(data("combine_work")),
+                                               .combine_count = data("plan_status") + 1,
+                                               .status = data("plan_status"),
+                                               .requests = of.b,
+                                               .heads = of.h,
+                                               .tile_rows = version.rows,
+                                               .workers = self->target.processors,
+                                               .rounds = rounds,
+                                               .queries = of.s,
+                                               .max_tokens = of.t,
+                                               .all_queries = of.b * of.s,
+                                               .overhead = version.costs.overhead(),
+                                               .merge_cost = float(version.costs.combine),
+                                               .part_cost = float(version.costs.partial),
+                                               .traffic = version.traffic});
       };
       return launch;
     };
     return std::make_unique<CuteKernel>(std::move(spec));
   }
 
- protected:
-  // A copy of the version's own plan, for what outlives this one.
-  virtual std::shared_ptr<const LatentPlan> shared_copy() const = 0;
+ private:
+  template <class Item>
+  static std::string bytes_of(const std::vector<Item>& items) {
+    return {reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item)};
+  }
+
+  // Over the tensors of the plan, all dense.
+  LatentArguments arguments(const Tensors& tensors, const LatentVersion& version, void* constants, int rounds) const {
+    const LatentProblem& of = problem;
+    const auto data = [&](const char* name) { return tensors.at(name).data; };
+    // The operands, fused or not, from their first columns on.
+    const auto operand = [&](const char* fused, const char* apart, int column) {
+      char* const begin = static_cast<char*>(data(of.fused ? fused : apart));
+      return static_cast<void*>(begin && of.fused ? begin + 2 * column : begin);
+    };
+    const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
+    const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
+    const auto query_map = [&](void* from, int columns, int width, int groups) {
+      return rows_map(of.dtype, from, columns, {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows},
+                      version.rows, groups);
+    };
+    const CacheShape shape = {.tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
+    void* const z = operand("cache", "z", 0);
+    void* const kpe = operand("cache", "kpe", of.k);
+    return {.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups),
+            .qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1),
+            .z_map = tokens_map(of.dtype, z, of.k, shape, latent_width, std::int64_t{latent_width} * shape.tokens),
+            .kpe_map = tokens_map(of.dtype, kpe, of.p, shape, rope_width, std::int64_t{rope_width} * shape.tokens),
+            .work = static_cast<const WorkItem*>(of.ragged ? data("work") : constants),
+            .z = z,
+            .kpe = kpe,
+            .block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr,
+            .after_lengths = reads_after_lengths(of) ? static_cast<const int*>(data("after_lengths")) : nullptr,
+            .o = data("o"),
+            .lse = static_cast<float*>(data("lse")),
+            .o_part = data("o_part"),
+            .lse_part = static_cast<float*>(data("lse_part")),
+            .o_rows = {1, of.k, 0, 0},
+            .lse_rows = {1, 1, 0, 0},
+            .scale_log2 = score_scale(of) * kLog2e,
+            .lse_unit = lse_unit(),
+            .empty_lse = -std::numeric_limits<float>::infinity(),
+            .query_inner = std::numeric_limits<int>::max(),
+            .heads = of.h,
+            .rounds = rounds,
+            .planned = of.ragged,
+            .table_width = table_width(of),
+            .z_stride = 2 * latent_width,
+            .kpe_stride = 2 * rope_width,
+            .after = of.after};
+  }
 };
 
 }  // namespace hypermla::cute

@@ -4,7 +4,9 @@
 
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
+#include "hopper/tma.h"
 #include "hopper/warpgroup.h"
+#include "latent/arguments.h"
 
 namespace hypermla::cute::latent {
 
@@ -59,20 +61,20 @@ struct Merged {
     first = {first.x * a, first.y * a, first.z * a, first.w * a};
     second = {second.x * b, second.y * b, second.z * b, second.w * b};
   }
-  // Of the merged rows, in `unit` per log2.
-  __device__ float2 lse(float unit) const {
-    return {total.x == 0.0f ? -kInfinity : (top.x + log2_fast(total.x)) * unit,
-            total.y == 0.0f ? -kInfinity : (top.y + log2_fast(total.y)) * unit};
+  // Of the merged rows, in `unit` per log2; `empty` without tokens.
+  __device__ float2 lse(float unit, float empty) const {
+    return {total.x == 0.0f ? empty : (top.x + log2_fast(total.x)) * unit,
+            total.y == 0.0f ? empty : (top.y + log2_fast(total.y)) * unit};
   }
 };
 
-// Merges the parts 0 .. slots - 1, four at a time, of which the groups of 128 threads take turns. part(first, i,
-// wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is known to the compiler, an offset in
-// the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
+// Merges the parts 0 .. slots - 1, four at a time, of which `groups` groups of 128 threads take turns; this thread is in
+// group `group`. part(first, i, wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is known to
+// the compiler, an offset in the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
 template <DType dtype, class Part, class Lse>
-__device__ __forceinline__ Merged merge(int slots, Merged* others, Part part, Lse lse) {
+__device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged* others, Part part, Lse lse) {
   constexpr int kBatch = 4;
-  const int groups = blockDim.x / 128, thread = threadIdx.x & 127, group = threadIdx.x >> 7;
+  const int thread = threadIdx.x & 127;
   Merged all;
 #pragma unroll 1
   for (int first = group * kBatch; first < slots; first += kBatch * groups) {
@@ -91,13 +93,40 @@ __device__ __forceinline__ Merged merge(int slots, Merged* others, Part part, Ls
   }
   if (groups > 1) {
     __syncthreads();  // those of the unit before have been read
-    if (group > 0) others[threadIdx.x - 128] = all;
+    if (group > 0) others[(group - 1) * 128 + thread] = all;
     __syncthreads();
 #pragma unroll 1
     for (int g = 0; g < groups - 1 && group == 0; ++g) all.add(others[g * 128 + thread]);
   }
   all.normalise();
   return all;
+}
+
+// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to eight
+// at a time. All groups of its threads merge the parts of one unit where those are many, else each group a unit of its
+// own. In which order parts are added follows from their number alone. unit(item, unit, merge) merges by
+// merge(part, lse), as above, and writes the result if it gets one.
+template <DType dtype, class Unit>
+__device__ __forceinline__ void for_each_unit(const CombineArguments& with, int units, Merged* others, Unit unit) {
+  constexpr int kFew = 8;  // parts that one group merges
+  const int group = threadIdx.x >> 7;
+  const int count = with.count ? *with.count : with.item_count;
+  int at_once = 1;
+  while (at_once < kCombineGroups && count * units > at_once * static_cast<int>(gridDim.x)) at_once *= 2;
+  launch_next();
+  wait_for_previous();  // also without work: a kernel that waits for this one relies on the kernel before, too
+#pragma unroll 1
+  for (int turn = blockIdx.x; turn * at_once < count * units; turn += gridDim.x) {
+    const CombineItem item = with.items[turn * at_once / units];
+    if (item.slots == 0) continue;
+    const bool together = item.slots > kFew;
+#pragma unroll 1
+    for (int i = together ? 0 : group; i < at_once; i += together ? 1 : kCombineGroups) {
+      unit(item, turn * at_once % units + i, !together || group == 0, [&](auto part, auto lse) {
+        return merge<dtype>(item.slots, together ? kCombineGroups : 1, together ? group : 0, others, part, lse);
+      });
+    }
+  }
 }
 
 }  // namespace hypermla::cute::latent

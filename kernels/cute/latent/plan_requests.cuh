@@ -1,18 +1,18 @@
-// Divides requests of any lengths among the workers of the latent kernel: one thread block.
+// Divides requests of any lengths and numbers of queries among the workers of the latent kernel.
 //
-// Workers form groups that walk the same tokens side by side (RequestSchedule). Every group gets a range of the token
-// blocks of all requests, laid end to end, pass after pass. There are three divisions, and the cheapest is taken:
+// Workers form groups of `side` that walk the same tokens side by side, each with a row tile of its own; a request of
+// more row tiles is attended in passes. Every group gets a range of the token blocks of all passes, laid end to end.
+// There are three divisions, and the cheapest is taken:
 //
-//   pieces   each request in equal pieces, one piece a group: where there are at least as many groups as requests
-//   line     `overhead` in front of each request, and the whole cut into equal ranges; a cut near an end of a request
-//            moves there, so that no piece is shorter than what an item costs
-//   whole    the cuts of `line` moved to the nearest ends of requests: nothing is cut, and nothing has to be merged
+//   pieces   each pass in equal pieces, one piece a group: where there are at least as many groups as passes
+//   line     `overhead` in front of each pass, and the whole cut into equal ranges; a cut near an end of a pass moves
+//            there, so that no piece is shorter than what an item costs
+//   whole    the cuts of `line` moved to the nearest ends of passes: nothing is cut, and nothing has to be merged
 //
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
-// grid = 1. Reads lengths [b], 0 <= length. Writes items [workers, rounds] and combines [combine_items], see work.h;
-// combine items without use get 0 slots. Slots: row tile side m has those from m * slots_per_tile on. merge_cost and
-// part_cost: what a merge and each of its parts cost, in token blocks.
+// grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without tokens has a block, all masked. Combine items of row tiles
+// that do not exist or are not cut get 0 slots. Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -23,7 +23,7 @@ namespace hypermla::cute {
 
 // A set of boundaries between groups.
 struct BoundarySet {
-  static constexpr int kWords = kMaxGroups / 32 + 1;
+  static constexpr int kWords = kMaxWorkers / 32 + 1;
   unsigned words[kWords];
 
   __device__ bool has(int g) const { return words[g / 32] >> g % 32 & 1; }
@@ -59,73 +59,214 @@ __device__ __forceinline__ int sum_before(int own, int* sums) {
   return sum - own;
 }
 
+// The last of the `count` ranges that begins at or before `at`, of those that begin at begins[0], begins[1], ...
+__device__ __forceinline__ int range_of(const int* begins, int count, int at) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (begins[middle] <= at) low = middle; else high = middle;
+  }
+  return low;
+}
+
+// How many workers attend row tiles of a request side by side, for requests of `row_tiles` tiles each: what leaves the
+// fewest of them idle. Tiles that walk side by side share the tokens' reads, so few passes are better.
+__device__ __forceinline__ int side_for(int row_tiles, int workers) {
+  int best = 1;
+  float best_use = 0;
+  for (int passes = 1; passes <= row_tiles; ++passes) {
+    const int side = (row_tiles + passes - 1) / passes;
+    if (side > workers) continue;
+    if (passes > 1 && side < 8 && best_use > 0) break;
+    const float use = static_cast<float>(row_tiles) * (workers / side) / (static_cast<float>(passes) * workers);
+    if (use > best_use + 0.04f) {
+      best = side;
+      best_use = use;
+    }
+  }
+  return best;
+}
+
+// The side that suits a request of its own row tiles, up to kSides: few passes, of as many tiles each.
+__device__ __forceinline__ int own_side(int tiles) {
+  const int passes = max((tiles + kSides - 1) / kSides, 1);
+  return (tiles + passes - 1) / passes;
+}
+
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1)
-    plan_requests(const int* __restrict__ lengths, WorkItem* items, CombineItem* combines, int b, int row_tiles,
-                  int side, int passes, int groups, int rounds, int overhead, float merge_cost, float part_cost,
-                  int slots_per_tile, int combine_items) {
+    plan_requests(const __grid_constant__ PlanRequestsArguments with) {
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
-  static_assert(kThreads >= 32 * BoundarySet::kWords);
+  static_assert(kThreads >= 32 * BoundarySet::kWords && kThreads > kMaxWorkers);
+  constexpr int kSums = kMaxPlannedRequests + 1;
   __shared__ int tokens_of[kMaxPlannedRequests];
-  __shared__ int start[kMaxPlannedRequests + 1];       // of a request on the line of one pass, `overhead` before each
-  __shared__ int first_part[kMaxPlannedRequests + 1];  // of a request among all parts of one pass
+  __shared__ unsigned short tiles_of[kMaxPlannedRequests];
+  // Sums over the requests before one: `overhead` and blocks of all passes; passes; row tiles; pieces.
+  __shared__ int start[kSums], first_pass[kSums], first_tile[split ? kSums : 1], first_part[kSums];
   __shared__ int sums[kWarps], other_sums[kWarps];
-  // Where a group begins: request * passes + pass, and the token block in it.
-  __shared__ int cut_request[kMaxGroups + 1], cut_block[kMaxGroups + 1];
-  __shared__ BoundarySet starts_run, continues_run;  // boundaries that cut a request first, and again
+  // Where a group begins: the pass among all, and the token block in it.
+  __shared__ int cut_pass[kMaxWorkers + 1], cut_block[kMaxWorkers + 1];
+  __shared__ BoundarySet starts_run, continues_run;  // boundaries that cut a pass first, and again
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int b = with.requests, overhead = with.overhead, workers = with.workers;
 
+  auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) / 64); };
   auto parts_of_split = [&](int blocks) { return split && blocks > split ? (blocks + split - 1) / split : 0; };
-  auto blocks_of = [&](int request) { return start[request + 1] - start[request] - overhead; };
+  auto queries_before = [&](int request) {
+    return with.query_starts ? with.query_starts[request] : request * with.queries;
+  };
+  auto queries_of = [&](int request) {
+    const int before = queries_before(request), queries = min(max(queries_before(request + 1) - before, 0), with.queries);
+    return before >= 0 && before <= with.all_queries - queries ? queries : 0;
+  };
+  const int each = (b + kThreads - 1) / kThreads, first = min(b, thread * each), last = min(b, first + each);
 
   launch_next();
   wait_for_previous();
-  {
-    const int each = (b + kThreads - 1) / kThreads, begin = min(b, thread * each), end = min(b, begin + each);
-    int own = 0, own_parts = 0;
-    for (int r = begin; r < end; ++r) {
-      tokens_of[r] = lengths[r];
-      const int blocks = max(1, (tokens_of[r] + 63) / 64);
-      own += blocks + overhead;
-      own_parts += parts_of_split(blocks);
+  int least_tiles = 0x7fffffff, most_tiles = 0, wrong = 0;
+  for (int r = first; r < last; ++r) {
+    const int tokens = with.lengths[r], queries = queries_of(r);
+    wrong |= (tokens < 0 || tokens > with.max_tokens ? kWrongTokens : 0) |
+             (queries != queries_before(r + 1) - queries_before(r) ? kWrongQueries : 0);
+    tokens_of[r] = min(max(tokens, 0), with.max_tokens);
+    const int tiles = (queries * with.heads + with.tile_rows - 1) / with.tile_rows;
+    tiles_of[r] = static_cast<unsigned short>(tiles);
+    if (tiles > 0) least_tiles = min(least_tiles, tiles);
+    most_tiles = max(most_tiles, tiles);
+  }
+  wrong = __reduce_or_sync(~0u, wrong);
+  most_tiles = __reduce_max_sync(~0u, most_tiles);
+  least_tiles = -__reduce_max_sync(~0u, -least_tiles);
+  if (lane == 0) {
+    cut_block[warp] = wrong;  // borrowed
+    sums[warp] = most_tiles;
+    other_sums[warp] = least_tiles;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    wrong |= cut_block[w];
+    most_tiles = max(most_tiles, sums[w]);
+    least_tiles = min(least_tiles, other_sums[w]);
+  }
+  if (with.status && blockIdx.x == 0 && thread == 0) *with.status = wrong;
+  __syncthreads();
+
+  // Who attends what: requests of as many row tiles each are divided among all workers at once, by one thread block. Of
+  // different ones either one side serves all, or those of every side have workers of their own, and a thread block.
+  int side = 1, groups = 0, first_worker = 0, used = 0;
+  bool shared_out = false;
+  if (most_tiles <= least_tiles) {
+    side = side_for(most_tiles, workers);
+  } else {
+    constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
+    __shared__ float cost_of_side[kTried];
+    __shared__ int work_of_side[kSides], groups_of_side[kSides], blocks_of_side[kSides];
+    auto side_for_all = [&](int i) { return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers); };
+    for (int i = warp; i < kTried + kSides; i += kWarps) {
+      const int tried = i < kTried ? side_for_all(i) : i - kTried + 1;
+      int work = 0, blocks = 0;
+      for (int r = lane; r < b; r += 32) {
+        if (i >= kTried && own_side(tiles_of[r]) != tried) continue;
+        const int passes = (tiles_of[r] + tried - 1) / tried;
+        blocks += passes * blocks_of(r);
+        work += passes * (blocks_of(r) + overhead);
+      }
+      work = __reduce_add_sync(~0u, work);
+      blocks = __reduce_add_sync(~0u, blocks);
+      if (lane == 0 && i < kTried) {
+        const float busy = static_cast<float>(work) / static_cast<float>(workers / tried);
+        cost_of_side[i] = max(busy, static_cast<float>(blocks) * with.traffic);
+      } else if (lane == 0) {
+        work_of_side[tried - 1] = work;
+        blocks_of_side[tried - 1] = blocks;
+      }
     }
-    int sum = sum_before<kThreads>(own, sums);
-    int parts = split ? sum_before<kThreads>(own_parts, other_sums) : 0;
-    for (int r = begin; r < end; ++r) {
-      const int blocks = max(1, (tokens_of[r] + 63) / 64);
-      start[r] = sum;
-      first_part[r] = parts;
-      sum += blocks + overhead;
-      parts += parts_of_split(blocks);
+    __syncthreads();
+    if (warp == 0) {  // workers in proportion to the work; those left over go where the work of a group is most
+      const int own = lane + 1, work = lane < kSides ? work_of_side[lane] : 0;
+      float all = 0;
+      for (int i = 0; i < kSides; ++i) all += static_cast<float>(work_of_side[i]) * static_cast<float>(i + 1);
+      int count = work > 0 ? max(1, static_cast<int>(static_cast<float>(work) / all * static_cast<float>(workers))) : 0;
+      int left = workers - __reduce_add_sync(~0u, count * own);
+      while (left > 0) {
+        const int most = __reduce_max_sync(~0u, count > 0 && own <= left ? work / count : 0);
+        if (most == 0) break;
+        const int winner = __ffs(__ballot_sync(~0u, count > 0 && own <= left && work / count == most)) - 1;
+        count += lane == winner;
+        left -= winner + 1;
+      }
+      if (lane < kSides) groups_of_side[lane] = left >= 0 ? count : 0;
     }
-    if (end == b && begin < end) start[b] = sum;
+    __syncthreads();
+    float least = cost_of_side[0], blocks = 0, longest = 0;
+    for (int i = 1; i < kTried; ++i) least = min(least, cost_of_side[i]);
+    for (int i = 0; i < kTried; ++i)
+      if (cost_of_side[i] <= 1.04f * least) side = max(side, side_for_all(i));
+    for (int i = 0; i < kSides; ++i) {
+      used += groups_of_side[i] * (i + 1);
+      blocks += static_cast<float>(blocks_of_side[i]);
+      if (groups_of_side[i] > 0)
+        longest = max(longest, static_cast<float>(work_of_side[i]) / static_cast<float>(groups_of_side[i]));
+    }
+    shared_out = used > 0 && max(longest, blocks * with.traffic) < 0.96f * least;
+    if (shared_out) {
+      side = blockIdx.x + 1;
+      groups = groups_of_side[blockIdx.x];
+      for (int i = 0; i < side - 1; ++i) first_worker += groups_of_side[i] * (i + 1);
+    }
+  }
+  if (!shared_out) {
+    groups = workers / side;
+    used = side * groups;
+  }
+  if (blockIdx.x == 0)
+    for (int worker = used + thread; worker < workers; worker += kThreads)
+      with.items[static_cast<long long>(worker) * with.rounds] = {};
+  if (blockIdx.x == 0 && thread == 0 && shared_out && !split) *with.combine_count = used;
+  if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
+  auto passes_of = [&](int request) {
+    const int tiles = tiles_of[request];
+    return shared_out && own_side(tiles) != side ? 0 : (tiles + side - 1) / side;
+  };
+
+  // Writes to before[0 .. b] the sums of value(request) over the requests before.
+  auto write_sums = [&](int* before, int* of_warps, auto value) {
+    int own = 0;
+    for (int r = first; r < last; ++r) own += value(r);
+    int sum = sum_before<kThreads>(own, of_warps);
+    for (int r = first; r < last; ++r) {
+      before[r] = sum;
+      sum += value(r);
+    }
+    if (thread == kThreads - 1) before[b] = sum;
+  };
+  write_sums(start, sums, [&](int r) { return passes_of(r) * (blocks_of(r) + overhead); });
+  write_sums(first_pass, other_sums, passes_of);
+  if constexpr (split) {
+    __syncthreads();
+    write_sums(first_tile, sums, [&](int r) { return static_cast<int>(tiles_of[r]); });
+    write_sums(first_part, other_sums, [&](int r) { return tiles_of[r] * parts_of_split(blocks_of(r)); });
   }
   __syncthreads();
 
-  const int all = b * passes;  // requests, pass by pass
-  const long long total = static_cast<long long>(start[b]) * passes;
-  const long long range = max((total + groups - 1) / groups, static_cast<long long>(overhead) + 1);
+  const int all = first_pass[b];  // passes
+  const int total = start[b];
+  const int range = max((total + groups - 1) / groups, overhead + 1);
 
   // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which every
   // warp tries another length.
   int piece = 0;
-  float cost = __int_as_float(0x7f800000);
-  if (!split && all <= groups) {
-    constexpr int kEach = (kMaxGroups + 31) / 32;
-    int blocks[kEach], longest = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      blocks[i] = lane + 32 * i < b ? blocks_of(lane + 32 * i) : 0;
-      longest = max(longest, blocks[i]);
-    }
-    longest = __reduce_max_sync(~0u, longest);
+  if (!split && all > 0 && all <= groups) {
     auto pieces_of = [&](int length) {
       int count = 0;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) count += (blocks[i] + length - 1) / length;
-      return static_cast<int>(__reduce_add_sync(~0u, count)) * passes;
+      for (int r = lane; r < b; r += 32) count += passes_of(r) * ((blocks_of(r) + length - 1) / length);
+      return static_cast<int>(__reduce_add_sync(~0u, count));
     };
-    const int sum = (start[b] - overhead * b) * passes;
+    int longest = 0;
+    for (int r = lane; r < b; r += 32) longest = max(longest, tiles_of[r] ? blocks_of(r) : 0);
+    longest = __reduce_max_sync(~0u, longest);
+    const int sum = total - overhead * all;
     int low = max(1, (sum + groups - 1) / groups), high = longest;
     if (all < groups) high = min(high, (sum + groups - all - 1) / (groups - all));
     for (int turn = 0; low < high; ++turn) {
@@ -134,58 +275,47 @@ __global__ void __launch_bounds__(tiling.threads, 1)
       const bool fit = pieces_of(tried) <= groups;
       if (lane == 0) fits[warp] = fit;
       __syncthreads();
-      int first = 0;
-      while (first < kWarps && !fits[first]) ++first;
+      int found = 0;
+      while (found < kWarps && !fits[found]) ++found;
       const int span = high - low;
-      if (first < kWarps) high = low + span * first / kWarps;
-      if (first > 0) low = low + span * (first - 1) / kWarps + 1;
+      if (found < kWarps) high = low + span * found / kWarps;
+      if (found > 0) low = low + span * (found - 1) / kWarps + 1;
     }
     piece = high;
     const int pieces = pieces_of(piece);
-    cost = piece + overhead + (pieces > all ? merge_cost + part_cost * pieces * side : 0.0f);
-    const float cost_of_line = range + overhead + merge_cost + part_cost * (groups + all) * side;
+    const float cost = piece + overhead + (pieces > all ? with.merge_cost + with.part_cost * pieces * side : 0.0f);
+    const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
     if (cost > cost_of_line) piece = 0;
   }
 
   if (piece > 0) {
     __syncthreads();  // the search has read the sums
-    const int parts = thread < b ? (blocks_of(thread) + piece - 1) / piece : 0;
-    const int before = sum_before<kThreads>(parts, sums);
-    if (thread < b) first_part[thread] = before;
-    if (thread == b - 1) first_part[b] = before + parts;
+    write_sums(first_part, sums, [&](int r) { return passes_of(r) * ((blocks_of(r) + piece - 1) / piece); });
     __syncthreads();
     for (int g = thread; g <= groups; g += kThreads) {
       int v = all, block = 0;
-      if (g < first_part[b] * passes) {
-        int low = 0, high = b;  // the request of the g-th piece
-        while (high - low > 1) {
-          const int middle = (low + high) / 2;
-          if (first_part[middle] * passes <= g) low = middle; else high = middle;
-        }
-        const int inside = g - first_part[low] * passes, of = first_part[low + 1] - first_part[low];
-        v = low * passes + inside / of;
-        block = inside % of * blocks_of(low) / of;
+      if (g < first_part[b]) {
+        const int request = range_of(first_part, b, g), blocks = blocks_of(request), of = (blocks + piece - 1) / piece;
+        const int inside = g - first_part[request];
+        v = first_pass[request] + inside / of;
+        block = inside % of * blocks / of;
       }
-      cut_request[g] = v;
+      cut_pass[g] = v;
       cut_block[g] = block;
     }
   } else {
-    int load = 0, nearest = 0;
+    int load = 0, nearest = all, nearest_start = total;
     for (int g = thread; g <= groups; g += kThreads) {
-      const long long at = range * g;
+      const long long at = static_cast<long long>(range) * g;
       int v = all, block = 0;
-      nearest = all;
       if (at < total) {
-        const int on_line = static_cast<int>(passes == 1 ? at : at / passes);
-        int low = 0, high = b;  // the last request that begins at or before it
-        while (high - low > 1) {
-          const int middle = (low + high) / 2;
-          if (start[middle] <= on_line) low = middle; else high = middle;
-        }
-        const int blocks = blocks_of(low), weight = blocks + overhead;
-        const int inside = static_cast<int>(at - static_cast<long long>(start[low]) * passes);
-        v = low * passes + inside / weight;
-        nearest = v + (inside % weight > weight / 2);
+        const int request = range_of(start, b, static_cast<int>(at));
+        const int blocks = blocks_of(request), weight = blocks + overhead;
+        const int inside = static_cast<int>(at) - start[request];
+        v = first_pass[request] + inside / weight;
+        const int later = inside % weight > weight / 2;
+        nearest = v + later;
+        nearest_start = start[request] + (inside / weight + later) * weight;
         block = max(0, inside % weight - overhead);
         if (split) {
           block = (block + split / 2) / split * split;
@@ -196,29 +326,23 @@ __global__ void __launch_bounds__(tiling.threads, 1)
           ++v, block = 0;
         }
       }
-      cut_request[g] = v;
+      cut_pass[g] = v;
       cut_block[g] = block;
     }
     if (!split) {  // the division `whole`
-      __shared__ int ends[kMaxGroups + 1];
-      static_assert(kThreads > kMaxGroups);
-      auto on_line = [&](int v) {
-        const int request = v / passes;
-        const long long before = static_cast<long long>(start[min(request, b)]) * passes;
-        return request < b ? before + static_cast<long long>(v % passes) * (blocks_of(request) + overhead) : before;
-      };
-      if (thread <= groups) ends[thread] = nearest;
+      __shared__ int ends[kMaxWorkers + 1];
+      if (thread <= groups) ends[thread] = nearest_start;
       __syncthreads();
-      if (thread < groups)
-        load = static_cast<int>(min(on_line(ends[thread + 1]) - on_line(ends[thread]), 0x7fffffffLL));
+      if (thread < groups) load = ends[thread + 1] - nearest_start;
       load = __reduce_max_sync(~0u, load);
       if (lane == 0) sums[warp] = load;
       __syncthreads();
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) load = max(load, sums[w]);
-      const float cost_of_line = range + overhead + merge_cost + part_cost * (groups + min(groups, all)) * side;
+      const float cost_of_line =
+          range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
       if (load <= cost_of_line && thread <= groups) {
-        cut_request[thread] = ends[thread];
+        cut_pass[thread] = nearest;
         cut_block[thread] = 0;
       }
     }
@@ -227,55 +351,62 @@ __global__ void __launch_bounds__(tiling.threads, 1)
   if (!split) {
     if (warp < BoundarySet::kWords) {
       const bool cuts = thread <= groups && cut_block[thread] > 0;  // never boundary 0
-      const bool again = cuts && cut_request[thread - 1] == cut_request[thread] && cut_block[thread - 1] > 0;
-      const unsigned first = __ballot_sync(~0u, cuts && !again), next = __ballot_sync(~0u, again);
-      if (lane == 0) starts_run.words[warp] = first, continues_run.words[warp] = next;
+      const bool again = cuts && cut_pass[thread - 1] == cut_pass[thread] && cut_block[thread - 1] > 0;
+      const unsigned begun = __ballot_sync(~0u, cuts && !again), next = __ballot_sync(~0u, again);
+      if (lane == 0) starts_run.words[warp] = begun, continues_run.words[warp] = next;
     }
     __syncthreads();
   }
 
+  CombineItem* const combines = with.combines + (split ? 0 : first_worker);
   for (int worker = thread; worker < side * groups; worker += kThreads) {
     const int g = worker / side, m = worker % side;
-    WorkItem* out = items + static_cast<long long>(worker) * rounds;
-    const int last = cut_request[g + 1], last_block = cut_block[g + 1];
-    int v = cut_request[g], request = v / passes, pass = v % passes;
-    for (int begin = cut_block[g]; v < last || (v == last && last_block > begin); ++v, begin = 0) {
-      const int row_tile = pass * side + m, blocks = blocks_of(request), end = v == last ? last_block : blocks;
-      const int tokens = tokens_of[request];
-      if (row_tile >= row_tiles) {
+    WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
+    const int end_pass = cut_pass[g + 1], end_block = cut_block[g + 1];
+    int v = cut_pass[g], request = v < all ? range_of(first_pass, b, v) : 0;
+    for (int begin = cut_block[g]; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
+      while (v >= first_pass[request + 1]) ++request;
+      const int pass = v - first_pass[request], row_tile = pass * side + m;
+      const int blocks = blocks_of(request), end = v == end_pass ? end_block : blocks;
+      const int tokens = tokens_of[request], first_row = queries_before(request) * with.heads;
+      const int queries = queries_of(request);
+      if (row_tile >= tiles_of[request]) {
       } else if (split) {
-        const int parts = parts_of_split(blocks);
-        const int first_slot = m * slots_per_tile + first_part[request] * passes + pass * parts;
+        const int parts = parts_of_split(blocks), first_slot = first_part[request] + row_tile * parts;
         for (int at = begin; at < end; at += split)
-          *out++ = {request, row_tile, at, min(at + split, end), tokens, parts ? first_slot + at / split : -1, {}};
-        if (begin == 0) combines[v * side + m] = {request, row_tile, first_slot, parts};
+          *out++ = {request,   row_tile, at,      min(at + split, end), tokens, parts ? first_slot + at / split : -1,
+                    first_row, queries};
+        if (begin == 0)
+          combines[first_tile[request] + row_tile] = {request, row_tile, first_slot, parts, first_row, queries, {}};
       } else {
         int slot = -1;
         if (begin > 0 || end < blocks) {
-          // Runs of boundaries that cut the same request are numbered; its parts have consecutive slots.
+          // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
           const int boundary = begin > 0 ? g : g + 1;
           const int run = starts_run.count_below(boundary) - !starts_run.has(boundary);
-          slot = m * slots_per_tile + g + run;
+          slot = 2 * first_worker + m * 2 * groups + g + run;
           if (begin == 0) {
             const int parts = continues_run.first_without(boundary + 1) - boundary + 1;
-            combines[run * side + m] = {request, row_tile, slot, parts};
+            combines[run * side + m] = {request, row_tile, slot, parts, first_row, queries, {}};
           }
         }
-        *out++ = {request, row_tile, begin, end, tokens, slot, {}};
+        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries};
       }
-      if (++pass == passes) pass = 0, ++request;
     }
     *out = {};
   }
-  if (split) {  // requests of one part have written theirs above, with 0 slots; tiles that do not exist have none
-    for (int i = thread; i < combine_items; i += kThreads)
-      if (i / side % passes * side + i % side >= row_tiles) combines[i] = {};
+  if constexpr (split) {
+    if (thread == 0) *with.combine_count = first_tile[b];
   } else {
-    for (int i = starts_run.count_below(groups) * side + thread; i < combine_items; i += kThreads) combines[i] = {};
+    const int runs = starts_run.count_below(groups);
+    if (thread == 0 && !shared_out) *with.combine_count = runs * side;
+    for (int i = runs * side + thread; shared_out && i < side * groups; i += kThreads) combines[i] = {};
     // A cut request has row tiles m < side in every pass but maybe the last.
     for (int worker = thread; worker < side * groups; worker += kThreads) {
       const int g = worker / side, m = worker % side;
-      if (starts_run.has(g) && cut_request[g] % passes * side + m >= row_tiles)
+      if (!starts_run.has(g)) continue;
+      const int request = range_of(first_pass, b, cut_pass[g]);
+      if ((cut_pass[g] - first_pass[request]) * side + m >= tiles_of[request])
         combines[starts_run.count_below(g) * side + m] = {};
     }
   }

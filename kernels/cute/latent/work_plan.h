@@ -39,9 +39,9 @@ struct WorkPlan {
 
 // lengths: tokens of every request (0 allowed); row_tiles = ceil(h * s / 64); workers: how many thread blocks run at a
 // time. split: 0, or the token blocks after which every request is cut, whatever else the batch holds, so that its output does
-// not depend on its batch mates.
+// not depend on its batch mates. rows, queries: of every request, for the items.
 inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int workers, int split = 0,
-                          WorkCosts costs = {}) {
+                          WorkCosts costs = {}, int rows = 0, int queries = 0) {
   const int requests = static_cast<int>(lengths.size());
   // A request without tokens still has outputs to write: one block, all masked.
   std::vector<int> blocks(requests);
@@ -98,14 +98,15 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
     std::vector<std::vector<std::pair<int, int>>> parts(static_cast<size_t>(requests) * row_tiles);
     for (const Placed& p : placed) {
       parts[static_cast<size_t>(p.request) * row_tiles + p.row_tile].push_back({p.worker, static_cast<int>(of[p.worker].size())});
-      of[p.worker].push_back({p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, {}});
+      of[p.worker].push_back({p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1,
+                                p.request * rows, queries});
       load[p.worker] += p.end - p.begin + costs.item;
     }
     for (int r = 0; r < requests; ++r) {
       for (int m = 0; m < row_tiles; ++m) {
         const auto& list = parts[static_cast<size_t>(r) * row_tiles + m];
         if (list.size() < 2) continue;
-        plan.combines.push_back({r, m, plan.slots, static_cast<int>(list.size())});
+        plan.combines.push_back({r, m, plan.slots, static_cast<int>(list.size()), r * rows, queries, {}});
         for (auto [worker, index] : list) of[worker][index].slot = plan.slots++;
       }
     }

@@ -25,6 +25,7 @@ struct LatentProblem {
   bool lse_base2 = false;
   int split = 0;
   int after = 0;
+  bool tokens_first = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -49,6 +50,7 @@ struct LatentProblem {
           "tokens behind these that a causal mask counts: query i sees t + after - s + i + 1 of them; ragged: at most, "
           "see "
           "after_lengths");
+    field("tokens_first", self.tokens_first, "queries, output and log-sum-exp are [b,s,h,..] instead of [b,h,s,..]");
   }
 };
 

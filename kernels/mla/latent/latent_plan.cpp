@@ -24,21 +24,28 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
   auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
     all.push_back({name, role, dtype, std::move(shape)});
   };
+  // Of queries and outputs.
+  auto add_rows = [&](const char* name, Role role, DType dtype, std::initializer_list<std::int64_t> columns) {
+    std::vector<std::int64_t> shape = {at.b, at.h, at.s};
+    if (at.tokens_first) std::swap(shape[1], shape[2]);
+    shape.insert(shape.end(), columns);
+    add(name, role, dtype, std::move(shape));
+  };
   const std::int64_t batches = at.page ? pool_pages(at) : at.b, tokens = at.page ? at.page : at.t;
   if (at.fused) {
-    add("q", Role::input, at.dtype, {at.b, at.h, at.s, at.k + at.p});
+    add_rows("q", Role::input, at.dtype, {at.k + at.p});
     add("cache", Role::input, at.dtype, {batches, tokens, at.k + at.p});
   } else {
-    add("qc", Role::input, at.dtype, {at.b, at.h, at.s, at.k});
-    add("qpe", Role::input, at.dtype, {at.b, at.h, at.s, at.p});
+    add_rows("qc", Role::input, at.dtype, {at.k});
+    add_rows("qpe", Role::input, at.dtype, {at.p});
     add("z", Role::input, at.dtype, {batches, tokens, at.k});
     add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
   }
   if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
   if (reads_after_lengths(at)) add("after_lengths", Role::input, DType::int32, {at.b});
   if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
-  add("o", Role::output, at.dtype, {at.b, at.h, at.s, at.k});
-  add("lse", Role::output, DType::float32, {at.b, at.h, at.s});
+  add_rows("o", Role::output, at.dtype, {at.k});
+  add_rows("lse", Role::output, DType::float32, {});
   return all;
 }
 
@@ -80,10 +87,14 @@ InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
 }
 
 ReferenceShape reference_shape_of(const LatentProblem& at) {
-  return {std::int64_t{at.b} * at.h, 2.0 * at.s * at.t * (2 * at.k + at.p)};
+  const double flops = 2.0 * at.s * at.t * (2 * at.k + at.p);
+  if (at.tokens_first) return {at.b, flops * at.h};
+  return {std::int64_t{at.b} * at.h, flops};
 }
 
-ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input) {
+namespace {
+
+ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, const InputReader& input) {
   const RowReader rows{input};
   const std::int64_t request = group / at.h;
   const int tokens = at.ragged ? int(input("lengths", request, 1)[0]) : at.t;
@@ -127,6 +138,35 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
   if (at.lse_base2)
     for (double& value : outputs["lse"]) value *= kLog2e;
   return outputs;
+}
+
+}  // namespace
+
+ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input) {
+  if (!at.tokens_first) return head_reference(at, group, input);
+  // One request, whose heads are read as if they came first, and written as they come.
+  LatentProblem heads_first = at;
+  heads_first.tokens_first = false;
+  ReferenceOutputs all = {{"o", std::vector<double>(std::size_t(at.s) * at.h * at.k)},
+                          {"lse", std::vector<double>(std::size_t(at.s) * at.h)}};
+  for (int head = 0; head < at.h; ++head) {
+    const InputReader one = [&](const std::string& name, std::int64_t first, std::int64_t count) {
+      if (name != "q" && name != "qc" && name != "qpe") return input(name, first, count);
+      const std::int64_t width = count / at.s;
+      std::vector<float> rows;
+      for (int i = 0; i < at.s; ++i) {
+        const std::vector<float> row = input(name, ((group * at.s + i) * at.h + head) * width, width);
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+      return rows;
+    };
+    const ReferenceOutputs of_head = head_reference(heads_first, group * at.h + head, one);
+    for (int i = 0; i < at.s; ++i) {
+      std::copy_n(&of_head.at("o")[std::size_t(i) * at.k], at.k, &all["o"][(std::size_t(i) * at.h + head) * at.k]);
+      all["lse"][std::size_t(i) * at.h + head] = of_head.at("lse")[i];
+    }
+  }
+  return all;
 }
 
 Cost latent_cost(const LatentProblem& at) {

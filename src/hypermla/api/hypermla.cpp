@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "hypermla/api/environment.h"
+#include "hypermla/api/shared.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/profile/metrics.h"
@@ -11,17 +11,6 @@
 
 namespace hypermla {
 namespace {
-
-// What all kernels of a process share: the environment is read and the compiler's threads are started once.
-struct Shared {
-  Environment environment = Environment::detect();
-  DeviceTable devices = environment.devices();
-  Compiler compiler{environment.compiler_config()};
-};
-Shared& shared() {
-  static Shared instance;
-  return instance;
-}
 
 ProfileSummary summary_of(const ProfileResult& result) {
   const Profile& profile = result.profile;

@@ -49,38 +49,33 @@ class Executable {
   std::string name_;
 };
 
-// Kernel arguments by value, laid out as the driver wants them: a pointer to each.
+// Kernel arguments by value, of any type that is copied byte by byte: pointers, numbers, structs.
 class Arguments {
  public:
   template <class... Ts>
   explicit Arguments(const Ts&... values) {
     (add(values), ...);
   }
-  std::vector<int> sizes() const { return sizes_; }  // bytes of each
+  // Bytes of each.
+  std::vector<int> sizes() const {
+    std::vector<int> all;
+    for (const std::string& value : values_) all.push_back(int(value.size()));
+    return all;
+  }
+  // As the driver wants them: a pointer to each.
   void** pointers() {
     pointers_.clear();
-    for (Slot& slot : slots_) pointers_.push_back(&slot);
+    for (std::string& value : values_) pointers_.push_back(value.data());
     return pointers_.data();
   }
 
  private:
-  union Slot {
-    void* pointer;
-    int integer;
-    float real;
-    TensorMap map;
-  };
   template <class T>
-  Slot& add_slot(const T&) {
-    sizes_.push_back(int(sizeof(T)));
-    return slots_.emplace_back();
+  void add(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    values_.emplace_back(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  void add(void* value) { add_slot(value).pointer = value; }
-  void add(int value) { add_slot(value).integer = value; }
-  void add(float value) { add_slot(value).real = value; }
-  void add(const TensorMap& value) { add_slot(value).map = value; }
-  std::vector<Slot> slots_;
-  std::vector<int> sizes_;
+  std::vector<std::string> values_;
   std::vector<void*> pointers_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/fields.h"
+#include "hypermla/plan/decode.h"
 #include "hypermla/plan/executable.h"
 #include "hypermla/tensor.h"
 
@@ -95,6 +96,10 @@ class KernelPlan {
   virtual InputRules input_rules(std::uint64_t /*seed*/) const { return {}; }
   virtual ReferenceShape reference_shape() const = 0;
   virtual ReferenceOutputs reference(std::int64_t group, const InputReader& input) const = 0;
+
+  // The kernels of an engine's decoding step, where this version can be called so; null: it cannot. The options are
+  // settled (plan/decode.h). Throws Error for a capacity that it does not take.
+  virtual std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& /*options*/) const { return nullptr; }
 
   // The executable over these tensors. Data pointers may be null for predictions.
   virtual std::unique_ptr<Executable> plan(const Tensors& tensors) const = 0;

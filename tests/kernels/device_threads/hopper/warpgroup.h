@@ -7,6 +7,7 @@
 #include <bit>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __shared__ static
 
 namespace device_threads {
@@ -22,6 +24,7 @@ struct Index {
   int x = 0;
 };
 inline thread_local Index index;
+inline Index block_index;
 
 // The threads of one block. They live as long as it does, since starting them costs more than a small kernel.
 class Block {
@@ -46,10 +49,13 @@ class Block {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  void run(std::function<void()> work) {
+  // `blocks` of them, one after the other.
+  void run(int blocks, std::function<void()> work) {
     work_ = std::move(work);
-    turn_.arrive_and_wait();
-    turn_.arrive_and_wait();
+    for (block_index.x = 0; block_index.x < blocks; ++block_index.x) {
+      turn_.arrive_and_wait();
+      turn_.arrive_and_wait();
+    }
   }
   void meet() { meeting_.arrive_and_wait(); }
   // What f makes of the values of the warp's 32 lanes.
@@ -79,6 +85,7 @@ class Block {
 }  // namespace device_threads
 
 #define threadIdx ::device_threads::index
+#define blockIdx ::device_threads::block_index
 
 namespace hypermla::cute {
 
@@ -112,6 +119,9 @@ inline int __reduce_add_sync(unsigned, int value) {
 }
 inline int __reduce_max_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) { return *std::max_element(lanes, lanes + 32); });
+}
+inline int __reduce_or_sync(unsigned, int value) {
+  return exchange(value, [](const int* lanes) { return std::accumulate(lanes, lanes + 32, 0, std::bit_or<>()); });
 }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }

@@ -6,9 +6,6 @@
 namespace hypermla::cute {
 namespace {
 
-constexpr int kRows = 64;  // of a tile
-constexpr unsigned kThreads = 384;
-
 class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
  public:
   void validate() const override {
@@ -17,7 +14,17 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   }
 
  protected:
-  Division division(const FlashMlaTiling&) const override { return {.rows = kRows, .costs = {}}; }
+  LatentVersion version(const FlashMlaTiling&) const override {
+    return {.name = "flash_mla",
+            .header = beside(__FILE__, "flash_mla.cuh"),
+            .merge_name = "combine_parts",
+            .merge_header = "cute/latent/combine_parts.cuh",
+            .shape = {384, kFlashMlaSharedBytes, 1, true},
+            .rows = 64,
+            .query_groups = 2,
+            .costs = {},
+            .traffic = 0.012f};  // 73.7 KB at 4.5 TB/s against 1.4 us
+  }
 
   // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart over long
   // requests; where the tiles of all requests are few, too, the start of the kernel counts.
@@ -30,56 +37,10 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  std::unique_ptr<CuteKernel> attention(const Tensors& tensors) const override {
-    CuteKernelSpec<LatentProblem, FlashMlaTiling> spec;
-    spec.name = "flash_mla";
-    spec.header = beside(__FILE__, "flash_mla.cuh");
-    spec.problem = at_compile_time();
-    spec.tiling = tiling;
-    spec.candidates = candidates();
-    spec.cost = latent_cost(problem);
-    const auto self = std::make_shared<const FlashMlaPlan>(*this);
-    spec.executed = [self](const FlashMlaTiling& at) { return self->executed_cost(at); };
-    spec.launch = [self, tensors](const FlashMlaTiling& at) {
-      KernelLaunch launch;
-      const WorkSizes sizes = self->sizes(at);
-      launch.grid = {unsigned(sizes.workers), 1, 1};
-      launch.shape = {kThreads, kFlashMlaSharedBytes, 1, true};
-      if (!self->problem.ragged) launch.constants = self->item_bytes(at);
-      launch.arguments = [self, tensors, rounds = int(sizes.rounds)](void* constants) {
-        const LatentProblem& of = self->problem;
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        const Operands in = self->operands(tensors);
-        const int box = of.page ? std::min(of.page, kTokenBlock) : kTokenBlock;
-        return Arguments(self->row_map(in.qc, of.k, kRows, 2), self->row_map(in.qpe, of.p, kRows, 1),
-                         self->token_map(in.z, of.k, box, box < kTokenBlock ? 1 : 2), self->token_map(in.kpe, of.p, box, 1),
-                         self->row_map(in.o, of.k, kRows, 4), of.ragged ? data("work") : constants, data("lse"),
-                         data("o_part"), data("lse_part"), of.page ? data("block_table") : nullptr, in.z.data(),
-                         in.kpe.data(), score_scale(of) * kLog2e, self->lse_unit(), of.h * of.s, of.s, rounds,
-                         table_width(of), in.z.row_bytes(), in.kpe.row_bytes(),
-                         reads_after_lengths(of) ? data("after_lengths") : nullptr, of.after);
-      };
-      return launch;
-    };
-    return std::make_unique<CuteKernel>(std::move(spec));
-  }
+  // Few rows are v1's, but it loads pages of 1 token one by one.
+  bool recommended_for_decoding() const override { return problem.h * problem.s > 32 || problem.page == 1; }
 
-  std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const override {
-    CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
-    spec.name = "combine_parts";
-    spec.header = "cute/latent/combine_parts.cuh";
-    spec.candidates = {{0, 0}, {8, 0}, {16, 0}, {32, 0}, {0, 1}, {0, 2}, {0, 4}, {0, 8}};
-    auto blocks_of = [processors = target.processors](const CombinePartsTiling& of, const FlashMlaTiling&, std::int64_t tiles,
-                                                      unsigned) {
-      unsigned blocks = unsigned(of.blocks);
-      if (blocks == 0)  // four or more for every multiprocessor
-        for (blocks = 8; blocks < 32 && blocks * tiles < 4 * processors;) blocks *= 2;
-      return blocks;
-    };
-    return merging(std::move(spec), tensors, main, blocks_of, [](const FlashMlaTiling&) { return std::tuple(); });
-  }
-
-  std::shared_ptr<const LatentPlan> shared_copy() const override { return std::make_shared<const FlashMlaPlan>(*this); }
+  std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 
 HYPERMLA_REGISTER(FlashMlaPlan, "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")

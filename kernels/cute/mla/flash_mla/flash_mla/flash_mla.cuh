@@ -2,7 +2,7 @@
 // online softmax (FlashAttention, arXiv 2205.14135). As in DeepSeek's FlashMLA two warpgroups hold the output of 64
 // rows; the order of the products is our own.
 //
-// Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
+// Rows: all heads share the latents, so the queries of a request are rows of one matrix, all heads' (LatentArguments).
 // A thread block takes work items (latent/work.h). An item is 64 rows against a range of token blocks of 64. The blocks
 // are taken in pairs: an even and an odd one.
 //
@@ -45,20 +45,17 @@ static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 // themselves, and the consumers order them before wgmma. So no thread waits for its own copies, and the threads do not
 // meet: beside wgmma a meeting, or a look at what has arrived, takes hundreds of cycles.
 template <FlashMlaTiling tiling>
-__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const TensorMap& qc_map,
-                                       const TensorMap& qpe_map, const unsigned char* __restrict__ z,
-                                       const unsigned char* __restrict__ kpe, int z_stride, int kpe_stride,
-                                       const int* __restrict__ block_table, int table_width) {
+__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
   constexpr int kRows = 4;  // of a thread, 4 apart
   const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
   const u32 to = shared.slots[0] + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
-  z += unit * 16;
-  kpe += unit * 16;
+  const unsigned char* __restrict__ z = static_cast<const unsigned char*>(with.z) + unit * 16;
+  const unsigned char* __restrict__ kpe = static_cast<const unsigned char*>(with.kpe) + unit * 16;
   u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
     const int begin = work->begin, end = work->end, tokens = work->tokens;
     if (begin == end) break;
-    const int* table = block_table + static_cast<long long>(work->request) * table_width;
+    const int* __restrict__ table = with.block_table + static_cast<long long>(work->request) * with.table_width;
     int place[kRows], next[kRows];  // rows of the pool, for this block and the next; -1: none
     auto read_places = [&](int block) {
 #pragma unroll
@@ -86,9 +83,9 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
           // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
           const u32 box = ((to + slot * kOperandBytes) ^ (j & 1) << 6) + 2 * pair * kBoxBytes + j * 512;
           if (i == kRope) {
-            copy_ahead(box, kpe + static_cast<long long>(place[j]) * kpe_stride);
+            copy_ahead(box, kpe + static_cast<long long>(place[j]) * with.kpe_stride);
           } else {
-            const unsigned char* from = z + static_cast<long long>(place[j]) * z_stride + pair * 256;
+            const unsigned char* from = z + static_cast<long long>(place[j]) * with.z_stride + pair * 256;
             copy_ahead(box, from);
             copy_ahead(box + kBoxBytes, from + 128);
           }
@@ -98,7 +95,7 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
       if (block == begin && thread == 0) {
         barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
-        load_queries<tiling>(shared, *work, qc_map, qpe_map);
+        load_queries<tiling>(shared, *work, with);
       }
       __syncwarp();
       if (slot) phase ^= 1;
@@ -106,23 +103,10 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
   }
 }
 
-// qc_map, qpe_map: queries [B, rows, 512] and [B, rows, 64], boxes of 64 rows and 2 groups / 1 group of columns.
-// z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], the same boxes. o_map: output [B, rows, 512], boxes of
-// 64 rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two maps with its strides. Of a paged
-// cache, z_map and kpe_map are [pages, page, ..], and block_table [B, table_width] lists the pages of every request.
-// Where pages are smaller than 16 tokens the maps of the cache are not used, and z and kpe point to the pool, rows
-// z_stride and kpe_stride bytes apart. work [workers, rounds]: see latent/work.h. lse [B, rows] fp32, in lse_unit per
-// log2 (ln 2 for natural logarithms). o_part [slots, 64 * 512] in the type of the output and lse_part [slots, 64] fp32,
-// for tiles cut over several items. scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees the first
-// tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
+// Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of z_map, 1
+// where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
-__global__ void __launch_bounds__(384, 1)
-    flash_mla(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
-              const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
-              const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-              uint4* o_part, float* lse_part, const int* __restrict__ block_table, const unsigned char* __restrict__ z,
-              const unsigned char* __restrict__ kpe, float scale_log2, float lse_unit, int rows, int s, int rounds,
-              int table_width, int z_stride, int kpe_stride, const int* __restrict__ after_lengths, int after) {
+__global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
@@ -143,36 +127,35 @@ __global__ void __launch_bounds__(384, 1)
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
   if (tiling.prefetch > 0 && problem.page == 0 && threadIdx.x == 256) {  // the work list is a constant of the host
     // An opaque copy of the index: else the compiler advances `work` here, and not behind the waits as below.
     int own = blockIdx.x;
     asm volatile("" : "+r"(own));
-    const WorkItem item = work[static_cast<long long>(own) * rounds];
+    const WorkItem item = with.work[static_cast<long long>(own) * with.rounds];
     for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
-      for (int pair = 0; pair < kRope; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
-      tma_prefetch(kpe_map, block * kTile, 0, item.request);
+      for (int pair = 0; pair < kRope; ++pair) tma_prefetch(with.z_map, block * kTile, 2 * pair, item.request);
+      tma_prefetch(with.kpe_map, block * kTile, 0, item.request);
     }
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();        // the combine kernel may start; the inputs of both kernels are complete
   // Not before the waits: the producer would lose its uniform registers.
-  work += static_cast<long long>(blockIdx.x) * rounds;
-  const Output output{o_map, lse, o_part, lse_part, lse_unit, rows};
+  const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
   if (role == 0) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, 0>(shared, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 0>(shared, work, with);
   } else if (role == 1) {
     take_registers<gathered ? 216 : 232>();
-    attend<problem, 1>(shared, work, output, scale_log2, s, after_lengths, after);
+    attend<problem, 1>(shared, work, with);
   } else {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
-      gather<tiling>(shared, work, qc_map, qpe_map, z, kpe, z_stride, kpe_stride, block_table, table_width);
+      gather<tiling>(shared, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load<problem, tiling>(shared, work, qc_map, qpe_map, z_map, kpe_map, block_table, table_width);
+      load<problem, tiling>(shared, work, with);
     }
   }
 }

@@ -3,7 +3,7 @@
 // partial outputs. With few rows, or few tokens for each multiprocessor, memory and the start and end of the kernel set
 // the time, not the tensor cores. The schedule is therefore simple and the ring of tokens deep.
 //
-// Rows: all heads share the latents, so the h * s queries of a request are rows of one matrix (row = head * s + query).
+// Rows: all heads share the latents, so the queries of a request are rows of one matrix, all heads' (LatentArguments).
 // A thread block takes work items (latent/work.h): N = 16 or 32 rows against a range of token blocks of 64.
 //
 // Roles (384 threads):
@@ -37,7 +37,7 @@
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
-#include "latent/work.h"
+#include "latent/arguments.h"
 
 namespace hypermla::cute {
 
@@ -75,10 +75,9 @@ enum NamedBarrier { kMeet = 1, kVote = 3 };
 // places of its blocks; its fragments o[m] are those of columns 64 (m ^ 4 consumer) .. 64 (m ^ 4 consumer) + 63.
 template <LatentProblem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
-                                       const TensorMap& o_map, float* __restrict__ lse, uint4* o_part, float* lse_part,
-                                       float scale_log2, float lse_unit, int rows, int s,
-                                       const int* __restrict__ after_lengths, int after) {
+                                       const LatentArguments& with) {
   constexpr DType dtype = problem.dtype;
+  const float scale_log2 = with.scale_log2;
   constexpr int N = tiling.rows, kOctets = N / 8;
   using Layout = Shared<N>;
   const int thread = thread_id() & 127, warp = thread >> 5, lane = lane_id();
@@ -105,10 +104,12 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
     if (begin == end) break;
     const int tile_row = uniform(work->row_tile) * N, request = uniform(work->request), slot = uniform(work->slot);
+    const int queries = uniform(work->queries), first_row = uniform(work->first_row);
+    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    int masked = problem.causal ? s : 1;  // query i sees all tokens but the last masked - i - 1
-    if (problem.after) masked = max(s - (after_lengths ? after_lengths[request] : after), 1);
+    int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
+    if (problem.after) masked = max(queries - (with.after_lengths ? with.after_lengths[request] : with.after), 1);
     const int seen_by_all = tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
     running.reset();
@@ -156,11 +157,20 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 
       const int token = block * kTile;
       if (token + kTile > seen_by_all) {
+        const int own = token + token_in_block;
+        // Tokens first: a row of query row / heads sees `own` if (own - seen_by_all + 1) heads <= row.
+        const int first_of_own = (own - seen_by_all + 1) * with.heads;
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
-          int seen = seen_by_all + (problem.causal ? (tile_row + i / 4 * 8 + row + (i & 1)) % s : 0);
-          if (problem.after) seen = min(seen, tokens);
-          if (token + token_in_block + (i & 2) * 4 >= seen) p[i] = -kInfinity;
+          const int of = tile_row + i / 4 * 8 + row + (i & 1), later = (i & 2) * 4;
+          if constexpr (problem.causal && problem.tokens_first && !problem.after) {
+            if (of < first_of_own + later * with.heads) p[i] = -kInfinity;
+          } else {
+            int seen = seen_by_all;
+            if (problem.causal) seen += problem.tokens_first ? of / with.heads : of % queries;
+            if (problem.after) seen = min(seen, tokens);
+            if (own + later >= seen) p[i] = -kInfinity;
+          }
         }
         if (token + kTile > tokens) {
 #pragma unroll 1
@@ -248,9 +258,10 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       if (consumer == 0) {
         const float log = log_sum(best, all);
         if (slot >= 0) {
-          lse_part[static_cast<long long>(slot) * N + lane] = log;
-        } else if (tile_row + lane < rows) {
-          lse[static_cast<long long>(request) * rows + tile_row + lane] = log * lse_unit;
+          with.lse_part[static_cast<long long>(slot) * N + lane] = log;
+        } else if (lane < rows) {
+          with.lse[with.lse_rows.offset(request, first_row, tile_row + lane)] =
+              all == 0.0f ? with.empty_lse : log * with.lse_unit;
         }
       }
     }
@@ -297,7 +308,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     auto write = [&](int half) {
       if (slot >= 0) {
         // [slot][pair of m][octet][thread]: the order of the fragments, so that every access is whole lines.
-        uint4* out = o_part + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
+        uint4* out = static_cast<uint4*>(with.o_part) + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
 #pragma unroll
         for (int i = 0; i < 2 * kOctets; ++i) {
           const float* x = o[4 * half + i / kOctets * 2] + i % kOctets * 4;
@@ -310,13 +321,15 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 #pragma unroll
         for (int m = 0; m < 4; ++m)
           store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
-        async_fence();
         named_sync(kMeet + consumer, 128);
-        if (thread == 0) {
-          tma_store(o_map, staging, tile_row, (consumer ^ half) * 4, request);
-          tma_store_read_wait();
+        // A warp copies every fourth row, 256 columns each.
+        unsigned short* out_rows = static_cast<unsigned short*>(with.o) + (consumer ^ half) * 256 + lane * 8;
+#pragma unroll 2
+        for (int r = warp; r < N; r += 4) {
+          if (r < rows)
+            *reinterpret_cast<uint4*>(out_rows + with.o_rows.offset(request, first_row, tile_row + r)) =
+                load_shared(staging + lane / 8 * Layout::kRowBytes + swizzled(r, lane & 7));
         }
-        named_sync(kMeet + consumer, 128);
       }
     };
     write(0);
@@ -325,7 +338,6 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     for (int pair = kExchangePairs; pair < kPairs; ++pair) warp_arrive(shared.latent_empty[place_of(at, pair)]);
     sequence += end - begin;
   }
-  if (thread == 0) tma_store_wait();
 }
 
 // The warp that loads tokens; of a dense cache its first lane alone. A page is a batch element of the maps.
@@ -333,18 +345,18 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 // each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
 template <LatentProblem problem, FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
-                                            const TensorMap& z_map, const TensorMap& kpe_map,
-                                            const int* __restrict__ block_table, int table_width) {
+                                            const LatentArguments& with) {
   constexpr int kRing = Shared<tiling.rows>::kRing;
   constexpr bool paged = problem.page > 0;
   constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr int kPagesOfLane = (kPages + 31) / 32;
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
+  const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;
   const int lane = lane_id();
   int place = 0;
   u32 phase = 1;
   WorkItem item = *work;
-  if (!paged && !problem.ragged) {  // harmless where they are not written yet
+  if (!paged) {  // harmless where they are not written yet
     for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
       for (int pair = 0; pair < kPairs; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
       tma_prefetch(kpe_map, block * kTile, 0, item.request);
@@ -353,7 +365,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();        // the combine kernel may start; the inputs of both kernels are complete
   for (int sequence = 0; item.begin != item.end; item = *++work) {
-    const int* table = block_table + static_cast<long long>(item.request) * table_width;
+    const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
     auto page_at = [&](int token) { return token < item.tokens ? table[token / max(problem.page, 1)] : 0; };
     int pages[kPagesOfLane] = {}, next_pages[kPagesOfLane];
     auto read_pages = [&](int block) {  // of a block of several
@@ -418,37 +430,26 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
 // The thread that loads queries: apart from the tokens', which may run ahead of the item at work.
 template <FlashMlaV1Tiling tiling>
 __device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
-                                             const TensorMap& qc_map, const TensorMap& qpe_map) {
+                                             const LatentArguments& with) {
   using Layout = Shared<tiling.rows>;
   WorkItem item = *work;
   wait_for_previous();
   for (u32 phase = 1; item.begin != item.end; phase ^= 1, item = *++work) {
     barrier_wait(shared.queries_empty, phase);
-    const int row = item.row_tile * tiling.rows;
+    const unsigned row = item.first_row + item.row_tile * tiling.rows;
+    const int inner = row % with.query_inner, outer = row / with.query_inner;
     const u32 queries = shared.queries;
     const u32 full = shared.queries_full;
     barrier_expect(full, 9 * Layout::kRowBytes);
-    tma_load(queries, qc_map, row, 0, item.request, full);
-    tma_load(queries + 8 * Layout::kRowBytes, qpe_map, row, 0, item.request, full);
+    tma_load(queries, with.qc_map, inner, outer, 0, full);
+    tma_load(queries + 8 * Layout::kRowBytes, with.qpe_map, inner, outer, 0, full);
   }
 }
 
-// N = tiling.rows. qc_map, qpe_map: queries [B, rows, 512] and [B, rows, 64], boxes of N rows and 8 groups / 1 group of
-// columns. z_map, kpe_map: latents [B, T, 512] and RoPE keys [B, T, 64], boxes of 64 tokens and 2 groups / 1 group.
-// o_map: output [B, rows, 512], boxes of N rows and 4 groups. Maps as in hopper/tma.h; a fused [.., 576] tensor is two
-// maps with its strides. Of a paged cache z_map and kpe_map are [pages, page, ..], of pages smaller
-// than a block with boxes of a page and 1 group, and block_table [B, table_width] lists the pages of every request.
-// work [workers, rounds]: see latent/work.h, tiles of N rows. lse [B, rows] fp32, in lse_unit per log2 (ln 2 for
-// natural logarithms). o_part [slots, 512 * N] in the type of the output and lse_part [slots, N] fp32, for tiles cut
-// over several items (latent/combine_rows.cuh). scale_log2 = scale * log2(e) > 0. rows = h * s. Causal: query i sees
-// the first tokens + after - s + i + 1 tokens of its request's; after_lengths [B], null: `after` each.
+// Query boxes: tiling.rows rows and 8 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows and 2 groups of z_map, or a
+// smaller page and 1 group, and 1 group of kpe_map.
 template <LatentProblem problem, FlashMlaV1Tiling tiling>
-__global__ void __launch_bounds__(384, 1)
-    flash_mla_v1(const __grid_constant__ TensorMap qc_map, const __grid_constant__ TensorMap qpe_map,
-                 const __grid_constant__ TensorMap z_map, const __grid_constant__ TensorMap kpe_map,
-                 const __grid_constant__ TensorMap o_map, const WorkItem* __restrict__ work, float* __restrict__ lse,
-                 uint4* o_part, float* lse_part, const int* __restrict__ block_table, float scale_log2, float lse_unit,
-                 int rows, int s, int rounds, int table_width, const int* __restrict__ after_lengths, int after) {
+__global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ LatentArguments with) {
   static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
@@ -469,24 +470,23 @@ __global__ void __launch_bounds__(384, 1)
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&qc_map, &qpe_map, &z_map, &kpe_map, &o_map}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
   // The threads that load wait for the previous kernel, and the others for what they load; all of them where that
   // kernel makes the work list.
-  if (problem.ragged) wait_for_previous();
-  work += static_cast<long long>(blockIdx.x) * rounds;
+  if (with.planned) wait_for_previous();
+  const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
   if (role < 2) {
     if constexpr (trades_registers) take_registers<232>();
     const int consumer = uniform(role);
-    attend<problem, tiling>(consumer, shared, work, o_map, lse, o_part, lse_part, scale_log2, lse_unit, rows, s,
-                            after_lengths, after);
+    attend<problem, tiling>(consumer, shared, work, with);
   } else {
     if constexpr (trades_registers) give_registers<40>();
     if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load_tokens<problem, tiling>(shared, work, z_map, kpe_map, block_table, table_width);
+      load_tokens<problem, tiling>(shared, work, with);
     }
-    if (threadIdx.x == 288) load_queries<tiling>(shared, work, qc_map, qpe_map);
+    if (threadIdx.x == 288) load_queries<tiling>(shared, work, with);
   }
 }
 

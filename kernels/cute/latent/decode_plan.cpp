@@ -1,0 +1,223 @@
+#include "cute/latent/decode_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <numbers>
+
+#include "hypermla/base/error.h"
+
+namespace hypermla::cute {
+namespace {
+
+constexpr std::int64_t kLatent = 512, kRope = 64, kTokens = 64;
+
+std::int64_t divided_up(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+}  // namespace
+
+TensorMap rows_map(DType dtype, const void* data, int columns, const RowAxes& at, int rows, int groups) {
+  const int box = at.outer == 1 ? rows : int(std::min<std::int64_t>(rows, at.inner));
+  return make_tensor_map(dtype, data,
+                         std::vector<TensorMapAxis>{{at.inner, 2 * at.inner_stride, box},
+                                                    {at.outer, 2 * at.outer_stride, rows / box},
+                                                    {columns / 64, 128, groups}});
+}
+
+TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShape& shape, std::int64_t token_stride,
+                     std::int64_t batch_stride) {
+  const int box = shape.page ? std::min(shape.page, int(kTokens)) : int(kTokens);
+  return make_tensor_map(dtype, data,
+                         std::vector<TensorMapAxis>{{shape.tokens, 2 * token_stride, box},
+                                                    {columns / 64, 128, columns == 64 || box < kTokens ? 1 : 2},
+                                                    {shape.batches, 2 * batch_stride, 1}});
+}
+
+LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec)
+    : options_(options), spec_(std::move(spec)) {
+  const MlaDecodeOptions& at = options_;
+  const std::int64_t row_tiles = divided_up(std::int64_t{at.heads} * at.max_queries, spec_.tile_rows);
+  const std::int64_t tiles =
+      std::min(at.max_requests * row_tiles,
+               divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.tile_rows) + at.max_requests);
+  const std::int64_t blocks = divided_up(at.max_tokens, kTokens);
+  const int split = int(at.split / kTokens), overhead = spec_.costs.overhead();
+  if (row_tiles > 65535 || std::min(at.max_requests * row_tiles, tiles) * (blocks + overhead) > 1 << 30)
+    fail("max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of work "
+         "than the planner counts; make several MlaDecode of fewer requests", at.max_requests, at.heads, at.max_queries,
+         at.max_tokens);
+  if (split && divided_up(blocks, split) > kMaxParts)
+    fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split", at.split,
+         at.max_tokens, divided_up(blocks, split), kMaxParts);
+  sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
+                              spec_.costs.combine, spec_.costs.partial);
+  std::size_t end = 256;
+  auto take = [&](std::size_t bytes) {
+    const std::size_t begin = end;
+    end += (bytes + 255) / 256 * 256;
+    return begin;
+  };
+  items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
+  combines_at_ = take(std::size_t(sizes_.combines) * sizeof(CombineItem));
+  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * 4);
+  o_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * kLatent * 2);
+  workspace_bytes_ = end;
+}
+
+std::string LatentDecode::explain() const {
+  return fmt::format("{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
+                     "workspace of {:.1f} MB", spec_.name,
+                     options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
+                     options_.heads * options_.max_queries, spec_.tile_rows, spec_.workers, workspace_bytes_ / 1e6);
+}
+
+void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
+  device_ = device.shared_from_this();
+  auto load = [&](const KernelSource& source, const LaunchShape& shape) {
+    const CacheEntry entry = compiler.compile(source, device.info().arch);
+    return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
+  };
+  const auto attention = compiler.compile_ahead(spec_.attention, device.info().arch);
+  const auto merge = compiler.compile_ahead(spec_.merge, device.info().arch);
+  planner_ = load(spec_.planner, {spec_.planner_threads, 0, 1, true});
+  merge.get();
+  attention.get();
+  merge_ = load(spec_.merge, {128 * kCombineGroups, kCombineSharedBytes, 1, true});
+  attention_ = load(spec_.attention, spec_.shape);
+
+  char* const base = static_cast<char*>(workspace);
+  auto* const items = reinterpret_cast<WorkItem*>(base + items_at_);
+  auto* const combines = reinterpret_cast<CombineItem*>(base + combines_at_);
+  auto* const lse_part = reinterpret_cast<float*>(base + lse_part_at_);
+  device.fill(base, 0, 256);
+  device.fill(items, 0, o_part_at_ - items_at_);  // without a plan there is no work
+  const MlaDecodeOptions& at = options_;
+  plan_ = {.items = items,
+           .combines = combines,
+           .combine_count = reinterpret_cast<int*>(base) + 1,
+           .status = reinterpret_cast<int*>(base),
+           .heads = at.heads,
+           .tile_rows = spec_.tile_rows,
+           .workers = spec_.workers,
+           .rounds = int(sizes_.rounds),
+           .queries = at.max_queries,
+           .max_tokens = at.max_tokens,
+           .all_queries = at.max_query_tokens,
+           .overhead = spec_.costs.overhead(),
+           .merge_cost = float(spec_.costs.combine),
+           .part_cost = float(spec_.costs.partial),
+           .traffic = spec_.traffic};
+  const float unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>;
+  const float empty = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity();
+  with_ = {.work = items,
+           .o_part = base + o_part_at_,
+           .lse_part = lse_part,
+           .scale_log2 = at.scale * std::numbers::log2e_v<float>,
+           .lse_unit = unit,
+           .empty_lse = empty,
+           .heads = at.heads,
+           .rounds = int(sizes_.rounds),
+           .planned = 1};
+  combine_ = {.items = combines,
+              .count = plan_.combine_count,
+              .o_part = base + o_part_at_,
+              .lse_part = lse_part,
+              .lse_unit = unit,
+              .empty_lse = empty,
+              .heads = at.heads,
+              .tile_rows = spec_.tile_rows};
+}
+
+void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {
+  plan_.lengths = lengths;
+  plan_.query_starts = query_starts;
+  plan_.requests = requests;
+  void* arguments[] = {&plan_};
+  planner_->launch({query_starts ? unsigned(kSides) : 1, 1, 1}, arguments, stream);
+}
+
+// Rows that follow each other at one distance are one axis; else heads and queries are two, of which a tile is a box.
+void LatentDecode::set_queries(const MlaDecodeTensors& with) {
+  const int heads = options_.heads, rows = spec_.tile_rows;
+  const auto is_one_axis = [&](const MlaDecodeTensors::Rows& q) { return q.token_stride == heads * q.head_stride; };
+  const bool one_axis = is_one_axis(with.q_latent) && is_one_axis(with.q_rope);
+  if (!one_axis && heads % rows != 0 && rows % heads != 0)
+    fail("q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a token "
+         "stride of heads times the head stride", heads, with.q_latent.token_stride, with.q_latent.head_stride);
+  const auto map = [&](const MlaDecodeTensors::Rows& q, int columns, int groups) {
+    const std::int64_t all = std::int64_t{with.query_tokens} * heads;
+    const RowAxes axes = one_axis ? RowAxes{all, q.head_stride, 1, all * q.head_stride}
+                                  : RowAxes{heads, q.head_stride, with.query_tokens, q.token_stride};
+    return rows_map(options_.dtype, q.data, columns, axes, rows, groups);
+  };
+  with_.qc_map = map(with.q_latent, kLatent, spec_.query_groups);
+  with_.qpe_map = map(with.q_rope, kRope, 1);
+  with_.query_inner = one_axis ? std::numeric_limits<int>::max() : heads;
+}
+
+void LatentDecode::set_cache(const MlaDecodeTensors& with) {
+  const CacheShape shape = {options_.page, with.pages, options_.page};
+  CacheMaps& maps = caches_[reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56];
+  if (maps.latent != with.cache_latent || maps.rope != with.cache_rope) {
+    maps.latent = nullptr;
+    maps.z = tokens_map(options_.dtype, with.cache_latent, kLatent, shape, with.latent_token_stride, with.latent_page_stride);
+    maps.kpe = tokens_map(options_.dtype, with.cache_rope, kRope, shape, with.rope_token_stride, with.rope_page_stride);
+    maps.latent = with.cache_latent;
+    maps.rope = with.cache_rope;
+  }
+  with_.z_map = maps.z;
+  with_.kpe_map = maps.kpe;
+  with_.z = with.cache_latent;
+  with_.kpe = with.cache_rope;
+}
+
+void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
+  const auto rows_of = [](const MlaDecodeTensors::Rows& q) { return std::tie(q.data, q.token_stride, q.head_stride); };
+  const auto shape_of = [](const MlaDecodeTensors& of) {
+    return std::tie(of.latent_page_stride, of.latent_token_stride, of.rope_page_stride, of.rope_token_stride, of.pages);
+  };
+  const auto outputs_of = [](const MlaDecodeTensors& of) {
+    return std::tie(of.o, of.o_token_stride, of.o_head_stride, of.lse, of.lse_token_stride, of.lse_head_stride,
+                    of.lse_request_stride, of.block_table, of.table_stride);
+  };
+  const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) && rows_of(with.q_rope) == rows_of(last_.q_rope) &&
+                            with.query_tokens == last_.query_tokens;
+  const bool same_shape = shape_of(with) == shape_of(last_);
+  const bool same_cache = with.cache_latent == last_.cache_latent && with.cache_rope == last_.cache_rope;
+  const bool same_outputs = outputs_of(with) == outputs_of(last_);
+  if (!(same_queries && same_shape && same_cache && same_outputs)) {
+    require_tensors(options_, with);
+    last_.query_tokens = 0;  // nothing is the same again if one of these throws
+    if (!same_queries) set_queries(with);
+    if (!same_shape) caches_.fill({});
+    if (!same_shape || !same_cache) set_cache(with);
+    const auto in_int = [](const char* name, std::int64_t value) {
+      if (value > std::numeric_limits<int>::max()) fail("{}={} is not supported: it must fit 31 bits", name, value);
+      return int(value);
+    };
+    with_.table_width = in_int("table_stride", with.table_stride);
+    if (options_.page == 1) {
+      with_.z_stride = in_int("latent_page_stride", 2 * with.latent_page_stride);
+      with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride);
+    }
+    with_.block_table = with.block_table;
+    combine_.o = with_.o = with.o;
+    combine_.lse = with_.lse = with.lse;
+    const int heads = options_.heads;
+    combine_.o_rows = with_.o_rows = {heads, with.o_token_stride, with.o_head_stride, 0};
+    combine_.lse_rows = with_.lse_rows = {heads, with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
+    last_ = with;
+  }
+  void* arguments[] = {&with_};
+  attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
+  void* of_merge[] = {&combine_};
+  merge_->launch({unsigned(spec_.workers), 1, 1}, of_merge, stream);
+}
+
+int LatentDecode::status() const {
+  device_->synchronize();
+  int status = 0;
+  device_->copy_to_host(&status, plan_.status, sizeof status);
+  return status;
+}
+
+}  // namespace hypermla::cute

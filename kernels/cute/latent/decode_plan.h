@@ -1,0 +1,83 @@
+// The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then per
+// layer attention and the merge of its parts, both over the caller's pointers. A launch copies a struct of arguments; maps
+// of tensors are made anew only for addresses that were not seen before.
+#pragma once
+
+#include <array>
+
+#include "cute/latent/combine_parts.h"
+#include "cute/latent/plan_requests.h"
+#include "cute/latent/work_plan.h"
+#include "hypermla/device/tensor_map.h"
+#include "hypermla/plan/decode.h"
+
+#include "cute/latent/arguments.h"  // behind the host's TensorMap
+
+namespace hypermla::cute {
+
+// Rows of queries along two axes; strides in elements.
+struct RowAxes {
+  std::int64_t inner, inner_stride, outer, outer_stride;
+};
+// A map of LatentArguments for them: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows that
+// inner rows divide or are divided by.
+TensorMap rows_map(DType dtype, const void* data, int columns, const RowAxes& axes, int rows, int groups);
+
+// A cache as `batches` of `tokens` tokens: its pages, or where page = 0 the requests of a dense one.
+struct CacheShape {
+  std::int64_t tokens, batches;
+  int page;
+};
+TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShape& shape, std::int64_t token_stride,
+                     std::int64_t batch_stride);
+
+// What a version of the latent kernel is, for a capacity.
+struct LatentDecodeSpec {
+  std::string name;  // full
+  bool recommended = false;
+  KernelSource attention, merge, planner;
+  LaunchShape shape;      // of the attention
+  int tile_rows = 64;
+  int query_groups = 2;   // of 64 columns, in a box of latent queries
+  WorkCosts costs;
+  float traffic = 0;      // PlanRequestsArguments
+  unsigned planner_threads = 256;
+  int workers = 132;
+};
+
+class LatentDecode : public DecodeKernels {
+ public:
+  LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec);
+
+  bool recommended() const override { return spec_.recommended; }
+  std::string explain() const override;
+  std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  void prepare(Compiler& compiler, Device& device, void* workspace) override;
+  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) override;
+  void run(const MlaDecodeTensors& tensors, StreamHandle stream) override;
+  int status() const override;
+
+ private:
+  void set_queries(const MlaDecodeTensors& with);
+  void set_cache(const MlaDecodeTensors& with);
+
+  MlaDecodeOptions options_;
+  LatentDecodeSpec spec_;
+  RequestListSizes sizes_;
+  std::size_t items_at_, combines_at_, lse_part_at_, o_part_at_, workspace_bytes_;  // bytes; the status word is first
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Function> attention_, merge_, planner_;
+  PlanRequestsArguments plan_ = {};
+  LatentArguments with_ = {};
+  CombineArguments combine_ = {};
+  MlaDecodeTensors last_;  // what with_ was made from
+  // Maps of the caches of a model's layers, by their addresses.
+  struct CacheMaps {
+    const void* latent = nullptr;
+    const void* rope = nullptr;
+    TensorMap z, kpe;
+  };
+  std::array<CacheMaps, 256> caches_;
+};
+
+}  // namespace hypermla::cute

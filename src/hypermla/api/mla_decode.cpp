@@ -1,0 +1,88 @@
+#include "hypermla/mla_decode.h"
+
+#include "hypermla/api/shared.h"
+#include "hypermla/plan/decode.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+// The kernels for a capacity on a device: the pinned ones, else those that recommend themselves.
+std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, const Device& device) {
+  if (!device.is_gpu()) {
+    if (!options.kernel.empty()) fail("kernel={} runs on a GPU only; leave it empty on a CPU", options.kernel);
+    return make_decode_reference(options);
+  }
+  const PlannedDevice on = planned_device(shared().devices, device);
+  std::unique_ptr<DecodeKernels> best;
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    if (!entry.runs_on(on.target.arch) || (options.kernel.empty() ? entry.draft : entry.full_name() != options.kernel)) continue;
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    plan->target = on.target;
+    std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
+    if (!kernels) continue;
+    if (!best || (kernels->recommended() && !best->recommended())) best = std::move(kernels);
+  }
+  if (!best && !options.kernel.empty())
+    fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel, device.info().name);
+  if (!best) fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name, on.target.arch);
+  return best;
+}
+
+MlaDecodeOptions settled(MlaDecodeOptions options) {
+  settle(options);
+  return options;
+}
+
+}  // namespace
+
+struct MlaDecode::State {
+  MlaDecodeOptions options;
+  std::shared_ptr<Device> device;
+  std::unique_ptr<DecodeKernels> kernels;
+  Buffer workspace;
+};
+
+MlaDecode::MlaDecode(const MlaDecodeOptions& options, const DeviceHandle& device, void* workspace)
+    : state_(std::make_unique<State>()) {
+  state_->options = settled(options);
+  state_->device = device.device_;
+  state_->kernels = kernels_for(state_->options, *state_->device);
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256) fail("the workspace must be aligned to 256 bytes");
+  if (!workspace) {
+    state_->workspace = Buffer(state_->device, state_->kernels->workspace_bytes());
+    workspace = state_->workspace.data();
+  }
+  state_->kernels->prepare(shared().compiler, *state_->device, workspace);
+}
+MlaDecode::~MlaDecode() = default;
+MlaDecode::MlaDecode(MlaDecode&&) noexcept = default;
+MlaDecode& MlaDecode::operator=(MlaDecode&&) noexcept = default;
+
+std::size_t MlaDecode::workspace_bytes(const MlaDecodeOptions& options, const DeviceHandle& device) {
+  return kernels_for(settled(options), *device.device_)->workspace_bytes();
+}
+std::size_t MlaDecode::workspace_bytes() const { return state_->kernels->workspace_bytes(); }
+
+void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, void* stream) {
+  if (requests < 0 || requests > state_->options.max_requests)
+    fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests, state_->options.max_requests);
+  if (!lengths) fail("lengths is missing: give the address of the requests' numbers of tokens");
+  state_->kernels->plan(lengths, query_starts, requests, stream);
+}
+
+void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) { state_->kernels->run(tensors, stream); }
+
+void MlaDecode::check() const {
+  const int status = state_->kernels->status();
+  if (status & kWrongTokens)
+    fail("the last plan had a request of less than 0 or more than max_tokens={} tokens, which was cut to that; make the "
+         "MlaDecode for more", state_->options.max_tokens);
+  if (status & kWrongQueries)
+    fail("the last plan had query_starts that fall, or more than max_queries={} queries of a request or max_query_tokens={} "
+         "in all, which were left out", state_->options.max_queries, state_->options.max_query_tokens);
+}
+
+std::string MlaDecode::explain() const { return state_->kernels->explain(); }
+
+}  // namespace hypermla

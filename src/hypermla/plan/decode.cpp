@@ -1,0 +1,207 @@
+#include "hypermla/plan/decode.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "hypermla/base/error.h"
+#include "hypermla/device/pool.h"
+#include "hypermla/plan/typed_plan.h"
+
+namespace hypermla {
+
+void settle(MlaDecodeOptions& at) {
+  auto within = [](const char* name, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) fail("{}={} is not supported: it must be from 1 to {}", name, value, most);
+  };
+  within("heads", at.heads, 1024);
+  within("max_requests", at.max_requests, 2048);
+  within("max_queries", at.max_queries, 1024);
+  within("max_tokens", at.max_tokens, 1 << 20);
+  const std::int64_t all = std::int64_t{at.max_requests} * at.max_queries;
+  if (at.max_query_tokens == 0) at.max_query_tokens = int(all);
+  within("max_query_tokens", at.max_query_tokens, all);
+  if (at.page != 1 && at.page != 16 && at.page != 32 && at.page != 64 && at.page != 128)
+    fail("page={} is not supported: choose 1, 16, 32, 64 or 128", at.page);
+  require_half_precision(at.dtype);
+  if (!(at.scale >= 0) || std::isinf(at.scale))
+    fail("scale={} is not supported: it must be positive, or 0 for 1 / sqrt(128 + 64)", at.scale);
+  if (at.scale == 0) at.scale = softmax_scale(128, 64);
+  if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
+}
+
+void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
+  const std::pair<const char*, const void*> pointers[] = {
+      {"q_latent", with.q_latent.data}, {"q_rope", with.q_rope.data}, {"cache_latent", with.cache_latent},
+      {"cache_rope", with.cache_rope},  {"o", with.o}};
+  for (const auto& [name, data] : pointers)
+    if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
+      fail("{} must point to memory of the device that is aligned to 16 bytes", name);
+  if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
+  const std::pair<const char*, std::int64_t> strides[] = {
+      {"q_latent.token_stride", with.q_latent.token_stride}, {"q_latent.head_stride", with.q_latent.head_stride},
+      {"q_rope.token_stride", with.q_rope.token_stride},     {"q_rope.head_stride", with.q_rope.head_stride},
+      {"latent_page_stride", with.latent_page_stride},       {"latent_token_stride", with.latent_token_stride},
+      {"rope_page_stride", with.rope_page_stride},           {"rope_token_stride", with.rope_token_stride},
+      {"o_token_stride", with.o_token_stride},               {"o_head_stride", with.o_head_stride}};
+  for (const auto& [name, stride] : strides)
+    if (stride <= 0 || stride % 8) fail("{}={} is not supported: it must be a positive multiple of 8 elements", name, stride);
+  if (with.query_tokens < 1 || with.pages < 1)
+    fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
+  if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
+  (void)at;
+}
+
+MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,
+                                         std::int64_t pages, const int* block_table, std::int64_t table_stride, void* o,
+                                         float* lse) {
+  const auto behind = [](const void* data) { return static_cast<const char*>(data) + 2 * 512; };
+  return {.q_latent = {q, std::int64_t{heads} * 576, 576},
+          .q_rope = {behind(q), std::int64_t{heads} * 576, 576},
+          .query_tokens = query_tokens,
+          .cache_latent = cache,
+          .cache_rope = behind(cache),
+          .latent_page_stride = std::int64_t{page} * 576,
+          .latent_token_stride = 576,
+          .rope_page_stride = std::int64_t{page} * 576,
+          .rope_token_stride = 576,
+          .pages = pages,
+          .block_table = block_table,
+          .table_stride = table_stride,
+          .o = o,
+          .o_token_stride = std::int64_t{heads} * 512,
+          .o_head_stride = 512,
+          .lse = lse,
+          .lse_token_stride = heads,
+          .lse_head_stride = 1};
+}
+
+namespace {
+
+float to_float(std::uint16_t bits, DType dtype) {
+  if (dtype == DType::bfloat16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float value = exponent == 31  ? mantissa ? std::nanf("") : std::numeric_limits<float>::infinity()
+                      : exponent == 0 ? std::ldexp(float(mantissa), -24)
+                                      : std::ldexp(float(mantissa + 1024), exponent - 25);
+  return bits >> 15 ? -value : value;
+}
+std::uint16_t from_float(float value, DType dtype) {  // to nearest, ties to even
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  if (dtype == DType::bfloat16) return std::uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const std::uint16_t sign = std::uint16_t(bits >> 16 & 0x8000);
+  const float magnitude = std::abs(value);
+  if (!(magnitude < 65520.0f)) return sign | 0x7c00;
+  if (magnitude < 6.103515625e-5f) return std::uint16_t(sign | std::lrint(std::ldexp(magnitude, 24)));
+  const std::uint32_t rest = std::bit_cast<std::uint32_t>(magnitude);
+  return std::uint16_t(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
+}
+
+class DecodeReference : public DecodeKernels {
+ public:
+  explicit DecodeReference(const MlaDecodeOptions& options) : options_(options) {}
+
+  bool recommended() const override { return true; }
+  std::string explain() const override { return "a plain reference in fp32: this device is a CPU"; }
+  std::size_t workspace_bytes() const override { return 256; }
+  void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }
+  int status() const override { return 0; }
+
+  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle) override {
+    std::vector<int> starts(1, 0);
+    for (int r = 0; r < requests; ++r)
+      starts.push_back(query_starts ? query_starts[r + 1] : starts.back() + options_.max_queries);
+    if (query_starts && query_starts[0] != 0) fail("query_starts[0] is {}; it must be 0", query_starts[0]);
+    for (int r = 0; r < requests; ++r) {
+      const int queries = starts[r + 1] - starts[r];
+      if (lengths[r] < 0 || lengths[r] > options_.max_tokens)
+        fail("lengths[{}] is {}; it must be from 0 to max_tokens={}", r, lengths[r], options_.max_tokens);
+      if (queries < 0 || queries > options_.max_queries)
+        fail("query_starts[{}] and the one after it give {} queries; a request has 0 to max_queries={}", r, queries,
+             options_.max_queries);
+    }
+    if (starts.back() > options_.max_query_tokens)
+      fail("query_starts ends with {}; a step has at most max_query_tokens={}", starts.back(), options_.max_query_tokens);
+    lengths_.assign(lengths, lengths + requests);
+    starts_ = std::move(starts);
+  }
+
+  void run(const MlaDecodeTensors& with, StreamHandle) override {
+    require_tensors(options_, with);
+    if (starts_.empty()) fail("run() needs a plan; call plan() first, once per step");
+    if (with.query_tokens < starts_.back())
+      fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", with.query_tokens, starts_.back());
+    for (int r = 0; r < int(lengths_.size()); ++r) {
+      const std::vector<float> tokens = read_tokens(with, r);
+      const std::string error =
+          pool_.run(std::uint64_t(starts_[r + 1] - starts_[r]) * options_.heads, threads_, [&](std::uint64_t i) {
+            attend(with, r, int(i / options_.heads), int(i % options_.heads), tokens);
+            return nullptr;
+          });
+      if (!error.empty()) fail("{}", error);
+    }
+  }
+
+ private:
+  static constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+
+  const std::uint16_t* at(const void* data, std::int64_t offset) const {
+    return static_cast<const std::uint16_t*>(data) + offset;
+  }
+  std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
+    std::vector<float> tokens(std::size_t(lengths_[request]) * kWidth);
+    for (int t = 0; t < lengths_[request]; ++t) {
+      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page], slot = t % options_.page;
+      if (page < 0 || page >= with.pages)
+        fail("block_table[{}][{}] is {}; the cache has {} pages", request, t / options_.page, page, with.pages);
+      const auto* z = at(with.cache_latent, page * with.latent_page_stride + slot * with.latent_token_stride);
+      const auto* rope = at(with.cache_rope, page * with.rope_page_stride + slot * with.rope_token_stride);
+      for (int c = 0; c < kWidth; ++c)
+        tokens[std::size_t(t) * kWidth + c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
+    }
+    return tokens;
+  }
+  void attend(const MlaDecodeTensors& with, int request, int query, int head, const std::vector<float>& tokens) const {
+    const std::int64_t token = starts_[request] + query;
+    const int queries = starts_[request + 1] - starts_[request], length = lengths_[request];
+    const int seen = options_.causal ? std::max(0, length - queries + query + 1) : length;
+    const auto* latent = at(with.q_latent.data, token * with.q_latent.token_stride + head * with.q_latent.head_stride);
+    const auto* rope = at(with.q_rope.data, token * with.q_rope.token_stride + head * with.q_rope.head_stride);
+    std::vector<float> q(kWidth), scores(seen), o(kLatent, 0.0f);
+    for (int c = 0; c < kWidth; ++c) q[c] = to_float(c < kLatent ? latent[c] : rope[c - kLatent], options_.dtype);
+    float most = -std::numeric_limits<float>::infinity(), sum = 0;
+    for (int t = 0; t < seen; ++t) {
+      double score = 0;
+      for (int c = 0; c < kWidth; ++c) score += double(q[c]) * tokens[std::size_t(t) * kWidth + c];
+      most = std::max(most, scores[t] = float(score * options_.scale));
+    }
+    for (int t = 0; t < seen; ++t) {
+      const float weight = std::exp(scores[t] - most);
+      sum += weight;
+      for (int c = 0; c < kLatent; ++c) o[c] += weight * tokens[std::size_t(t) * kWidth + c];
+    }
+    auto* to = static_cast<std::uint16_t*>(with.o) + token * with.o_token_stride + head * with.o_head_stride;
+    for (int c = 0; c < kLatent; ++c) to[c] = from_float(seen ? o[c] / sum : 0.0f, options_.dtype);
+    const float empty = options_.empty_lse_positive ? std::numeric_limits<float>::infinity()
+                                                    : -std::numeric_limits<float>::infinity();
+    const float lse = seen ? (most + std::log(sum)) * (options_.lse_base2 ? kLog2e : 1.0f) : empty;
+    const std::int64_t row = with.lse_request_stride ? request * with.lse_request_stride + query * with.lse_token_stride
+                                                     : token * with.lse_token_stride;
+    with.lse[row + head * with.lse_head_stride] = lse;
+  }
+
+  MlaDecodeOptions options_;
+  Pool pool_;
+  int threads_ = 1;
+  std::vector<int> lengths_, starts_;
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernels> make_decode_reference(const MlaDecodeOptions& options) {
+  return std::make_unique<DecodeReference>(options);
+}
+
+}  // namespace hypermla

@@ -1,0 +1,41 @@
+// The kernels behind MlaDecode (include/hypermla/mla_decode.h): a planner that runs once per step, and attention that runs
+// once per layer with the caller's pointers. A version of a kernel that can be called so says it by KernelPlan::decode().
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "hypermla/compile/compiler.h"
+#include "hypermla/device/device.h"
+#include "hypermla/mla_decode.h"
+
+namespace hypermla {
+
+class DecodeKernels {
+ public:
+  virtual ~DecodeKernels() = default;
+
+  // Whether to take these kernels for their capacity, where there are others.
+  virtual bool recommended() const = 0;
+  virtual std::string explain() const = 0;
+  virtual std::size_t workspace_bytes() const = 0;
+  // Compiles, loads, and takes its workspace. Comes first.
+  virtual void prepare(Compiler& compiler, Device& device, void* workspace) = 0;
+  // As MlaDecode's. `requests` is within the capacity.
+  virtual void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) = 0;
+  virtual void run(const MlaDecodeTensors& tensors, StreamHandle stream) = 0;
+  // What the last plan found wrong, as bits: kWrongTokens, kWrongQueries. Waits for the device.
+  virtual int status() const = 0;
+};
+enum DecodeStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
+
+// Throws Error for options without a meaning. Afterwards max_query_tokens and scale are set.
+void settle(MlaDecodeOptions& options);
+
+// Throws Error for tensors that no kernel takes: a missing pointer, a stride or an address that is not aligned.
+void require_tensors(const MlaDecodeOptions& options, const MlaDecodeTensors& tensors);
+
+// The same on a CPU, in fp32 and without tiles: what everything else is checked against.
+std::unique_ptr<DecodeKernels> make_decode_reference(const MlaDecodeOptions& options);
+
+}  // namespace hypermla

@@ -1,0 +1,260 @@
+// MlaDecode: the plain reference on the CPU against attention_reference(), what is refused, and on a Hopper GPU the kernels
+// against the reference, with contents that change between the replays of a recording.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "hypermla/device/device.h"
+#include "hypermla/mla_decode.h"
+#include "hypermla/plan/reference.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+
+using testing_support::contains;
+using testing_support::error_of;
+
+constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::uint16_t bfloat16(float value) { return std::uint16_t(std::bit_cast<std::uint32_t>(value) >> 16); }
+float to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+// One step of an engine, in host memory: everything that no request uses is NaN, and outputs are poisoned.
+struct Step {
+  Step(const MlaDecodeOptions& options, std::vector<int> of_tokens, const std::vector<int>& queries, unsigned seed)
+      : at(options), lengths(std::move(of_tokens)) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (int n : queries) starts.push_back(starts.back() + n);
+    width = (at.max_tokens + at.page - 1) / at.page + 3;
+    std::vector<int> free;
+    for (int length : lengths) pages += (length + at.page - 1) / at.page;
+    for (int i = 0; i < pages; ++i) free.push_back(i);
+    std::shuffle(free.begin(), free.end(), random);
+    table.assign(lengths.size() * width, 1 << 30);
+    cache.assign(std::size_t(std::max(pages, 1)) * at.page * kWidth, 0x7fc0);
+    for (std::size_t r = 0; r < lengths.size(); ++r)
+      for (int token = 0; token < lengths[r]; ++token) {
+        int& page = table[r * width + token / at.page];
+        if (token % at.page == 0) page = free.back(), free.pop_back();
+        for (int c = 0; c < kWidth; ++c)
+          cache[(std::size_t(page) * at.page + token % at.page) * kWidth + c] = bfloat16(normal(random));
+      }
+    q.assign(std::size_t(starts.back() + 1) * at.heads * kWidth, 0x7fc0);
+    for (std::size_t i = 0; i < std::size_t(starts.back()) * at.heads * kWidth; ++i) q[i] = bfloat16(normal(random));
+    o.assign(std::size_t(starts.back() + 1) * at.heads * kLatent, 0x7fc0);
+    lse.assign(std::size_t(starts.back() + 1) * at.heads, std::nanf(""));
+  }
+  MlaDecodeTensors tensors() {
+    return MlaDecodeTensors::fused(at.heads, at.page, q.data(), starts.back() + 1, cache.data(), std::max(pages, 1), table.data(),
+                                   width, o.data(), lse.data());
+  }
+  // Compares o and lse with double precision.
+  void check(const std::vector<std::uint16_t>& got_o, const std::vector<float>& got_lse) const {
+    for (std::size_t r = 0; r < lengths.size(); ++r)
+      for (int head = 0; head < at.heads; ++head) {
+        const int n = starts[r + 1] - starts[r];
+        if (n == 0) continue;
+        std::vector<float> rows, keys, values;
+        for (int i = starts[r]; i < starts[r + 1]; ++i)
+          for (int c = 0; c < kWidth; ++c) rows.push_back(to_float(q[(std::size_t(i) * at.heads + head) * kWidth + c]));
+        for (int token = 0; token < lengths[r]; ++token) {
+          const auto* row = &cache[(std::size_t(table[r * width + token / at.page]) * at.page + token % at.page) * kWidth];
+          for (int c = 0; c < kWidth; ++c) keys.push_back(to_float(row[c]));
+          for (int c = 0; c < kLatent; ++c) values.push_back(to_float(row[c]));
+        }
+        const AttentionReference expected =
+            attention_reference(rows, keys, values, n, lengths[r], kWidth, kLatent, 1 / std::sqrt(192.0), at.causal);
+        for (int i = 0; i < n; ++i) {
+          const std::size_t row = std::size_t(starts[r] + i) * at.heads + head;
+          const float empty = at.empty_lse_positive ? kInfinity : -kInfinity;
+          if (std::isinf(expected.lse[i])) EXPECT_EQ(got_lse[row], empty);
+          else EXPECT_TRUE(std::abs(got_lse[row] - expected.lse[i]) <= 1e-3) << got_lse[row] << " " << expected.lse[i];
+          double worst = 0;
+          for (int c = 0; c < kLatent; ++c) {
+            const double difference = std::abs(to_float(got_o[row * kLatent + c]) - expected.o[std::size_t(i) * kLatent + c]);
+            if (!(difference <= worst)) worst = difference;
+          }
+          EXPECT_TRUE(worst <= 0.03) << "request " << r << " query " << i << " head " << head << ": " << worst;
+        }
+      }
+    for (std::size_t i = std::size_t(starts.back()) * at.heads; i < got_lse.size(); ++i)
+      EXPECT_TRUE(std::isnan(got_lse[i])) << "written behind the last query";
+  }
+
+  MlaDecodeOptions at;
+  std::vector<int> lengths, starts = {0}, table;
+  int width = 0, pages = 0;
+  std::vector<std::uint16_t> q, cache, o;
+  std::vector<float> lse;
+};
+
+TEST(MlaDecode, TheReferenceAttendsToAnyMixOfQueries) {
+  for (const bool causal : {false, true}) {
+    const MlaDecodeOptions options = {.heads = 3, .max_requests = 6, .max_queries = 4, .max_tokens = 90, .page = 16,
+                                      .causal = causal, .empty_lse_positive = causal};
+    Step step(options, {33, 0, 1, 90, 16, 0}, {4, 2, 3, 1, 0, 0}, 1);
+    MlaDecode decode(options, DeviceHandle("cpu"));
+    decode.plan(step.lengths.data(), step.starts.data(), 6);
+    decode.run(step.tensors());
+    step.check(step.o, step.lse);
+    decode.check();
+  }
+}
+
+TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
+  const MlaDecodeOptions options = {.heads = 2, .max_requests = 2, .max_queries = 2, .max_tokens = 40, .page = 16};
+  Step step(options, {40, 17}, {2, 2}, 2);
+  MlaDecode decode(options, DeviceHandle("cpu"));
+  decode.plan(step.lengths.data(), nullptr, 2);
+  decode.run(step.tensors());
+  // The heads first, RoPE columns as the last of 192, outputs with gaps, lse [requests, heads, queries].
+  std::vector<std::uint16_t> latent(2 * 5 * kLatent), rope(5 * 2 * 192), o(5 * 2 * 640, 0x7fc0);
+  std::vector<float> lse(2 * 2 * 2);
+  for (int t = 0; t < 5; ++t)
+    for (int h = 0; h < 2; ++h) {
+      std::copy_n(&step.q[(t * 2 + h) * kWidth], kLatent, &latent[(h * 5 + t) * kLatent]);
+      std::copy_n(&step.q[(t * 2 + h) * kWidth + kLatent], kRope, &rope[(t * 2 + h) * 192 + 128]);
+    }
+  MlaDecodeTensors views = step.tensors();
+  views.q_latent = {latent.data(), kLatent, 5 * kLatent};
+  views.q_rope = {&rope[128], 2 * 192, 192};
+  views.o = o.data();
+  views.o_token_stride = 2 * 640;
+  views.o_head_stride = 640;
+  views.lse = lse.data();
+  views.lse_request_stride = 4;
+  views.lse_head_stride = 2;
+  views.lse_token_stride = 1;
+  decode.run(views);
+  for (int t = 0; t < 4; ++t)
+    for (int h = 0; h < 2; ++h) {
+      EXPECT_TRUE(std::equal(&o[(t * 2 + h) * 640], &o[(t * 2 + h) * 640] + kLatent, &step.o[(t * 2 + h) * kLatent]));
+      EXPECT_EQ(lse[t / 2 * 4 + h * 2 + t % 2], step.lse[t * 2 + h]);
+    }
+}
+
+TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
+  const auto refusal = [](MlaDecodeOptions options) { return error_of([&] { MlaDecode(options, DeviceHandle("cpu")); }); };
+  EXPECT_TRUE(contains(refusal({.heads = 0}), "heads=0"));
+  EXPECT_TRUE(contains(refusal({.max_requests = 2049}), "max_requests=2049"));
+  EXPECT_TRUE(contains(refusal({.page = 48}), "page=48"));
+  EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
+  EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
+  EXPECT_TRUE(contains(refusal({.split = 100}), "split=100"));
+  EXPECT_TRUE(contains(refusal({.kernel = "cute.mla.flash_mla"}), "CPU"));
+
+  const MlaDecodeOptions options = {.heads = 1, .max_requests = 2, .max_queries = 2, .max_tokens = 20, .page = 16};
+  Step step(options, {20, 3}, {2, 1}, 3);
+  MlaDecode decode(options, DeviceHandle("cpu"));
+  EXPECT_TRUE(contains(error_of([&] { decode.run(step.tensors()); }), "call plan() first"));
+  const auto refused_plan = [&](std::vector<int> lengths, std::vector<int> starts) {
+    return error_of([&] { decode.plan(lengths.data(), starts.data(), int(lengths.size())); });
+  };
+  EXPECT_TRUE(contains(refused_plan({21, 3}, {0, 2, 3}), "lengths[0] is 21"));
+  EXPECT_TRUE(contains(refused_plan({20, -1}, {0, 2, 3}), "lengths[1] is -1"));
+  EXPECT_TRUE(contains(refused_plan({20, 3}, {0, 3, 3}), "3 queries"));
+  EXPECT_TRUE(contains(refused_plan({20, 3}, {0, 2, 1}), "-1 queries"));
+  EXPECT_TRUE(contains(refused_plan({20, 3, 1}, {0, 1, 2, 3}), "3 requests"));
+  decode.plan(step.lengths.data(), step.starts.data(), 2);
+  const auto refused_run = [&](auto change) {
+    MlaDecodeTensors tensors = step.tensors();
+    change(tensors);
+    return error_of([&] { decode.run(tensors); });
+  };
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = nullptr; }), "o must point"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.q_rope.head_stride = 60; }), "q_rope.head_stride=60"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.query_tokens = 2; }), "query_tokens is 2"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 1; }), "the cache has 1 pages"));
+  EXPECT_EQ(refused_run([](auto&) {}), "");
+  step.check(step.o, step.lse);
+}
+
+class DecodeOnHopper : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+    device_ = make_cuda_device();
+    if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
+  }
+  template <class T>
+  Buffer copy_of(const std::vector<T>& values) const {
+    Buffer buffer(device_, values.size() * sizeof(T));
+    device_->copy_to_device(buffer.data(), values.data(), buffer.bytes());
+    return buffer;
+  }
+  template <class T>
+  std::vector<T> back(const Buffer& buffer) const {
+    std::vector<T> values(buffer.bytes() / sizeof(T));
+    device_->copy_to_host(values.data(), buffer.data(), buffer.bytes());
+    return values;
+  }
+  // The bits of the last run's outputs.
+  std::pair<std::vector<std::uint16_t>, std::vector<float>> run(MlaDecode& decode, Step& step) {
+    const Buffer q = copy_of(step.q), cache = copy_of(step.cache), table = copy_of(step.table), o = copy_of(step.o),
+                 lse = copy_of(step.lse), lengths = copy_of(step.lengths), starts = copy_of(step.starts);
+    const MlaDecodeTensors tensors = MlaDecodeTensors::fused(
+        step.at.heads, step.at.page, q.data(), step.starts.back() + 1, cache.data(), std::max(step.pages, 1),
+        static_cast<const int*>(table.data()), step.width, o.data(), static_cast<float*>(lse.data()));
+    const auto recording = device_->record([&](StreamHandle stream) {
+      decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()), int(step.lengths.size()), stream);
+      for (int layer = 0; layer < 2; ++layer) decode.run(tensors, stream);
+    });
+    recording->replay(device_->stream());
+    device_->synchronize();
+    decode.check();
+    return {back<std::uint16_t>(o), back<float>(lse)};
+  }
+
+  std::shared_ptr<Device> device_;
+};
+
+TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
+    for (const int page : {64, 16, 1})
+      for (const int heads : {16, 128}) {
+        const MlaDecodeOptions options = {.heads = heads, .max_requests = 6, .max_queries = 3, .max_tokens = 700, .page = page,
+                                          .kernel = kernel};
+        SCOPED_TRACE(testing::Message() << kernel << " page " << page << " heads " << heads);
+        MlaDecode decode(options, DeviceHandle("cuda"));
+        Step step(options, {700, 0, 65, 1, 300, 0}, {1, 2, 3, 1, 2, 0}, 4);
+        const auto [o, lse] = run(decode, step);
+        step.check(o, lse);
+      }
+}
+
+TEST_F(DecodeOnHopper, FixedCutsGiveTheSameBitsInAnyBatch) {
+  const MlaDecodeOptions options = {.heads = 64, .max_requests = 9, .max_queries = 4, .max_tokens = 3000, .split = 512};
+  MlaDecode decode(options, DeviceHandle("cuda"));
+  Step alone(options, {2500}, {2}, 5);
+  const auto [o, lse] = run(decode, alone);
+  // The same request behind others of other lengths and numbers of queries, and before padding.
+  Step batch(options, {3000, 17, 2500, 640, 0, 0}, {4, 1, 2, 3, 0, 0}, 6);
+  for (int token = 0; token < 2500; ++token)
+    std::copy_n(&alone.cache[(std::size_t(alone.table[token / 64]) * 64 + token % 64) * kWidth], kWidth,
+                &batch.cache[(std::size_t(batch.table[2 * batch.width + token / 64]) * 64 + token % 64) * kWidth]);
+  std::copy_n(&alone.q[0], 2 * 64 * kWidth, &batch.q[std::size_t(5) * 64 * kWidth]);
+  const auto [all_o, all_lse] = run(decode, batch);
+  EXPECT_TRUE(std::equal(&o[0], &o[0] + 2 * 64 * kLatent, &all_o[std::size_t(5) * 64 * kLatent]));
+  EXPECT_TRUE(std::equal(&lse[0], &lse[0] + 2 * 64, &all_lse[5 * 64]));
+  batch.check(all_o, all_lse);
+}
+
+TEST_F(DecodeOnHopper, LengthsBeyondTheCapacityAreReported) {
+  const MlaDecodeOptions options = {.heads = 16, .max_requests = 2, .max_tokens = 100};
+  MlaDecode decode(options, DeviceHandle("cuda"));
+  const Buffer lengths = copy_of(std::vector<int>{5, 101}), starts = copy_of(std::vector<int>{0, 2, 2});
+  decode.plan(static_cast<const int*>(lengths.data()), nullptr, 2);
+  EXPECT_TRUE(contains(error_of([&] { decode.check(); }), "max_tokens=100"));
+  decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()), 1);
+  EXPECT_TRUE(contains(error_of([&] { decode.check(); }), "max_queries=1"));
+}
+
+}  // namespace
+}  // namespace hypermla
