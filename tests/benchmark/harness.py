@@ -165,6 +165,14 @@ class Ours:
             kernel.run(stream)
 
 
+def operator_arguments(op, given):
+    """For operators whose arguments changed often: known names get their values, others their default or a neutral one."""
+    neutral = {"int": 0, "float": 0.0, "bool": False}
+    return [given[argument.name] if argument.name in given else
+            argument.default_value if argument.has_default_value() else neutral.get(str(argument.type))
+            for argument in op._schema.arguments]
+
+
 class FlashMla:
     """The binary of FlashMLA behind a torch operator, with pages of 64 tokens, and the projection by torch.bmm."""
 
@@ -211,15 +219,7 @@ class FlashAttention3:
                  "cu_seqlens_k": starts("k_starts", t), "max_seqlen_q": s, "max_seqlen_k": t, "softmax_scale": (d + p) ** -0.5,
                  "causal": bool(problem.get("causal", False)), "is_causal": bool(problem.get("causal", False)),
                  "window_size_left": -1, "window_size_right": -1, "num_splits": 1, "cp_world_size": 1}
-        # Its arguments changed often: known names get their values, all others are left out or get a neutral value.
-        neutral = {"int": 0, "float": 0.0, "bool": False}
-        self.arguments = []
-        for argument in self.op._schema.arguments:
-            if argument.name in given:
-                value = given[argument.name]
-            else:
-                value = argument.default_value if argument.has_default_value() else neutral.get(str(argument.type))
-            self.arguments.append(value)
+        self.arguments = operator_arguments(self.op, given)
         self.run(None)
 
     def run(self, _):
