@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import unittest
@@ -66,6 +67,39 @@ class Benchmarks(CommandCase):
         self.assertIn("FlashMLA + bmm: skipped, it needs a GPU", done.stdout)
         self.assertEqual({row["backend"] for row in self.rows()} - {"ours, hybrid"},
                          {"ours, latent", "ours, decompressed", "ours, decompression only"})
+
+    def engine(self, *words, status=0):
+        blind = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run([sys.executable, BENCHMARKS / "bench_engine.py", *words], cwd=self.directory, env=blind,
+                              capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, status, done)
+        return done
+
+    def test_an_engines_rows_are_known_without_a_gpu(self):
+        names = self.engine("--list").stdout.split()
+        self.assertEqual(len(names), len(set(names)))
+        for name in ("b32-q1-t4096-h128", "normal-b128-q1-t4096-h16-p16", "mixed-b32-q1to8-t4096-h128"):
+            self.assertIn(name, names)
+        self.assertEqual(self.engine("--list", "--heads=16", "--rows=b32-q[14]-.*").stdout.split(),
+                         ["b32-q1-t4096-h16", "b32-q4-t4096-h16"])
+        # Any name is a row, not only those of the list.
+        self.assertEqual(self.engine("--list", "--rows=heavy-b7-q3-t999-h24").stdout.split(), ["heavy-b7-q3-t999-h24"])
+        self.assertIn("no row has such a name", self.engine("--rows=b7", status=1).stderr)
+        self.assertIn("it needs a GPU", self.engine("--rows=b32-.*", status=1).stderr)
+        self.assertIn("[normal-|heavy-", self.engine("--help").stdout)
+
+    def test_an_engines_batches_are_the_same_in_every_process(self):
+        sys.path.insert(0, str(BENCHMARKS))
+        self.addCleanup(sys.path.remove, str(BENCHMARKS))
+        from engine_worker import Row
+        row = Row.named("normal-b128-q2-t4096-h16")
+        self.assertEqual(row.lengths(), Row.named("normal-b128-q2-t4096-h128-p1").lengths())
+        self.assertGreater(max(row.lengths()), 8000)
+        self.assertGreaterEqual(min(row.lengths()), 2)
+        self.assertEqual(sorted(Row.named("long-b4-q1-t5000-h16").lengths()), [1024, 1024, 1024, 5000])
+        mixed = Row.named("mixed-b32-q1to8-t4096-h128")
+        self.assertEqual(set(mixed.queries(alike=False)), {1, 2, 3, 4, 6, 8})
+        self.assertEqual(sum(mixed.queries(alike=False)), sum(mixed.queries(alike=True)))
 
     def test_what_is_no_record_is_refused(self):
         if not importlib.util.find_spec("matplotlib"):

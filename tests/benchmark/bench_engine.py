@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Decoding as an engine calls it, beside other libraries: lengths on the device, a paged cache for every layer, one
+plan a step outside the time.
+
+    tests/benchmark/bench_engine.py --flashmla=<library> --fa3=<library> --flashinfer=<library> --limit=500
+    tests/benchmark/bench_engine.py --rows='b32-q1-.*-h16' --rows=normal-b7-q3-t999-h24-p16
+
+A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-]b<requests>-q<queries of each, or 1to8>-
+t<tokens>-h<heads>[-p<tokens of a page>]. Each library runs in a process of its own, since one may crash; all get the
+same tensors and take turns, a burst each. The caches of the layers hold four times L2 at least. A burst is one CUDA
+graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output is compared with
+float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for each request.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import re
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import harness  # noqa: E402
+from engine_worker import LIBRARIES, LONGEST, Row, figures  # noqa: E402
+
+PATIENCE = 120  # seconds without an answer after which a library is given up for a row
+
+
+def all_rows():
+    """Names, the most important first: a time limit cuts off the rest."""
+    core = ((32, 1, 4096), (128, 1, 4096), (1, 1, 65536), (8, 1, 32768), (16, 4, 16384), (64, 2, 8192), (256, 1, 2048))
+    ragged = (("normal", 128, 1, 4096), ("heavy", 96, 1, 4096), ("normal", 128, 2, 4096), ("heavy", 96, 4, 4096),
+              ("normal", 128, 1, 16384), ("normal", 128, 2, 16384))
+    for h in (128, 16, 64, 32):
+        yield from (f"b{b}-q{q}-t{t}-h{h}" for b, q, t in core)
+    for h in (128, 16):
+        yield from (f"{shape}-b{b}-q{q}-t{t}-h{h}" for shape, b, q, t in ragged)
+        yield from (f"mixed-b32-q1to8-t4096-h{h}", f"long-b64-q1-t{LONGEST}-h{h}")
+    yield from ("b32-q16-t4096-h128", "b32-q64-t4096-h128", "b4-q128-t8192-h128")
+    for h in (128, 16):
+        yield from (f"b128-q1-t4096-h{h}-p{page}" for page in (1, 16))
+        yield f"normal-b128-q1-t4096-h{h}-p16"
+        yield from (f"b{b}-q1-t4096-h{h}" for b in (1, 8, 512, 64, 2, 4, 16, 256))
+    yield from (f"b{b}-q{q}-t4096-h8" for b, q in ((32, 1), (128, 1), (64, 2), (32, 8)))
+    yield from (f"b32-q{q}-t4096-h{h}" for h in (128, 16) for q in (2, 4, 8))
+    yield from ("normal-b128-q1-t4096-h64", "heavy-b96-q1-t4096-h64", "normal-b64-q1to8-t8192-h128")
+
+
+class Process:
+    """A library in a process of its own; one that failed is started again for the next row."""
+
+    def __init__(self, key, **options):
+        worker = pathlib.Path(__file__).with_name("engine_worker.py")
+        self.words, self.child, self.hello = [sys.executable, worker, key, json.dumps(options)], None, None
+
+    def start(self):
+        """What it says of itself, or of why it cannot."""
+        if not self.child:
+            self.child = subprocess.Popen(self.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.hello = self.answer()
+        return self.hello
+
+    def ask(self, do, **request):
+        hello = self.start()
+        if "failed" in hello:
+            return hello
+        try:
+            self.child.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.child.stdin.flush()
+        except OSError:
+            pass  # it died; the answer says of what
+        return self.answer()
+
+    def answer(self):
+        line = None
+        if select.select([self.child.stdout], [], [], PATIENCE)[0]:
+            line = self.child.stdout.readline()
+        if line:
+            value = json.loads(line)
+        else:
+            if line is None:
+                self.child.kill()
+            status = self.child.wait()
+            value = {"failed": f"no answer in {PATIENCE} seconds" if line is None else
+                     f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"}
+        if "failed" in value:
+            self.stop()  # a device error stays in a process
+        return value
+
+    def stop(self):
+        if self.child:
+            self.child.kill()
+            self.child.communicate()
+            self.child = None
+
+
+def measure(row, processes, bursts):
+    """Figures of a row by library; one that fails keeps those it has got so far, and the others do not notice."""
+    found = {key: process.ask("prepare", row=row.name) for key, process in processes.items()}
+    able = lambda: [key for key in found if "failed" not in found[key] and "refused" not in found[key]]
+    times = {key: [] for key in able()}
+    for _ in range(bursts):
+        for key in able():
+            answer = processes[key].ask("burst")
+            found[key].update(answer if "failed" in answer else {})
+            times[key] += [answer["us"]] if "us" in answer else []
+    for key in times:
+        found[key].update(figures("burst_us", times[key]) if times[key] else {})
+    for request in ("sustained", "plan"):
+        for key in able():
+            found[key].update(processes[key].ask(request))
+    return found
+
+
+def ratios(found):
+    """Time of the best correct peer over ours, for either load."""
+    result = {}
+    for load in ("burst", "sustained"):
+        name = f"{load}_us"
+        times = {key: value[name] for key, value in found.items() if value.get("correct") and name in value}
+        if "ours" in times and len(times) > 1:
+            result[f"{load}_ratio"] = min(time for key, time in times.items() if key != "ours") / times["ours"]
+    return result
+
+
+def cells(found, ratio):
+    """A row's times by library, plans in the libraries' order, and the ratios."""
+    row = {"plan_us": " ".join(f"{value['plan_us']:.1f}" if "plan_us" in value else "-" for value in found.values())}
+    for key, value in found.items():
+        row |= {f"{key}_us": value.get("burst_us"), f"{key}_sustained": value.get("sustained_us")}
+    for column, load in (("ratio", "burst_ratio"), ("sustained_ratio", "sustained_ratio")):
+        row |= {column: f"{ratio[load]:.2f}"} if load in ratio else {}
+    return row
+
+
+def notes_of(found):
+    for key, value in found.items():
+        if why := value.get("failed") or value.get("refused"):
+            yield f"{key}: {why}"
+        elif not value["correct"]:
+            yield f"{key}: WRONG by {value['difference'] or 'what is no number'}"
+
+
+def summary(rows):
+    """Geometric mean, worst row and rows behind, for each number of heads and all."""
+    for load in ("burst", "sustained"):
+        known = [(row[f"{load}_ratio"], row["h"], row["row"]) for row in rows if f"{load}_ratio" in row]
+        for h in [*sorted({one[1] for one in known}), None] if known else []:
+            those = [one for one in known if h in (None, one[1])]
+            mean, worst = statistics.geometric_mean([one[0] for one in those]), min(those)
+            yield (f"best peer / ours, {load:9}  heads {h or 'all':>3}:  geometric mean {mean:.2f}, worst "
+                   f"{worst[0]:.2f} in {worst[2]}, behind in {sum(one[0] < 1 for one in those)} of {len(those)}")
+
+
+def flags():
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    integers = lambda text: [int(word) for word in text.split(",")]
+    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
+    result.add_argument("--heads", type=integers, help="rows of these numbers of heads: 8,16")
+    result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
+    result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
+    result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
+    result.add_argument("--limit", type=float, default=600.0, help="seconds in which all rows must end (default 600)")
+    result.add_argument("--kernel", default="", help="pins the kernel of ours")
+    result.add_argument("--record", help="file for what the table and the figure are made from")
+    result.add_argument("--versions", default="", help="what the record says of the libraries' versions")
+    result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_engine/<time>)")
+    for key, kind in list(LIBRARIES.items())[1:]:
+        result.add_argument(f"--{key}", metavar="PATH", help=f"library of {kind.title}")
+    return result
+
+
+def wanted(arguments):
+    names = list(all_rows())
+    for pattern in arguments.rows or []:
+        names += [pattern] if Row.named(pattern) and pattern not in names else []
+    rows = [Row.named(name) for name in names
+            if not arguments.rows or any(re.fullmatch(pattern, name) for pattern in arguments.rows)]
+    return [row for row in rows if not arguments.heads or row.h in arguments.heads]
+
+
+def loaded(arguments):
+    """The processes of the libraries that load. Prints why others do not."""
+    keys = ["ours", *(key for key in LIBRARIES if getattr(arguments, key, None))]
+    processes = {key: Process(key, library=getattr(arguments, key, None), kernel=arguments.kernel,
+                              seconds=arguments.seconds) for key in keys}
+    for key in keys:
+        hello = processes[key].start()
+        if "failed" in hello:
+            print(f"{LIBRARIES[key].title}: skipped, {hello['failed']}")
+            del processes[key]
+    return processes
+
+
+def driver():
+    try:
+        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.split("\n")[0]
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def main():
+    arguments = flags().parse_args()
+    rows = wanted(arguments)
+    if arguments.list:
+        return print("\n".join(row.name for row in rows))
+    if not rows:
+        harness.stop("no row has such a name; --list shows them")
+    if not harness.torch or not harness.torch.cuda.is_available():
+        harness.stop("it needs a GPU and a Python with PyTorch for it")
+    begin, taken, left = time.monotonic(), [], []
+    processes = loaded(arguments)
+    if not processes:
+        harness.stop("no library could be loaded")
+    hello = next(iter(processes.values())).hello
+    columns = ["row", *(f"{key}_us" for key in processes), "ratio", *(f"{key}_sustained" for key in processes),
+               "sustained_ratio", "plan_us", "note"]
+    table = harness.Table(f"An engine's decoding on {hello['device']}", arguments.out_dir, columns)
+    record = {"schema": 1, "kind": "engine", "date": datetime.date.today().isoformat(),
+              "device": {"name": hello["device"], "driver": driver()}, "torch": hello["torch"],
+              "versions": arguments.versions, "rows": []}
+    for row in rows:
+        started = time.monotonic()
+        if started - begin + (2 * statistics.median(taken) if taken else 0) > arguments.limit:
+            left.append(row.name)
+            continue
+        found = measure(row, processes, arguments.bursts)
+        taken.append(time.monotonic() - started)
+        ratio = ratios(found)
+        lengths = row.lengths()
+        record["rows"].append({"row": row.name, "h": row.h, "tokens": sum(lengths), "longest": max(lengths),
+                               "queries": row.queries(False)[:8], "peers_queries": row.queries(True)[0],
+                               **ratio, **found})
+        table.add(row=row.name, note="; ".join(notes_of(found)), **cells(found, ratio))
+        if arguments.record:
+            harness.write_json(arguments.record, record)
+    for process in processes.values():
+        process.stop()
+    table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]))
+    if any(not row.get("ours", {}).get("correct", True) for row in record["rows"]):
+        harness.stop("an output of ours is wrong")
+
+
+if __name__ == "__main__":
+    main()

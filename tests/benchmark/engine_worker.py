@@ -1,0 +1,348 @@
+"""What bench_engine.py starts for each library: a process that makes the batches of rows, runs the library on them and
+answers with times and with how far its outputs are from float32.
+
+    engine_worker.py ours '{"library": null, "kernel": "", "seconds": 0.4}'
+
+Requests come on stdin and answers go to stdout, one JSON object a line each; the first answer is about the device.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import harness  # noqa: E402
+from harness import torch  # noqa: E402
+
+SCALE = 192**-0.5
+TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
+REST = 0.08  # seconds before a burst
+MIXED = (1, 8, 2, 4, 3, 4, 6, 4)  # queries of requests in turn; 4 on average
+SHORT = 1024  # tokens of all requests but the long one
+LONGEST = 131072  # tokens that the engine is made for
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A batch. t: tokens of each request, their mean (normal), four times the fewest (heavy) or the most (long)."""
+
+    name: str
+    shape: str
+    b: int
+    q: int  # 0: MIXED
+    t: int
+    h: int
+    page: int
+
+    @staticmethod
+    def named(name):
+        """The row of that name, None if it is no name."""
+        found = re.fullmatch(r"(?:(normal|heavy|long|mixed)-)?b(\d+)-q(1to8|\d+)-t(\d+)-h(\d+)(?:-p(\d+))?", name)
+        if not found:
+            return None
+        shape, b, q, t, h, page = found.groups()
+        return Row(name, shape or "", int(b), 0 if q == "1to8" else int(q), int(t), int(h), int(page or 64))
+
+    def queries(self, alike):
+        """Queries of each request; alike: as many in all, the same for each."""
+        if self.q:
+            return [self.q] * self.b
+        mixed = list(itertools.islice(itertools.cycle(MIXED), self.b))
+        return [max(1, round(sum(mixed) / self.b))] * self.b if alike else mixed
+
+    def lengths(self):
+        """Tokens of each request: the same for every number of heads, queries and tokens of a page."""
+        dice = random.Random(f"{self.shape} {self.b} {self.t}")
+        draw = {"normal": lambda i: round(dice.gauss(self.t, self.t / 2)),
+                "heavy": lambda i: min(LONGEST, int(self.t / 4 * dice.paretovariate(1))),
+                "long": lambda i: self.t if i == self.b // 2 else SHORT}.get(self.shape, lambda i: self.t)
+        return [max(draw(i), self.q or max(MIXED)) for i in range(self.b)]
+
+
+class Batch:
+    """The tensors of a row: every process makes the same ones."""
+
+    def __init__(self, row, alike):
+        self.row, self.lengths, self.queries = row, row.lengths(), row.queries(alike)
+        self.starts = [0, *itertools.accumulate(self.queries)]
+        self.counts = [-(-length // row.page) for length in self.lengths]  # pages of each request
+        pages, bytes_of_layer = sum(self.counts), sum(self.counts) * row.page * 576 * 2
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        self.layers = max(2, math.ceil(max(4 * l2, 240e6) / bytes_of_layer))
+        dice = torch.Generator(device="cuda").manual_seed(7)
+        normal = lambda shape, deviation: torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(
+            0, deviation, generator=dice)
+        self.caches = [normal((pages, row.page, 576), 0.1) for _ in range(self.layers)]
+        self.q = normal((self.starts[-1], row.h, 576), 10)  # sharp enough that a missing token shows
+        self.o = torch.empty_like(self.q[..., :512], memory_format=torch.contiguous_format)
+        self.lse = torch.empty((self.starts[-1], row.h), dtype=torch.float32, device="cuda")
+        order = torch.randperm(pages, generator=dice, device="cuda").int()
+        self.tables = list(order.split(self.counts))  # pages of each request
+        self.table = torch.nn.utils.rnn.pad_sequence(self.tables, batch_first=True)
+        self.device_lengths, self.device_starts = (torch.tensor(values, dtype=torch.int32, device="cuda")
+                                                   for values in (self.lengths, self.starts))
+
+    def worst(self, layer, o, lse):
+        """Largest difference from attention in float32, as TOLERANCE counts it."""
+        worst = torch.zeros((), device="cuda")
+        for pages, length, queries, start in zip(self.tables, self.lengths, self.queries, self.starts):
+            tokens = self.caches[layer][pages].view(-1, 576)[:length].float()  # (length, 576)
+            step = max(1, 2**27 // (self.row.h * length))  # queries at once: half a gigabyte of scores
+            for first in range(0, queries, step):
+                here = slice(start + first, start + min(first + step, queries))
+                scores = self.q[here].float() @ tokens.T * SCALE  # (step, heads, length)
+                last = length - queries + first + torch.arange(scores.shape[0], device="cuda")
+                scores.masked_fill_(torch.arange(length, device="cuda") > last[:, None, None], -math.inf)
+                expected = scores.softmax(-1) @ tokens[:, :512]
+                share = (o[here] - expected).abs().amax(-1) / expected.abs().amax(-1)
+                worst = torch.maximum(worst, share.max())
+                if lse is not None:
+                    worst = torch.maximum(worst, (lse[here] - scores.logsumexp(-1)).abs().max())
+        return worst.item()
+
+
+class Graph:
+    """Calls in a CUDA graph."""
+
+    def __init__(self, calls):
+        self.count, self.graph = len(calls), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph):
+            for call in calls:
+                self.last = call()  # what the last one returned
+
+    def us(self):
+        """Microseconds of one call, in one replay."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / self.count
+
+    def burst(self):
+        time.sleep(REST)
+        return self.us()
+
+
+class Library:
+    """What is measured: plan() divides the work of a batch, run(cache) returns outputs and log-sum-exps or None."""
+
+    alike = True  # a batch has as many queries for each request
+    refuses = staticmethod(lambda row: None)  # or why it cannot run the row
+
+    @staticmethod
+    def load(path):
+        torch.ops.load_library(path)
+
+    def __init__(self, batch, kernel):
+        self.batch, self.row, self.causal = batch, batch.row, max(batch.queries) > 1
+
+    def plan_us(self):
+        """Microseconds of a plan, a few times."""
+        graph = Graph([self.plan] * 20)
+        return [graph.burst() for _ in range(3)]
+
+
+class Ours(Library):
+    title, alike = "HyperMLA", False
+    load = staticmethod(lambda _: harness.hypermla.MlaDecode)  # throws where the package has none
+
+    def __init__(self, batch, kernel):
+        super().__init__(batch, kernel)
+        self.decode = harness.hypermla.MlaDecode(
+            heads=self.row.h, max_requests=self.row.b, max_queries=max(batch.queries),
+            max_tokens=max(LONGEST, *batch.lengths), page=self.row.page, dtype="bfloat16", causal=True, scale=SCALE,
+            split=0, kernel=kernel)
+        self.starts = None if self.row.q else batch.device_starts
+
+    def plan(self):
+        self.decode.plan(self.batch.device_lengths, self.starts)
+
+    def run(self, cache):
+        batch = self.batch
+        return self.decode.run(batch.q, cache, batch.table, out=batch.o, lse=batch.lse)
+
+    def about(self):
+        self.decode.check()
+        return {"kernel": self.decode.explain(), "workspace_bytes": self.decode.workspace_bytes}
+
+
+class FlashMla(Library):
+    title = "FlashMLA"
+    refuses = staticmethod(lambda row: None if row.page == 64 else "pages of 64 tokens only")
+
+    def plan(self):
+        self.work = self.splits = None  # the next run makes them
+
+    def run(self, cache):
+        batch = self.batch
+        q = batch.q.view(self.row.b, -1, self.row.h, 576)
+        o, _, self.work, self.splits = torch.ops._flashmla_C.dense_decode_fwd(
+            q, cache.unsqueeze(2), 512, batch.device_lengths, batch.table, SCALE, self.causal, self.work, self.splits,
+            None)
+        return o.view(batch.o.shape), None
+
+    def plan_us(self):
+        def planned():
+            self.plan()
+            self.run(self.batch.caches[0])
+
+        both, alone = Graph([planned] * 10), Graph([lambda: self.run(self.batch.caches[0])] * 10)
+        return [both.burst() - alone.burst() for _ in range(3)]
+
+
+class FlashAttention3(Library):
+    title = "FlashAttention-3, latent"
+
+    def sizes(self):
+        batch = self.batch
+        return {"max_seqlen_q": max(batch.queries), "max_seqlen_k": max(batch.lengths), "is_causal": self.causal,
+                "cu_seqlens_q": batch.device_starts, "seqused_k": batch.device_lengths, "window_size_left": -1,
+                "window_size_right": -1}
+
+    def plan(self):
+        op = torch.ops._vllm_fa3_C.get_scheduler_metadata.default
+        self.work = op(*harness.operator_arguments(op, {
+            **self.sizes(), "batch_size": self.row.b, "num_heads": self.row.h, "num_heads_k": 1, "headdim": 64,
+            "headdim_v": 512, "qkv_dtype": torch.bfloat16, "page_size": self.row.page}))
+
+    def run(self, cache):
+        op, (latent, rope) = torch.ops._vllm_fa3_C.fwd.default, cache.unsqueeze(2).split((512, 64), -1)
+        q_latent, q_rope = self.batch.q.split((512, 64), -1)
+        return op(*harness.operator_arguments(op, {
+            **self.sizes(), "q": q_rope, "q_v": q_latent, "k": rope, "v": latent, "page_table": self.batch.table,
+            "softmax_scale": SCALE, "scheduler_metadata": self.work, "cp_world_size": 1}))[0], None
+
+
+class FlashInfer(Library):
+    title = "FlashInfer"
+
+    @staticmethod
+    def load(path):
+        """Its module for bfloat16 and sm_90 as its compiler leaves it; tvm_ffi is installed or lies beside it."""
+        sys.path.append(str(pathlib.Path(path).resolve().parent))
+        import tvm_ffi
+        FlashInfer.module = tvm_ffi.load_module(str(path))
+
+    def __init__(self, batch, kernel):
+        super().__init__(batch, kernel)
+        self.floats, self.integers = (torch.empty(size << 20, dtype=torch.uint8, device="cuda") for size in (256, 8))
+        self.staging = torch.empty(self.integers.shape, dtype=torch.uint8, pin_memory=True)
+        self.pages = torch.cat(batch.tables)
+        self.host = [torch.tensor(values, dtype=torch.int32)
+                     for values in (batch.starts, [0, *itertools.accumulate(batch.counts)], batch.lengths)]
+
+    def plan(self):
+        """On the host, which needs the lengths there."""
+        self.work, used = self.module.plan(self.floats, self.integers, self.staging, *self.host, self.row.h, 512,
+                                           self.causal)
+        self.integers[:used].copy_(self.staging[:used], non_blocking=True)
+
+    def plan_us(self):
+        times = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            self.plan()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) * 1e6)
+        return times[1:]
+
+    def run(self, cache):
+        batch = self.batch
+        (q_latent, q_rope), (latent, rope) = (tensor.split((512, 64), -1) for tensor in (batch.q, cache))
+        self.module.run(self.floats, self.integers, self.work, q_latent, q_rope, latent, rope, self.pages, batch.o,
+                        None, int(self.causal), self.row.h, self.row.page, SCALE, True, 1.0, 1.0, None)
+        return batch.o, None
+
+
+LIBRARIES = {"ours": Ours, "flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer}
+
+
+class Job:
+    """Answers requests about one library."""
+
+    def __init__(self, key, library, kernel, seconds):
+        self.kind, self.kernel, self.seconds, self.library, self.graph = LIBRARIES[key], kernel, seconds, None, None
+        self.kind.load(library)
+        torch.cuda.init()
+
+    def prepare(self, row):
+        self.library = self.graph = None
+        torch.cuda.empty_cache()
+        row = Row.named(row)
+        if why := self.kind.refuses(row):
+            return {"refused": why}
+        batch = Batch(row, self.kind.alike)
+        self.library = self.kind(batch, self.kernel)
+        self.library.plan()
+        for cache in batch.caches[:2]:  # what is compiled, loaded or allocated once
+            self.library.run(cache)
+        walk = [lambda cache=cache: self.library.run(cache) for cache in batch.caches]
+        self.graph = Graph(walk)
+        self.graph.us()
+        rounds = int(8e3 / (self.graph.us() * self.graph.count))  # about 8 ms
+        if rounds > 1:
+            self.graph = Graph(walk * rounds)
+        o, lse = self.graph.last
+        o.fill_(math.nan)
+        self.graph.us()
+        worst = batch.worst(batch.layers - 1, o, lse)
+        answer = {"layers": batch.layers, "runs": self.graph.count, "queries": len(batch.q),
+                  "correct": worst <= TOLERANCE, "difference": worst if math.isfinite(worst) else None}
+        return {**answer, **(self.library.about() if isinstance(self.library, Ours) else {})}
+
+    def burst(self):
+        return {"us": self.graph.burst()}
+
+    def sustained(self):
+        until = time.monotonic() + self.seconds
+        while time.monotonic() < until:
+            self.graph.us()
+        return figures("sustained_us", [self.graph.us() for _ in range(7)])
+
+    def plan(self):
+        """The last of a row: the graph's work list is gone after it."""
+        self.graph = None
+        return {"plan_us": statistics.median(self.library.plan_us())}
+
+
+def figures(name, times):
+    """Median and spread, the latter as a share of the median."""
+    median = statistics.median(times)
+    return {name: median, name.replace("_us", "_spread"): (max(times) - min(times)) / median}
+
+
+def main(key, options):
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def answer(make):
+        try:
+            value = make()
+        except Exception as error:  # the parent goes on without this row
+            value = {"failed": (str(error) or type(error).__name__).splitlines()[0]}
+        answers.write(json.dumps(value) + "\n")
+
+    jobs = []
+
+    def start():
+        jobs.append(Job(key, **json.loads(options)))
+        return {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+    answer(start)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer(lambda: getattr(jobs[0], request.pop("do"))(**request))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
