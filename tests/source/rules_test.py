@@ -58,11 +58,12 @@ class Layers(unittest.TestCase):
                     self.assertTrue((CHECKOUT / "include" / include).exists(), f"{path.name} includes {include}")
 
     def test_kernels_sit_on_plan(self):
+        shared = ("_plan.h", "_time.h")  # what the plans of versions share
         for path in files(KERNELS, ".h", ".cuh", ".cpp"):
             for include in includes(path):
                 layer = layer_of(include)
-                host = path.suffix == ".cpp" or path.name.endswith("_plan.h")  # what the plans of versions share
-                if include.endswith("_plan.h"):
+                host = path.suffix == ".cpp" or path.name.endswith(shared)
+                if include.endswith(shared):
                     self.assertTrue(host, f"{path} is compiled for devices, but includes {include}")
                 if layer:
                     self.assertTrue(host, f"{path} is compiled for devices, but includes {include}")

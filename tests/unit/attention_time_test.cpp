@@ -1,5 +1,4 @@
-#include "hypermla/roofline/attention_time.h"
-
+// KernelPlan::time() of the attention kernels, against what was measured, and the n that follows from it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "hypermla/plan/choice.h"
+#include "hypermla/roofline/attention_cost.h"
 #include "support.h"
 
 namespace hypermla {
@@ -18,8 +19,32 @@ const DeviceSpec& h200() {
   return table.find("NVIDIA H200");
 }
 
+Ceilings ceilings_under(Load load) { return ceilings_of(h200(), DType::bfloat16, load); }
+
+// A kernel by full name, with those of these values that its problem has.
+std::unique_ptr<KernelPlan> plan_of(const char* kernel, const AttentionShape& shape,
+                                    const Json& others = Json::object()) {
+  std::unique_ptr<KernelPlan> plan = Registry::instance().find(kernel).make();
+  Json values = {{"b", shape.b}, {"s", shape.s}, {"t", shape.t}, {"h", shape.h}};
+  values.update(others);
+  set_fields(kernel, plan->problem_fields(), known_fields(*plan, values));
+  return plan;
+}
+TimeEstimate attention_time(const char* kernel, const AttentionShape& shape, bool causal, const Ceilings& ceilings) {
+  return plan_of(kernel, shape, {{"causal", causal}})->time(ceilings);
+}
+TimeEstimate hybrid_time(const char* kernel, const AttentionShape& shape, int n, int prefixes,
+                         const Ceilings& ceilings) {
+  return plan_of(kernel, shape, {{"n", n}, {"prefixes", prefixes}})->time(ceilings);
+}
+int chosen_n(const char* kernel, const AttentionShape& shape, const DeviceSpec& device = h200()) {
+  const auto plan = plan_of(kernel, shape, {{"n", -1}});
+  plan->choose(device);
+  return to_json(plan->problem_fields()).at("n");
+}
+
 double microseconds(const char* kernel, const AttentionShape& shape, bool causal = false, Load load = Load::burst) {
-  return attention_time(kernel, shape, causal, ceilings_of(h200(), DType::bfloat16, load)).seconds * 1e6;
+  return attention_time(kernel, shape, causal, ceilings_under(load)).seconds * 1e6;
 }
 
 // What docs/kernels/*.md and results/nvidia-h200/*.json say of an H200.
@@ -114,7 +139,7 @@ TEST(AttentionTime, OrdersKernelsAsMeasured) {
 
 // 8192 tokens that all requests share, 128 heads, a plain CUDA Tile kernel: 164 us for 128 rows (b s) of queries, 589 for 512.
 TEST(AttentionTime, StackedRowsOfASharedPrefix) {
-  const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+  const auto burst = ceilings_under(Load::burst);
   for (const auto& [rows, measured] : {std::pair{128, 164.0}, {512, 589.0}}) {
     const AttentionShape shape{.b = rows, .s = 1, .t = 8192};
     const double parts = hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 8192, 1, burst).seconds * 1e6;
@@ -137,7 +162,7 @@ TEST(Hybrid, SharedPrefixesTakeWhatWasMeasured) {
   for (const auto& one : cases) {
     const AttentionShape shape{.b = one.b, .s = one.s, .t = one.prefix + one.own, .h = one.h};
     for (const auto& [load, measured] : {std::pair{Load::burst, one.burst}, {Load::sustained, one.sustained}}) {
-      const Ceilings ceilings = ceilings_of(h200(), DType::bfloat16, load);
+      const Ceilings ceilings = ceilings_under(load);
       const double predicted = hybrid_time("cute.mla.mla_var6_plus", shape, one.prefix, one.prefixes, ceilings).seconds;
       EXPECT_NEAR(predicted * 1e6 / measured, 1, one.tolerance) << "b" << one.b << " s" << one.s << " h" << one.h;
     }
@@ -171,8 +196,7 @@ TEST(Hybrid, BothPartsAtOnceTakeWhatWasMeasured) {
     for (const auto& [load, measured] : {std::pair{Load::burst, one.burst}, {Load::sustained, one.sustained}}) {
       if (!(measured > 0)) continue;
       const AttentionShape shape{.b = 32, .s = one.s};
-      const double predicted =
-          hybrid_time(one.kernel, shape, one.n, 0, ceilings_of(h200(), DType::bfloat16, load)).seconds;
+      const double predicted = hybrid_time(one.kernel, shape, one.n, 0, ceilings_under(load)).seconds;
       EXPECT_NEAR(predicted * 1e6 / measured, 1, one.tolerance) << one.kernel << " s=" << one.s << " n=" << one.n;
     }
 }
@@ -220,7 +244,7 @@ TEST(AttentionTime, IsNoFasterThanTheRoofline) {
 
 TEST(AttentionTime, LimitsAreThoseOfTheCounts) {
   const auto limit = [](const char* kernel, const AttentionShape& shape) {
-    return limit_name(attention_time(kernel, shape, false, ceilings_of(h200(), DType::bfloat16, Load::burst)).limit);
+    return limit_name(attention_time(kernel, shape, false, ceilings_under(Load::burst)).limit);
   };
   EXPECT_EQ(limit("cute.mla.flash_mla", {.b = 32, .s = 16}), "tensor");
   EXPECT_EQ(limit("cutile.mla.flash_attention", {.b = 32, .s = 16}), "memory");
@@ -229,9 +253,9 @@ TEST(AttentionTime, LimitsAreThoseOfTheCounts) {
 }
 
 TEST(Ceilings, AreTheMeasuredFiguresWhereThereAreAny) {
-  const Ceilings burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+  const Ceilings burst = ceilings_under(Load::burst);
   EXPECT_DOUBLE_EQ(burst.flops, 790e12);
-  EXPECT_DOUBLE_EQ(ceilings_of(h200(), DType::bfloat16, Load::sustained).flops, 725e12);
+  EXPECT_DOUBLE_EQ(ceilings_under(Load::sustained).flops, 725e12);
   EXPECT_DOUBLE_EQ(burst.bytes, 4580e9);
   EXPECT_DOUBLE_EQ(burst.power_share, 0.25);
   EXPECT_EQ(burst.processors, 132);
@@ -247,15 +271,31 @@ TEST(Ceilings, AreTheMeasuredFiguresWhereThereAreAny) {
   EXPECT_EQ(specified.power_share, 0);
 }
 
-TEST(Hybrid, UnknownKernelsAndSplitsAreRefused) {
-  const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
-  EXPECT_THROW(attention_time("cutile.mla.flash_ml", {}, false, burst), Error);
-  EXPECT_THROW(attention_time("cutile.mla.flash_mla", {.b = 0}, false, burst), Error);
+TEST(AttentionTime, IsRefusedWhereThereIsNone) {
+  const Ceilings burst = ceilings_under(Load::burst);
+  for (const char* kernel : {"cutile.mla.flash_mla", "cutile.mla.flash_attention", "cute.mla.mla_var6_plus"})
+    EXPECT_THROW(plan_of(kernel, {.b = 0}, {{"n", 0}})->time(burst), Error) << kernel;
   EXPECT_THROW(hybrid_time("cutile.mla.mla_var6_plus", {}, -1, 0, burst), Error);
   EXPECT_THROW(hybrid_time("cutile.mla.mla_var6_plus", {}, 4097, 0, burst), Error);
-  // A version that nobody measured counts as the base version.
-  EXPECT_EQ(attention_time("cutile.mla.flash_mla_v7", {}, false, burst).seconds,
-            attention_time("cutile.mla.flash_mla", {}, false, burst).seconds);
+  EXPECT_THROW(plan_of("cutile.mla.prefix_decompression", {})->time(burst), Error);
+  EXPECT_THROW(best_times(
+                   {}, [](int) { return TiledWork{}; }, burst),
+               Error);
+}
+
+// What a plan says of the choice is complete: whoever names a path can be set against others.
+TEST(AttentionTime, IsKnownOfEveryKernelWithAPath) {
+  int paths = 0;
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    const auto plan = plan_of(entry.full_name().c_str(), {}, {{"n", 64}});
+    if (plan->path() == Path::none) continue;
+    ++paths;
+    EXPECT_GT(plan->time(ceilings_under(Load::burst)).seconds, 0) << entry.full_name();
+    if (plan->path() == Path::latent) {
+      EXPECT_NO_THROW(Registry::instance().find(plan->followed_by())) << entry.full_name();
+    }
+  }
+  EXPECT_GE(paths, 14);
 }
 
 const char* const kHybrids[] = {"cutile.mla.mla_var6_plus", "cutile.mla.mla_var6_plus_v2", "cute.mla.mla_var6_plus",
@@ -263,12 +303,12 @@ const char* const kHybrids[] = {"cutile.mla.mla_var6_plus", "cutile.mla.mla_var6
 
 TEST(Hybrid, EndsAreTheTwoPaths) {
   for (Load load : {Load::burst, Load::sustained}) {
-    const auto ceilings = ceilings_of(h200(), DType::bfloat16, load);
+    const auto ceilings = ceilings_under(load);
     for (int s : {1, 16, 64}) {
       const AttentionShape shape{.b = 32, .s = s};
       EXPECT_DOUBLE_EQ(hybrid_time("cute.mla.mla_var6_plus_v5", shape, 0, 0, ceilings).seconds,
                        attention_time("cute.mla.flash_mla", shape, false, ceilings).seconds +
-                           output_decompression_time(shape, ceilings).seconds);
+                           plan_of("cute.mla.output_decompression", shape)->time(ceilings).seconds);
       EXPECT_GT(hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 4096, 0, ceilings).seconds,
                 attention_time("cutile.mla.flash_attention", shape, false, ceilings).seconds);
     }
@@ -281,9 +321,9 @@ TEST(Hybrid, ChosenNIsNeverFarFromTheBestEnd) {
     for (int s : {1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128, 256})
       for (int h : {16, 64, 128}) {
         const AttentionShape shape{.b = 32, .s = s, .h = h};
-        const int n = choose_n(kernel, shape, h200(), DType::bfloat16);
+        const int n = chosen_n(kernel, shape);
         for (Load load : {Load::burst, Load::sustained}) {
-          const auto ceilings = ceilings_of(h200(), DType::bfloat16, load);
+          const auto ceilings = ceilings_under(load);
           const auto time = [&](int tokens) { return hybrid_time(kernel, shape, tokens, 0, ceilings).seconds; };
           // The two loads may disagree about the better end: where they do, the ends are about equal.
           EXPECT_LE(time(n), std::min(time(0), time(shape.t)) * 1.12) << kernel << " s=" << s << " h=" << h;
@@ -293,15 +333,15 @@ TEST(Hybrid, ChosenNIsNeverFarFromTheBestEnd) {
 
 TEST(Hybrid, TheEndsOfTheRangeOfQueriesAreThePathsMadeForThem) {
   for (const char* kernel : kHybrids) {
-    EXPECT_EQ(choose_n(kernel, {.b = 32, .s = 1}, h200(), DType::bfloat16), 0) << kernel;
-    EXPECT_EQ(choose_n(kernel, {.b = 32, .s = 256}, h200(), DType::bfloat16), 4096) << kernel;
+    EXPECT_EQ(chosen_n(kernel, {.b = 32, .s = 1}), 0) << kernel;
+    EXPECT_EQ(chosen_n(kernel, {.b = 32, .s = 256}), 4096) << kernel;
   }
 }
 
 // One after the other there is nothing to gain from a split, and little enough to say so.
 TEST(Hybrid, PartsInTurnGainNothing) {
   for (int s : {1, 8, 16, 32, 64, 128}) {
-    const int n = choose_n("cute.mla.mla_var6_plus", {.b = 32, .s = s}, h200(), DType::bfloat16);
+    const int n = chosen_n("cute.mla.mla_var6_plus", {.b = 32, .s = s});
     EXPECT_TRUE(n == 0 || n == 4096) << "s=" << s << " n=" << n;
   }
 }
@@ -313,17 +353,17 @@ TEST(Hybrid, PaysWhereMemoryAndTensorWorkDoNotShareABudget) {
   card.measured["matmul_sustained_tflops"] = card.measured["matmul_burst_tflops"];
   for (int s : {24, 32}) {
     const AttentionShape shape{.b = 32, .s = s};
-    const int n = choose_n("cute.mla.mla_var6_plus_v5", shape, card, DType::bfloat16);
+    const int n = chosen_n("cute.mla.mla_var6_plus_v5", shape, card);
     EXPECT_GT(n, 0) << "s=" << s;
     EXPECT_LT(n, 4096) << "s=" << s;
-    EXPECT_EQ(n, best_interior_n("cute.mla.mla_var6_plus_v5", shape, 0, card, DType::bfloat16));
+    EXPECT_EQ(n, best_interior_n(*plan_of("cute.mla.mla_var6_plus_v5", shape), card));
   }
 }
 
 // K and V that the batch shares are read once: no power argument against them.
 TEST(Hybrid, SharedTokensAreDecompressed) {
   for (const char* kernel : {"cutile.mla.mla_var6_plus_v4", "cute.mla.mla_var6_plus"}) {
-    const auto burst = ceilings_of(h200(), DType::bfloat16, Load::burst);
+    const auto burst = ceilings_under(Load::burst);
     const AttentionShape shape{.b = 128, .s = 4, .t = 8192 + 1024};
     EXPECT_GT(hybrid_time(kernel, shape, 0, 1, burst).seconds / hybrid_time(kernel, shape, 8192, 1, burst).seconds, 2)
         << kernel;

@@ -1,6 +1,6 @@
 #include "hypermla/tune/ceilings.h"
 
-#include "hypermla/roofline/attention_time.h"
+#include "hypermla/roofline/kernel_time.h"
 
 #include <gtest/gtest.h>
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "hypermla/plan/typed_plan.h"
 #include "support.h"
 
@@ -48,46 +50,38 @@ struct StubTiling {
 class StubPlan : public TypedPlan<StubProblem, StubTiling> {
  public:
   void choose(const DeviceSpec& device) override {
-    if (problem.n < 0)
-      problem.n = choose_n("cute.mla.mla_var6_plus_v5",
-                           {.b = problem.b, .s = problem.s, .t = problem.t, .h = problem.h}, device, problem.dtype);
+    if (problem.n < 0) problem.n = choose_n(*this, device);
   }
   void use_default_tiling() override { tiling.Bm = problem.n > 0 ? 64 : 16; }
   void validate() const override {
     if (problem.n < 0 || problem.n > problem.t) fail("--n={} is not supported", problem.n);
-    if (problem.h > 128) fail("--h={} is not supported", problem.h);
+  }
+  // Each latent token costs 1, a decompressed one 1 / s; tokens of one kind only cost `end` in addition.
+  TimeEstimate time(const Ceilings&) const override {
+    const double one_kind = problem.n == 0 || problem.n == problem.t ? end : 0;
+    return {problem.t - problem.n + double(problem.n) / problem.s + one_kind};
   }
   std::vector<TensorSpec> tensors() const override { return {}; }
   ReferenceShape reference_shape() const override { return {}; }
   ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
   std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
+
+  double end = 0;
 };
 
-// A stage without tokens.
-class StubStage : public StubPlan {
- public:
-  void validate() const override {}
-};
-
-std::unique_ptr<KernelPlan> stub() { return std::make_unique<StubPlan>(); }
-
-// Every design of the project, as registered kernels or drafts.
+// As the project has them, or drafts.
+void add(Registry& registry, const std::string& kernel, bool draft = false) {
+  const KernelEntry real = Registry::instance().find(kernel);
+  registry.add("/kernels/" + real.directory + "/" + real.name() + ".cpp", real.summary, real.make, draft);
+}
+// Every design.
 Registry example(bool cute_drafts = false) {
   Registry registry;
-  const auto add = [&](const std::string& design, const std::string& name, const std::string& language,
-                       bool draft = false) {
-    registry.add("/kernels/" + language + "/mla/" + design + "/" + name + "/" + name + ".cpp", "about " + name, stub,
-                 draft);
-  };
-  for (const char* design : {"flash_mla", "flash_mla_split_kv", "flash_attention", "mla_var6_plus"})
-    add(design, design, "cutile");
-  registry.add("/kernels/cutile/mla/output_decompression/output_decompression/output_decompression.cpp", "",
-               [] { return std::make_unique<StubStage>(); });
-  add("mla_var6_plus", "mla_var6_plus_v1", "cutile");
-  add("mla_var6_plus", "mla_var6_plus_v2", "cutile");
-  for (const char* name : {"flash_mla", "flash_mla_v1"}) add("flash_mla", name, "cute", cute_drafts);
-  add("flash_attention", "flash_attention", "cute", cute_drafts);
-  add("mla_var6_plus", "mla_var6_plus_v5", "cute", cute_drafts);
+  for (const char* name : {"flash_mla", "flash_mla_split_kv", "flash_attention", "mla_var6_plus", "mla_var6_plus_v1",
+                           "mla_var6_plus_v2", "output_decompression"})
+    add(registry, std::string("cutile.mla.") + name);
+  for (const char* name : {"flash_mla", "flash_mla_v1", "flash_attention", "mla_var6_plus", "mla_var6_plus_v5"})
+    add(registry, std::string("cute.mla.") + name, cute_drafts);
   return registry;
 }
 
@@ -103,7 +97,7 @@ const PlannedDevice& on_h200() {
 std::string chosen(const ChoiceProblem& problem, const Registry& registry = example()) {
   const auto ranking = rank_kernels(registry, problem, on_h200());
   const RankedKernel& best = choice(ranking);
-  return best.path + " " + best.entry.full_name();
+  return std::string(path_name(best.path)) + " " + best.entry.full_name();
 }
 
 TEST(Choice, IsTheFastestKernelThatWasMeasured) {
@@ -122,20 +116,23 @@ TEST(Choice, NeverTakesADraftWhereThereIsAnother) {
   EXPECT_EQ(chosen({.b = 32, .s = 16}, example(true)), "latent cutile.mla.flash_mla");
   EXPECT_TRUE(rank_kernels(example(true), {.b = 32, .s = 16}, on_h200()).front().entry.draft);  // but shows it
   Registry drafts;
-  drafts.add("/kernels/cute/mla/flash_mla/flash_mla/flash_mla.cpp", "", stub, true);
+  add(drafts, "cute.mla.flash_mla", true);
+  add(drafts, "cute.mla.output_decompression");
   EXPECT_EQ(chosen({}, drafts), "latent cute.mla.flash_mla");
 }
 
 TEST(Choice, LeavesOutWhatDoesNotRunThere) {
   for (const RankedKernel& one : rank_kernels(example(), {.b = 32, .s = 16}, {{"sm_120", 170}, h200()}))
     EXPECT_EQ(one.entry.language, "cutile") << one.entry.full_name();
-  EXPECT_TRUE(contains(error_of([] { rank_kernels(example(), {.h = 256}, on_h200()); }), "no kernel for sm_90"));
+  EXPECT_TRUE(
+      contains(error_of([] { rank_kernels(example(), {.dtype = DType::float32}, on_h200()); }), "no kernel for sm_90"));
 }
 
 TEST(Choice, RanksFastestFirstAndNewestOfEqualOnes) {
   Registry registry = example();
-  for (const char* name : {"mla_var6_plus_v8", "mla_var6_plus_v9"})  // nobody has measured them
-    registry.add(std::string("/kernels/cutile/mla/mla_var6_plus/") + name + "/" + name + ".cpp", "", stub);
+  for (const char* name : {"mla_var6_plus_v8", "mla_var6_plus_v9"})  // without a path: as the base version
+    registry.add(std::string("/kernels/cutile/mla/mla_var6_plus/") + name + "/" + name + ".cpp", "",
+                 [] { return std::make_unique<StubPlan>(); });
   const auto ranking = rank_kernels(registry, {.b = 32, .s = 16}, on_h200());
   double before = 0;
   for (const RankedKernel& one : ranking) {
@@ -145,31 +142,47 @@ TEST(Choice, RanksFastestFirstAndNewestOfEqualOnes) {
   }
   std::vector<std::string> hybrids;
   for (const RankedKernel& one : ranking)
-    if (one.path == "hybrid" && one.entry.language == "cutile") hybrids.push_back(one.entry.version);
-  EXPECT_EQ(hybrids, (std::vector<std::string>{"v9", "v8", "v2", "v0", "v1"}));
+    if (one.path == Path::hybrid && one.entry.language == "cutile") hybrids.push_back(one.entry.version);
+  EXPECT_EQ(hybrids, (std::vector<std::string>{"v2", "v9", "v8", "v0", "v1"}));
 }
 
 TEST(Choice, SharedPrefixesGoThroughTheHybrid) {
   ChoiceProblem problem{.b = 32, .s = 4, .prefix = 8192, .own = 1024};
   const auto ranking = rank_kernels(example(), problem, on_h200());
-  EXPECT_EQ(ranking.front().path, "shared prefix");
+  EXPECT_EQ(ranking.front().path, Path::shared_prefix);
   EXPECT_EQ(ranking.front().n, 8192);
   // Nothing is shared by requests that each have a prefix of their own, and few rows stay unshared.
   problem.prefixes = 32;
-  EXPECT_EQ(rank_kernels(example(), problem, on_h200()).front().path, "latent");
+  EXPECT_EQ(rank_kernels(example(), problem, on_h200()).front().path, Path::latent);
 }
 
 TEST(Choice, MakesThePlansOfAPath) {
   ChoiceProblem problem{.b = 3, .s = 2, .prefix = 100, .own = 28};
+  std::set<Path> paths;
   for (const RankedKernel& one : rank_kernels(example(), problem, on_h200())) {
+    SCOPED_TRACE(one.entry.full_name());
+    paths.insert(one.path);
     const auto plans = plans_of(example(), one, problem, on_h200());
-    EXPECT_EQ(plans.size(), one.path == "latent" ? 2 : 1) << one.entry.full_name();
-    const auto& first = dynamic_cast<const StubPlan&>(*plans[0]).problem;
-    EXPECT_EQ(first.t, 128);
-    EXPECT_EQ(first.n, one.n);
-    EXPECT_EQ(first.prefixes, one.path == "shared prefix" ? 1 : 0);
+    ASSERT_EQ(plans.size(), one.path == Path::latent ? 2 : 1);
+    const Json first = to_json(plans[0]->problem_fields());
+    EXPECT_EQ(first.at("t"), 128);
+    EXPECT_EQ(first.value("n", one.n), one.n);
+    EXPECT_EQ(first.value("prefixes", 0), one.path == Path::shared_prefix ? 1 : 0);
     EXPECT_EQ(plans[0]->target.processors, 132);
+    if (plans.size() > 1) {
+      EXPECT_EQ(to_json(plans[1]->problem_fields()).at("b"), 3);
+    }
   }
+  EXPECT_EQ(paths.size(), 4);
+}
+
+// A kernel that nothing is known of, nor of its base version, is not set against others.
+TEST(Choice, LeavesOutWhatHasNoPath) {
+  Registry registry = example();
+  const std::size_t before = rank_kernels(registry, {}, on_h200()).size();
+  registry.add("/kernels/cutile/mla/new_design/new_design/new_design.cpp", "",
+               [] { return std::make_unique<StubPlan>(); });
+  EXPECT_EQ(rank_kernels(registry, {}, on_h200()).size(), before);
 }
 
 TEST(Choice, RefusesWhatHasNoMeaning) {
@@ -202,6 +215,21 @@ TEST(PlanHook, SettlesWhatIsLeftToTheModel) {
   plan.problem = {.s = 256};
   plan.choose(h200());
   EXPECT_EQ(plan.problem.n, 4096);
+}
+
+// An n between the ends must gain more than the model errs by; which one is best does not depend on that.
+TEST(ChosenN, IsAnEndUnlessThereIsMuchToGain) {
+  StubPlan plan;
+  plan.problem.n = 17;
+  plan.problem.s = 2;  // n = t takes t / 2, n = t - 64 takes 32 more
+  for (const auto& [end, n] : {std::pair{0, 4096}, {120, 4096}, {150, 4032}}) {
+    plan.end = end;
+    EXPECT_EQ(best_interior_n(plan, h200()), 4032) << end;
+    EXPECT_EQ(choose_n(plan, h200()), n) << end;
+    EXPECT_EQ(plan.problem.n, 17);
+  }
+  plan.problem.t = 64;
+  EXPECT_EQ(best_interior_n(plan, h200()), 0);
 }
 
 }  // namespace

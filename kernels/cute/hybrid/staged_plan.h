@@ -2,13 +2,13 @@
 // A version says which kernel takes the decompressed path, on what each path runs, and in what order.
 #pragma once
 
+#include "cute/hybrid/parts_time.h"
 #include "hypermla/plan/stage.h"
-#include "mla/hybrid/hybrid_plan.h"
 
 namespace hypermla::cute {
 
 template <class Tiling>
-class StagedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
+class StagedHybridPlan : public TimedHybridPlan<Tiling> {
  public:
   using AttentionPlan<HybridProblem, Tiling>::problem;
   using AttentionPlan<HybridProblem, Tiling>::tiling;

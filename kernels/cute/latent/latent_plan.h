@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cute/latent/decode_plan.h"
+#include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
 namespace hypermla::cute {
@@ -71,6 +72,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     if (at.split > 0 && ceil_div(at.t, at.split) > kMaxParts)
       fail("--split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
            at.split, at.t, ceil_div(at.t, at.split), kMaxParts);
+  }
+
+  Path path() const override { return Path::latent; }
+  std::string followed_by() const override { return "output_decompression"; }
+  TimeEstimate time(const Ceilings& ceilings) const override {
+    return latent_time(problem, this->figures(), ceilings);
   }
 
   std::vector<TensorSpec> tensors() const override {

@@ -8,7 +8,7 @@
 #include "cutile/bench/stream_read.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/plan/inputs.h"
-#include "hypermla/roofline/attention_time.h"
+#include "hypermla/roofline/kernel_time.h"
 
 namespace hypermla {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cutile/hybrid/decompress_combine_plan.h"
-#include "mla/hybrid/hybrid_plan.h"
+#include "cutile/hybrid/parts_time.h"
 
 namespace hypermla {
 
@@ -114,7 +114,7 @@ inline HybridCut in_proportion(const HybridProblem& at, HybridCut cut, int block
 }
 
 template <class Tiling>
-class HybridPlan : public AttentionPlan<HybridProblem, Tiling> {
+class HybridPlan : public TimedHybridPlan<Tiling> {
  public:
   using AttentionPlan<HybridProblem, Tiling>::problem;
   using AttentionPlan<HybridProblem, Tiling>::tiling;

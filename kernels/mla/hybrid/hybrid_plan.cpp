@@ -2,14 +2,7 @@
 
 #include <random>
 
-#include "hypermla/roofline/attention_time.h"
-
 namespace hypermla {
-
-void choose_new_tokens(HybridProblem& at, std::string_view kernel, const DeviceSpec& device) {
-  if (at.n >= 0 || at.prefixes > 0) return;
-  at.n = choose_n(kernel, attention_shape(at), device, at.dtype);
-}
 
 int new_tokens(const HybridProblem& at) {
   if (at.n >= 0) return at.n;

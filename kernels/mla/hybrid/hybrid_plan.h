@@ -27,9 +27,6 @@ namespace hypermla {
 // products over 4.58 TB/s (docs/devices/nvidia-h200.md).
 inline constexpr double kHybridRidge = 158;
 
-// n = -1: the n that the model of attention_time.h takes on a device for the version `kernel` of the hybrid.
-void choose_new_tokens(HybridProblem& at, std::string_view kernel, const DeviceSpec& device);
-
 // The decompressed tokens of a request: n, or for n = -1, where no device has chosen, what perfect overlap asks for.
 int new_tokens(const HybridProblem& at);
 inline int latent_tokens(const HybridProblem& at) { return at.t - new_tokens(at); }

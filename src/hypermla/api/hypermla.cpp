@@ -143,8 +143,8 @@ std::vector<Choice> choose(const std::map<std::string, std::string>& problem, co
   const PlannedDevice on = device.empty() ? planned_device(table, *make_device("auto")) : planned_device(table, device);
   std::vector<Choice> choices;
   for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, on))
-    choices.push_back({one.path, one.entry.full_name(), one.n, one.burst.seconds, one.sustained.seconds,
-                       std::string(limit_name(one.sustained.limit)), one.entry.draft});
+    choices.push_back({std::string(path_name(one.path)), one.entry.full_name(), one.n, one.burst.seconds,
+                       one.sustained.seconds, std::string(limit_name(one.sustained.limit)), one.entry.draft});
   return choices;
 }
 

@@ -49,7 +49,7 @@ Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Sessi
 }
 
 Json to_json(const RankedKernel& ranked, const Measured& measured) {
-  Json row = {{"path", ranked.path},
+  Json row = {{"path", path_name(ranked.path)},
               {"kernel", ranked.entry.full_name()},
               {"n", ranked.n},
               {"draft", ranked.entry.draft},
@@ -118,7 +118,7 @@ int choose_command(const Words& words) {
     const Measured measured = measuring ? measure(one, problem, session, seconds) : Measured{};
     rows.push_back(to_json(one, measured));
     if (json) continue;
-    fmt::print("{:<13} {:<34} {:>7} {:>10.1f} {:>10.1f}  {:<8}", one.path,
+    fmt::print("{:<13} {:<34} {:>7} {:>10.1f} {:>10.1f}  {:<8}", path_name(one.path),
                one.entry.full_name() + (one.entry.draft ? " (draft)" : ""), one.n, one.burst.seconds * 1e6,
                one.sustained.seconds * 1e6, limit_name(one.sustained.limit));
     if (measuring)
@@ -135,7 +135,7 @@ int choose_command(const Words& words) {
                             {"ranking", rows}}
                            .dump(2));
   else
-    fmt::print("choice        {}, {} path{}\n", best.entry.full_name(), best.path,
+    fmt::print("choice        {}, {} path{}\n", best.entry.full_name(), path_name(best.path),
                best.n > 0 && best.n < problem.t ? fmt::format(", n={}", best.n) : "");
   return 0;
 }

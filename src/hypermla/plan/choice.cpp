@@ -1,24 +1,104 @@
 #include "hypermla/plan/choice.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "hypermla/base/error.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
 namespace {
 
-bool is_latent(const KernelEntry& entry) { return entry.design == "flash_mla" || entry.design == "flash_mla_split_kv"; }
+// Most measured times lie within this of the model, so a hybrid must promise a larger gain.
+constexpr double kMargin = 1.05;
 
-std::unique_ptr<KernelPlan> attention_plan(const KernelEntry& entry, const ChoiceProblem& at, int n,
-                                           const PlannedDevice& device) {
-  Json values = fields_json(at);
+Json values_of(const ChoiceProblem& problem, int n) {
+  Json values = fields_json(problem);
   values["n"] = n;
-  values["prefixes"] = at.prefix > 0 && n == at.prefix ? at.prefixes : 0;
-  return configure({entry}, device, {.offered = values}).plan;
+  values["prefixes"] = problem.prefix > 0 && n == problem.prefix ? problem.prefixes : 0;
+  return values;
 }
 
+// A plan with those of `values` that it has, which need not suit it.
+std::unique_ptr<KernelPlan> plan_with(const KernelEntry& entry, const Json& values, const PlannedDevice& device) {
+  std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = device.target;
+  set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, values));
+  return plan;
+}
+
+// The version whose path and time count: this one or, where it says nothing of them, the base version of its design.
+KernelEntry counted(const Registry& registry, const KernelEntry& entry) {
+  if (entry.version == "v0" || entry.make()->path() != Path::none) return entry;
+  for (const KernelEntry& one : registry.all())
+    if (one.version == "v0" && one.language == entry.language && one.layer == entry.layer && one.design == entry.design)
+      return one;
+  return entry;
+}
+
+// The times of a plan as n changes, which is in the end what it was.
+class TimesOverN {
+ public:
+  TimesOverN(KernelPlan& plan, const DeviceSpec& device)
+      : plan_(plan),
+        n_(field("n")),
+        said_(n_),
+        t_(field("t")),
+        loads_{under(device, Load::burst), under(device, Load::sustained)} {}
+  ~TimesOverN() { n_ = said_; }
+  TimesOverN(const TimesOverN&) = delete;
+
+  // Of n against the better end, under the load where it looks worse.
+  double ratio(int n) const {
+    double worst = 0;
+    for (const auto& [ceilings, best_end] : loads_) worst = std::max(worst, seconds(n, ceilings) / best_end);
+    return worst;
+  }
+  int better_end() const { return ratio(0) <= ratio(t_) ? 0 : t_; }
+  int best_between() const {
+    const int step = 64 * std::max(1, t_ / (64 * 128));  // at most some 256 of them
+    int best = 0;
+    double least = INFINITY;
+    for (int n = step; n < t_; n += step) {
+      const double of_n = ratio(n);
+      if (of_n < least) least = of_n, best = n;
+    }
+    return best;
+  }
+
+ private:
+  struct UnderLoad {
+    Ceilings ceilings;
+    double best_end;  // seconds of n = 0 or n = t
+  };
+  UnderLoad under(const DeviceSpec& device, Load load) const {
+    const Ceilings ceilings = ceilings_of(device, plan_.dtype(), load);
+    return {ceilings, std::min(seconds(0, ceilings), seconds(t_, ceilings))};
+  }
+  int& field(std::string_view name) const {
+    for (const FieldRef& one : plan_.problem_fields())
+      if (one.name == name) return *std::get<int*>(one.value);
+    fail("a kernel without --{} has no number of decompressed tokens to choose", name);
+  }
+  double seconds(int n, const Ceilings& ceilings) const {
+    n_ = n;
+    return plan_.time(ceilings).seconds;
+  }
+
+  KernelPlan& plan_;
+  int& n_;
+  const int said_, t_;
+  const UnderLoad loads_[2];
+};
+
 }  // namespace
+
+int best_interior_n(KernelPlan& plan, const DeviceSpec& device) { return TimesOverN(plan, device).best_between(); }
+
+int choose_n(KernelPlan& plan, const DeviceSpec& device) {
+  const TimesOverN times(plan, device);
+  const int between = times.best_between();
+  return between > 0 && times.ratio(between) * kMargin < 1 ? between : times.better_end();
+}
 
 void ChoiceProblem::settle() {
   require_positive("b", b);
@@ -35,39 +115,44 @@ void ChoiceProblem::settle() {
 
 std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device) {
   problem.settle();
-  const AttentionShape shape = attention_shape(problem);
   const Ceilings burst = ceilings_of(device.spec, problem.dtype, Load::burst),
                  sustained = ceilings_of(device.spec, problem.dtype, Load::sustained);
   std::vector<RankedKernel> ranking;
-  const auto add = [&](const char* path, const KernelEntry& entry, int n, auto&& time) {
-    try {
-      attention_plan(entry, problem, n, device);
-    } catch (const Error&) {
-      return;  // it does not take this problem
-    }
-    ranking.push_back({path, entry, n, time(burst), time(sustained)});
-  };
   for (const KernelEntry& entry : registry.all()) {
     if (!entry.runs_on(device.target.arch)) continue;
-    const std::string name = entry.full_name();
-    if (is_latent(entry)) {
-      add("latent", entry, 0, [&](const Ceilings& ceilings) {
-        TimeEstimate time = attention_time(name, shape, problem.causal, ceilings);
-        time.seconds += output_decompression_time(shape, ceilings).seconds;
+    const KernelEntry timed = counted(registry, entry);
+    const auto add = [&](Path path, int n) {
+      Json values = values_of(problem, n);
+      try {
+        configure({entry}, device, {.offered = values});
+      } catch (const Error&) {
+        return;  // it does not take this problem
+      }
+      if (path != Path::shared_prefix) values["prefixes"] = 0;
+      const std::unique_ptr<KernelPlan> plan = plan_with(timed, values, device);
+      const auto time = [&](const Ceilings& ceilings) {
+        TimeEstimate time = plan->time(ceilings);
+        // On every device as where it was measured: it is short.
+        if (const std::string next = plan->followed_by(); !next.empty())
+          time.seconds += plan_with(registry.find(next), values, device)->time(ceilings).seconds;
         return time;
-      });
-    } else if (entry.design == "flash_attention") {
-      add("decompressed", entry, problem.t,
-          [&](const Ceilings& ceilings) { return attention_time(name, shape, problem.causal, ceilings); });
-    } else if (entry.design == "mla_var6_plus") {
-      const int between = best_interior_n(name, shape, 0, device.spec, problem.dtype);
-      if (between > 0)
-        add("hybrid", entry, between,
-            [&](const Ceilings& ceilings) { return hybrid_time(name, shape, between, 0, ceilings); });
-      if (problem.prefix > 0)
-        add("shared prefix", entry, problem.prefix, [&](const Ceilings& ceilings) {
-          return hybrid_time(name, shape, problem.prefix, problem.prefixes, ceilings);
-        });
+      };
+      ranking.push_back({path, entry, n, time(burst), time(sustained)});
+    };
+    switch (const Path path = timed.make()->path(); path) {
+      case Path::none:
+        break;
+      case Path::latent:
+        add(path, 0);
+        break;
+      case Path::decompressed:
+        add(path, problem.t);
+        break;
+      case Path::hybrid:
+      case Path::shared_prefix:  // one kernel takes both
+        const auto plan = plan_with(timed, values_of(problem, 0), device);
+        if (const int between = best_interior_n(*plan, device.spec); between > 0) add(Path::hybrid, between);
+        if (problem.prefix > 0) add(Path::shared_prefix, problem.prefix);
     }
   }
   if (ranking.empty())
@@ -90,11 +175,10 @@ std::vector<std::unique_ptr<KernelPlan>> plans_of(const Registry& registry, cons
                                                   ChoiceProblem problem, const PlannedDevice& device) {
   problem.settle();
   std::vector<std::unique_ptr<KernelPlan>> plans;
-  plans.push_back(attention_plan(ranked.entry, problem, ranked.n, device));
-  if (is_latent(ranked.entry))
-    plans.push_back(configure(registry.find_all("output_decompression", "", device.target.arch), device,
-                              {.offered = fields_json(problem)})
-                        .plan);
+  const Json values = values_of(problem, ranked.n);
+  plans.push_back(configure({ranked.entry}, device, {.offered = values}).plan);
+  if (const std::string next = counted(registry, ranked.entry).make()->followed_by(); !next.empty())
+    plans.push_back(configure(registry.find_all(next, "", device.target.arch), device, {.offered = values}).plan);
   return plans;
 }
 

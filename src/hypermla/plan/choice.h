@@ -1,17 +1,16 @@
 // Which kernel, and how many decompressed tokens, for a problem on a device: every registered kernel of every path
-// through Multi-head Latent Attention, ranked by the model of roofline/attention_time.h.
+// through Multi-head Latent Attention, ranked by the time that its plan predicts (KernelPlan::time).
 //
-//   latent         flash_mla or flash_mla_split_kv, then the output decompression
-//   decompressed   flash_attention over keys and values of each request
-//   hybrid         mla_var6_plus with n of each request's tokens decompressed
-//   shared prefix  mla_var6_plus with the first tokens decompressed once for the requests that share them
+//   latent         attention in the latent space, then the output decompression
+//   decompressed   attention over keys and values of each request
+//   hybrid         n of each request's tokens decompressed, the others latent
+//   shared prefix  the first tokens decompressed once for the requests that share them, the others latent
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "hypermla/plan/configure.h"
-#include "hypermla/roofline/attention_time.h"
 
 namespace hypermla {
 
@@ -49,8 +48,8 @@ struct ChoiceProblem {
 };
 
 struct RankedKernel {
-  std::string path;
-  KernelEntry entry;  // of the attention; the latent path runs output_decompression after it
+  Path path = Path::none;
+  KernelEntry entry;  // of the attention; the plan of plans_of() that follows it makes the output
   int n = 0;          // decompressed tokens of a request
   TimeEstimate burst, sustained;
 };
@@ -62,9 +61,17 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
 // The one to take: the fastest that is no draft, or the fastest where all are.
 const RankedKernel& choice(const std::vector<RankedKernel>& ranking);
 
-// The plans to run for one of them, in order, with their default tilings: attention and, on the latent path, the output
-// decompression, whose input o_latent is the output o of the first.
+// The plans to run for one of them, in order, with their default tilings: attention and, where another follows it, that
+// one, whose input o_latent is the output o of the first.
 std::vector<std::unique_ptr<KernelPlan>> plans_of(const Registry& registry, const RankedKernel& ranked,
                                                   ChoiceProblem problem, const PlannedDevice& device);
+
+// For a plan with the fields t and n, the decompressed tokens of a request. The best of n = step, 2 step, ... below t
+// under both loads: of the least ratio to the better of n = 0 and n = t; 0 when t does not exceed the step.
+int best_interior_n(KernelPlan& plan, const DeviceSpec& device);
+
+// The n to take: 0 or t, unless the best n between them gains more than the error of the model (5 %) over both, in
+// bursts and sustained.
+int choose_n(KernelPlan& plan, const DeviceSpec& device);
 
 }  // namespace hypermla

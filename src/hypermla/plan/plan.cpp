@@ -15,6 +15,15 @@ Target Target::of_arch(const std::string& arch) {
   return {arch, found->second};
 }
 
+std::string_view path_name(Path path) {
+  constexpr std::string_view kNames[] = {"none", "latent", "decompressed", "hybrid", "shared prefix"};
+  return kNames[int(path)];
+}
+
+TimeEstimate KernelPlan::time(const Ceilings&) const {
+  fail("this kernel has no figures: it cannot be set against others");
+}
+
 Tensors empty_tensors(const KernelPlan& plan) {
   Tensors tensors;
   for (const TensorSpec& spec : plan.tensors()) tensors[spec.name] = {nullptr, spec.dtype, spec.shape};

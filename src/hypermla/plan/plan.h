@@ -12,6 +12,7 @@
 #include "hypermla/base/fields.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/executable.h"
+#include "hypermla/roofline/kernel_time.h"
 #include "hypermla/tensor.h"
 
 namespace hypermla {
@@ -71,6 +72,10 @@ struct Target {
   static Target of_arch(const std::string& arch);
 };
 
+// The ways through Multi-head Latent Attention, see plan/choice.h.
+enum class Path { none, latent, decompressed, hybrid, shared_prefix };
+std::string_view path_name(Path path);
+
 class KernelPlan {
  public:
   virtual ~KernelPlan() = default;
@@ -90,6 +95,16 @@ class KernelPlan {
 
   // Whether to take this kernel for the problem where another language has one of the same name, too.
   virtual bool recommended() const { return true; }
+
+  // For the choice among kernels. A version without a path counts as the base version of its design; where that has
+  // none, too, it is not ranked.
+  virtual Path path() const { return Path::none; }
+  // What the kernel reaches with each size of its tiles; hybrids that use it ask for them, too.
+  virtual std::vector<Figures> figures() const { return {}; }
+  // Of the problem with the best tiling; every plan with a path has one. Throws Error where it has none.
+  virtual TimeEstimate time(const Ceilings& ceilings) const;
+  // The kernel, as Registry::find() takes it, that makes the path's output from this one's. Empty: this one does.
+  virtual std::string followed_by() const { return {}; }
 
   virtual DType dtype() const = 0;
   virtual std::vector<TensorSpec> tensors() const = 0;

@@ -31,6 +31,10 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
   }
 
   void use_default_tiling() override { tiling = candidates().front(); }
+  // results/nvidia-h200/cute-decompress_combine-b32-s32.json: 60.9 us for 217 MB. Its launch is counted with the parts.
+  std::vector<Figures> figures() const override {
+    return {{.burst = 0.88, .sustained = 0.88, .memory = 0.80, .launches = {0, 0, 0}}};
+  }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     CuteKernelSpec<CombineProblem, DecompressCombineTiling> spec;

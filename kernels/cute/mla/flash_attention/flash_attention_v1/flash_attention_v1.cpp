@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/plan/registry.h"
+#include "mla/attention_time.h"
 #include "mla/decompressed/decompressed_plan.h"
 
 namespace hypermla::cute {
@@ -38,6 +39,16 @@ class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAtte
   void use_default_tiling() override { tiling = candidates().front(); }
   // Keys and values are read once for every tile of queries.
   bool recommended() const override { return problem.s <= 64; }
+
+  Path path() const override { return Path::decompressed; }
+  // docs/kernels/cute-flash-attention-v1.md: 1892, 1920, 1954 us at s = 16, 32, 64, and from 40 SMs 640, 870 and 920
+  // cycles for 64 tokens of a head; the envelope of 2026-11-21: s = 128 2788 us (3011), s = 256 4544 us (5315).
+  std::vector<Figures> figures() const override {
+    return {{.rows = 16, .burst = 0.3, .sustained = 0.3, .memory = 0.975, .readers = 0.3},
+            {.rows = 32, .burst = 0.45, .sustained = 0.45, .memory = 0.975, .readers = 0.3},
+            {.rows = 64, .burst = 0.80, .sustained = 0.765, .memory = 0.975, .readers = 0.3}};
+  }
+  TimeEstimate time(const Ceilings& ceilings) const override { return decompressed_time(problem, figures(), ceilings); }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     CuteKernelSpec<DecompressedProblem, FlashAttentionV1Tiling> spec;

@@ -11,7 +11,6 @@ namespace {
 class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
  public:
   MlaVar6PlusPlan() { problem.b = 32, problem.s = 4; }
-  void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cute.mla.mla_var6_plus", device); }
   void validate() const override {
     validate_hybrid(problem);
     require_positive("parts", tiling.parts);
@@ -54,6 +53,11 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(target));
     if (combines()) all.push_back(combine_stage());
     return all;
+  }
+
+  const HybridParts& parts_of_time() const override {
+    static const HybridParts parts = of_cute({.together = Together::in_turn});
+    return parts;
   }
 };
 

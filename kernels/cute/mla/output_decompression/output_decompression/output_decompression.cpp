@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/plan/registry.h"
+#include "mla/attention_time.h"
 #include "mla/output_decompression/output_decompression_plan.h"
 
 namespace hypermla::cute {
@@ -65,6 +66,14 @@ class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem,
       return Cost{cost.flops * padding(at.b, kRows / tiling.Bs) * padding(at.s, tiling.Bs), cost.bytes};
     };
     return std::make_unique<CuteKernel>(std::move(spec));
+  }
+
+  // As decompress_combine: results/nvidia-h200/cute-decompress_combine-b32-s32.json.
+  std::vector<Figures> figures() const override {
+    return {{.burst = 0.88, .sustained = 0.88, .memory = 0.80, .launches = {0, 0, 0}}};
+  }
+  TimeEstimate time(const Ceilings& ceilings) const override {
+    return output_decompression_time(problem, figures(), ceilings);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/plan/registry.h"
+#include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
 namespace hypermla {
@@ -43,6 +44,14 @@ class FlashMlaPlan : public AttentionPlan<LatentProblem, FlashMlaTiling> {
     spec.executed = [at](const FlashMlaTiling& tiling) { return latent_executed(at, tiling.Bm, tiling.Bn, tiling.Bv); };
     return std::make_unique<CtKernel>(std::move(spec));
   }
+
+  Path path() const override { return Path::latent; }
+  std::string followed_by() const override { return "output_decompression"; }
+  // results/nvidia-h200/flash_mla-b32-s16.json: 1180 us, 1288 us sustained; docs/kernels/flash-mla.md, s = 1 to 8.
+  std::vector<Figures> figures() const override {
+    return {{.rows = 64, .burst = 0.655, .sustained = 0.655, .memory = 0.92, .readers = 0.73}};
+  }
+  TimeEstimate time(const Ceilings& ceilings) const override { return latent_time(problem, figures(), ceilings); }
 
  private:
   // {Bm, Bn, Bv, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. Two warpgroups

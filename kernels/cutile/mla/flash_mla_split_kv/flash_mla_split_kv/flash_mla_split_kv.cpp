@@ -1,9 +1,11 @@
 #include "flash_mla_split_kv.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "flash_mla_split_kv_reduce.h"
 #include "hypermla/plan/registry.h"
+#include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
 namespace hypermla {
@@ -58,6 +60,31 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
     stages.push_back(std::move(parts));
     stages.push_back(std::move(merged));
     return std::make_unique<KernelPipeline>("flash_mla_split_kv", std::move(stages));
+  }
+
+  Path path() const override { return Path::latent; }
+  std::string followed_by() const override { return "output_decompression"; }
+  // results/nvidia-h200/flash_mla_split_kv-b32-s1.json: 84.8 us, stage 1 as flash_mla.
+  std::vector<Figures> figures() const override {
+    return {{.rows = 64,
+             .burst = 0.655,
+             .sustained = 0.655,
+             .memory = 0.92,
+             .readers = 0.73,
+             .launches = {.full = 2.8, .half = 2.8, .few = 2.8}}};
+  }
+  TimeEstimate time(const Ceilings& ceilings) const override {
+    // The merge, in launches per split: b32 s1 (2 splits) 5 us behind stage 1, b8 t8192 (8) 5 us, b1 t65536 (64) 25 us
+    // (docs/kernels/flash-mla-split-kv.md).
+    constexpr double kMergeOfSplit = 0.1;
+    const Figures of = figures().front();
+    TiledWork work = latent_work(attention_shape(problem), problem.causal, of.rows);
+    // As many as still make one wave.
+    const double splits = std::max(1.0, std::floor(ceilings.processors / work.tiles));
+    work.tiles *= splits;
+    WorkTimes times = times_of(of, work, ceilings);
+    times.launches += ceilings.launch * splits * kMergeOfSplit;
+    return estimate(times, ceilings);
   }
 
  private:

@@ -21,7 +21,6 @@ class MlaVar6PlusPlan : public AttendBothPathsPlan {
     AttendBothPathsPlan::use_default_tiling();
     blocks_ = target.processors;
   }
-  void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus", device); }
   void validate() const override {
     validate_hybrid(problem);
     validate_tiles();
@@ -48,6 +47,13 @@ class MlaVar6PlusPlan : public AttendBothPathsPlan {
       tilings.back().Bk = std::min(256, problem.k);
     }
     return tilings;
+  }
+
+  // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 6.1 and 2.3
+  // times its time.
+  const HybridParts& parts_of_time() const override {
+    static const HybridParts parts = of_cutile({.together = Together::in_halves, .overlap = 0.93 / 2.1});
+    return parts;
   }
 
   int blocks_ = 132;

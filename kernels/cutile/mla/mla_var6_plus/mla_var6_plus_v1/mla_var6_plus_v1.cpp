@@ -8,7 +8,6 @@ class MlaVar6PlusV1Plan : public AttendBothPathsPlan {
  public:
   MlaVar6PlusV1Plan()
       : AttendBothPathsPlan("mla_var6_plus_v1", Rows::of_one_head, {"new_Bb", "new_Bs", "new_Bn"}) { tiling.Bm = 16; }
-  void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v1", device); }
   void validate() const override {
     validate_hybrid(problem);
     validate_tiles();
@@ -20,6 +19,14 @@ class MlaVar6PlusV1Plan : public AttendBothPathsPlan {
  private:
   std::vector<AttendBothPathsTiling> candidates() const override {
     return divisions(tile_of_rows(rows_of_one_head(), 4));
+  }
+
+  // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 3.6 and 3.2
+  // times its time, and more with few decompressed tokens.
+  const HybridParts& parts_of_time() const override {
+    static const HybridParts parts =
+        of_cutile({.overlap = 0.93 / 3.2, .beside = figures_of({"cutile.mla.mla_var6_plus_v4"})});
+    return parts;
   }
 };
 

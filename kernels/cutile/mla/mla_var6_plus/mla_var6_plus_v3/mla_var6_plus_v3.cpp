@@ -17,7 +17,6 @@ struct NewTile {
 class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
  public:
   MlaVar6PlusV3Plan() : AttendBothPathsPlan("mla_var6_plus_v3", Rows::of_all_heads) {}
-  void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v3", device); }
   void validate() const override {
     validate_hybrid(problem);
     validate_tiles();
@@ -115,6 +114,14 @@ class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
       tiling.new_Bb = 64 / tiling.new_Bs;
     }
     return {divided(tiling)};
+  }
+
+  // Both paths in one block wait for each other. Against v4, s = 16 and 32 (docs/kernels/mla-var6-plus.md): 1.7 and 2.2
+  // times its time, and more with few decompressed tokens.
+  const HybridParts& parts_of_time() const override {
+    static const HybridParts parts =
+        of_cutile({.overlap = 0.93 / 2.0, .beside = figures_of({"cutile.mla.mla_var6_plus_v4"})});
+    return parts;
   }
 };
 

@@ -23,7 +23,6 @@ int processors_of(const Tiling& tiling) {
 
 class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
  public:
-  void choose(const DeviceSpec& device) override { choose_new_tokens(problem, "cutile.mla.mla_var6_plus_v4", device); }
   void validate() const override {
     validate_hybrid(problem);
     require_power_of_two("latent_Bm", tiling.latent.Bm, 16, 128);
@@ -271,6 +270,16 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
                        int(at.ragged), tiling.parts);
     };
     return std::make_unique<CtKernel>(std::move(spec));
+  }
+
+  // The decompressed path beside the latent one, fitted to the envelope of 2026-11-21 (an older
+  // results/nvidia-h200/envelope.json): 2539 and 4818 us (sustained 2565, 4848) at s = 64 and 128.
+  std::vector<Figures> figures() const override {
+    return {{.rows = 64, .burst = 0.51, .sustained = 0.54, .memory = 0.975, .readers = 0.73}};
+  }
+  const HybridParts& parts_of_time() const override {
+    static const HybridParts parts = of_cutile({.beside = figures()});
+    return parts;
   }
 };
 

@@ -1,0 +1,29 @@
+// What attention does with tiles of some rows, in each form, and how long it takes by the figures of a kernel. Ragged
+// and paged requests count as dense ones of t tokens. All throw Error for a shape with an extent below 1.
+#pragma once
+
+#include "hypermla/roofline/attention_cost.h"
+#include "hypermla/roofline/kernel_time.h"
+#include "mla/decompressed/decompressed.h"
+#include "mla/latent/latent.h"
+#include "mla/output_decompression/output_decompression.h"
+
+namespace hypermla {
+
+// `causal`: query i sees the first t - s + i + 1 tokens. The rows of a request are all its heads' queries.
+TiledWork latent_work(const AttentionShape& shape, bool causal, int rows);
+TimeEstimate latent_time(const LatentProblem& at, const std::vector<Figures>& figures, const Ceilings& ceilings);
+
+// The rows of a head are the queries of all requests that share its keys: there are `stores` of them, at most b.
+TiledWork decompressed_work(const AttentionShape& shape, bool causal, int stores, int rows);
+TimeEstimate decompressed_time(const DecompressedProblem& at, const std::vector<Figures>& figures,
+                               const Ceilings& ceilings);
+
+// What follows attention: latent outputs go through the projection, decompressed ones are added.
+TimeEstimate combine_time(const AttentionShape& shape, bool latent, bool decompressed, const Figures& figures,
+                          const Ceilings& ceilings);
+// Of the output decompression as a kernel of its own.
+TimeEstimate output_decompression_time(const OutputDecompressionProblem& at, const std::vector<Figures>& figures,
+                                       const Ceilings& ceilings);
+
+}  // namespace hypermla

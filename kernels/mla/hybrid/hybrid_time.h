@@ -1,0 +1,48 @@
+// How long a hybrid takes: what it is made of is data of its version, and the plan answers from that.
+#pragma once
+
+#include "hypermla/plan/choice.h"
+#include "mla/hybrid/hybrid_plan.h"
+
+namespace hypermla {
+
+// How a hybrid runs its two parts.
+enum class Together { at_once, in_halves, in_turn };  // in halves: at once, on half of the processors each
+
+// Where there are figures of several tiles, the fastest counts.
+struct HybridParts {
+  Together together = Together::at_once;
+  // Two parts at once slow each other down in L2 and memory, by 7 to 10 % each; on partitions one also ends before the
+  // other (docs/choice.md).
+  double overlap = 0.93;
+  std::vector<Figures> beside = {};  // the decompressed part beside the latent one, tokens of each request's own
+  std::vector<Figures> latent = {};  // the parts alone
+  std::vector<Figures> decompressed = {};
+  std::vector<Figures> shared = {};  // the decompressed part over tokens that requests share
+  Figures combine = {};              // what follows the parts
+};
+
+// Those of kernels by full name, "cute.mla.flash_mla_v1". Throws Error for an unknown one.
+std::vector<Figures> figures_of(std::initializer_list<const char*> kernels);
+
+// Its combine included. Throws Error unless 0 <= n <= t.
+TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, const Ceilings& ceilings);
+
+// What the plans of all hybrids share for the choice.
+template <class Tiling>
+class TimedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
+ public:
+  using AttentionPlan<HybridProblem, Tiling>::problem;
+
+  void choose(const DeviceSpec& device) override {
+    if (problem.n < 0 && problem.prefixes <= 0) problem.n = choose_n(*this, device);
+  }
+  Path path() const override { return problem.prefixes > 0 ? Path::shared_prefix : Path::hybrid; }
+  TimeEstimate time(const Ceilings& ceilings) const override { return hybrid_time(parts_of_time(), problem, ceilings); }
+
+ protected:
+  // It is asked for often, so it is made once.
+  virtual const HybridParts& parts_of_time() const = 0;
+};
+
+}  // namespace hypermla
