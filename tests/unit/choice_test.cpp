@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <tuple>
 
 #include "hypermla/plan/typed_plan.h"
 #include "support.h"
@@ -174,6 +175,28 @@ TEST(Choice, MakesThePlansOfAPath) {
     }
   }
   EXPECT_EQ(paths.size(), 4);
+}
+
+// As many decompressed tokens as a prefix has, or all where the prefix is all there is, are not yet shared.
+TEST(Choice, OnlyTheSharedPathShares) {
+  using Row = std::tuple<std::string, Path, int>;
+  const auto rows = [](const ChoiceProblem& problem) {
+    std::set<Row> rows;
+    for (const RankedKernel& one : rank_kernels(example(), problem, on_h200())) {
+      const auto plans = plans_of(example(), one, problem, on_h200());
+      EXPECT_EQ(to_json(plans[0]->problem_fields()).value("prefixes", 0), one.path == Path::shared_prefix ? 1 : 0)
+          << one.entry.full_name();
+      if (one.path != Path::shared_prefix) rows.insert({one.entry.full_name(), one.path, one.n});
+    }
+    return rows;
+  };
+  ChoiceProblem problem{.b = 32, .s = 16};
+  const std::set<Row> without = rows(problem);
+  for (const auto& [kernel, path, n] : without) {
+    if (n == 0) continue;
+    problem.prefix = n;
+    EXPECT_EQ(rows(problem), without) << kernel << " n=" << n;
+  }
 }
 
 // A kernel that nothing is known of, nor of its base version, is not set against others.

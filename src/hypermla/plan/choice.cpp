@@ -11,10 +11,10 @@ namespace {
 // Most measured times lie within this of the model, so a hybrid must promise a larger gain.
 constexpr double kMargin = 1.05;
 
-Json values_of(const ChoiceProblem& problem, int n) {
+Json values_of(const ChoiceProblem& problem, Path path, int n) {
   Json values = fields_json(problem);
   values["n"] = n;
-  values["prefixes"] = problem.prefix > 0 && n == problem.prefix ? problem.prefixes : 0;
+  values["prefixes"] = path == Path::shared_prefix ? problem.prefixes : 0;
   return values;
 }
 
@@ -122,13 +122,12 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
     if (!entry.runs_on(device.target.arch)) continue;
     const KernelEntry timed = counted(registry, entry);
     const auto add = [&](Path path, int n) {
-      Json values = values_of(problem, n);
+      const Json values = values_of(problem, path, n);
       try {
         configure({entry}, device, {.offered = values});
       } catch (const Error&) {
         return;  // it does not take this problem
       }
-      if (path != Path::shared_prefix) values["prefixes"] = 0;
       const std::unique_ptr<KernelPlan> plan = plan_with(timed, values, device);
       const auto time = [&](const Ceilings& ceilings) {
         TimeEstimate time = plan->time(ceilings);
@@ -150,7 +149,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
         break;
       case Path::hybrid:
       case Path::shared_prefix:  // one kernel takes both
-        const auto plan = plan_with(timed, values_of(problem, 0), device);
+        const auto plan = plan_with(timed, values_of(problem, Path::hybrid, 0), device);
         if (const int between = best_interior_n(*plan, device.spec); between > 0) add(Path::hybrid, between);
         if (problem.prefix > 0) add(Path::shared_prefix, problem.prefix);
     }
@@ -175,7 +174,7 @@ std::vector<std::unique_ptr<KernelPlan>> plans_of(const Registry& registry, cons
                                                   ChoiceProblem problem, const PlannedDevice& device) {
   problem.settle();
   std::vector<std::unique_ptr<KernelPlan>> plans;
-  const Json values = values_of(problem, ranked.n);
+  const Json values = values_of(problem, ranked.path, ranked.n);
   plans.push_back(configure({ranked.entry}, device, {.offered = values}).plan);
   if (const std::string next = counted(registry, ranked.entry).make()->followed_by(); !next.empty())
     plans.push_back(configure(registry.find_all(next, "", device.target.arch), device, {.offered = values}).plan);
