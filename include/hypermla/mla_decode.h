@@ -67,8 +67,9 @@ struct MlaDecodeTensors {
   std::int64_t lse_token_stride = 0, lse_head_stride = 0, lse_request_stride = 0;
 
   // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all dense.
-  static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache, std::int64_t pages,
-                                const int* block_table, std::int64_t table_stride, void* o, float* lse);
+  HYPERMLA_API static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache,
+                                             std::int64_t pages, const int* block_table, std::int64_t table_stride,
+                                             void* o, float* lse);
 };
 
 class HYPERMLA_API MlaDecode {

@@ -45,7 +45,7 @@ def fields(header, struct):
 def included_plans(source):
     """The headers that plans share, as far as a plan includes them."""
     text = "".join((CHECKOUT / "kernels" / name).read_text()
-                   for name in re.findall(r'#include "(cu\w+/\w+/\w+_plan.h)"', source))
+                   for name in re.findall(r'#include "(cu\w+/\w+/\w+_(?:plan|time).h)"', source))
     return text + included_plans(text) if text else ""
 
 
@@ -92,8 +92,10 @@ class Help(CommandCase):
                 if not header.exists():  # the kernel is shared with other versions, or with the stages of others
                     shared = re.search(rf'"({name.split(".")[0]}/\w+/\w+)_plan.h"', plan)[1]
                     header = CHECKOUT / f"kernels/{shared}.h"
-                form = re.search(r'"mla/(\w+)/\w+_plan.h"', plan + included_plans(plan))
-                problem_header = CHECKOUT / f"kernels/mla/{form[1]}/{form[1]}.h" if form else header
+                # A hybrid includes the forms of its stages, too.
+                forms = re.findall(r'"mla/(\w+)/\w+_(?:plan|time).h"', plan + included_plans(plan))
+                form = "hybrid" if "hybrid" in forms else forms and forms[0]
+                problem_header = CHECKOUT / f"kernels/mla/{form}/{form}.h" if form else header
                 listed = fields(problem_header, camel_case(problem_header.stem) + "Problem")
                 self.assertTrue(listed)
                 withheld, defaults = differences(plan)

@@ -74,7 +74,7 @@ class Installation(unittest.TestCase):
         self.assertRegex(self.succeed(build / "example"),
                          r"^flash_attention took [\d.]+ us on .+, see profile/report\.md; an H200 would take [\d.]+ us\n$")
         self.assertTrue((self.directory / "profile/profile.json").is_file())
-        self.assertRegex(self.succeed(build / "decode"), r"reference.*\nlse 4\.9199 4\.9300 3\.7260\n$")
+        self.assertRegex(self.succeed(build / "decode"), r"reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
 
 
 if __name__ == "__main__":

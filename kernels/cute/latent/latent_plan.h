@@ -266,7 +266,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       const auto at = fields_from_json<Tiling>(main.tiling());
       const int combines = int(self->sizes(at).combines), rows = self->version(at).rows;
       KernelLaunch launch;
-      launch.grid = {combines ? unsigned(self->target.processors) : 0, 1, 1};
+      // Blocks without work would keep the next kernel from starting: a tile of 64 rows is 32 units, of fewer rows half as many
+      // as it has rows.
+      const int units = combines * (rows == 64 ? 32 : rows / 2);
+      launch.grid = {unsigned(std::min(units, self->target.processors)), 1, 1};
       launch.shape = {unsigned(with.threads), kCombineSharedBytes, 1, true};
       if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).combines);
       launch.arguments = [self, tensors, combines, rows](void* constants) {
