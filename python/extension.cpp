@@ -1,5 +1,5 @@
-// hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it convenient
-// and checks what is bound. Only the stable ABI of Python 3.11 is used.
+// hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it
+// convenient and checks what is bound. Only the stable ABI of Python 3.11 is used.
 #include "extension.h"
 
 #include "hypermla/hypermla.h"
@@ -30,8 +30,7 @@ struct DLManagedTensorVersioned {
 constexpr std::uint64_t kReadOnly = 1;
 
 struct KernelObject {
-  PyObject_HEAD
-  hypermla::Kernel* kernel;
+  PyObject_HEAD hypermla::Kernel* kernel;
   bool is_gpu;
   bool busy;  // inside a call that has released the interpreter lock
 };
@@ -67,10 +66,14 @@ PyObject* guarded_unlocked(KernelObject* self, Body&& body) {
 
 const char* dtype_name(hypermla::DType dtype) {
   switch (dtype) {
-    case hypermla::DType::bfloat16: return "bfloat16";
-    case hypermla::DType::float16: return "float16";
-    case hypermla::DType::float32: return "float32";
-    case hypermla::DType::int32: return "int32";
+    case hypermla::DType::bfloat16:
+      return "bfloat16";
+    case hypermla::DType::float16:
+      return "float16";
+    case hypermla::DType::float32:
+      return "float32";
+    case hypermla::DType::int32:
+      return "int32";
   }
   return "";
 }
@@ -188,8 +191,8 @@ PyObject* list_of(const Values& values, Row&& row) {
   return list;
 }
 
-// profile(mode, out_dir, label, bench_runs) -> (directory, missing, cold, burst, sustained, (bottleneck, confidence, why),
-// [opportunity], [(stage, burst, [metric])])
+// profile(mode, out_dir, label, bench_runs) -> (directory, missing, cold, burst, sustained, (bottleneck, confidence,
+// why), [opportunity], [(stage, burst, [metric])])
 PyObject* kernel_profile(PyObject* self, PyObject* arguments) {
   const char *mode, *out_dir, *label;
   int bench_runs;
@@ -320,8 +323,8 @@ PyMethodDef module_methods[] = {{"list", list_kernels, METH_NOARGS, nullptr},
                                 {"read_dlpack", read_dlpack, METH_O, nullptr},
                                 {"buffer_address", buffer_address, METH_O, nullptr},
                                 {}};
-PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_hypermla", nullptr, -1, module_methods,
-                                 nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_hypermla", nullptr, -1, module_methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// hypermla._hypermla.MlaDecode: include/hypermla/mla_decode.h for Python. Calls of a step take integers only, addresses and
-// strides, so that they cost little; python/hypermla/__init__.py takes those from tensors.
+// hypermla._hypermla.MlaDecode: include/hypermla/mla_decode.h for Python. Calls of a step take integers only, addresses
+// and strides, so that they cost little; python/hypermla/__init__.py takes those from tensors.
 #include "hypermla/mla_decode.h"
 
 #include <array>
@@ -10,22 +10,22 @@
 namespace {
 
 struct DecodeObject {
-  PyObject_HEAD
-  hypermla::MlaDecode* decode;
+  PyObject_HEAD hypermla::MlaDecode* decode;
   int heads;
 };
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
-// MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens, page,
+// MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
+// page,
 //           split), scale, (causal, lse_base2, empty_lse_positive))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
   int causal, base2, positive;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(ppp)", &device, &workspace, &dtype, &kernel, &at.heads, &at.max_requests,
-                        &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split, &at.scale, &causal, &base2,
-                        &positive))
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(ppp)", &device, &workspace, &dtype, &kernel, &at.heads,
+                        &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
+                        &at.scale, &causal, &base2, &positive))
     return nullptr;
   return guarded([&]() -> PyObject* {
     if (std::strcmp(dtype, "bfloat16") != 0 && std::strcmp(dtype, "float16") != 0)
@@ -35,7 +35,8 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.kernel = kernel;
-    auto decode = std::make_unique<hypermla::MlaDecode>(at, hypermla::DeviceHandle(device), reinterpret_cast<void*>(workspace));
+    auto decode =
+        std::make_unique<hypermla::MlaDecode>(at, hypermla::DeviceHandle(device), reinterpret_cast<void*>(workspace));
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
     as_decode(self)->decode = decode.release();

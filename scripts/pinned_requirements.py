@@ -1,7 +1,7 @@
 """For pyproject.toml: the dependencies of the package are the lines of requirements.txt.
 
-But for CUTLASS: a dependency cannot be had without its own, and of it only the headers are needed. Where they are missing,
-the kernels written with it say so.
+But for CUTLASS: a dependency cannot be had without its own, and of it only the headers are needed. Where they are
+missing, the kernels written with it say so.
 """
 
 

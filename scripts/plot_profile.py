@@ -3,8 +3,8 @@
 
     scripts/plot_profile.py RUN [RUN ...]
 
-A run is a directory below out/profiles. Each gets roofline.svg, stages.svg, tuning-<stage>.svg where the tuner measured,
-and report.html with everything inside. Runs at two or more values of s also get crossover.svg.
+A run is a directory below out/profiles. Each gets roofline.svg, stages.svg, tuning-<stage>.svg where the tuner
+measured, and report.html with everything inside. Runs at two or more values of s also get crossover.svg.
 
 Needs matplotlib (Debian: python3-matplotlib), for log axes, heat maps and SVG whose text stays text; gnuplot would need
 a script per picture and cannot read JSON.

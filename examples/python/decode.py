@@ -1,5 +1,5 @@
-"""A step of a serving engine: two requests, one with a draft, over a paged cache. On the CPU with NumPy, where uint16 stands
-for bfloat16; on a GPU the same calls take PyTorch's tensors."""
+"""A step of a serving engine: two requests, one with a draft, over a paged cache. On the CPU with NumPy, where uint16
+stands for bfloat16; on a GPU the same calls take PyTorch's tensors."""
 
 import hypermla
 import numpy

@@ -1,5 +1,5 @@
-// The library's one exception type. Its message is one sentence that says what was wrong and what to do next; the library
-// itself neither prints nor exits.
+// The library's one exception type. Its message is one sentence that says what was wrong and what to do next; the
+// library itself neither prints nor exits.
 #pragma once
 
 #include <stdexcept>

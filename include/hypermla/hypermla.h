@@ -1,4 +1,5 @@
-// HyperMLA's C++ interface: plan a kernel for a problem, bind the caller's tensors, tune once, run on the caller's stream.
+// HyperMLA's C++ interface: plan a kernel for a problem, bind the caller's tensors, tune once, run on the caller's
+// stream.
 //
 //   hypermla::DeviceHandle device;  // the first GPU, else the CPU
 //   hypermla::Kernel kernel("flash_attention", {{"b", "1"}, {"s", "16"}, {"t", "1024"}}, device);
@@ -6,8 +7,8 @@
 //   kernel.tune();
 //   kernel.run(stream);
 //
-// run() neither allocates, nor synchronises, nor reads back, and may be captured in a CUDA graph; replay it only while the
-// Kernel lives, which owns the workspace. One Kernel is used by one thread at a time. Every function throws
+// run() neither allocates, nor synchronises, nor reads back, and may be captured in a CUDA graph; replay it only while
+// the Kernel lives, which owns the workspace. One Kernel is used by one thread at a time. Every function throws
 // hypermla::Error: one sentence that says what to do next.
 #pragma once
 
@@ -47,7 +48,7 @@ struct TensorInfo {
   std::string name;                 // "q"
   std::vector<std::int64_t> shape;  // {b, h, s, d}
   DType dtype;
-  bool is_input;     // otherwise the kernel writes it: an output or, where is_workspace, scratch
+  bool is_input;  // otherwise the kernel writes it: an output or, where is_workspace, scratch
   bool is_workspace;
   std::size_t bytes;
 };
@@ -60,8 +61,8 @@ struct ProfileOptions {
 
 class HYPERMLA_API Kernel {
  public:
-  // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others keep
-  // their defaults (`hypermla kernel <name> --help` lists them).
+  // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others
+  // keep their defaults (`hypermla kernel <name> --help` lists them).
   Kernel(const std::string& name, const std::map<std::string, std::string>& problem,
          const DeviceHandle& device = DeviceHandle(), const std::string& version = "");
   ~Kernel();
@@ -72,22 +73,24 @@ class HYPERMLA_API Kernel {
   static std::vector<std::string> list();
 
   const std::vector<TensorInfo>& tensors() const;
-  // Gives a tensor its memory, which the caller owns. All must be bound before tune() or run(); bind again to change one.
+  // Gives a tensor its memory, which the caller owns. All must be bound before tune() or run(); bind again to change
+  // one.
   void bind(const std::string& tensor, void* data);
 
-  // Chooses the tilings for this device: remembered ones, else measured now on the bound tensors (whose outputs it writes).
-  // Without it, run() uses the defaults. `max_iterations` limits the candidates per kernel; 0: all.
+  // Chooses the tilings for this device: remembered ones, else measured now on the bound tensors (whose outputs it
+  // writes). Without it, run() uses the defaults. `max_iterations` limits the candidates per kernel; 0: all.
   void tune(int max_iterations = 0);
   // Compiles and loads, which the first run() otherwise does.
   void prepare();
-  // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it returns
-  // when the work is done.
+  // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it
+  // returns when the work is done.
   void run(void* stream = nullptr);
 
-  // Measures the kernel on the bound tensors, whose outputs it writes, sets that against the roofline and writes report.md,
-  // profile.json and the files of the mode: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight
-  // Compute) or "nsys" (the timeline); docs/profiling.md describes them. A profiler that is absent, denied or fails leaves the
-  // times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the program `hypermla`.
+  // Measures the kernel on the bound tensors, whose outputs it writes, sets that against the roofline and writes
+  // report.md, profile.json and the files of the mode: "annotation" (counters of the hardware), "event" (times only),
+  // "ncu" (Nsight Compute) or "nsys" (the timeline); docs/profiling.md describes them. A profiler that is absent,
+  // denied or fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in
+  // the program `hypermla`.
   ProfileSummary profile(const std::string& mode = "annotation", const ProfileOptions& options = {});
 
   // Roofline time on a device of conf/devices.json; empty: the kernel's own device. Needs no tensors.
@@ -104,12 +107,12 @@ struct Choice {
   std::string kernel;  // "cutile.mla.flash_mla", for Kernel; the latent path runs output_decompression behind it
   int n;               // decompressed tokens of a request
   double burst_seconds, sustained_seconds;  // predicted, with the output decompression
-  std::string limit;   // "tensor", "memory", "power" or "launches"
-  bool draft;          // not verified on a GPU yet
+  std::string limit;                        // "tensor", "memory", "power" or "launches"
+  bool draft;                               // not verified on a GPU yet
 };
 
-// All kernels that take a problem on a device of conf/devices.json, fastest first; empty: the present device. `problem` sets
-// fields by name: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private (`hypermla choose --help`).
+// All kernels that take a problem on a device of conf/devices.json, fastest first; empty: the present device. `problem`
+// sets fields by name: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private (`hypermla choose --help`).
 HYPERMLA_API std::vector<Choice> choose(const std::map<std::string, std::string>& problem,
                                         const std::string& device = "");
 

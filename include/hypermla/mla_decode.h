@@ -7,8 +7,8 @@
 //
 // A MlaDecode is made for a capacity, not for a shape. Kernel, grid and workspace follow from the capacity alone.
 // plan() and run() neither allocate, nor synchronise, nor read back. Both may be captured in a CUDA graph, and a graph
-// stays right when the contents of `lengths`, `query_starts` and `block_table` change between replays. Requests that pad
-// a batch have no queries and no tokens.
+// stays right when the contents of `lengths`, `query_starts` and `block_table` change between replays. Requests that
+// pad a batch have no queries and no tokens.
 //
 // What is computed, for every query and head (DeepSeek-V2, arXiv 2405.04434, section 2.1, with absorbed projections):
 //
@@ -28,21 +28,22 @@
 namespace hypermla {
 
 struct MlaDecodeOptions {
-  int heads = 128;           // query heads on this device
-  int max_requests = 1;      // of a step, padding included: at most 2048
-  int max_queries = 1;       // of a request: 1, or 1 + drafts
-  int max_query_tokens = 0;  // queries of all requests of a step; 0: max_requests * max_queries
-  int max_tokens = 4096;     // of a request: at most 1048576
-  int page = 64;             // tokens of a page of the cache: 1, 16, 32, 64 or 128
+  int heads = 128;                // query heads on this device
+  int max_requests = 1;           // of a step, padding included: at most 2048
+  int max_queries = 1;            // of a request: 1, or 1 + drafts
+  int max_query_tokens = 0;       // queries of all requests of a step; 0: max_requests * max_queries
+  int max_tokens = 4096;          // of a request: at most 1048576
+  int page = 64;                  // tokens of a page of the cache: 1, 16, 32, 64 or 128
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
   bool causal = true;
-  float scale = 0;           // of the scores; 0: 1 / sqrt(128 + 64)
+  float scale = 0;  // of the scores; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
   int split = 0;
-  bool lse_base2 = false;    // the log-sum-exp in base 2 instead of natural
+  bool lse_base2 = false;           // the log-sum-exp in base 2 instead of natural
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
-  std::string kernel = "";   // pins one by its full name, "cute.mla.flash_mla_v1"; empty: the one that suits the capacity
+  // Pins a kernel by its full name, "cute.mla.flash_mla_v1"; empty: the one that suits the capacity.
+  std::string kernel = "";
 };
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
@@ -52,21 +53,24 @@ struct MlaDecodeTensors {
     const void* data = nullptr;
     std::int64_t token_stride = 0, head_stride = 0;
   };
-  Rows q_latent, q_rope;         // [query_tokens, heads, 512] and [.., 64]
-  int query_tokens = 0;          // of these tensors and of o: at least as many as the plan has queries
+  Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
+  int query_tokens = 0;                // of these tensors and of o: at least as many as the plan has queries
   const void* cache_latent = nullptr;  // [pages, page, 512]
   const void* cache_rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
-  const int* block_table = nullptr;  // [requests, at least the pages of the longest]; entries behind a request's end: any
-  std::int64_t table_stride = 0;     // from a request to the next
-  void* o = nullptr;                 // [query_tokens, heads, 512]
+  // [requests, at least the pages of the longest]; entries behind a request's end may hold anything.
+  const int* block_table = nullptr;
+  std::int64_t table_stride = 0;  // from a request to the next
+  void* o = nullptr;              // [query_tokens, heads, 512]
   std::int64_t o_token_stride = 0, o_head_stride = 0;
-  // float [query_tokens, heads] by its strides; with a request stride it is [requests, ..] instead, query 0 of each first.
+  // float [query_tokens, heads] by its strides; with a request stride it is [requests, ..] instead, query 0 of each
+  // first.
   float* lse = nullptr;
   std::int64_t lse_token_stride = 0, lse_head_stride = 0, lse_request_stride = 0;
 
-  // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all dense.
+  // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
+  // dense.
   HYPERMLA_API static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                              std::int64_t pages, const int* block_table, std::int64_t table_stride,
                                              void* o, float* lse);
@@ -74,10 +78,11 @@ struct MlaDecodeTensors {
 
 class HYPERMLA_API MlaDecode {
  public:
-  // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory, aligned
-  // to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it; null: memory of
-  // its own. Throws Error for options without a meaning.
-  explicit MlaDecode(const MlaDecodeOptions& options, const DeviceHandle& device = DeviceHandle(), void* workspace = nullptr);
+  // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
+  // aligned to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it;
+  // null: memory of its own. Throws Error for options without a meaning.
+  explicit MlaDecode(const MlaDecodeOptions& options, const DeviceHandle& device = DeviceHandle(),
+                     void* workspace = nullptr);
   ~MlaDecode();
   MlaDecode(MlaDecode&&) noexcept;
   MlaDecode& operator=(MlaDecode&&) noexcept;
@@ -86,10 +91,10 @@ class HYPERMLA_API MlaDecode {
   static std::size_t workspace_bytes(const MlaDecodeOptions& options, const DeviceHandle& device = DeviceHandle());
   std::size_t workspace_bytes() const;
 
-  // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones included.
-  // query_starts: int32 [requests + 1], the first 0, the queries of request r being those from query_starts[r] to
-  // query_starts[r + 1]; null: max_queries of each. What exceeds the capacity is cut to it, see check(); on a CPU it throws.
-  // Throws Error unless 0 <= requests <= max_requests.
+  // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones
+  // included. query_starts: int32 [requests + 1], the first 0, the queries of request r being those from
+  // query_starts[r] to query_starts[r + 1]; null: max_queries of each. What exceeds the capacity is cut to it, see
+  // check(); on a CPU it throws. Throws Error unless 0 <= requests <= max_requests.
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr);
 
   // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.

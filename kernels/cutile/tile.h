@@ -1,5 +1,5 @@
-// What every CUDA Tile C++ kernel of this project starts from. On a GPU <cuda_tile.h> is NVIDIA's header; on a CPU it is
-// kernels/cutile/tile_host/cuda_tile.h, the same subset in plain C++20.
+// What every CUDA Tile C++ kernel of this project starts from. On a GPU <cuda_tile.h> is NVIDIA's header; on a CPU it
+// is kernels/cutile/tile_host/cuda_tile.h, the same subset in plain C++20.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -17,8 +17,8 @@ from hypermla import _hypermla
 from hypermla._hypermla import Error, list
 from hypermla.mla_decode import MlaDecode
 
-__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times",
-           "choose", "list"]
+__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "Opportunity", "Profile", "StageProfile",
+           "TensorInfo", "Times", "choose", "list"]
 
 
 class TensorInfo(NamedTuple):
@@ -210,9 +210,9 @@ def _memory(tensor):
 class Kernel:
     """One kernel for one problem on one device. Use it from one thread at a time.
 
-    `name` and `version` as on the command line: "flash_attention", "v1". `device` is "cpu", "cuda", "cuda:1" or "auto": the
-    first GPU, else the CPU. The problem's fields are keywords (`hypermla kernel <name> --help` lists them); those not given
-    keep their defaults.
+    `name` and `version` as on the command line: "flash_attention", "v1". `device` is "cpu", "cuda", "cuda:1" or "auto":
+    the first GPU, else the CPU. The problem's fields are keywords (`hypermla kernel <name> --help` lists them); those
+    not given keep their defaults.
     """
 
     def __init__(self, name, version=None, device="auto", **problem):
@@ -234,18 +234,19 @@ class Kernel:
         """Gives a tensor its memory and keeps `tensor` alive.
 
         `tensor` is anything with __dlpack__, __cuda_array_interface__ or the buffer protocol, and then its type, shape,
-        layout and device are checked; or an address, and then nothing is. Unsigned integers of 16 bits count as bfloat16,
-        and a buffer of bytes as any type.
+        layout and device are checked; or an address, and then nothing is. Unsigned integers of 16 bits count as
+        bfloat16, and a buffer of bytes as any type.
         """
         info = next((info for info in self._tensors if info.name == name), None)
         if info is None:
-            raise Error(f"there is no tensor '{name}'; this kernel has {', '.join(info.name for info in self._tensors)}")
+            names = ", ".join(info.name for info in self._tensors)
+            raise Error(f"there is no tensor '{name}'; this kernel has {names}")
         try:
             memory = _memory(tensor)
         except (TypeError, BufferError, KeyError, ValueError) as error:
             raise Error(
-                f"a {type(tensor).__name__} cannot be bound to '{name}' ({error}); give it an array or tensor with DLPack, "
-                "a CUDA array, a buffer or an address"
+                f"a {type(tensor).__name__} cannot be bound to '{name}' ({error}); give it an array or tensor with "
+                "DLPack, a CUDA array, a buffer or an address"
             ) from error
         self._check(info, memory)
         self._kernel.bind(name, memory.address)
@@ -275,8 +276,8 @@ class Kernel:
             wants(f"on GPU {self._ordinal}", f"on GPU {memory.ordinal}")
 
     def tune(self, max_iterations=0):
-        """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs it
-        writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
+        """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs
+        it writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
         self._kernel.tune(max_iterations)
 
     def prepare(self):
@@ -291,10 +292,11 @@ class Kernel:
     def profile(self, mode="annotation", out_dir=None, label="", bench_runs=20):
         """Measures the kernel on the bound tensors, whose outputs it writes, and sets that against the roofline.
 
-        Modes: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight Compute) and "nsys" (the timeline).
-        `out_dir` receives report.md, profile.json and the files of the mode; None: out/profiles/... below the working
-        directory. `label` is a word of yours, kept in the profile. A profiler that is absent, denied or fails leaves the times
-        and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the program `hypermla`.
+        Modes: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight Compute) and "nsys" (the
+        timeline). `out_dir` receives report.md, profile.json and the files of the mode; None: out/profiles/... below
+        the working directory. `label` is a word of yours, kept in the profile. A profiler that is absent, denied or
+        fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the
+        program `hypermla`.
         """
         directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = self._kernel.profile(
             mode, str(out_dir or ""), label, bench_runs)

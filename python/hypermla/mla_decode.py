@@ -40,21 +40,21 @@ class MlaDecode:
         for layer in layers:
             o, lse = decode.run(layer.q, layer.cache, block_table)   # once per layer
 
-    Tensors are PyTorch's, on the device; on a CPU NumPy's arrays, too, where uint16 stands for bfloat16. Strides are taken
-    from them; the last dimension is dense. plan() and run() neither allocate (give `out` and `lse`) nor synchronise, and
-    may be captured in a CUDA graph. Everything raises hypermla.Error.
+    Tensors are PyTorch's, on the device; on a CPU NumPy's arrays, too, where uint16 stands for bfloat16. Strides are
+    taken from them; the last dimension is dense. plan() and run() neither allocate (give `out` and `lse`) nor
+    synchronise, and may be captured in a CUDA graph. Everything raises hypermla.Error.
 
     heads: query heads on this device. max_requests, max_queries (of a request), max_query_tokens (of a step; 0: of all
-    requests at once), max_tokens (of a request): the capacity. page: tokens of a page of the cache, 1, 16, 32, 64 or 128.
-    scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is cut, so that the bits of its output
-    do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a
-    query that sees no token. kernel: pins one by its full name. workspace: a tensor of workspace_bytes of another MlaDecode
-    of the same options; None: memory of its own.
+    requests at once), max_tokens (of a request): the capacity. page: tokens of a page of the cache, 1, 16, 32, 64 or
+    128. scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is cut, so that the bits of its
+    output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead
+    of -inf for a query that sees no token. kernel: pins one by its full name. workspace: a tensor of workspace_bytes of
+    another MlaDecode of the same options; None: memory of its own.
     """
 
-    def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16", causal=True,
-                 scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False, kernel="", device="auto",
-                 workspace=None):
+    def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
+                 causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
+                 kernel="", device="auto", workspace=None):
         self._workspace = workspace
         self._decode = _hypermla.MlaDecode(
             device, 0 if workspace is None else _address(workspace), _name(dtype), kernel,
@@ -76,8 +76,8 @@ class MlaDecode:
         self._decode.check()
 
     def plan(self, lengths, query_starts=None, stream=None):
-        """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests + 1], the
-        first 0; None: max_queries of each request. stream: an address; None: PyTorch's current stream."""
+        """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
+        1], the first 0; None: max_queries of each request. stream: an address; None: PyTorch's current stream."""
         for name, tensor, size in (("lengths", lengths, 0), ("query_starts", query_starts, 1)):
             if tensor is not None and (_dtype(tensor) != "int32" or tensor.shape != (lengths.shape[0] + size,)
                                        or not _is_dense(tensor)):
@@ -88,9 +88,9 @@ class MlaDecode:
     def run(self, q, cache, block_table, out=None, lse=None, stream=None):
         """Attention of one layer; returns (out, lse).
 
-        q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or the
-        pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads, 512]; lse:
-        float32 [tokens, heads]; both are made where they are not given.
+        q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
+        the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads,
+        512]; lse: float32 [tokens, heads]; both are made where they are not given.
         """
         q_latent, q_rope = q if isinstance(q, tuple) else (q, q)
         z, k_rope = cache if isinstance(cache, tuple) else (cache, cache)
@@ -98,8 +98,8 @@ class MlaDecode:
             out = _empty(q_latent, (q_latent.shape[0], self._heads, LATENT))
         if lse is None:
             lse = _empty(q_latent, (q_latent.shape[0], self._heads), "float32")
-        signature = (q_latent.shape, q_rope.shape, z.shape, k_rope.shape, block_table.shape, out.shape, lse.shape, q_latent.dtype,
-                     z.dtype, out.dtype)
+        signature = (q_latent.shape, q_rope.shape, z.shape, k_rope.shape, block_table.shape, out.shape, lse.shape,
+                     q_latent.dtype, z.dtype, out.dtype)
         if signature not in self._seen:
             self._check(q_latent, q_rope, z, k_rope, block_table, out, lse)
             self._seen.add(signature)

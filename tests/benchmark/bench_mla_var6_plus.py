@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The envelope: the best kernel of each path over the queries per request, the hybrid, shared prefixes and the errors of
-the model.
+"""The envelope: the best kernel of each path over the queries per request, the hybrid, shared prefixes and the errors
+of the model.
 
     tests/benchmark/bench_mla_var6_plus.py --record=results/nvidia-h200/envelope.json --seconds=0.4 --limit=110
 
-Rows are written as they are measured. Mispredictions beyond 5 % and wrong choices are listed at the end. scripts/plot_envelope.py
-draws the record: time over s for latent, decompressed, hybrid and peers.
+Rows are written as they are measured. Mispredictions beyond 5 % and wrong choices are listed at the end.
+scripts/plot_envelope.py draws the record: time over s for latent, decompressed, hybrid and peers.
 """
 
 import datetime

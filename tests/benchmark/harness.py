@@ -166,7 +166,8 @@ class Ours:
 
 
 def operator_arguments(op, given):
-    """For operators whose arguments changed often: known names get their values, others their default or a neutral one."""
+    """For operators whose arguments changed often: known names get their values, others their default or a neutral
+    one."""
     neutral = {"int": 0, "float": 0.0, "bool": False}
     return [given[argument.name] if argument.name in given else
             argument.default_value if argument.has_default_value() else neutral.get(str(argument.type))

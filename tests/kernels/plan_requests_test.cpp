@@ -135,7 +135,7 @@ TEST(RequestSides, CoverAllRowTilesAndUseTheWorkers) {
 }
 
 TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
-  const std::array<int, 3> shapes[] = {{1, 65536, 1},  {8, 32768, 1}, {32, 4096, 1},  {32, 4096, 2}, {128, 4096, 1},
+  const std::array<int, 3> shapes[] = {{1, 65536, 1},  {8, 32768, 1},  {32, 4096, 1}, {32, 4096, 2}, {128, 4096, 1},
                                        {128, 4096, 2}, {256, 2048, 1}, {64, 8192, 2}, {16, 16384, 8}};
   for (const auto& [b, t, row_tiles] : shapes) {
     const std::vector<int> lengths(b, t);
@@ -173,8 +173,24 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   int status = -1, count = -1;
   auto status_of = [&](std::vector<int> lengths, std::vector<int> starts) {
     static constexpr PlanRequestsProblem problem;
-    const PlanRequestsArguments arguments = {lengths.data(), starts.data(), items.data(), merges.data(), &count, &status, 2, 16, 16,
-                                             132, 16, 2, 1000, 4, 2, 2, 0.01f, 0.012f};
+    const PlanRequestsArguments arguments = {lengths.data(),
+                                             starts.data(),
+                                             items.data(),
+                                             merges.data(),
+                                             &count,
+                                             &status,
+                                             2,
+                                             16,
+                                             16,
+                                             132,
+                                             16,
+                                             2,
+                                             1000,
+                                             4,
+                                             2,
+                                             2,
+                                             0.01f,
+                                             0.012f};
     block_.run(kSides, [&] { plan_requests<problem, kTiling>(arguments); });
     for (int w = 0; w < 132; ++w)
       for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {

@@ -1,4 +1,5 @@
-"""The Python package, from the build tree or, with HYPERMLA_TEST_INSTALLED=1, as installed beside the running Python."""
+"""The Python package, from the build tree or, with HYPERMLA_TEST_INSTALLED=1, as installed beside the running
+Python."""
 
 import array
 import json

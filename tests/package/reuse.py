@@ -1,5 +1,5 @@
-"""The CMAKE_CXX_COMPILER_LAUNCHER of builds that tests make. Where the present build has compiled the same files with the
-same command, its object is copied; otherwise the compiler runs."""
+"""The CMAKE_CXX_COMPILER_LAUNCHER of builds that tests make. Where the present build has compiled the same files with
+the same command, its object is copied; otherwise the compiler runs."""
 
 import json
 import pathlib

@@ -1,4 +1,5 @@
-"""Rules about the documents: links lead somewhere, pages are short, lines fit a screen, the index lists every page."""
+"""Rules about the documents: links lead somewhere, pages are short, the index lists every page; their lines, and those
+of the sources, fit a screen."""
 
 import pathlib
 import re
@@ -7,6 +8,7 @@ import unittest
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 COLUMNS = 120
+SOURCES = ("examples", "include", "kernels", "python", "src")
 PAGE_LINES = 80  # of pages below docs/; a log in docs/log/ may be longer
 MENTION = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg)\b")
 
@@ -50,7 +52,9 @@ def broken_links(root):
 
 
 def long_lines(root):
-    return [f"{page.relative_to(root)}:{number}: {len(line)} columns" for page in documents(root)
+    sources = [path for folder in SOURCES for path in sorted((root / folder).rglob("*.*"))
+               if path.suffix in (".h", ".cpp", ".cuh", ".py", ".pyi")]
+    return [f"{page.relative_to(root)}:{number}: {len(line)} columns" for page in documents(root) + sources
             for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > COLUMNS]
 
 

@@ -1,4 +1,5 @@
-"""Rules about the sources: includes go down, versions of kernels stand alone, only the command line talks to the world."""
+"""Rules about the sources: includes go down, versions of kernels stand alone, only the command line talks to the
+world."""
 
 import pathlib
 import re

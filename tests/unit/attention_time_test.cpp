@@ -137,7 +137,8 @@ TEST(AttentionTime, OrdersKernelsAsMeasured) {
   EXPECT_GE(pairs, 30);
 }
 
-// 8192 tokens that all requests share, 128 heads, a plain CUDA Tile kernel: 164 us for 128 rows (b s) of queries, 589 for 512.
+// 8192 tokens that all requests share, 128 heads, a plain CUDA Tile kernel: 164 us for 128 rows (b s) of queries, 589
+// for 512.
 TEST(AttentionTime, StackedRowsOfASharedPrefix) {
   const auto burst = ceilings_under(Load::burst);
   for (const auto& [rows, measured] : {std::pair{128, 164.0}, {512, 589.0}}) {
@@ -169,7 +170,8 @@ TEST(Hybrid, SharedPrefixesTakeWhatWasMeasured) {
   }
 }
 
-// Tokens of each request's own. docs/kernels/mla-var6-plus.md, docs/kernels/cute-mla-var6-plus-v5.md, the envelope of 2026-11-21.
+// Tokens of each request's own. docs/kernels/mla-var6-plus.md, docs/kernels/cute-mla-var6-plus-v5.md, the envelope of
+// 2026-11-21.
 TEST(Hybrid, BothPartsAtOnceTakeWhatWasMeasured) {
   const struct {
     const char* kernel;

@@ -275,8 +275,8 @@ TEST_F(AutotuneTest, AHopelessPredictionIsNeverRun) {
   EXPECT_FALSE(launches_.count(32));
 }
 
-// Members are tuned one by one. What does not fit beside the present tilings of the others is not measured, and not held
-// against it when they change.
+// Members are tuned one by one. What does not fit beside the present tilings of the others is not measured, and not
+// held against it when they change.
 TEST_F(AutotuneTest, LeavesOutWhatDoesNotFitBesideTheOthers) {
   plan_.stages = {"first", "second"};
   plan_.most_together = 150;

@@ -115,7 +115,8 @@ TEST_F(Cache, TheFirstPublisherWins) {
 
 TEST_F(Cache, KeepsReportsThatJsonCannotHold) {
   const KernelCache cache(root_);
-  cache.publish("k", contents_of("k"), {{"log", "warning: \xff\xfe"}, {"ratio", std::nan("")}, {"files", 1}, {"hash", 2}});
+  cache.publish("k", contents_of("k"),
+                {{"log", "warning: \xff\xfe"}, {"ratio", std::nan("")}, {"files", 1}, {"hash", 2}});
   EXPECT_TRUE(cache.find("k"));
 }
 
@@ -125,7 +126,8 @@ TEST_F(Cache, RefusesNamesThatLeaveTheEntry) {
     EXPECT_THROW(cache.find(key), Error) << key;
     EXPECT_THROW(cache.publish(key, {}, {}), Error) << key;
   }
-  for (const std::string name : {"", "..", "a/b", "report.json"}) EXPECT_THROW(cache.publish("k", {{name, "x"}}, {}), Error);
+  for (const std::string name : {"", "..", "a/b", "report.json"})
+    EXPECT_THROW(cache.publish("k", {{name, "x"}}, {}), Error);
   EXPECT_FALSE(fs::exists(root_));
 }
 
@@ -138,11 +140,13 @@ TEST_F(Cache, SurvivesKillAtAnyMoment) {
     const pid_t writer = start([&]() -> int {
       for (int i = 0;; ++i) {
         const std::string key = prefix + std::to_string(i % 20);
-        if (i >= 20) fs::resize_file(root_ / key / "kernel.cubin", 5);  // then also the removal of damage is interrupted
+        if (i >= 20)
+          fs::resize_file(root_ / key / "kernel.cubin", 5);  // then also the removal of damage is interrupted
         cache.publish(key, contents_of(key), report_of(key));
       }
     });
-    // On a busy machine the writer may not have begun after the time alone; every fourth kill may still come that early.
+    // On a busy machine the writer may not have begun after the time alone; every fourth kill may still come that
+    // early.
     const auto begun = [&] { return fs::exists(root_ / (prefix + "0")); };
     for (int waited = 0; round % 4 != 0 && !begun() && waited < 1000; ++waited) ::usleep(1000);
     ::usleep(1000 + random() % 60000);
@@ -263,7 +267,8 @@ TEST_F(Cache, FileSizeLimitIsASentence) {
 
 TEST_F(Cache, FullDiskIsASentenceAndTheCacheGoesOn) {
   make_directories(root_);
-  if (::mount("tmpfs", root_.c_str(), "tmpfs", 0, "size=512k") != 0) GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  if (::mount("tmpfs", root_.c_str(), "tmpfs", 0, "size=512k") != 0)
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   const KernelCache cache(root_);
   expect_sentence_and_nothing_left(cache, "free some space");
   cache.publish("small", contents_of("small"), report_of("small"));

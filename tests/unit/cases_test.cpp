@@ -174,7 +174,7 @@ TEST_P(EveryKernel, RefusesProblemsThatAreNone) {
   for (const auto& [name, value] : defaults.items()) {
     if (!value.is_number()) continue;
     for (const int wrong : {0, -1}) {
-      if (wrong == 0 && value == 0) continue;  // an option that is off
+      if (wrong == 0 && value == 0) continue;                                 // an option that is off
       if (name == "n" || (wrong == 0 && name.ends_with("_parts"))) continue;  // none is fine; the plan chooses n for -1
       set_problem(*plan_, defaults);
       from_json(plan_->problem_fields(), {{name, wrong}});

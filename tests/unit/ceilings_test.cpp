@@ -1,12 +1,12 @@
 #include "hypermla/tune/ceilings.h"
 
-#include "hypermla/roofline/kernel_time.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
+
+#include "hypermla/roofline/kernel_time.h"
 
 namespace hypermla {
 namespace {

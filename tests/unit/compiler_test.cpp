@@ -320,7 +320,8 @@ TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
     EXPECT_EQ(static_cast<const float*>(sums.data())[block], expected) << "block " << block;
   }
 
-  EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_run_block"); }), "does not load"));
+  EXPECT_TRUE(
+      contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_run_block"); }), "does not load"));
   EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.so"), "absent"); }), "has no absent"));
   const KernelSource wrong{source.name, source.header, "hypermla::no_such_kernel<1>"};
   const std::string message = error_of([&] { compiler.compile(wrong, device->info().arch); });
@@ -338,8 +339,9 @@ TEST(HostBackend, SaysWhatIsNotForCpus) {
   config.cache = dir.path() / "cache";
   config.toolchain.cxx = "/bin/true";
   Compiler compiler(config);
-  const std::string message =
-      error_of([&] { compiler.compile({"warps", "cute/test/warps.cuh", "hypermla::cute::warps<1>"}, "x86-64-v3"); });
+  const std::string message = error_of([&] {
+    compiler.compile({"warps", "cute/test/warps.cuh", "hypermla::cute::warps<1>"}, "x86-64-v3");
+  });
   EXPECT_TRUE(contains(message, "--language=cutile")) << message;
 }
 

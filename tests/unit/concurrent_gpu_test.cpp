@@ -1,5 +1,5 @@
-// What only a GPU can show of kernels that run at once: that they do, that a partition keeps its work on its SMs, and that a
-// recording of them is the same work.
+// What only a GPU can show of kernels that run at once: that they do, that a partition keeps its work on its SMs, and
+// that a recording of them is the same work.
 #include <gtest/gtest.h>
 
 #include <algorithm>

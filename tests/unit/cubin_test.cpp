@@ -113,8 +113,9 @@ TEST(Cubin, ArgumentsThatAreNotTheKernelsAreRefused) {
   EXPECT_EQ(said({}), "");  // not known
   for (const std::vector<int>& wrong : {std::vector<int>{8}, {4, 8}, {8, 4, 4}, {8, 8}})
     EXPECT_TRUE(contains(said(wrong), "flash takes 2 arguments of 8, 4 bytes, but its plan passes ")) << said(wrong);
-  EXPECT_TRUE(contains(said({8}), "passes 1 of 8 bytes; give the plan's Arguments the order and the types of the "
-                                  "parameters in cute/flash.cuh"));
+  EXPECT_TRUE(contains(said({8}),
+                       "passes 1 of 8 bytes; give the plan's Arguments the order and the types of the "
+                       "parameters in cute/flash.cuh"));
 }
 
 TEST(Cubin, AKernelWithoutFrameOrSharedMemoryHasNone) {

@@ -1,5 +1,5 @@
-// MlaDecode: the plain reference on the CPU against attention_reference(), what is refused, and on a Hopper GPU the kernels
-// against the reference, with contents that change between the replays of a recording.
+// MlaDecode: the plain reference on the CPU against attention_reference(), what is refused, and on a Hopper GPU the
+// kernels against the reference, with contents that change between the replays of a recording.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -52,8 +52,8 @@ struct Step {
     lse.assign(std::size_t(starts.back() + 1) * at.heads, std::nanf(""));
   }
   MlaDecodeTensors tensors() {
-    return MlaDecodeTensors::fused(at.heads, at.page, q.data(), starts.back() + 1, cache.data(), std::max(pages, 1), table.data(),
-                                   width, o.data(), lse.data());
+    return MlaDecodeTensors::fused(at.heads, at.page, q.data(), starts.back() + 1, cache.data(), std::max(pages, 1),
+                                   table.data(), width, o.data(), lse.data());
   }
   // Compares o and lse with double precision.
   void check(const std::vector<std::uint16_t>& got_o, const std::vector<float>& got_lse) const {
@@ -65,7 +65,8 @@ struct Step {
         for (int i = starts[r]; i < starts[r + 1]; ++i)
           for (int c = 0; c < kWidth; ++c) rows.push_back(to_float(q[(std::size_t(i) * at.heads + head) * kWidth + c]));
         for (int token = 0; token < lengths[r]; ++token) {
-          const auto* row = &cache[(std::size_t(table[r * width + token / at.page]) * at.page + token % at.page) * kWidth];
+          const auto* row =
+              &cache[(std::size_t(table[r * width + token / at.page]) * at.page + token % at.page) * kWidth];
           for (int c = 0; c < kWidth; ++c) keys.push_back(to_float(row[c]));
           for (int c = 0; c < kLatent; ++c) values.push_back(to_float(row[c]));
         }
@@ -74,11 +75,14 @@ struct Step {
         for (int i = 0; i < n; ++i) {
           const std::size_t row = std::size_t(starts[r] + i) * at.heads + head;
           const float empty = at.empty_lse_positive ? kInfinity : -kInfinity;
-          if (std::isinf(expected.lse[i])) EXPECT_EQ(got_lse[row], empty);
-          else EXPECT_TRUE(std::abs(got_lse[row] - expected.lse[i]) <= 1e-3) << got_lse[row] << " " << expected.lse[i];
+          if (std::isinf(expected.lse[i]))
+            EXPECT_EQ(got_lse[row], empty);
+          else
+            EXPECT_TRUE(std::abs(got_lse[row] - expected.lse[i]) <= 1e-3) << got_lse[row] << " " << expected.lse[i];
           double worst = 0;
           for (int c = 0; c < kLatent; ++c) {
-            const double difference = std::abs(to_float(got_o[row * kLatent + c]) - expected.o[std::size_t(i) * kLatent + c]);
+            const double difference =
+                std::abs(to_float(got_o[row * kLatent + c]) - expected.o[std::size_t(i) * kLatent + c]);
             if (!(difference <= worst)) worst = difference;
           }
           EXPECT_TRUE(worst <= 0.03) << "request " << r << " query " << i << " head " << head << ": " << worst;
@@ -97,8 +101,13 @@ struct Step {
 
 TEST(MlaDecode, TheReferenceAttendsToAnyMixOfQueries) {
   for (const bool causal : {false, true}) {
-    const MlaDecodeOptions options = {.heads = 3, .max_requests = 6, .max_queries = 4, .max_tokens = 90, .page = 16,
-                                      .causal = causal, .empty_lse_positive = causal};
+    const MlaDecodeOptions options = {.heads = 3,
+                                      .max_requests = 6,
+                                      .max_queries = 4,
+                                      .max_tokens = 90,
+                                      .page = 16,
+                                      .causal = causal,
+                                      .empty_lse_positive = causal};
     Step step(options, {33, 0, 1, 90, 16, 0}, {4, 2, 3, 1, 0, 0}, 1);
     MlaDecode decode(options, DeviceHandle("cpu"));
     decode.plan(step.lengths.data(), step.starts.data(), 6);
@@ -141,7 +150,9 @@ TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
 }
 
 TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
-  const auto refusal = [](MlaDecodeOptions options) { return error_of([&] { MlaDecode(options, DeviceHandle("cpu")); }); };
+  const auto refusal = [](MlaDecodeOptions options) {
+    return error_of([&] { MlaDecode(options, DeviceHandle("cpu")); });
+  };
   EXPECT_TRUE(contains(refusal({.heads = 0}), "heads=0"));
   EXPECT_TRUE(contains(refusal({.max_requests = 2049}), "max_requests=2049"));
   EXPECT_TRUE(contains(refusal({.page = 48}), "page=48"));
@@ -203,7 +214,8 @@ class DecodeOnHopper : public testing::Test {
         step.at.heads, step.at.page, q.data(), step.starts.back() + 1, cache.data(), std::max(step.pages, 1),
         static_cast<const int*>(table.data()), step.width, o.data(), static_cast<float*>(lse.data()));
     const auto recording = device_->record([&](StreamHandle stream) {
-      decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()), int(step.lengths.size()), stream);
+      decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()),
+                  int(step.lengths.size()), stream);
       for (int layer = 0; layer < 2; ++layer) decode.run(tensors, stream);
     });
     recording->replay(device_->stream());
@@ -219,8 +231,8 @@ TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {
   for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
     for (const int page : {64, 16, 1})
       for (const int heads : {16, 128}) {
-        const MlaDecodeOptions options = {.heads = heads, .max_requests = 6, .max_queries = 3, .max_tokens = 700, .page = page,
-                                          .kernel = kernel};
+        const MlaDecodeOptions options = {
+            .heads = heads, .max_requests = 6, .max_queries = 3, .max_tokens = 700, .page = page, .kernel = kernel};
         SCOPED_TRACE(testing::Message() << kernel << " page " << page << " heads " << heads);
         MlaDecode decode(options, DeviceHandle("cuda"));
         Step step(options, {700, 0, 65, 1, 300, 0}, {1, 2, 3, 1, 2, 0}, 4);

@@ -222,7 +222,8 @@ TEST_F(ExecutableTest, LaunchesAsThePlanSays) {
   };
   CuteKernel kernel(spec);
   EXPECT_EQ(kernel.source(kernel.tiling()).instance,
-            "hypermla::cute::first<hypermla::(anonymous namespace)::ScaleProblem{.n = 0, .dtype = hypermla::DType::bfloat16}, "
+            "hypermla::cute::first<hypermla::(anonymous namespace)::ScaleProblem{.n = 0, .dtype = "
+            "hypermla::DType::bfloat16}, "
             "hypermla::(anonymous namespace)::ScaleTiling{.Bm = 64, .fast = true}>");
   std::vector<std::string> seen;
   device->on_launch = [&](const fs::path&, Grid grid, void** arguments) {

@@ -51,9 +51,7 @@ TEST(Nearest, CountsInsertionsReplacementsAndSwaps) {
   EXPECT_EQ(nearest("ab", {"bcb", "ba"}), "ba");  // a swap is one edit, not two
 }
 
-TEST(Nearest, TakesDashAndUnderscoreForOneLetter) {
-  EXPECT_EQ(nearest("a-b-c-d", {"axbxcd", "a_b_c_d"}), "a_b_c_d");
-}
+TEST(Nearest, TakesDashAndUnderscoreForOneLetter) { EXPECT_EQ(nearest("a-b-c-d", {"axbxcd", "a_b_c_d"}), "a_b_c_d"); }
 
 TEST(Nearest, IsEmptyWithoutCandidatesAndTakesTheFirstOfEquals) {
   EXPECT_EQ(nearest("x", {}), "");
@@ -74,7 +72,8 @@ TEST(Fields, SpellTextLiteralAndType) {
   EXPECT_EQ(fields[1].type_name(), "BOOL");
   EXPECT_EQ(fields[2].type_name(), "FLOAT");
   EXPECT_EQ(fields[3].type_name(), "DTYPE");
-  EXPECT_EQ(fields_initializer(sample), "{.Bm = 64, .causal = false, .scale = 0.5f, .dtype = hypermla::DType::bfloat16}");
+  EXPECT_EQ(fields_initializer(sample),
+            "{.Bm = 64, .causal = false, .scale = 0.5f, .dtype = hypermla::DType::bfloat16}");
   EXPECT_EQ(fields_initializer(Empty{}), "{}");
 }
 
@@ -123,10 +122,20 @@ TEST(Fields, UnknownKeyNamesTheNearest) {
 
 TEST(Fields, SetRefusesWhatDoesNotFitAndKeepsTheValue) {
   const std::vector<Json> wrong{
-      {{"Bm", 64.5}},     {{"Bm", true}},      {{"Bm", "64"}},        {{"Bm", 3000000000u}},
-      {{"Bm", nullptr}},  {{"causal", 1}},     {{"causal", "true"}},  {{"scale", 1e300}},
-      {{"scale", "1"}},   {{"scale", nullptr}}, {{"dtype", "bf16"}},   {{"dtype", 0}},
-      {{"Bm", 18446744073709551615u}}, {{"Bm", -3000000000}},
+      {{"Bm", 64.5}},
+      {{"Bm", true}},
+      {{"Bm", "64"}},
+      {{"Bm", 3000000000u}},
+      {{"Bm", nullptr}},
+      {{"causal", 1}},
+      {{"causal", "true"}},
+      {{"scale", 1e300}},
+      {{"scale", "1"}},
+      {{"scale", nullptr}},
+      {{"dtype", "bf16"}},
+      {{"dtype", 0}},
+      {{"Bm", 18446744073709551615u}},
+      {{"Bm", -3000000000}},
   };
   for (const Json& values : wrong) {
     Sample sample;
@@ -150,15 +159,18 @@ TEST(Fields, ParseReadsWhatTextWrites) {
 }
 
 TEST(Fields, ParseRefusesWithTheFieldAndWhatItAccepts) {
-  const std::vector<std::vector<std::string>> wrong{
-      {"", "x", "64 ", "6.5", "99999999999", "0x10"}, {"", "yes", "TRUE"}, {"", "nan", "inf", "1e99", "0.5f"}, {"", "half"}};
+  const std::vector<std::vector<std::string>> wrong{{"", "x", "64 ", "6.5", "99999999999", "0x10"},
+                                                    {"", "yes", "TRUE"},
+                                                    {"", "nan", "inf", "1e99", "0.5f"},
+                                                    {"", "half"}};
   const std::vector<std::string> accepted{"integer", "true or false", "finite number", "bfloat16, float16 or float32"};
   Sample sample;
   auto fields = fields_of(sample);
   for (std::size_t i = 0; i < fields.size(); ++i) {
     for (const std::string& text : wrong[i]) {
       const std::string message = error_of([&] { fields[i].parse(text); });
-      EXPECT_TRUE(mentions(message, std::string(fields[i].name)) && mentions(message, accepted[i])) << text << ": " << message;
+      EXPECT_TRUE(mentions(message, std::string(fields[i].name)) && mentions(message, accepted[i]))
+          << text << ": " << message;
     }
   }
   EXPECT_EQ(fields_json(sample), fields_json(Sample{}));

@@ -80,7 +80,8 @@ TEST_F(Files, FullDiskLeavesTheOldFileAndNothingElse) {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{4096, 4096};
     ::setrlimit(RLIMIT_FSIZE, &limit);
-    return error_of([&] { write_file_atomic(dir_ / "f", std::string(100000, 'x')); }).find("ulimit -f") != std::string::npos;
+    return error_of([&] { write_file_atomic(dir_ / "f", std::string(100000, 'x')); }).find("ulimit -f") !=
+           std::string::npos;
   });
   EXPECT_EQ(status, 1);
   EXPECT_EQ(read_file(dir_ / "f"), "old");
@@ -148,7 +149,8 @@ TEST_F(Files, MakeDirectoriesIsRepeatableAndRefusesAFile) {
 TEST(ContentHash, IsSha256CutTo128Bits) {
   EXPECT_EQ(content_hash(""), "e3b0c44298fc1c149afbf4c8996fb924");
   EXPECT_EQ(content_hash("abc"), "ba7816bf8f01cfea414140de5dae2223");
-  EXPECT_EQ(content_hash("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"), "248d6a61d20638b8e5c026930c3e6039");
+  EXPECT_EQ(content_hash("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+            "248d6a61d20638b8e5c026930c3e6039");
   EXPECT_EQ(content_hash(std::string(55, 'a')), "9f4390f8d30c2dd92ec9f095b65e2b9a");
   EXPECT_EQ(content_hash(std::string(56, 'a')), "b35439a4ac6f0948b6d6f9e3c6af0f5f");
   EXPECT_EQ(content_hash(std::string(63, 'a')), "7d3e74a05d7db15bce4ad9ec0658ea98");

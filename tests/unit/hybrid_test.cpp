@@ -1,10 +1,9 @@
 // The shared half of the hybrid: what holds whatever the kernels do.
-#include "mla/hybrid/hybrid_plan.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "mla/hybrid/hybrid_plan.h"
 #include "support.h"
 
 namespace hypermla {
@@ -21,13 +20,11 @@ struct Problem {
   int prefixes = 0;
   bool tokens_first = false;
 
-  operator HybridProblem() const {
-    return {b, s, t, n, h, d, p, k, dtype, causal, ragged, prefixes, tokens_first};
-  }
+  operator HybridProblem() const { return {b, s, t, n, h, d, p, k, dtype, causal, ragged, prefixes, tokens_first}; }
 };
 
-// Tensors in which the decompressed tokens are what the latents make of them: k = z wk, v = z w, qc = q wk^T. Then it must not
-// matter how many tokens are decompressed.
+// Tensors in which the decompressed tokens are what the latents make of them: k = z wk, v = z w, qc = q wk^T. Then it
+// must not matter how many tokens are decompressed.
 class AbsorbedTensors {
  public:
   explicit AbsorbedTensors(const Problem& at) : at_(at) {
@@ -108,8 +105,7 @@ TEST(Hybrid, ItsReferenceDoesNotDependOnHowManyTokensAreDecompressed) {
 TEST(Hybrid, TokensFirstIsTheSameInAnotherOrder) {
   Problem at{.causal = true};
   const AbsorbedTensors tensors(at);
-  const ReferenceOutputs heads[] = {reference_of(at, 2, tensors.reader(at)),
-                                    reference_of(at, 3, tensors.reader(at))};
+  const ReferenceOutputs heads[] = {reference_of(at, 2, tensors.reader(at)), reference_of(at, 3, tensors.reader(at))};
   at.tokens_first = true;
   const ReferenceOutputs request = reference_of(at, 1, tensors.reader(at));
   for (int head = 0; head < 2; ++head)

@@ -174,8 +174,7 @@ TEST(Inputs, PoisonMakesNanOfAllThatIsWritten) {
 
 TEST(Inputs, FollowTheRulesOfThePlan) {
   const auto device = std::make_shared<testing_support::FakeDevice>();
-  TensorsOnly plan({{"cache", Role::input, DType::bfloat16, {2, 64, 8}},
-                    {"lengths", Role::input, DType::int32, {2}}});
+  TensorsOnly plan({{"cache", Role::input, DType::bfloat16, {2, 64, 8}}, {"lengths", Role::input, DType::int32, {2}}});
   EXPECT_TRUE(testing_support::contains(testing_support::error_of([&] { AllocatedTensors(plan, device, 1); }),
                                         "do not give the 2 values of lengths"));
   plan.rules.integers["lengths"] = {64, 1 << 20};

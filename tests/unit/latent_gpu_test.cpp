@@ -1,5 +1,5 @@
-// What only a Hopper GPU can show beyond `hypermla verify`: bits of the latent kernel that do not depend on the batch; lengths
-// and prefixes that change between the replays of a recording.
+// What only a Hopper GPU can show beyond `hypermla verify`: bits of the latent kernel that do not depend on the batch;
+// lengths and prefixes that change between the replays of a recording.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -40,7 +40,9 @@ class OnHopper : public testing::Test {
 };
 class LatentOnHopper : public OnHopper, public testing::WithParamInterface<const char*> {
  protected:
-  std::unique_ptr<KernelPlan> plan(const Json& problem) const { return OnHopper::plan("cute.mla.flash_mla", GetParam(), problem); }
+  std::unique_ptr<KernelPlan> plan(const Json& problem) const {
+    return OnHopper::plan("cute.mla.flash_mla", GetParam(), problem);
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Versions, LatentOnHopper, testing::Values("v0", "v1"));
 
@@ -92,8 +94,9 @@ TEST_P(LatentOnHopper, LengthsMayChangeBetweenReplays) {
 }
 
 TEST_F(OnHopper, PrefixesMayChangeBetweenReplays) {
-  const auto hybrid = plan("cute.mla.mla_var6_plus", "",
-                           {{"b", 50}, {"s", 3}, {"t", 700}, {"n", 500}, {"h", 5}, {"prefixes", 4}, {"ragged", true}, {"causal", true}});
+  const auto hybrid = plan(
+      "cute.mla.mla_var6_plus", "",
+      {{"b", 50}, {"s", 3}, {"t", 700}, {"n", 500}, {"h", 5}, {"prefixes", 4}, {"ragged", true}, {"causal", true}});
   AllocatedTensors tensors(*hybrid, device_, 4);
   const auto executable = hybrid->plan(tensors.tensors());
   executable->prepare(*compiler_, *device_);

@@ -485,7 +485,8 @@ TEST_F(OnAGpu, TheSecondRunIsOfTheSameKernel) {
   EXPECT_TRUE(contains(asked, "--splits=")) << "the plan's own tiling: " << asked;
   EXPECT_TRUE(contains(asked, " --no_autotune --device=auto --prof_type=disabled\n")) << asked;
 
-  tuning.stages.push_back({"flash_mla_split_kv", executable->kernels()[0]->tiling(), dir.write("autotuning.json", "[]"), 3});
+  tuning.stages.push_back(
+      {"flash_mla_split_kv", executable->kernels()[0]->tiling(), dir.write("autotuning.json", "[]"), 3});
   run(ProfileMode::ncu);
   const std::string tuned = read_file(dir.path() / "asked");
   EXPECT_FALSE(contains(tuned, "--splits=")) << tuned;

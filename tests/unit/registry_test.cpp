@@ -1,9 +1,8 @@
-#include "hypermla/plan/configure.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 
+#include "hypermla/plan/configure.h"
 #include "support.h"
 
 namespace hypermla {
@@ -69,7 +68,8 @@ TEST(RegistryTest, TakesTheFastestLanguageThatRunsOnTheTarget) {
   EXPECT_EQ(registry.find("flash_mla", "", "sm_90", "cutile").language, "cutile");
   EXPECT_EQ(registry.find("flash_mla", "v2", "sm_90").language, "cutile");
   const std::string elsewhere = error_of([&] { registry.find("flash_mla", "", "sm_80", "cute"); });
-  EXPECT_TRUE(contains(elsewhere, "cute.mla.flash_mla is written for Hopper GPUs (sm_90) and this target is sm_80")) << elsewhere;
+  EXPECT_TRUE(contains(elsewhere, "cute.mla.flash_mla is written for Hopper GPUs (sm_90) and this target is sm_80"))
+      << elsewhere;
   EXPECT_TRUE(contains(elsewhere, "--language=cutile")) << elsewhere;
   EXPECT_EQ(error_of([&] { registry.find("cute.mla.flash_mla", "", "sm_80"); }), elsewhere);
   const std::string nowhere = error_of([&] { registry.find("attention", "v1", "sm_90", "cute"); });

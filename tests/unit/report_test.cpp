@@ -33,7 +33,8 @@ const char* const kProfile = R"json({
 })json";
 
 TEST(Report, IsAPureFunctionOfTheProfile) {
-  EXPECT_EQ(render_report(profile_from_json(Json::parse(kProfile))), R"md(# Profile: cutile.mla.flash_mla_split_kv_v3 (v3)
+  EXPECT_EQ(render_report(profile_from_json(Json::parse(kProfile))),
+            R"md(# Profile: cutile.mla.flash_mla_split_kv_v3 (v3)
 
 2030-01-02T03:04:05Z on NVIDIA H200 (sm_90, driver 13.0 (580.1)), event mode.
 
@@ -172,10 +173,12 @@ TEST(ProfileJson, WhatIsNoneIsRefusedByName) {
     return error_of([&] { load_profile(dir.write("spoilt.json", json.dump())); });
   };
   for (const auto& [spoil, expected] : std::vector<std::pair<std::function<void(Json&)>, std::string>>{
-           {[](Json& json) { json = Json::object(); }, "spoilt.json is not a profile (it has no 'schema'); give the dir"},
+           {[](Json& json) { json = Json::object(); },
+            "spoilt.json is not a profile (it has no 'schema'); give the dir"},
            {[](Json& json) { json = nullptr; }, "it has no 'schema'"},
            {[](Json& json) { json["stages"][1].erase("grid"); }, "spoilt.json is not a profile (it has no 'grid')"},
-           {[](Json& json) { json["timing"]["cold"]["median_us"] = "fast"; }, "spoilt.json is not a profile (one of its"},
+           {[](Json& json) { json["timing"]["cold"]["median_us"] = "fast"; },
+            "spoilt.json is not a profile (one of its"},
            {[](Json& json) { json["stages"] = 5; }, "spoilt.json is not a profile"}})
     EXPECT_TRUE(contains(refusal(spoil), expected)) << refusal(spoil);
   EXPECT_TRUE(contains(error_of([&] { load_profile(dir.write("torn.json", "{\"schema\": 2,")); }), "is not a profile"));

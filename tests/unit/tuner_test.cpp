@@ -16,15 +16,15 @@ namespace {
 
 Candidate candidate(int id, double predicted) { return {{{"Bm", 16 * id}, {"Bn", 64}}, predicted}; }
 
-// The device of these tests: candidates with known true times, and a noise that is a function of the seed, the candidate and
-// the number of the sample, so that an interrupted run meets the same times as an uninterrupted one.
+// The device of these tests: candidates with known true times, and a noise that is a function of the seed, the
+// candidate and the number of the sample, so that an interrupted run meets the same times as an uninterrupted one.
 struct Bench {
   std::vector<Candidate> candidates;
   std::vector<double> truth;
   std::vector<int> taken;
   std::uint64_t seed = 0;
-  double noise = 0.05;         // standard deviation of one sample
-  double outlier_rate = 0.1;   // samples that take up to four times as long
+  double noise = 0.05;        // standard deviation of one sample
+  double outlier_rate = 0.1;  // samples that take up to four times as long
 
   // True times 1 to 3 times the best's; predictions that are right to about 30 %.
   static Bench random(std::uint64_t seed, int count) {
@@ -263,7 +263,11 @@ TEST(Tuner, MeasuredCandidatesStayThoughTheirPredictionWorsens) {
 TEST(Tuner, MalformedHistoryIsNotBelieved) {
   const std::vector<Candidate> candidates{candidate(0, 1), candidate(1, 2)};
   const Json tiling = candidates[0].tiling;
-  const Json histories[] = {Json::object(), 7, "x", Json::array({1, nullptr, "x"}), Json::array({{{"tiling", tiling}}}),
+  const Json histories[] = {Json::object(),
+                            7,
+                            "x",
+                            Json::array({1, nullptr, "x"}),
+                            Json::array({{{"tiling", tiling}}}),
                             Json::array({{{"tiling", tiling}, {"seconds", "fast"}}}),
                             Json::array({{{"tiling", tiling}, {"seconds", {nullptr, -1, 0, "1"}}}})};
   for (const Json& history : histories) {
@@ -274,9 +278,9 @@ TEST(Tuner, MalformedHistoryIsNotBelieved) {
 }
 
 TEST(Tuner, RefusesOptionsAndIndicesWithoutSense) {
-  for (const TunerOptions& options :
-       {TunerOptions{.max_iterations = -1}, TunerOptions{.samples_first = 0}, TunerOptions{.samples_first = 4, .samples_max = 3},
-        TunerOptions{.drop_ratio = 0.9}, TunerOptions{.prune_ratio = std::nan("")}}) {
+  for (const TunerOptions& options : {TunerOptions{.max_iterations = -1}, TunerOptions{.samples_first = 0},
+                                      TunerOptions{.samples_first = 4, .samples_max = 3},
+                                      TunerOptions{.drop_ratio = 0.9}, TunerOptions{.prune_ratio = std::nan("")}}) {
     EXPECT_THROW(Tuner({candidate(0, 1)}, options), Error);
   }
   Tuner tuner({candidate(0, 1)});

@@ -104,10 +104,12 @@ TEST(WorkPlan, EvenWorkIsCutEvenly) {
     load.push_back(blocks);
   }
   EXPECT_GE(plan.grid, 128);
-  EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
+  EXPECT_LE(*std::max_element(load.begin(), load.end()),
+            1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
 }
 
-// The order in which parts are added decides the last bits: where the cuts are fixed, nothing of it may follow the batch.
+// The order in which parts are added decides the last bits: where the cuts are fixed, nothing of it may follow the
+// batch.
 TEST(LatentPlans, FixedCutsAreMergedByTheSameThreadsInAnyBatch) {
   for (const char* version : {"v0", "v1"}) {
     std::set<unsigned> threads;

@@ -13,9 +13,9 @@
 
 namespace hypermla::cute::decompressed {
 
-inline constexpr int kTile = 64;  // tokens of a block, columns of a box
+inline constexpr int kTile = 64;      // tokens of a block, columns of a box
 inline constexpr int kConsumers = 2;  // and heads of an item
-inline constexpr int kItems = 2;  // places for drawn items
+inline constexpr int kItems = 2;      // places for drawn items
 
 // Heads of a request, one for each consumer, and a tile of their rows.
 struct Item {
@@ -39,7 +39,7 @@ struct Shared : SharedWeights<N> {
   static constexpr bool kSwapped = N < 64;                      // rows on the N side
   static constexpr int kRing = N == 16 ? 6 : 5;                 // stages of a consumer's ring
   static constexpr int kRopes = N == 16 ? 2 : N == 32 ? 4 : 5;  // stages for RoPE boxes
-  static constexpr int kQueries = kSwapped ? kConsumers : 1;        // places for queries
+  static constexpr int kQueries = kSwapped ? kConsumers : 1;    // places for queries
   static constexpr u32 kPairBytes = 2 * kBoxBytes;
   static constexpr u32 kRowBytes = N * 128;  // a box of N rows
   static_assert(kRowBytes % 1024 == 0);
@@ -165,8 +165,8 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
   const int token_in_block = warp * 16 + (lane >> 2);  // of this thread's first token; the second is 8 on
   const int row = 2 * (lane & 3);                      // of this thread's first row of an octet; the second is 1 on
 
-  float o[2][N / 2];             // (128, N)
-  float p[N / 2] = {};           // (64, N) scores, then weights
+  float o[2][N / 2];    // (128, N)
+  float p[N / 2] = {};  // (64, N) scores, then weights
   RowsOnN<N> running(warp, lane);
   Consumer<tiling.rows> consumer(shared, number);
   u32 query_phase = 0;

@@ -1,8 +1,9 @@
 // The copy engine: boxes of a tensor that the host described by a tensor map, between global and shared memory.
 //
-// All maps here are 4-D, (64 columns, and three other axes), with the 128-byte swizzle. Most are (64 columns, rows, groups
-// of 64 columns, batch), after which the coordinates below are named. A box of 64 rows is 8192 bytes, and element (r, c) lies at r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2. Rows beyond the end of a
-// batch element are read as zeros and not written.
+// All maps here are 4-D, (64 columns, and three other axes), with the 128-byte swizzle. Most are (64 columns, rows,
+// groups of 64 columns, batch), after which the coordinates below are named. A box of 64 rows is 8192 bytes, and
+// element (r, c) lies at r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2. Rows beyond the end of a batch element are
+// read as zeros and not written.
 #pragma once
 
 #include "mbarrier.h"

@@ -1,5 +1,5 @@
-// What the plans of the hybrid for Hopper share: both paths and their merge are kernels of their own, taken from the registry.
-// A version says which kernel takes the decompressed path, on what each path runs, and in what order.
+// What the plans of the hybrid for Hopper share: both paths and their merge are kernels of their own, taken from the
+// registry. A version says which kernel takes the decompressed path, on what each path runs, and in what order.
 #pragma once
 
 #include "cute/hybrid/parts_time.h"
@@ -45,7 +45,8 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
     stages();
   }
 
-  // Rows on the columns of wgmma where a request has few rows, or there is little to do: docs/kernels/cute-flash-mla-v1.md.
+  // Rows on the columns of wgmma where a request has few rows, or there is little to do:
+  // docs/kernels/cute-flash-mla-v1.md.
   int default_latent_rows() const {
     const std::int64_t rows = std::int64_t{problem.h} * problem.s;
     const std::int64_t blocks = problem.b * ((latent_tokens(problem) + 63) / 64) * ((rows + 31) / 32);
@@ -60,7 +61,11 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
     of.update({{"t", new_tokens(problem)},
                {"parts", parts()},
                {"after", problem.causal && problem.prefixes ? latent_tokens(problem) : 0}});
-    return {kernel, version, on, of, "decompressed",
+    return {kernel,
+            version,
+            on,
+            of,
+            "decompressed",
             {{"kpe", "kpe_new"},
              {"lengths", "new_lengths"},
              {"after_lengths", "lengths"},
@@ -73,7 +78,11 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
     of.update({{"t", latent_tokens(problem)},
                {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)},
                {"tokens_first", false}});
-    return {"cute.mla.flash_mla", tiling.latent_rows == 32 ? "v1" : "v0", on, of, "latent",
+    return {"cute.mla.flash_mla",
+            tiling.latent_rows == 32 ? "v1" : "v0",
+            on,
+            of,
+            "latent",
             {{"after_lengths", "new_lengths"}, {"o", "o_latent"}, {"lse", "lse_latent"}}};
   }
   Stage combine_stage() const {

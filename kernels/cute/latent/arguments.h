@@ -7,8 +7,8 @@
 namespace hypermla::cute {
 
 // Where rows lie in a tensor. The rows of a request are its heads and queries; those of all requests follow each other.
-// Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with a
-// request_stride, from the begin of each.
+// Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with
+// a request_stride, from the begin of each.
 struct RowLayout {
   int inner = 0;
   long long outer_stride = 0, inner_stride = 0, request_stride = 0;
@@ -22,31 +22,31 @@ struct RowLayout {
 };
 
 struct LatentArguments {
-  // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups): one
-  // box is the 64 columns of a tile, as many groups as the kernel says.
+  // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):
+  // one box is the 64 columns of a tile, as many groups as the kernel says.
   TensorMap qc_map = {}, qpe_map = {};
   // Latents and RoPE keys as (64 columns, tokens, groups, batch), where a page of a paged cache is a batch element.
   TensorMap z_map = {}, kpe_map = {};
-  const WorkItem* work = nullptr;        // [workers, rounds]
-  const void* z = nullptr;               // the pools where pages are smaller than a box, z_stride and kpe_stride bytes a page
+  const WorkItem* work = nullptr;  // [workers, rounds]
+  const void* z = nullptr;         // the pools where pages are smaller than a box, z_stride and kpe_stride bytes a page
   const void* kpe = nullptr;
-  const int* block_table = nullptr;      // [requests, table_width]: the pages of every request
-  const int* after_lengths = nullptr;    // [requests]; null: `after` each
-  void* o = nullptr;                     // rows of 512 columns, in the type of the queries
+  const int* block_table = nullptr;    // [requests, table_width]: the pages of every request
+  const int* after_lengths = nullptr;  // [requests]; null: `after` each
+  void* o = nullptr;                   // rows of 512 columns, in the type of the queries
   float* lse = nullptr;
-  void* o_part = nullptr;                // [slots, rows of a tile, 512], of tiles cut over several items, in the kernel's order
-  float* lse_part = nullptr;             // [slots, rows of a tile], log2
+  void* o_part = nullptr;     // [slots, rows of a tile, 512], of tiles cut over several items, in the kernel's order
+  float* lse_part = nullptr;  // [slots, rows of a tile], log2
   RowLayout o_rows = {}, lse_rows = {};
-  float scale_log2 = 0;            // of the scores, times log2(e); positive
-  float lse_unit = 0;              // of lse per log2: ln 2 for natural logarithms
-  float empty_lse = 0;             // of rows that see no token
+  float scale_log2 = 0;  // of the scores, times log2(e); positive
+  float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
+  float empty_lse = 0;   // of rows that see no token
   int query_inner = 0;
   int heads = 0;
   int rounds = 0;
-  int planned = 0;                 // 1: a kernel before this one made the work list; 0: the host did
+  int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did
   int table_width = 0;
   int z_stride = 0, kpe_stride = 0;
-  int after = 0;                   // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
+  int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
 };
 
 // What the kernel that merges parts is given.

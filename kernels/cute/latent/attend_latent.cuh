@@ -13,10 +13,10 @@
 
 namespace hypermla::cute::latent {
 
-inline constexpr int kTile = 64;           // rows of a tile, tokens of a block, columns of a box
-inline constexpr int kLeastBox = 16;       // tokens of a page that is loaded as boxes; those of 1 are gathered
-inline constexpr int kBoxPairs = 5;        // of a slot: four pairs of latent boxes and the RoPE box
-inline constexpr int kRope = 4;            // index of the RoPE box among the pairs
+inline constexpr int kTile = 64;      // rows of a tile, tokens of a block, columns of a box
+inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
+inline constexpr int kBoxPairs = 5;   // of a slot: four pairs of latent boxes and the RoPE box
+inline constexpr int kRope = 4;       // index of the RoPE box among the pairs
 inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
 
 struct Shared {
@@ -26,7 +26,7 @@ struct Shared {
   Barriers<kBoxPairs> queries_full;
   Barriers<2> weights_ready;
   Barrier queries_empty;
-  Barrier exchanged;        // what the warpgroups hand each other at the end of an item
+  Barrier exchanged;                 // what the warpgroups hand each other at the end of an item
   volatile int raised[2][4];         // [slot][warp]: did the warp raise its maximum
   volatile float maximum[2][kTile];  // [slot][row]
   volatile float sum[2][kTile];      // [warpgroup][row]
@@ -47,9 +47,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
 
-  float o[128];   // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
-  float p[32] = {};  // (64, 64) scores, then weights
-  u32 packed[16]; // (64, 64) weights as the A operand
+  float o[128];  // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
+  float p[32] = {};                                                               // (64, 64) scores, then weights
+  u32 packed[16];                                                                 // (64, 64) weights as the A operand
   float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
   int raise = 0;
   u32 phase = 0, queries_phase = 0, item_phase = 0;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       }
     };
 
-    int pairs = (end - begin) / 2;      // whole pairs
+    int pairs = (end - begin) / 2;         // whole pairs
     const int single = (end - begin) & 1;  // a last even block without an odd one
     if (half == 0) {
       auto even_block = [&] {  // its scores are in flight
@@ -345,7 +345,8 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       if (slot < 0) {
         auto store = [&](int r, float value, float of) {
           if (r < rows)
-            with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] = of == 0.0f ? with.empty_lse : value * with.lse_unit;
+            with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] =
+                of == 0.0f ? with.empty_lse : value * with.lse_unit;
         };
         store(row(), lse0, sum.x);
         store(row() + 8, lse1, sum.y);

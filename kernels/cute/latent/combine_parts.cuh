@@ -24,12 +24,13 @@ __global__ void __launch_bounds__(1024) combine_parts(const __grid_constant__ Co
       [&](const CombineItem& item, int unit, bool writes, auto merge) {  // 16 columns, of the left or the right half
         const uint4* parts = static_cast<const uint4*>(with.o_part) + (item.first_slot * 32LL + unit) * 128 + thread;
         const float* lse_parts = with.lse_part + item.first_slot * 64LL + row;
-        const latent::Merged all = merge(
-            [&](int first, int i, bool wanted) { return latent::load_at_once(parts + first * 4096 + i * 4096, wanted); },
-            [&](int first, int i, bool wanted) {
-              const float* of = lse_parts + first * 64 + i * 64;
-              return float2{latent::load_at_once(of, wanted), latent::load_at_once(of + 8, wanted)};
-            });
+        const latent::Merged all =
+            merge([&](int first, int i,
+                      bool wanted) { return latent::load_at_once(parts + first * 4096 + i * 4096, wanted); },
+                  [&](int first, int i, bool wanted) {
+                    const float* of = lse_parts + first * 64 + i * 64;
+                    return float2{latent::load_at_once(of, wanted), latent::load_at_once(of + 8, wanted)};
+                  });
         if (!writes) return;
         const int in_request = item.row_tile * 64 + row, rows = item.queries * with.heads;
         const float2 log_sum = all.lse(with.lse_unit, with.empty_lse);

@@ -42,12 +42,14 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   const std::int64_t blocks = divided_up(at.max_tokens, kTokens);
   const int split = int(at.split / kTokens), overhead = spec_.costs.overhead();
   if (row_tiles > 65535 || std::min(at.max_requests * row_tiles, tiles) * (blocks + overhead) > 1 << 30)
-    fail("max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of work "
-         "than the planner counts; make several MlaDecode of fewer requests", at.max_requests, at.heads, at.max_queries,
-         at.max_tokens);
+    fail(
+        "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
+        "work "
+        "than the planner counts; make several MlaDecode of fewer requests",
+        at.max_requests, at.heads, at.max_queries, at.max_tokens);
   if (split && divided_up(blocks, split) > kMaxParts)
-    fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split", at.split,
-         at.max_tokens, divided_up(blocks, split), kMaxParts);
+    fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
+         at.split, at.max_tokens, divided_up(blocks, split), kMaxParts);
   sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
                               spec_.costs.combine, spec_.costs.partial);
   std::size_t end = 256;
@@ -64,10 +66,11 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
 }
 
 std::string LatentDecode::explain() const {
-  return fmt::format("{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
-                     "workspace of {:.1f} MB", spec_.name,
-                     options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-                     options_.heads * options_.max_queries, spec_.tile_rows, spec_.workers, workspace_bytes_ / 1e6);
+  return fmt::format(
+      "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
+      "workspace of {:.1f} MB",
+      spec_.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
+      options_.heads * options_.max_queries, spec_.tile_rows, spec_.workers, workspace_bytes_ / 1e6);
 }
 
 void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
@@ -141,8 +144,11 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
   const auto is_one_axis = [&](const MlaDecodeTensors::Rows& q) { return q.token_stride == heads * q.head_stride; };
   const bool one_axis = is_one_axis(with.q_latent) && is_one_axis(with.q_rope);
   if (!one_axis && heads % rows != 0 && rows % heads != 0)
-    fail("q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a token "
-         "stride of heads times the head stride", heads, with.q_latent.token_stride, with.q_latent.head_stride);
+    fail(
+        "q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a "
+        "token "
+        "stride of heads times the head stride",
+        heads, with.q_latent.token_stride, with.q_latent.head_stride);
   const auto map = [&](const MlaDecodeTensors::Rows& q, int columns, int groups) {
     const std::int64_t all = std::int64_t{with.query_tokens} * heads;
     const RowAxes axes = one_axis ? RowAxes{all, q.head_stride, 1, all * q.head_stride}
@@ -159,7 +165,8 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   CacheMaps& maps = caches_[reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56];
   if (maps.latent != with.cache_latent || maps.rope != with.cache_rope) {
     maps.latent = nullptr;
-    maps.z = tokens_map(options_.dtype, with.cache_latent, kLatent, shape, with.latent_token_stride, with.latent_page_stride);
+    maps.z = tokens_map(options_.dtype, with.cache_latent, kLatent, shape, with.latent_token_stride,
+                        with.latent_page_stride);
     maps.kpe = tokens_map(options_.dtype, with.cache_rope, kRope, shape, with.rope_token_stride, with.rope_page_stride);
     maps.latent = with.cache_latent;
     maps.rope = with.cache_rope;
@@ -179,8 +186,8 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
     return std::tie(of.o, of.o_token_stride, of.o_head_stride, of.lse, of.lse_token_stride, of.lse_head_stride,
                     of.lse_request_stride, of.block_table, of.table_stride);
   };
-  const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) && rows_of(with.q_rope) == rows_of(last_.q_rope) &&
-                            with.query_tokens == last_.query_tokens;
+  const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) &&
+                            rows_of(with.q_rope) == rows_of(last_.q_rope) && with.query_tokens == last_.query_tokens;
   const bool same_shape = shape_of(with) == shape_of(last_);
   const bool same_cache = with.cache_latent == last_.cache_latent && with.cache_rope == last_.cache_rope;
   const bool same_outputs = outputs_of(with) == outputs_of(last_);

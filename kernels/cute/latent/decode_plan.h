@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then per
-// layer attention and the merge of its parts, both over the caller's pointers. A launch copies a struct of arguments; maps
-// of tensors are made anew only for addresses that were not seen before.
+// layer attention and the merge of its parts, both over the caller's pointers. A launch copies a struct of arguments;
+// maps of tensors are made anew only for addresses that were not seen before.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ namespace hypermla::cute {
 struct RowAxes {
   std::int64_t inner, inner_stride, outer, outer_stride;
 };
-// A map of LatentArguments for them: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows that
-// inner rows divide or are divided by.
+// A map of LatentArguments for them: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows
+// that inner rows divide or are divided by.
 TensorMap rows_map(DType dtype, const void* data, int columns, const RowAxes& axes, int rows, int groups);
 
 // A cache as `batches` of `tokens` tokens: its pages, or where page = 0 the requests of a dense one.
@@ -36,11 +36,11 @@ struct LatentDecodeSpec {
   std::string name;  // full
   bool recommended = false;
   KernelSource attention, merge, planner;
-  LaunchShape shape;      // of the attention
+  LaunchShape shape;  // of the attention
   int tile_rows = 64;
-  int query_groups = 2;   // of 64 columns, in a box of latent queries
+  int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
-  float traffic = 0;      // PlanRequestsArguments
+  float traffic = 0;  // PlanRequestsArguments
   unsigned planner_threads = 256;
   int workers = 132;
 };

@@ -1,5 +1,5 @@
-// What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their work, on
-// the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
+// What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their
+// work, on the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct LatentVersion {
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
-  float traffic = 0;     // PlanRequestsArguments
+  float traffic = 0;  // PlanRequestsArguments
 };
 
 // How much room a work list takes.
@@ -48,11 +48,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}, {"d", at.d}};
     for (const auto& [name, value] : extents) require_positive(name, value);
     if (at.k != 512 || at.p != 64)
-      fail("--k={} --p={} is not supported: this kernel is made for 512 latent and 64 RoPE columns; the cutile kernels "
-           "take others (--language=cutile)", at.k, at.p);
+      fail(
+          "--k={} --p={} is not supported: this kernel is made for 512 latent and 64 RoPE columns; the cutile kernels "
+          "take others (--language=cutile)",
+          at.k, at.p);
     require_half_precision(at.dtype);
     if (at.t > 1 << 20) fail("--t={} is not supported: a request has at most 1048576 tokens", at.t);
-    if (std::int64_t{at.h} * at.s > 1 << 24) fail("--h={} --s={} is not supported: h * s may be at most 16777216", at.h, at.s);
+    if (std::int64_t{at.h} * at.s > 1 << 24)
+      fail("--h={} --s={} is not supported: h * s may be at most 16777216", at.h, at.s);
     if (at.page != 0 && at.page != 1 && at.page != 16 && at.page != 32 && at.page != 64 && at.page != 128)
       fail("--page={} is not supported: choose 1, 16, 32, 64 or 128, or 0 for a dense cache", at.page);
     if (at.page == 0 && at.pages != 0) fail("--pages={} needs a page size: add --page=64", at.pages);
@@ -62,8 +65,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
     const std::int64_t tiles = row_tiles(tiling);
     if (at.ragged && (tiles > 65535 || at.b * tiles * (ceil_div(at.t, kTokenBlock) + 2) > 1 << 30))
-      fail("--b={} --h={} --s={} --t={} is not supported with --ragged: these are more blocks of work than the planner counts",
-           at.b, at.h, at.s, at.t);
+      fail(
+          "--b={} --h={} --s={} --t={} is not supported with --ragged: these are more blocks of work than the planner "
+          "counts",
+          at.b, at.h, at.s, at.t);
     if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
     if (at.after < 0 || at.after > 1 << 20)
       fail("--after={} is not supported: it must be from 0 to 1048576 tokens", at.after);
@@ -76,9 +81,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   Path path() const override { return Path::latent; }
   std::string followed_by() const override { return "output_decompression"; }
-  TimeEstimate time(const Ceilings& ceilings) const override {
-    return latent_time(problem, this->figures(), ceilings);
-  }
+  TimeEstimate time(const Ceilings& ceilings) const override { return latent_time(problem, this->figures(), ceilings); }
 
   std::vector<TensorSpec> tensors() const override {
     const LatentProblem& at = problem;
@@ -167,7 +170,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   float lse_unit() const { return problem.lse_base2 ? 1.0f : kLn2; }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
-  double part_bytes(const Tiling& at) const { return version(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0); }
+  double part_bytes(const Tiling& at) const {
+    return version(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0);
+  }
 
   std::int64_t token_blocks() const {
     std::int64_t blocks = 0;
@@ -266,8 +271,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       const auto at = fields_from_json<Tiling>(main.tiling());
       const int combines = int(self->sizes(at).combines), rows = self->version(at).rows;
       KernelLaunch launch;
-      // Blocks without work would keep the next kernel from starting: a tile of 64 rows is 32 units, of fewer rows half as many
-      // as it has rows.
+      // Blocks without work would keep the next kernel from starting: a tile of 64 rows is 32 units, of fewer rows half
+      // as many as it has rows.
       const int units = combines * (rows == 64 ? 32 : rows / 2);
       launch.grid = {unsigned(std::min(units, self->target.processors)), 1, 1};
       launch.shape = {unsigned(with.threads), kCombineSharedBytes, 1, true};
@@ -275,20 +280,20 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       launch.arguments = [self, tensors, combines, rows](void* constants) {
         const LatentProblem& of = self->problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(CombineArguments{
-            .items = static_cast<const CombineItem*>(of.ragged ? data("combine_work") : constants),
-            .count = of.ragged ? static_cast<const int*>(data("plan_status")) + 1 : nullptr,
-            .o_part = data("o_part"),
-            .lse_part = static_cast<const float*>(data("lse_part")),
-            .o = data("o"),
-            .lse = static_cast<float*>(data("lse")),
-            .o_rows = {1, of.k, 0, 0},
-            .lse_rows = {1, 1, 0, 0},
-            .lse_unit = self->lse_unit(),
-            .empty_lse = -std::numeric_limits<float>::infinity(),
-            .heads = of.h,
-            .tile_rows = rows,
-            .item_count = combines});
+        return Arguments(
+            CombineArguments{.items = static_cast<const CombineItem*>(of.ragged ? data("combine_work") : constants),
+                             .count = of.ragged ? static_cast<const int*>(data("plan_status")) + 1 : nullptr,
+                             .o_part = data("o_part"),
+                             .lse_part = static_cast<const float*>(data("lse_part")),
+                             .o = data("o"),
+                             .lse = static_cast<float*>(data("lse")),
+                             .o_rows = {1, of.k, 0, 0},
+                             .lse_rows = {1, 1, 0, 0},
+                             .lse_unit = self->lse_unit(),
+                             .empty_lse = -std::numeric_limits<float>::infinity(),
+                             .heads = of.h,
+                             .tile_rows = rows,
+                             .item_count = combines});
       };
       return launch;
     };
@@ -353,10 +358,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
     const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
     const auto query_map = [&](void* from, int columns, int width, int groups) {
-      return rows_map(of.dtype, from, columns, {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows},
-                      version.rows, groups);
+      return rows_map(of.dtype, from, columns,
+                      {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows}, version.rows,
+                      groups);
     };
-    const CacheShape shape = {.tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
+    const CacheShape shape = {
+        .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
     void* const z = operand("cache", "z", 0);
     void* const kpe = operand("cache", "kpe", of.k);
     return {.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups),

@@ -68,9 +68,9 @@ struct Merged {
   }
 };
 
-// Merges the parts 0 .. slots - 1, four at a time, of which `groups` groups of 128 threads take turns; this thread is in
-// group `group`. part(first, i, wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is known to
-// the compiler, an offset in the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
+// Merges the parts 0 .. slots - 1, four at a time, of which `groups` groups of 128 threads take turns; this thread is
+// in group `group`. part(first, i, wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is
+// known to the compiler, an offset in the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
 template <DType dtype, class Part, class Lse>
 __device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged* others, Part part, Lse lse) {
   constexpr int kBatch = 4;
@@ -102,9 +102,9 @@ __device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged
   return all;
 }
 
-// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to eight
-// at a time. All groups of its threads merge the parts of one unit where those are many, else each group a unit of its
-// own. In which order parts are added follows from their number alone. unit(item, unit, merge) merges by
+// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to
+// eight at a time. All groups of its threads merge the parts of one unit where those are many, else each group a unit
+// of its own. In which order parts are added follows from their number alone. unit(item, unit, merge) merges by
 // merge(part, lse), as above, and writes the result if it gets one.
 template <DType dtype, class Unit>
 __device__ __forceinline__ void for_each_unit(const CombineArguments& with, int units, Merged* others, Unit unit) {

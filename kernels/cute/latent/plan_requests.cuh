@@ -11,8 +11,9 @@
 //
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
-// grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without tokens has a block, all masked. Combine items of row tiles
-// that do not exist or are not cut get 0 slots. Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported.
+// grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without
+// tokens has a block, all masked. Combine items of row tiles that do not exist or are not cut get 0 slots. Lengths and
+// numbers of queries beyond the arguments' limits are cut to them, and reported.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -64,7 +65,10 @@ __device__ __forceinline__ int range_of(const int* begins, int count, int at) {
   int low = 0, high = count;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (begins[middle] <= at) low = middle; else high = middle;
+    if (begins[middle] <= at)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -94,8 +98,7 @@ __device__ __forceinline__ int own_side(int tiles) {
 }
 
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
-__global__ void __launch_bounds__(tiling.threads, 1)
-    plan_requests(const __grid_constant__ PlanRequestsArguments with) {
+__global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_constant__ PlanRequestsArguments with) {
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
   static_assert(kThreads >= 32 * BoundarySet::kWords && kThreads > kMaxWorkers);
   constexpr int kSums = kMaxPlannedRequests + 1;
@@ -116,7 +119,8 @@ __global__ void __launch_bounds__(tiling.threads, 1)
     return with.query_starts ? with.query_starts[request] : request * with.queries;
   };
   auto queries_of = [&](int request) {
-    const int before = queries_before(request), queries = min(max(queries_before(request + 1) - before, 0), with.queries);
+    const int before = queries_before(request),
+              queries = min(max(queries_before(request + 1) - before, 0), with.queries);
     return before >= 0 && before <= with.all_queries - queries ? queries : 0;
   };
   const int each = (b + kThreads - 1) / kThreads, first = min(b, thread * each), last = min(b, first + each);
@@ -162,7 +166,9 @@ __global__ void __launch_bounds__(tiling.threads, 1)
     constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
     __shared__ float cost_of_side[kTried];
     __shared__ int work_of_side[kSides], groups_of_side[kSides], blocks_of_side[kSides];
-    auto side_for_all = [&](int i) { return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers); };
+    auto side_for_all = [&](int i) {
+      return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
+    };
     for (int i = warp; i < kTried + kSides; i += kWarps) {
       const int tried = i < kTried ? side_for_all(i) : i - kTried + 1;
       int work = 0, blocks = 0;
@@ -374,7 +380,7 @@ __global__ void __launch_bounds__(tiling.threads, 1)
       } else if (split) {
         const int parts = parts_of_split(blocks), first_slot = first_part[request] + row_tile * parts;
         for (int at = begin; at < end; at += split)
-          *out++ = {request,   row_tile, at,      min(at + split, end), tokens, parts ? first_slot + at / split : -1,
+          *out++ = {request,   row_tile, at, min(at + split, end), tokens, parts ? first_slot + at / split : -1,
                     first_row, queries};
         if (begin == 0)
           combines[first_tile[request] + row_tile] = {request, row_tile, first_slot, parts, first_row, queries, {}};

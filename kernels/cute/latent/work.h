@@ -1,10 +1,10 @@
 // The work list of the latent kernel: which thread block attends which rows to which tokens, and what is merged after.
 //
-// The rows of a request (heads * queries) fall into tiles of 16, 32 or 64, its tokens into blocks of 64. One item is one
-// row tile and a range of token blocks. A tile that one item covers is written as output; else its items write partial
-// outputs into consecutive slots, which combine_parts.cuh or combine_rows.cuh merges. Thread block c takes the items from
-// c * rounds on, until one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the
-// device, there (plan_requests.cuh).
+// The rows of a request (heads * queries) fall into tiles of 16, 32 or 64, its tokens into blocks of 64. One item is
+// one row tile and a range of token blocks. A tile that one item covers is written as output; else its items write
+// partial outputs into consecutive slots, which combine_parts.cuh or combine_rows.cuh merges. Thread block c takes the
+// items from c * rounds on, until one with begin == end. The list is made on the host (work_plan.h) or, where lengths
+// live on the device, there (plan_requests.cuh).
 #pragma once
 
 namespace hypermla::cute {

@@ -1,10 +1,10 @@
 // Cuts the work of the latent kernel evenly over the multiprocessors; host side.
 //
-// Thread blocks that read the same tokens at the same time share them through L2, so the row tiles of a request walk its
-// tokens side by side: the thread blocks form `groups` of row_tiles blocks each, and the requests' token blocks, laid end
-// to end, are cut into one range per group. More row tiles than multiprocessors are taken one after the other ("waves"),
-// the last, incomplete wave cut over all multiprocessors. Among these plans the cheapest by a small cost model wins: a cut
-// request costs partial outputs and a second kernel, so few cuts may beat an even cut.
+// Thread blocks that read the same tokens at the same time share them through L2, so the row tiles of a request walk
+// its tokens side by side: the thread blocks form `groups` of row_tiles blocks each, and the requests' token blocks,
+// laid end to end, are cut into one range per group. More row tiles than multiprocessors are taken one after the other
+// ("waves"), the last, incomplete wave cut over all multiprocessors. Among these plans the cheapest by a small cost
+// model wins: a cut request costs partial outputs and a second kernel, so few cuts may beat an even cut.
 #pragma once
 
 #include <algorithm>
@@ -21,25 +21,27 @@ struct WorkCosts {
   double combine = 2.5;   // the second launch
   double partial = 0.03;  // a partial output, written and read, all multiprocessors together
 
-  int overhead() const { return std::max(1, static_cast<int>(item)); }  // whole blocks that an item costs on top of its own
+  int overhead() const {
+    return std::max(1, static_cast<int>(item));
+  }  // whole blocks that an item costs on top of its own
 };
 
-// What it costs to read the tokens of a request at several places at a time, and to keep more multiprocessors busy under the power
-// cap: b32 s16 took 763 (869 sustained) instead of 752 us (843), where the count promised 3 % less.
+// What it costs to read the tokens of a request at several places at a time, and to keep more multiprocessors busy
+// under the power cap: b32 s16 took 763 (869 sustained) instead of 752 us (843), where the count promised 3 % less.
 inline constexpr double kScattered = 1.02;
 
 struct WorkPlan {
-  int grid = 0;                      // thread blocks
-  int rounds = 0;                    // items per thread block, the closing one included
-  std::vector<WorkItem> items;       // [grid][rounds]
+  int grid = 0;                 // thread blocks
+  int rounds = 0;               // items per thread block, the closing one included
+  std::vector<WorkItem> items;  // [grid][rounds]
   std::vector<CombineItem> combines;
   int slots = 0;
-  double cost = 0;                   // in blocks of 64 x 64
+  double cost = 0;  // in blocks of 64 x 64
 };
 
 // lengths: tokens of every request (0 allowed); row_tiles = ceil(h * s / 64); workers: how many thread blocks run at a
-// time. split: 0, or the token blocks after which every request is cut, whatever else the batch holds, so that its output does
-// not depend on its batch mates. rows, queries: of every request, for the items.
+// time. split: 0, or the token blocks after which every request is cut, whatever else the batch holds, so that its
+// output does not depend on its batch mates. rows, queries: of every request, for the items.
 inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int workers, int split = 0,
                           WorkCosts costs = {}, int rows = 0, int queries = 0) {
   const int requests = static_cast<int>(lengths.size());
@@ -81,7 +83,10 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
     long long low = overhead + 1, high = sum + overhead * static_cast<long long>(of.size() + 1) + 1;
     while (low < high) {
       const long long middle = (low + high) / 2;
-      if (fill(of, parts, middle).empty()) low = middle + 1; else high = middle;
+      if (fill(of, parts, middle).empty())
+        low = middle + 1;
+      else
+        high = middle;
     }
     return fill(of, parts, low);
   };
@@ -97,9 +102,10 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
     std::vector<double> load(grid, 0.0);
     std::vector<std::vector<std::pair<int, int>>> parts(static_cast<size_t>(requests) * row_tiles);
     for (const Placed& p : placed) {
-      parts[static_cast<size_t>(p.request) * row_tiles + p.row_tile].push_back({p.worker, static_cast<int>(of[p.worker].size())});
-      of[p.worker].push_back({p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1,
-                                p.request * rows, queries});
+      parts[static_cast<size_t>(p.request) * row_tiles + p.row_tile].push_back(
+          {p.worker, static_cast<int>(of[p.worker].size())});
+      of[p.worker].push_back(
+          {p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, p.request * rows, queries});
       load[p.worker] += p.end - p.begin + costs.item;
     }
     for (int r = 0; r < requests; ++r) {
@@ -147,7 +153,8 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
     std::vector<Placed> placed;
     for (int g = 0; g < groups; ++g) {
       for (const Range& range : ranges[g]) {
-        for (int m = 0; m < row_tiles; ++m) placed.push_back({g * row_tiles + m, range.request, m, range.begin, range.end});
+        for (int m = 0; m < row_tiles; ++m)
+          placed.push_back({g * row_tiles + m, range.request, m, range.begin, range.end});
       }
     }
     consider(finish(placed, groups * row_tiles));
@@ -170,7 +177,8 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
         for (int w = 0; w < workers; ++w) {
           for (const Range& range : ranges[w]) {
             const long long i = whole + range.request;
-            placed.push_back({w, static_cast<int>(i / row_tiles), static_cast<int>(i % row_tiles), range.begin, range.end});
+            placed.push_back(
+                {w, static_cast<int>(i / row_tiles), static_cast<int>(i % row_tiles), range.begin, range.end});
           }
         }
       }

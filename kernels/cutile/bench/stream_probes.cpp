@@ -1,13 +1,12 @@
-// What kernels of this language find of a device: read_GBps over 4 GiB, on a GPU power_share, and launch_us, of a kernel that
-// has next to nothing to do, one behind the other in a recording.
-#include "hypermla/plan/probes.h"
-
+// What kernels of this language find of a device: read_GBps over 4 GiB, on a GPU power_share, and launch_us, of a
+// kernel that has next to nothing to do, one behind the other in a recording.
 #include <algorithm>
 
 #include "cutile/bench/stream_product.h"
 #include "cutile/bench/stream_read.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/plan/inputs.h"
+#include "hypermla/plan/probes.h"
 #include "hypermla/roofline/kernel_time.h"
 
 namespace hypermla {

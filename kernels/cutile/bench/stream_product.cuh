@@ -13,10 +13,11 @@ namespace hypermla {
 // `steps` of them, counted modulo `distinct`: with as many as there are blocks each stays with one tile, and nothing
 // comes from memory.
 template <StreamProductProblem problem, StreamProductTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void stream_product(const element_t<DType::bfloat16>* __restrict__ a_ptr,
-                                    const element_t<DType::bfloat16>* __restrict__ data_ptr,
-                                    float* __restrict__ sum_ptr, int rows, int steps, int distinct) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+stream_product(const element_t<DType::bfloat16>* __restrict__ a_ptr,
+               const element_t<DType::bfloat16>* __restrict__ data_ptr, float* __restrict__ sum_ptr, int rows,
+               int steps, int distinct) {
   constexpr int kM = 128, kN = 128, kK = 64;
   constexpr auto dyn = ct::dynamic_extent;
   const int block = ct::bid().x, blocks = ct::num_blocks().x;

@@ -132,11 +132,11 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
   ct::partition_view o_view{o_span, ct::shape<1, Bm, Bv>{}};
   ct::partition_view lse_view{lse_span, ct::shape<1, Bm>{}};
 
-  auto qc = ct::reshape(qc_view.load_masked(group, m, 0), ct::shape<Bm, K>{});                    // (Bm, K)
-  auto qpe = ct::reshape(qpe_view.load_masked(group, m, 0), ct::shape<Bm, P>{});                  // (Bm, P)
-  auto row_max = ct::full<Rows>(kLowest);  // (Bm, 1), in units of log2
-  auto row_sum = ct::zeros<Rows>();                                                               // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();                                     // (Bm, Bv)
+  auto qc = ct::reshape(qc_view.load_masked(group, m, 0), ct::shape<Bm, K>{});    // (Bm, K)
+  auto qpe = ct::reshape(qpe_view.load_masked(group, m, 0), ct::shape<Bm, P>{});  // (Bm, P)
+  auto row_max = ct::full<Rows>(kLowest);                                         // (Bm, 1), in units of log2
+  auto row_sum = ct::zeros<Rows>();                                               // (Bm, 1)
+  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();                     // (Bm, Bv)
   const float scale_log2 = scale * kLog2e;
 
   // Query i sees the latent tokens below `tokens`, and when causal below first_end + i. They come first in the
@@ -154,33 +154,33 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
   const int end_tile = begin_tile + tiles_of_part < tiles_seen ? begin_tile + tiles_of_part : tiles_seen;
 
   for (auto j : ct::irange(begin_tile, end_tile)) {
-    auto kpe = load_tokens<dense, Bn, P>(kpe_view, request, j, 0);                                // (Bn, P)
-    auto scores = ct::mma(qpe, ct::transpose(kpe), ct::zeros<Scores>());                          // (Bm, Bn)
+    auto kpe = load_tokens<dense, Bn, P>(kpe_view, request, j, 0);        // (Bn, P)
+    auto scores = ct::mma(qpe, ct::transpose(kpe), ct::zeros<Scores>());  // (Bm, Bn)
     for (auto c : ct::irange(0, K / Bk)) {
-      auto key = load_tokens<dense, Bn, Bk>(key_view, request, j, c);                             // (Bn, Bk)
-      auto query = ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c);                                    // (Bm, Bk)
-      scores = ct::mma(query, ct::transpose(key), scores);                                        // (Bm, Bn)
+      auto key = load_tokens<dense, Bn, Bk>(key_view, request, j, c);  // (Bn, Bk)
+      auto query = ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c);         // (Bm, Bk)
+      scores = ct::mma(query, ct::transpose(key), scores);             // (Bm, Bn)
     }
-    auto value = load_tokens<dense, Bn, Bv>(value_view, request, j, columns);                     // (Bn, Bv)
+    auto value = load_tokens<dense, Bn, Bv>(value_view, request, j, columns);  // (Bn, Bv)
     if (j >= whole_tiles) {
-      auto token = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bn>>>(), ct::shape<1, Bn>{}) + j * Bn;  // (1, Bn)
-      auto row = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bm>>>(), ct::shape<Bm, 1>{}) + first_row;  // (Bm, 1)
+      auto token = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bn>>>(), ct::shape<1, Bn>{}) + j * Bn;       // (1, Bn)
+      auto row = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bm>>>(), ct::shape<Bm, 1>{}) + first_row;      // (Bm, 1)
       auto end = causal ? ct::min(row % at.s + first_end, ct::full<Ends>(tokens)) : ct::full<Ends>(tokens);  // (Bm, 1)
-      scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));                     // (Bm, Bn)
+      scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));                                // (Bm, Bn)
     }
     auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
-    auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                               // (Bm, Bn)
-    auto rescale = ct::exp2(row_max - new_max, kFlush);                                           // (Bm, 1)
-    row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                   // (Bm, 1)
-    acc = ct::mma(ct::element_cast<Element>(weights), value, acc * rescale);                      // (Bm, Bv)
-    row_max = new_max;                                                                            // (Bm, 1)
+    auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
+    auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
+    row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
+    acc = ct::mma(ct::element_cast<Element>(weights), value, acc * rescale);                           // (Bm, Bv)
+    row_max = new_max;                                                                                 // (Bm, 1)
   }
 
-  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);                      // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                                     // (Bm, Bv)
+  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
+  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, Bv)
   o_view.store_masked(ct::reshape(o, ct::shape<1, Bm, Bv>{}), part * groups + group, m, columns);
   if (columns == 0) {
-    auto lse = (row_max + ct::log2(row_sum)) * kLn2;                                              // (Bm, 1)
+    auto lse = (row_max + ct::log2(row_sum)) * kLn2;  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<1, Bm>{}), part * groups + group, m);
   }
 }
@@ -235,11 +235,11 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
   ct::partition_view o_view{ct::tensor_span{ct::assume_aligned<16>(o_ptr), part_extents}, ct::shape<1, Bb, 1, Bs, D>{}};
   ct::partition_view lse_view{ct::tensor_span{ct::assume_aligned<16>(lse_ptr), lse_extents}, ct::shape<1, Bb, 1, Bs>{}};
 
-  auto q = ct::reshape(q_view.load_masked(requests, head, queries, 0), ct::shape<Bm, D>{});       // (Bm, D)
-  auto qpe = ct::reshape(qpe_view.load_masked(requests, head, queries, 0), ct::shape<Bm, P>{});   // (Bm, P)
-  auto row_max = ct::full<Rows>(kLowest);  // (Bm, 1), in units of log2
-  auto row_sum = ct::zeros<Rows>();                                                               // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, D>>>();                                      // (Bm, D)
+  auto q = ct::reshape(q_view.load_masked(requests, head, queries, 0), ct::shape<Bm, D>{});      // (Bm, D)
+  auto qpe = ct::reshape(qpe_view.load_masked(requests, head, queries, 0), ct::shape<Bm, P>{});  // (Bm, P)
+  auto row_max = ct::full<Rows>(kLowest);                     // (Bm, 1), in units of log2
+  auto row_sum = ct::zeros<Rows>();                           // (Bm, 1)
+  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, D>>>();  // (Bm, D)
   const float scale_log2 = scale * kLog2e;
 
   // The stores of the requests, and where their queries' sight ends: query i sees the decompressed tokens of its
@@ -247,9 +247,9 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
   // request.
   const int first_request = requests * Bb, first_query = queries * Bs;
   int first_store = store_of(at, lengths, first_request), last_store = first_store;
-  int least_behind = at.prefixes > 0 ? latent_length(at, lengths, first_request) : 0;  // tokens behind the store
-  auto row_store = ct::full<Ends>(first_store), row_behind = ct::full<Ends>(least_behind);        // (Bm, 1)
-  auto row = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bm>>>(), ct::shape<Bm, 1>{});           // (Bm, 1)
+  int least_behind = at.prefixes > 0 ? latent_length(at, lengths, first_request) : 0;       // tokens behind the store
+  auto row_store = ct::full<Ends>(first_store), row_behind = ct::full<Ends>(least_behind);  // (Bm, 1)
+  auto row = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bm>>>(), ct::shape<Bm, 1>{});     // (Bm, 1)
   if constexpr (Bb > 1) {
     const int end_request = first_request + Bb < at.b ? first_request + Bb : at.b;
     for (auto request : ct::irange(first_request + 1, end_request)) {
@@ -257,7 +257,7 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
       first_store = store < first_store ? store : first_store;
       last_store = store > last_store ? store : last_store;
       least_behind = behind < least_behind ? behind : least_behind;
-      row_store = ct::select(row / Bs == request - first_request, ct::full<Ends>(store), row_store);  // (Bm, 1)
+      row_store = ct::select(row / Bs == request - first_request, ct::full<Ends>(store), row_store);     // (Bm, 1)
       row_behind = ct::select(row / Bs == request - first_request, ct::full<Ends>(behind), row_behind);  // (Bm, 1)
     }
   }
@@ -281,30 +281,30 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
     const int end_tile = begin_tile + tiles_of_part < tiles_seen ? begin_tile + tiles_of_part : tiles_seen;
 
     for (auto j : ct::irange(begin_tile, end_tile)) {
-      auto k = load_tokens<dense, Bn, D>(k_view, store_head, j, 0);                               // (Bn, D)
-      auto kpe = load_tokens<dense, Bn, P>(kpe_view, store, j, 0);                                // (Bn, P)
-      auto v = load_tokens<dense, Bn, D>(v_view, store_head, j, 0);                               // (Bn, D)
-      auto scores = ct::mma(q, ct::transpose(k), ct::zeros<Scores>());                            // (Bm, Bn)
-      scores = ct::mma(qpe, ct::transpose(kpe), scores);                                          // (Bm, Bn)
+      auto k = load_tokens<dense, Bn, D>(k_view, store_head, j, 0);     // (Bn, D)
+      auto kpe = load_tokens<dense, Bn, P>(kpe_view, store, j, 0);      // (Bn, P)
+      auto v = load_tokens<dense, Bn, D>(v_view, store_head, j, 0);     // (Bn, D)
+      auto scores = ct::mma(q, ct::transpose(k), ct::zeros<Scores>());  // (Bm, Bn)
+      scores = ct::mma(qpe, ct::transpose(kpe), scores);                // (Bm, Bn)
       if (j >= whole_tiles) {
-        auto token = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bn>>>(), ct::shape<1, Bn>{}) + j * Bn;  // (1, Bn)
-        auto end = ct::full<Ends>(tokens);                                                        // (Bm, 1)
+        auto token = ct::reshape(ct::iota<ct::tile<int, ct::shape<Bn>>>(), ct::shape<1, Bn>{}) + j * Bn;      // (1, Bn)
+        auto end = ct::full<Ends>(tokens);                                                                    // (Bm, 1)
         if constexpr (causal) end = ct::min(end, row % Bs + row_behind + (tokens - at.s + 1 + first_query));  // (Bm, 1)
-        if constexpr (Bb > 1) end = ct::select(row_store == store, end, ct::zeros<Ends>());       // (Bm, 1)
-        scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));                   // (Bm, Bn)
+        if constexpr (Bb > 1) end = ct::select(row_store == store, end, ct::zeros<Ends>());                   // (Bm, 1)
+        scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
       }
       auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
-      auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                             // (Bm, Bn)
-      auto rescale = ct::exp2(row_max - new_max, kFlush);                                         // (Bm, 1)
-      row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                 // (Bm, 1)
-      acc = ct::mma(ct::element_cast<Element>(weights), v, acc * rescale);                        // (Bm, D)
-      row_max = new_max;                                                                          // (Bm, 1)
+      auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
+      auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
+      row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
+      acc = ct::mma(ct::element_cast<Element>(weights), v, acc * rescale);                               // (Bm, D)
+      row_max = new_max;                                                                                 // (Bm, 1)
     }
   }
 
-  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);                      // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                                     // (Bm, D)
-  auto lse = (row_max + ct::log2(row_sum)) * kLn2;                                                // (Bm, 1)
+  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
+  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, D)
+  auto lse = (row_max + ct::log2(row_sum)) * kLn2;                            // (Bm, 1)
   o_view.store_masked(ct::reshape(o, ct::shape<1, Bb, 1, Bs, D>{}), part, requests, head, queries, 0);
   lse_view.store_masked(ct::reshape(lse, ct::shape<1, Bb, 1, Bs>{}), part, requests, head, queries);
 }

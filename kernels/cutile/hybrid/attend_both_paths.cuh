@@ -14,16 +14,17 @@ namespace hypermla {
 // Tensors as in mla/hybrid/hybrid_plan.h; null where the problem has none. Partial outputs: o_latent [parts,B,H,S,K],
 // lse_latent [parts,B,H,S], o_new [parts,B,H,S,D], lse_new [parts,B,H,S].
 template <HybridProblem problem, AttendBothPathsTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void attend_both_paths(
-    const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qc,
-    const element_t<problem.dtype>* __restrict__ qpe, const element_t<problem.dtype>* __restrict__ z,
-    const element_t<problem.dtype>* __restrict__ kpe, const element_t<problem.dtype>* __restrict__ k,
-    const element_t<problem.dtype>* __restrict__ v, const element_t<problem.dtype>* __restrict__ kpe_new,
-    const int* __restrict__ latent_lengths, const int* __restrict__ new_lengths, const int* __restrict__ prefix,
-    element_t<problem.dtype>* __restrict__ o_latent, float* __restrict__ lse_latent,
-    element_t<problem.dtype>* __restrict__ o_new, float* __restrict__ lse_new, float scale, int b, int h, int s, int o,
-    int n, int prefixes, int ragged, int heads, int latent_parts, int latent_blocks, int new_parts) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+attend_both_paths(const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qc,
+                  const element_t<problem.dtype>* __restrict__ qpe, const element_t<problem.dtype>* __restrict__ z,
+                  const element_t<problem.dtype>* __restrict__ kpe, const element_t<problem.dtype>* __restrict__ k,
+                  const element_t<problem.dtype>* __restrict__ v, const element_t<problem.dtype>* __restrict__ kpe_new,
+                  const int* __restrict__ latent_lengths, const int* __restrict__ new_lengths,
+                  const int* __restrict__ prefix, element_t<problem.dtype>* __restrict__ o_latent,
+                  float* __restrict__ lse_latent, element_t<problem.dtype>* __restrict__ o_new,
+                  float* __restrict__ lse_new, float scale, int b, int h, int s, int o, int n, int prefixes, int ragged,
+                  int heads, int latent_parts, int latent_blocks, int new_parts) {
   constexpr LatentTiles latent{tiling.Bm, tiling.Bn, tiling.Bv, tiling.Bk};
   constexpr DecompressedTiles decompressed{tiling.new_Bb, tiling.new_Bs, tiling.new_Bn};
   const HybridExtents at{b, h, s, o, n, prefixes, ragged};

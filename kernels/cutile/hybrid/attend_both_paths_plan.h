@@ -132,7 +132,7 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
     };
     spec.arguments = [at = problem, heads = heads(), cut = cutting(), tensors](const AttendBothPathsTiling& tiling) {
       const HybridCut now = cut(tiling);
-      auto of = [&](const char *name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
+      auto of = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
       return Arguments(of("q"), of("qc"), of("qpe"), of("z"), of("kpe"), of("k"), of("v"), of("kpe_new"), of("lengths"),
                        of("new_lengths"), of("prefix"), of("o_latent"), of("lse_latent"), of("o_new"), of("lse_new"),
                        softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), new_tokens(at), at.prefixes,

@@ -1,9 +1,10 @@
-// The last stage of the hybrid: merges partial outputs by their log-sum-exp and takes the latent ones to the head dimension
-// (the value half of the up-projection of DeepSeek-V2, arXiv 2405.04434), in one matrix product per head.
+// The last stage of the hybrid: merges partial outputs by their log-sum-exp and takes the latent ones to the head
+// dimension (the value half of the up-projection of DeepSeek-V2, arXiv 2405.04434), in one matrix product per head.
 //
-// The matrix belongs to a head, so the queries of all batch elements that share a head are stacked as rows: Bb batch elements
-// times Bs queries, at least 16, or there were no tensor cores to use for one query. The merge is the prologue of the product:
-// a latent part enters it scaled by the weights of its rows, so that no merged output is written and read again.
+// The matrix belongs to a head, so the queries of all batch elements that share a head are stacked as rows: Bb batch
+// elements times Bs queries, at least 16, or there were no tensor cores to use for one query. The merge is the prologue
+// of the product: a latent part enters it scaled by the weights of its rows, so that no merged output is written and
+// read again.
 //
 // grid = (ceil(b / Bb) * ceil(s / Bs), h, d / Bd)
 #pragma once
@@ -13,18 +14,16 @@
 
 namespace hypermla {
 
-// o_latent [M,B,H,S,K], lse_latent [M,B,H,S], o_new [R,B,H,S,D], lse_new [R,B,H,S], w [H,K,D] -> o [B,H,S,D] or, tokens first,
-// [B,S,H,D]; lse [B,H,S]. All lse natural logarithm, fp32. A row of a part with lse = -inf is empty and its output is not used;
-// a row that is empty in all parts gets o = 0 and lse = -inf. M and R may be 0.
+// o_latent [M,B,H,S,K], lse_latent [M,B,H,S], o_new [R,B,H,S,D], lse_new [R,B,H,S], w [H,K,D] -> o [B,H,S,D] or, tokens
+// first, [B,S,H,D]; lse [B,H,S]. All lse natural logarithm, fp32. A row of a part with lse = -inf is empty and its
+// output is not used; a row that is empty in all parts gets o = 0 and lse = -inf. M and R may be 0.
 template <CombineProblem problem, DecompressCombineTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr,
-                                        const float* __restrict__ lse_latent_ptr,
-                                        const element_t<problem.dtype>* __restrict__ o_new_ptr,
-                                        const float* __restrict__ lse_new_ptr,
-                                        const element_t<problem.dtype>* __restrict__ w_ptr,
-                                        element_t<problem.dtype>* __restrict__ o_ptr, float* __restrict__ lse_ptr,
-                                        int b, int h, int s, int latent_parts, int decompressed_parts) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr, const float* __restrict__ lse_latent_ptr,
+                   const element_t<problem.dtype>* __restrict__ o_new_ptr, const float* __restrict__ lse_new_ptr,
+                   const element_t<problem.dtype>* __restrict__ w_ptr, element_t<problem.dtype>* __restrict__ o_ptr,
+                   float* __restrict__ lse_ptr, int b, int h, int s, int latent_parts, int decompressed_parts) {
   using Element = element_t<problem.dtype>;
   constexpr int Bb = tiling.Bb, Bs = tiling.Bs, Bd = tiling.Bd, Bk = tiling.Bk, K = problem.k, D = problem.d;
   constexpr int Bm = Bb * Bs;
@@ -57,42 +56,42 @@ __tile_global__ void decompress_combine(const element_t<problem.dtype>* __restri
       ct::tensor_span{ct::assume_aligned<16>(lse_ptr), ct::extents<unsigned, dyn, dyn, dyn>{B, H, S}},
       ct::shape<Bb, 1, Bs>{}};
 
-  auto lse_max = ct::full<Rows>(kLowest);                                                         // (Bm, 1)
+  auto lse_max = ct::full<Rows>(kLowest);  // (Bm, 1)
   for (auto m : ct::irange(0, latent_parts)) {
-    auto lse_part = lse_latent_view.load_masked(m, batches, head, queries);                       // (1, Bb, 1, Bs)
-    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));                        // (Bm, 1)
+    auto lse_part = lse_latent_view.load_masked(m, batches, head, queries);  // (1, Bb, 1, Bs)
+    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));   // (Bm, 1)
   }
   for (auto r : ct::irange(0, decompressed_parts)) {
-    auto lse_part = lse_new_view.load_masked(r, batches, head, queries);                          // (1, Bb, 1, Bs)
-    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));                        // (Bm, 1)
+    auto lse_part = lse_new_view.load_masked(r, batches, head, queries);    // (1, Bb, 1, Bs)
+    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));  // (Bm, 1)
   }
 
-  auto sum = ct::zeros<Rows>();                                                                   // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bd>>>();                                     // (Bm, Bd)
+  auto sum = ct::zeros<Rows>();                                // (Bm, 1)
+  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bd>>>();  // (Bm, Bd)
   for (auto m : ct::irange(0, latent_parts)) {
     auto lse_part = ct::reshape(lse_latent_view.load_masked(m, batches, head, queries), ct::shape<Bm, 1>{});  // (Bm, 1)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                        // (Bm, 1)
-    sum = sum + weight;                                                                           // (Bm, 1)
+    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                                    // (Bm, 1)
+    sum = sum + weight;                                                                                       // (Bm, 1)
     for (auto c : ct::irange(0, K / Bk)) {
-      auto loaded = o_latent_view.load_masked(m, batches, head, queries, c);                      // (1, Bb, 1, Bs, Bk)
-      auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bk>{}));              // (Bm, Bk)
+      auto loaded = o_latent_view.load_masked(m, batches, head, queries, c);          // (1, Bb, 1, Bs, Bk)
+      auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bk>{}));  // (Bm, Bk)
       // An empty row may hold anything, NaN too.
-      auto rows = ct::select(weight > 0.0f, part * weight, ct::zeros<Chunk>());                   // (Bm, Bk)
-      auto w = ct::reshape(w_view.load(head, c, columns), ct::shape<Bk, Bd>{});                   // (Bk, Bd)
-      acc = ct::mma(ct::element_cast<Element>(rows), w, acc);                                     // (Bm, Bd)
+      auto rows = ct::select(weight > 0.0f, part * weight, ct::zeros<Chunk>());  // (Bm, Bk)
+      auto w = ct::reshape(w_view.load(head, c, columns), ct::shape<Bk, Bd>{});  // (Bk, Bd)
+      acc = ct::mma(ct::element_cast<Element>(rows), w, acc);                    // (Bm, Bd)
     }
   }
   for (auto r : ct::irange(0, decompressed_parts)) {
     auto lse_part = ct::reshape(lse_new_view.load_masked(r, batches, head, queries), ct::shape<Bm, 1>{});  // (Bm, 1)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                        // (Bm, 1)
-    sum = sum + weight;                                                                           // (Bm, 1)
-    auto loaded = o_new_view.load_masked(r, batches, head, queries, columns);                     // (1, Bb, 1, Bs, Bd)
-    auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bd>{}));                // (Bm, Bd)
-    acc = ct::select(weight > 0.0f, acc + part * weight, acc);                                    // (Bm, Bd)
+    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                                 // (Bm, 1)
+    sum = sum + weight;                                                                                    // (Bm, 1)
+    auto loaded = o_new_view.load_masked(r, batches, head, queries, columns);       // (1, Bb, 1, Bs, Bd)
+    auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bd>{}));  // (Bm, Bd)
+    acc = ct::select(weight > 0.0f, acc + part * weight, acc);                      // (Bm, Bd)
   }
 
-  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);                              // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                                     // (Bm, Bd)
+  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);  // (Bm, 1)
+  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));         // (Bm, Bd)
   if constexpr (problem.tokens_first) {
     ct::partition_view o_view{
         ct::tensor_span{ct::assume_aligned<16>(o_ptr), ct::extents<unsigned, dyn, dyn, dyn, D>{B, S, H}},
@@ -105,7 +104,7 @@ __tile_global__ void decompress_combine(const element_t<problem.dtype>* __restri
     o_view.store_masked(ct::reshape(o, ct::shape<Bb, 1, Bs, Bd>{}), batches, head, queries, columns);
   }
   if (columns == 0) {
-    auto lse = lse_max + ct::log2(sum) * kLn2;                                                    // (Bm, 1)
+    auto lse = lse_max + ct::log2(sum) * kLn2;  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<Bb, 1, Bs>{}), batches, head, queries);
   }
 }

@@ -17,10 +17,9 @@ inline void validate_combine_tiling(const CombineProblem& problem, const Decompr
     fail("--Bb={} --Bs={} is not supported: a block needs at least 16 rows", tiling.Bb, tiling.Bs);
 }
 
-// {rows, Bd, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. A block covers as many
-// queries of a batch element as there are, and fills up with batch elements.
-inline std::vector<DecompressCombineTiling> combine_candidates(const CombineProblem& problem,
-                                                               const Target& target) {
+// {rows, Bd, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. A block covers as
+// many queries of a batch element as there are, and fills up with batch elements.
+inline std::vector<DecompressCombineTiling> combine_candidates(const CombineProblem& problem, const Target& target) {
   std::vector<DecompressCombineTiling> tilings;
   auto add = [&](int rows, int Bd, int Bk, int num_warps, int occupancy) {
     int Bs = std::min(int(std::bit_ceil(unsigned(std::max(problem.s, 1)))), rows);
@@ -48,8 +47,7 @@ struct CombineParts {
 
 // Inputs and outputs by the names of tensors_of(CombineProblem); those of a kind
 // that has no parts may be absent.
-inline std::unique_ptr<CtKernel> combine_kernel(const CombineProblem& at,
-                                                const DecompressCombineTiling& tiling,
+inline std::unique_ptr<CtKernel> combine_kernel(const CombineProblem& at, const DecompressCombineTiling& tiling,
                                                 std::vector<DecompressCombineTiling> candidates, const Tensors& tensors,
                                                 std::function<CombineParts()> parts) {
   CtKernelSpec<CombineProblem, DecompressCombineTiling> spec;

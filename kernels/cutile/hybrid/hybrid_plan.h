@@ -1,5 +1,5 @@
-// What the plans of the hybrid's versions share: tensors with the workspace between the stages, cost, and the pipeline. A
-// version says how it cuts the work of the two paths.
+// What the plans of the hybrid's versions share: tensors with the workspace between the stages, cost, and the pipeline.
+// A version says how it cuts the work of the two paths.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,9 @@
 
 namespace hypermla {
 
-// How a tiling cuts the two paths. Units are what a block does at a time (attend.cuh counts them in the same way), parts are
-// the cuts along the tokens, blocks the blocks of a path that walk over its units. Blocks and parts are 0 for an empty path.
+// How a tiling cuts the two paths. Units are what a block does at a time (attend.cuh counts them in the same way),
+// parts are the cuts along the tokens, blocks the blocks of a path that walk over its units. Blocks and parts are 0 for
+// an empty path.
 struct LatentCut {
   int Bm, Bn, Bv;
   int heads;  // whose queries are rows of one matrix
@@ -32,7 +33,8 @@ inline double units_of(const HybridProblem& at, const DecompressedCut& cut) {
   return double(cut.parts) * at.h * ceil_div(at.b, cut.Bb) * ceil_div(at.s, cut.Bs);
 }
 
-// What a path executes: padded rows and tokens, the scores once more for every Bv of the value columns, partial outputs.
+// What a path executes: padded rows and tokens, the scores once more for every Bv of the value columns, partial
+// outputs.
 inline Cost executed_by(const HybridProblem& at, const LatentCut& cut) {
   const Cost cost = hybrid_latent_cost(at);
   if (cut.parts == 0) return cost;
@@ -94,8 +96,8 @@ inline int parts_for(double units, int blocks, int token_tiles) {
   return best;
 }
 
-// Divides the blocks in proportion to the predicted times of the paths, the latent share scaled by `shift`, and cuts along the
-// tokens; `cut` has one part of each path that there is.
+// Divides the blocks in proportion to the predicted times of the paths, the latent share scaled by `shift`, and cuts
+// along the tokens; `cut` has one part of each path that there is.
 inline HybridCut in_proportion(const HybridProblem& at, HybridCut cut, int blocks, double shift = 1) {
   LatentCut& latent = cut.latent;
   DecompressedCut& decompressed = cut.decompressed;

@@ -1,10 +1,12 @@
 // CUDA Tile C++ (namespace cuda::tiles) on the CPU: the subset that attention kernels use, in plain C++20.
 //
-// Goals: a kernel's .cuh compiles unchanged with the host compiler and gives the same answer; what is undefined on a GPU
+// Goals: a kernel's .cuh compiles unchanged with the host compiler and gives the same answer; what is undefined on a
+// GPU
 //   (an unmasked access past an edge, a tile read before it is written, a misaligned pointer) is an exception here; the
 //   kernel is fast enough to be used, not only to be debugged; a source that NVIDIA's header rejects for narrowing is
 //   rejected here too.
-// Non-goals: all of the language (no fp8, atomics, scans, strided or gather views), bitwise equality with a GPU, control
+// Non-goals: all of the language (no fp8, atomics, scans, strided or gather views), bitwise equality with a GPU,
+// control
 //   over rounding modes, the optimisation hints (attributes, which the compiler ignores).
 //
 // Operations are eager: each makes a tile in memory. Expression templates were rejected, because elementwise work is a

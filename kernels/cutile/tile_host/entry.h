@@ -5,9 +5,9 @@
 //   HYPERMLA_TILE_HOST_ENTRY((hypermla::flash_attention<Problem{...}, Tiling{...}>))
 // defines
 //   extern "C" const char* hypermla_run_block(void** args, const unsigned* grid, std::uint64_t block);
-// args[i] points to the i-th kernel argument, as for cuLaunchKernel; grid holds x, y and z; blocks count with x fastest.
-// Threads may run blocks at the same time. Returns null, or what went wrong (an access out of bounds, an uninitialised
-// tile, ...) as text that lives until this thread's next call.
+// args[i] points to the i-th kernel argument, as for cuLaunchKernel; grid holds x, y and z; blocks count with x
+// fastest. Threads may run blocks at the same time. Returns null, or what went wrong (an access out of bounds, an
+// uninitialised tile, ...) as text that lives until this thread's next call.
 #pragma once
 
 #include <cuda_tile.h>
@@ -36,7 +36,8 @@ struct Launcher<kernel> {
       (std::index_sequence_for<Args...>{});
       return nullptr;
     } catch (const Trap& trap) {
-      failure = "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + trap.what();
+      failure =
+          "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + trap.what();
     } catch (const std::exception& error) {
       failure = error.what();
     } catch (...) {
@@ -50,7 +51,7 @@ struct Launcher<kernel> {
 #pragma GCC visibility pop
 
 #define HYPERMLA_TILE_HOST_UNWRAP(...) __VA_ARGS__
-#define HYPERMLA_TILE_HOST_ENTRY(kernel)                                                                       \
+#define HYPERMLA_TILE_HOST_ENTRY(kernel)                                                                      \
   extern "C" [[gnu::visibility("default")]] const char* hypermla_run_block(void** args, const unsigned* grid, \
                                                                            std::uint64_t block) {             \
     return cuda::tiles::host::Launcher<&HYPERMLA_TILE_HOST_UNWRAP kernel>::run_block(                         \

@@ -1,7 +1,8 @@
 // What follows from an attention in the latent space, whatever the version.
 //
 //   qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S]
-//   tokens first: [B,S,H,..] instead of [B,H,S,..]; fused: q [B,H,S,K+P], cache [B,T,K+P]; paged: the caches are [pages, page, ..], and block_table [B, ceil(T/page)];
+// tokens first: [B,S,H,..] instead of [B,H,S,..]; fused: q [B,H,S,K+P], cache [B,T,K+P]; paged: the caches are [pages,
+// page, ..], and block_table [B, ceil(T/page)];
 //   ragged: lengths [B], each at most T; ragged, causal and after > 0: after_lengths [B], each at most `after`
 #pragma once
 
@@ -11,8 +12,8 @@
 namespace hypermla {
 
 // What belongs to the cache of a server: a version without it offers plain attention over dense tensors.
-inline const std::vector<std::string_view> kLatentServing = {"ragged", "page",      "pages", "fused",
-                                                             "scale",  "lse_base2", "split", "after", "tokens_first"};
+inline const std::vector<std::string_view> kLatentServing = {"ragged",    "page",  "pages", "fused",       "scale",
+                                                             "lse_base2", "split", "after", "tokens_first"};
 
 inline float score_scale(const LatentProblem& at) { return at.scale > 0 ? at.scale : softmax_scale(at.d, at.p); }
 inline bool reads_after_lengths(const LatentProblem& at) { return at.ragged && at.causal && at.after > 0; }
@@ -27,7 +28,8 @@ std::vector<int> lengths_of(const LatentProblem& at);
 void validate_latent(const LatentProblem& at);
 std::vector<TensorSpec> tensors_of(const LatentProblem& at);
 InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed);
-ReferenceShape reference_shape_of(const LatentProblem& at);  // a group is one head of one request, or tokens first one request
+ReferenceShape reference_shape_of(
+    const LatentProblem& at);  // a group is one head of one request, or tokens first one request
 ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input);
 Cost latent_cost(const LatentProblem& at);
 // Executed by tiles of Bm rows x Bn tokens: padded rows and tokens, and the scores once more for every Bv of the value

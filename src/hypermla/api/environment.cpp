@@ -58,8 +58,8 @@ fs::path find_cache(const fs::path& root) {
   fail("there is no place for a cache: set HYPERMLA_CACHE_DIR");
 }
 
-// Where wheels put the toolkit: <environment>/lib/python3.N/site-packages/nvidia/cu13, for the checkout's own environment
-// and for the one that this library is installed in.
+// Where wheels put the toolkit: <environment>/lib/python3.N/site-packages/nvidia/cu13, for the checkout's own
+// environment and for the one that this library is installed in.
 std::vector<fs::path> wheel_roots(const fs::path& root) {
   std::vector<fs::path> roots;
   std::error_code error;
@@ -71,7 +71,8 @@ std::vector<fs::path> wheel_roots(const fs::path& root) {
   return roots;
 }
 
-// The command line: this very program, or the one that lies beside this library in a checkout, a wheel or an installation.
+// The command line: this very program, or the one that lies beside this library in a checkout, a wheel or an
+// installation.
 fs::path find_program() {
   const fs::path image = own_image();
   std::error_code error;

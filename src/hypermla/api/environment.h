@@ -1,10 +1,12 @@
-// The one place that reads the environment and looks around the file system: where kernels, conf and caches are, and which
-// compilers there are. Everything below takes paths.
+// The one place that reads the environment and looks around the file system: where kernels, conf and caches are, and
+// which compilers there are. Everything below takes paths.
 //
-//   HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's own place)
+// HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's own
+// place)
 //   HYPERMLA_CACHE_DIR   compiled kernels, tuning results, measured devices  (default: .cache in a checkout, else
 //                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla)
-//   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, then CUDA_HOME)
+// HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, then
+// CUDA_HOME)
 //   CXX                  C++20 compiler for kernels on the CPU               (default: g++, then c++, then clang++)
 //   HYPERMLA_HOST_FLAGS  further compiler flags for CPU kernels, such as -DHYPERMLA_TILE_DEBUG
 #pragma once
@@ -37,11 +39,12 @@ struct Environment {
   DeviceTable devices() const;
 };
 
-// The roofline of a device: its own entry; else, for a CPU, the entry "CPU" with the number of its cores; else a rough guess
-// for an unknown GPU, enough to order candidates by.
+// The roofline of a device: its own entry; else, for a CPU, the entry "CPU" with the number of its cores; else a rough
+// guess for an unknown GPU, enough to order candidates by.
 DeviceSpec spec_for(const DeviceTable& table, const Device& device);
 
-// What plans for a present device are made for; and for an entry of the table by its name, whether the device is here or not.
+// What plans for a present device are made for; and for an entry of the table by its name, whether the device is here
+// or not.
 PlannedDevice planned_device(const DeviceTable& table, const Device& present);
 PlannedDevice planned_device(const DeviceTable& table, const std::string& name);
 

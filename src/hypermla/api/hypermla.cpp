@@ -48,7 +48,7 @@ struct Kernel::State {
   ConfiguredPlan configured = configured_for(planned);
   std::vector<TensorInfo> infos;
   Tensors tensors;
-  AutotuneResult tuning;  // what tune() chose
+  AutotuneResult tuning;                   // what tune() chose
   std::unique_ptr<Executable> executable;  // prepared over the bound tensors; null after a bind()
 };
 

@@ -16,7 +16,8 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
   const PlannedDevice on = planned_device(shared().devices, device);
   std::unique_ptr<DecodeKernels> best;
   for (const KernelEntry& entry : Registry::instance().all()) {
-    if (!entry.runs_on(on.target.arch) || (options.kernel.empty() ? entry.draft : entry.full_name() != options.kernel)) continue;
+    if (!entry.runs_on(on.target.arch) || (options.kernel.empty() ? entry.draft : entry.full_name() != options.kernel))
+      continue;
     const std::unique_ptr<KernelPlan> plan = entry.make();
     plan->target = on.target;
     std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
@@ -24,8 +25,11 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     if (!best || (kernels->recommended() && !best->recommended())) best = std::move(kernels);
   }
   if (!best && !options.kernel.empty())
-    fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel, device.info().name);
-  if (!best) fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name, on.target.arch);
+    fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel,
+         device.info().name);
+  if (!best)
+    fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name,
+         on.target.arch);
   return best;
 }
 
@@ -66,7 +70,8 @@ std::size_t MlaDecode::workspace_bytes() const { return state_->kernels->workspa
 
 void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, void* stream) {
   if (requests < 0 || requests > state_->options.max_requests)
-    fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests, state_->options.max_requests);
+    fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests,
+         state_->options.max_requests);
   if (!lengths) fail("lengths is missing: give the address of the requests' numbers of tokens");
   state_->kernels->plan(lengths, query_starts, requests, stream);
 }
@@ -76,11 +81,16 @@ void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) { state_->ker
 void MlaDecode::check() const {
   const int status = state_->kernels->status();
   if (status & kWrongTokens)
-    fail("the last plan had a request of less than 0 or more than max_tokens={} tokens, which was cut to that; make the "
-         "MlaDecode for more", state_->options.max_tokens);
+    fail(
+        "the last plan had a request of less than 0 or more than max_tokens={} tokens, which was cut to that; make the "
+        "MlaDecode for more",
+        state_->options.max_tokens);
   if (status & kWrongQueries)
-    fail("the last plan had query_starts that fall, or more than max_queries={} queries of a request or max_query_tokens={} "
-         "in all, which were left out", state_->options.max_queries, state_->options.max_query_tokens);
+    fail(
+        "the last plan had query_starts that fall, or more than max_queries={} queries of a request or "
+        "max_query_tokens={} "
+        "in all, which were left out",
+        state_->options.max_queries, state_->options.max_query_tokens);
 }
 
 std::string MlaDecode::explain() const { return state_->kernels->explain(); }

@@ -48,11 +48,11 @@ template <class... Functions>
 Overloaded(Functions...) -> Overloaded<Functions...>;
 
 std::string_view accepts(const FieldRef& field) {
-  return std::visit(Overloaded{[](int*) { return std::string_view("an integer of 32 bits"); },
-                               [](bool*) { return std::string_view("true or false"); },
-                               [](float*) { return std::string_view("a finite number"); },
-                               [](DType*) { return kDTypeNames; }},
-                    field.value);
+  return std::visit(
+      Overloaded{[](int*) { return std::string_view("an integer of 32 bits"); },
+                 [](bool*) { return std::string_view("true or false"); },
+                 [](float*) { return std::string_view("a finite number"); }, [](DType*) { return kDTypeNames; }},
+      field.value);
 }
 
 // The number that the whole of `text` spells, if it does and T can hold it.

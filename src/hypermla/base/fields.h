@@ -10,8 +10,8 @@
 //     }
 //   };
 //
-// Such structs hold only int, bool, float and DType members, so they are structural types: a kernel takes them as template
-// arguments. They are read by the device compilers too and therefore include nothing but hypermla/dtype.h.
+// Such structs hold only int, bool, float and DType members, so they are structural types: a kernel takes them as
+// template arguments. They are read by the device compilers too and therefore include nothing but hypermla/dtype.h.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -37,8 +37,8 @@ struct FieldRef {
   std::string literal() const;         // as C++ source: 64, true, 0.5f, hypermla::DType::bfloat16
   std::string_view type_name() const;  // INT, BOOL, FLOAT, DTYPE: for --help
   Json json() const;
-  void set(const Json& value);              // throws Error naming the field when the type does not fit
-  void parse(std::string_view user_text);   // throws Error naming the field and what it accepts
+  void set(const Json& value);             // throws Error naming the field when the type does not fit
+  void parse(std::string_view user_text);  // throws Error naming the field and what it accepts
 };
 
 template <class T>

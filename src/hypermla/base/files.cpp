@@ -66,16 +66,28 @@ void fail_file(std::string_view verb, const fs::path& path, int error) {
   std::string_view advice = "check the path and the state of its disk, then try again";
   switch (error) {
     case ENOENT:
-    case ENOTDIR: advice = "check the path"; break;
-    case EISDIR: advice = "give the path of a file"; break;
+    case ENOTDIR:
+      advice = "check the path";
+      break;
+    case EISDIR:
+      advice = "give the path of a file";
+      break;
     case ENOSPC:
-    case EDQUOT: advice = "free some space or choose another directory"; break;
-    case EFBIG: advice = "raise the file size limit of this process (ulimit -f) or choose another directory"; break;
+    case EDQUOT:
+      advice = "free some space or choose another directory";
+      break;
+    case EFBIG:
+      advice = "raise the file size limit of this process (ulimit -f) or choose another directory";
+      break;
     case EROFS:
     case EACCES:
-    case EPERM: advice = "change its permissions or choose another directory"; break;
+    case EPERM:
+      advice = "change its permissions or choose another directory";
+      break;
     case EMFILE:
-    case ENFILE: advice = "raise the limit of open files (ulimit -n)"; break;
+    case ENFILE:
+      advice = "raise the limit of open files (ulimit -n)";
+      break;
   }
   fail("could not {} '{}' ({}); {}", verb, path.string(), reason, advice);
 }
@@ -144,7 +156,7 @@ fs::path scratch_path(const fs::path& target) {
 
 Scratch::Scratch(const fs::path& target, Kind kind) {
   // Another process may sweep the file away between its creation and its lock: then try again.
-  for (struct stat status {}; status.st_nlink == 0;) {
+  for (struct stat status{}; status.st_nlink == 0;) {
     path_ = scratch_path(target);
     if (kind == Kind::directory && ::mkdir(path_.c_str(), 0777) != 0) fail_file("write", target, errno);
     lock_ = open_file(path_, kind == Kind::directory ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL);

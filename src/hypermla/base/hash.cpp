@@ -11,8 +11,8 @@ namespace {
 
 __extension__ using uint128 = unsigned __int128;
 
-// FIPS 180-4 defines its constants as the first 32 fractional bits of the square and cube roots of the first primes. They
-// are computed from that definition, by bisection in integers: the largest x with x^power <= prime * 2^(32 power).
+// FIPS 180-4 defines its constants as the first 32 fractional bits of the square and cube roots of the first primes.
+// They are computed from that definition, by bisection in integers: the largest x with x^power <= prime * 2^(32 power).
 constexpr std::uint32_t fraction_of_root(unsigned prime, int power) {
   const uint128 scaled = uint128{prime} << (32 * power);
   uint128 low = 0, high = uint128{1} << 37;  // the roots themselves are below 2^5

@@ -84,8 +84,8 @@ pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 
   pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, argv[0].c_str(), &files, &attributes, pointers(argv).data(),
-                                   pointers(environment).data());
+  const int error =
+      ::posix_spawnp(&pid, argv[0].c_str(), &files, &attributes, pointers(argv).data(), pointers(environment).data());
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
@@ -125,8 +125,7 @@ std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milli
 ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options) {
   if (argv.empty()) fail("there is no program to run; give its path as the first argument");
   const FileDescriptor in = memory_file(options.input), out = memory_file(), err = memory_file();
-  const pid_t pid =
-      spawn(argv, environment_with(options.environment), in.number(), out.number(), err.number());
+  const pid_t pid = spawn(argv, environment_with(options.environment), in.number(), out.number(), err.number());
   const auto [status, timed_out] = wait(pid, argv[0], options.timeout);
   const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return {code, timed_out, contents_of(out), contents_of(err)};

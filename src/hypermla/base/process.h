@@ -11,7 +11,7 @@ namespace hypermla {
 struct ProcessOptions {
   std::map<std::string, std::string> environment = {};  // set on top of what this process has
   std::string input = {};                               // what the program reads from its standard input
-  std::chrono::milliseconds timeout{0};            // 0: as long as it takes
+  std::chrono::milliseconds timeout{0};                 // 0: as long as it takes
 };
 
 struct ProcessResult {

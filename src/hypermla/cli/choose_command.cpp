@@ -4,9 +4,9 @@
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
+#include "hypermla/device/measure.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/inputs.h"
-#include "hypermla/device/measure.h"
 
 namespace hypermla {
 namespace {
@@ -109,8 +109,8 @@ int choose_command(const Words& words) {
     std::string text;
     for (const FieldRef& field : fields_of(problem))
       if (field.name != "private") text += fmt::format(" {}={}", field.name, field.text());
-    fmt::print("{} ({}):{}\n{:<13} {:<34} {:>7} {:>10} {:>10}  {:<8}", on.spec.name, on.target.arch, text, "path", "kernel",
-               "n", "burst us", "sustained", "bound");
+    fmt::print("{} ({}):{}\n{:<13} {:<34} {:>7} {:>10} {:>10}  {:<8}", on.spec.name, on.target.arch, text, "path",
+               "kernel", "n", "burst us", "sustained", "bound");
     fmt::print("{}\n",
                measuring ? fmt::format(" {:>10} {:>8} {:>10} {:>8}", "measured", "error", "sustained", "error") : "");
   }

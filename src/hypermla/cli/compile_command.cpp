@@ -45,9 +45,10 @@ int compile_command(const Words& words) {
   std::vector<std::string> archs;
   std::string language;
   bool candidates = false, cases = false, forbid_spills = false;
-  CLI::App app("Compile kernels ahead of time into the cache; no GPU is needed.\n"
-               "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
-               "hypermla compile [<kernel>|all] [version]");
+  CLI::App app(
+      "Compile kernels ahead of time into the cache; no GPU is needed.\n"
+      "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
+      "hypermla compile [<kernel>|all] [version]");
   app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
       ->delimiter(',');
   app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
@@ -86,8 +87,7 @@ int compile_command(const Words& words) {
           continue;
         }
         for (const Json& problem : representative_problems(*plan))
-          for (KernelSource& source :
-               kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates))
+          for (KernelSource& source : kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates))
             sources.push_back(std::move(source));
       }
     }

@@ -55,9 +55,10 @@ void add_flags(CLI::App& app, Flags& flags) {
 // Before anything is compiled or tuned: the tools of a GPU say nothing about a CPU.
 void require_gpu_for(ProfileMode mode, const Device& device) {
   if ((mode == ProfileMode::ncu || mode == ProfileMode::nsys) && !device.is_gpu())
-    fail("--prof_type={} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation or "
-         "--prof_type=event",
-         profile_mode_name(mode));
+    fail(
+        "--prof_type={} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation or "
+        "--prof_type=event",
+        profile_mode_name(mode));
 }
 
 // In floating point, which no size overflows. Memory that is promised but not there would end the process later.
@@ -144,15 +145,17 @@ void print_profile(const Profile& profile, const std::filesystem::path& director
 
 int kernel_command(const Words& words) {
   if (words.empty() || words[0] == "--help" || words[0] == "-h") {
-    fmt::print("Usage: hypermla kernel <kernel> [version] [flags]\n\n"
-               "Run, tune, check and profile one kernel. `hypermla kernel <kernel> --help` lists its flags.\n\n");
+    fmt::print(
+        "Usage: hypermla kernel <kernel> [version] [flags]\n\n"
+        "Run, tune, check and profile one kernel. `hypermla kernel <kernel> --help` lists its flags.\n\n");
     list_command();
     if (words.empty()) fail("which kernel? For example: hypermla kernel flash_attention --b=1 --s=16 --t=1024");
     return 0;
   }
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
   const Words rest(words.begin() + (versioned ? 2 : 1), words.end());
-  // The device decides the language, and that decides which flags there are. Help is given for what does not run here, too.
+  // The device decides the language, and that decides which flags there are. Help is given for what does not run here,
+  // too.
   Session session(flag_value(rest, "--device", "auto"));
   const bool help =
       std::any_of(rest.begin(), rest.end(), [](const std::string& word) { return word == "--help" || word == "-h"; });

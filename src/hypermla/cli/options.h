@@ -15,8 +15,8 @@ void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::s
 // The problem fields, and with `tiling` also the tiling fields, of every plan that may be chosen.
 void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling);
 
-// Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming the
-// nearest flag for an unknown one.
+// Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming
+// the nearest flag for an unknown one.
 bool parse(CLI::App& app, std::vector<std::string> arguments);
 
 // The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide

@@ -82,9 +82,10 @@ Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
 int verify_command(const Words& words) {
   std::string kernel, version, device = "auto", record;
   bool records_only = false;
-  CLI::App app("Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
-               "On a GPU the result is recorded: kernel fingerprint, device, driver, date, cases and worst errors.\n",
-               "hypermla verify");
+  CLI::App app(
+      "Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
+      "On a GPU the result is recorded: kernel fingerprint, device, driver, date, cases and worst errors.\n",
+      "hypermla verify");
   app.add_option("kernel", kernel, "one kernel (default: all)");
   app.add_option("version", version, "its version");
   app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N");

@@ -26,7 +26,8 @@ struct BackendInput {
 // CUDA Tile C++ -> Tile IR (NVRTC, in this process, one at a time) -> cubin (tileiras).
 // Throws Error with the compiler's own first lines.
 BackendOutput compile_tile(const std::filesystem::path& cuda_root, const BackendInput& input);
-// CUDA C++ for one architecture (sm_90 means sm_90a) -> cubin, by NVRTC alone. Throws Error when ptxas serialises wgmma.
+// CUDA C++ for one architecture (sm_90 means sm_90a) -> cubin, by NVRTC alone. Throws Error when ptxas serialises
+// wgmma.
 BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const BackendInput& input);
 // CUDA Tile C++ -> shared library for this CPU, through the host compiler.
 BackendOutput compile_host(const std::filesystem::path& cxx, const BackendInput& input,

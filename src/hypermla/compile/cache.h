@@ -34,8 +34,8 @@ class KernelCache {
   // absent, so that its kernel is compiled again.
   std::optional<CacheEntry> find(const std::string& key) const;
 
-  // Stores an entry made of `files` (name to bytes) and returns it, or the one that another process had published meanwhile.
-  // Throws Error, leaving nothing behind, when the disk is full or not writable.
+  // Stores an entry made of `files` (name to bytes) and returns it, or the one that another process had published
+  // meanwhile. Throws Error, leaving nothing behind, when the disk is full or not writable.
   CacheEntry publish(const std::string& key, const std::map<std::string, std::string>& files, Json report) const;
 
   // Removes what killed processes have left half written.

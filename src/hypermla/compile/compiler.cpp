@@ -165,10 +165,11 @@ void require_arguments(const KernelSource& source, const CacheEntry& entry) {
   if (source.arguments.empty() || fs::path(artifact).extension() != ".cubin") return;
   const std::vector<int> taken = read_cubin(read_file(entry.path(artifact))).parameters;
   if (taken != source.arguments)
-    fail("{} takes {} arguments of {} bytes, but its plan passes {} of {} bytes; give the plan's Arguments the order "
-         "and the types of the parameters in {}",
-         source.name, taken.size(), fmt::join(taken, ", "), source.arguments.size(), fmt::join(source.arguments, ", "),
-         source.header);
+    fail(
+        "{} takes {} arguments of {} bytes, but its plan passes {} of {} bytes; give the plan's Arguments the order "
+        "and the types of the parameters in {}",
+        source.name, taken.size(), fmt::join(taken, ", "), source.arguments.size(), fmt::join(source.arguments, ", "),
+        source.header);
 }
 
 Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config) {

@@ -1,8 +1,8 @@
 // From a kernel's source to a loadable artifact, through the cache.
 //
-// The key is what the artifact depends on: the text of the instance, every file it includes from this project, the target
-// and the flags; never the presence or the version of a compiler. So a machine without one runs what was compiled
-// elsewhere, and the version is recorded in the entry's report.json instead.
+// The key is what the artifact depends on: the text of the instance, every file it includes from this project, the
+// target and the flags; never the presence or the version of a compiler. So a machine without one runs what was
+// compiled elsewhere, and the version is recorded in the entry's report.json instead.
 #pragma once
 
 #include <condition_variable>
@@ -37,8 +37,8 @@ struct CompilerConfig {
   std::filesystem::path include_root;  // the directory that holds hypermla/dtype.h
   std::filesystem::path cache;
   Toolchain toolchain;
-  // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC compiles
-  // serially within one. Empty: compile in this process.
+  // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC
+  // compiles serially within one. Empty: compile in this process.
   std::filesystem::path worker;
   int jobs = 1;
   std::vector<std::string> host_flags;  // further flags for CPU kernels: a debug build, sanitizers

@@ -1,5 +1,6 @@
 // A cubin is an ELF file with one .text.<function>, one .nv.shared.<function> and, in .nv.info, a list of attributes
-// {format u8, attribute u8, size u16, payload}. Numbers seen in cubins of CUDA 12 and 13 and documented by `cuobjdump -elf`.
+// {format u8, attribute u8, size u16, payload}. Numbers seen in cubins of CUDA 12 and 13 and documented by `cuobjdump
+// -elf`.
 #include <elf.h>
 
 #include <cstring>

@@ -13,9 +13,9 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
   with_cutlass.include_paths.push_back(cuda_root.parent_path().parent_path() / "cutlass_library/source/include");
   with_cutlass.include_paths.push_back(cuda_root / "include/cccl");
   // sm_90a, not sm_90: wgmma and setmaxnreg exist only there.
-  NvrtcResult compiled = nvrtc_compile(cuda_root, with_cutlass, NvrtcCode::cubin,
-                                       {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v",
-                                        "-arch=" + input.arch + "a"});
+  NvrtcResult compiled = nvrtc_compile(
+      cuda_root, with_cutlass, NvrtcCode::cubin,
+      {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v", "-arch=" + input.arch + "a"});
   // ptxas serialises wgmma where it cannot prove that no other code touches the accumulators. It reports that only as
   // advice.
   if (const std::size_t at = compiled.log.find("(C75"); at != std::string::npos)

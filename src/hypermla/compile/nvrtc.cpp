@@ -104,8 +104,8 @@ NvrtcResult nvrtc_compile(const fs::path& cuda_root, const BackendInput& input, 
   result.log = get(compiler.log_size, compiler.log);
   if (const std::size_t end = result.log.find('\0'); end != std::string::npos) result.log.resize(end);
   if (status != 0) fail("{} does not compile for {}: {}", input.instance, input.arch, first_errors(result.log));
-  result.code = wanted == NvrtcCode::tile_ir ? get(compiler.tile_size, compiler.tile)
-                                             : get(compiler.cubin_size, compiler.cubin);
+  result.code =
+      wanted == NvrtcCode::tile_ir ? get(compiler.tile_size, compiler.tile) : get(compiler.cubin_size, compiler.cubin);
   return result;
 }
 

@@ -16,8 +16,8 @@ struct NvrtcResult {
   std::string log;  // ptxas' remarks too, where an option asks for them
 };
 
-// Instantiates input.instance and compiles it with `options` and the include paths of the input and of the toolkit. Throws
-// Error with the compiler's own first lines.
+// Instantiates input.instance and compiles it with `options` and the include paths of the input and of the toolkit.
+// Throws Error with the compiler's own first lines.
 NvrtcResult nvrtc_compile(const std::filesystem::path& cuda_root, const BackendInput& input, NvrtcCode wanted,
                           std::vector<std::string> options);
 

@@ -43,8 +43,7 @@ BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input)
   BackendOutput output;
   output.files["kernel.cubin"] = read_file(cubin_path);
   output.files["remarks.txt"] = assembled.out + assembled.err;
-  output.files["kernel.tileir.txt"] = 
-      run_process({(cuda_root / "bin/tileirdisasm").string(), ir_path}, options).out;
+  output.files["kernel.tileir.txt"] = run_process({(cuda_root / "bin/tileirdisasm").string(), ir_path}, options).out;
   const CubinResources resources = read_cubin(output.files["kernel.cubin"]);
   output.report["artifact"] = "kernel.cubin";
   output.report["function"] = resources.function;

@@ -24,9 +24,8 @@ class CpuFunction : public Function {
 
   void launch(Grid grid, void** arguments, StreamHandle) override {
     const unsigned extents[] = {grid.x, grid.y, grid.z};
-    const std::string error = pool_->run(std::uint64_t{grid.x} * grid.y * grid.z, threads_, [&](std::uint64_t block) {
-      return entry_(arguments, extents, block);
-    });
+    const std::string error = pool_->run(std::uint64_t{grid.x} * grid.y * grid.z, threads_,
+                                         [&](std::uint64_t block) { return entry_(arguments, extents, block); });
     if (!error.empty()) fail("{}", error);
   }
 

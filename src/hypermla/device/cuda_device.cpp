@@ -11,8 +11,9 @@
 namespace hypermla {
 namespace {
 
-// A device's primary context and the kernels in it, each loaded once. Both stay until the process ends: a caller's CUDA graph
-// may hold a kernel longer than its Kernel lives, and the driver crashes when it frees such a graph after the module.
+// A device's primary context and the kernels in it, each loaded once. Both stay until the process ends: a caller's CUDA
+// graph may hold a kernel longer than its Kernel lives, and the driver crashes when it frees such a graph after the
+// module.
 class PrimaryContext {
  public:
   static PrimaryContext& of(CUdevice device) {

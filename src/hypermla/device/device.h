@@ -16,12 +16,12 @@
 namespace hypermla {
 
 struct DeviceInfo {
-  std::string name;           // "NVIDIA H200", "AMD EPYC"
-  std::string arch;           // what kernels are compiled for: "sm_90", "x86-64-v4"
-  int processors = 0;         // SMs or cores
+  std::string name;    // "NVIDIA H200", "AMD EPYC"
+  std::string arch;    // what kernels are compiled for: "sm_90", "x86-64-v4"
+  int processors = 0;  // SMs or cores
   std::size_t memory_bytes = 0;
   std::size_t cache_bytes = 0;  // L2 of a GPU, last level of a CPU
-  std::string driver;         // "13.0 (580.159.04)"; empty on a CPU
+  std::string driver;           // "13.0 (580.159.04)"; empty on a CPU
 };
 
 struct Grid {
@@ -29,18 +29,19 @@ struct Grid {
   double blocks() const { return double(x) * y * z; }
 };
 
-// A stream is the driver's own handle (CUstream), so that callers pass theirs; null is the device's default. CPU work is
-// done when the call returns.
+// A stream is the driver's own handle (CUstream), so that callers pass theirs; null is the device's default. CPU work
+// is done when the call returns.
 using StreamHandle = void*;
 using Work = std::function<void(StreamHandle)>;
 
-// What a launch needs beyond the grid. The default is that of kernels that choose their threads and shared memory themselves
-// (CUDA Tile, and every kernel on a CPU).
+// What a launch needs beyond the grid. The default is that of kernels that choose their threads and shared memory
+// themselves (CUDA Tile, and every kernel on a CPU).
 struct LaunchShape {
   unsigned threads = 1;
   unsigned shared_bytes = 0;  // dynamic shared memory of a block
   unsigned cluster = 1;       // consecutive blocks along x that reach each other's shared memory; divides grid.x
-  // Programmatic launch: the kernel may start while the one before it in the stream still runs, and waits for it itself.
+  // Programmatic launch: the kernel may start while the one before it in the stream still runs, and waits for it
+  // itself.
   bool overlaps_previous = false;
   bool operator==(const LaunchShape&) const = default;
 };
@@ -109,8 +110,8 @@ class Device : public std::enable_shared_from_this<Device> {
   DeviceInfo info_;
 };
 
-std::shared_ptr<Device> make_cpu_device(int threads = 0);       // 0: all cores this process may use
-std::shared_ptr<Device> make_cuda_device(int ordinal = 0);      // throws Error saying why there is none
+std::shared_ptr<Device> make_cpu_device(int threads = 0);   // 0: all cores this process may use
+std::shared_ptr<Device> make_cuda_device(int ordinal = 0);  // throws Error saying why there is none
 // Null when a CUDA device can be had; otherwise the reason, as a sentence.
 std::optional<std::string> cuda_unavailable();
 // "cpu", "cuda", "cuda:1", or "auto": the first GPU, else the CPU.

@@ -15,8 +15,8 @@ CudaDriver load_driver() {
   if (!library)
     fail("no CUDA driver (libcuda.so.1) on this machine; run with --device=cpu, or install NVIDIA's driver");
   CudaDriver driver;
-#define HYPERMLA_LOAD(name)                                                                              \
-  driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, HYPERMLA_SYMBOL(name)));         \
+#define HYPERMLA_LOAD(name)                                                                     \
+  driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, HYPERMLA_SYMBOL(name))); \
   if (!driver.name) fail("the CUDA driver lacks {}; update it to release 580 or newer", HYPERMLA_SYMBOL(name));
   HYPERMLA_CUDA_FUNCTIONS(HYPERMLA_LOAD)
 #undef HYPERMLA_LOAD

@@ -1,5 +1,5 @@
-// The CUDA driver API and NVML, found at run time. Types come from the CUDA headers; functions are looked up by name, so a
-// machine without a driver runs everything that needs no GPU.
+// The CUDA driver API and NVML, found at run time. Types come from the CUDA headers; functions are looked up by name,
+// so a machine without a driver runs everything that needs no GPU.
 #pragma once
 
 #include <cuda.h>
@@ -13,17 +13,20 @@ namespace hypermla {
 
 // One line per function: the name under which the driver exports it.
 #define HYPERMLA_CUDA_FUNCTIONS(X)                                                                                     \
-  X(cuInit) X(cuDriverGetVersion) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)            \
-  X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain)                                              \
-  X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxSynchronize)                                          \
-  X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyDtoD)                           \
-  X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData) X(cuModuleGetFunction)                                          \
-  X(cuFuncLoad) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx) X(cuTensorMapEncodeTiled)              \
-  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)                                     \
-  X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxFromGreenCtx) X(cuGreenCtxCreate) X(cuGreenCtxDestroy)                 \
-  X(cuGreenCtxStreamCreate) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)      \
-  X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy)               \
-  X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)
+  X(cuInit)                                                                                                            \
+  X(cuDriverGetVersion) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)                      \
+      X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxGetCurrent)    \
+          X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemcpyHtoD)             \
+              X(cuMemcpyDtoH) X(cuMemcpyDtoD) X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData)                    \
+                  X(cuModuleGetFunction) X(cuFuncLoad) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx) \
+                      X(cuTensorMapEncodeTiled) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)            \
+                          X(cuStreamWaitEvent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxFromGreenCtx)             \
+                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuGreenCtxStreamCreate)                       \
+                                  X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount)                             \
+                                      X(cuDevResourceGenerateDesc) X(cuStreamBeginCapture) X(cuStreamEndCapture)       \
+                                          X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy)                     \
+                                              X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy)                 \
+                                                  X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)
 
 struct CudaDriver {
 #define HYPERMLA_DECLARE(name) decltype(&::name) name = nullptr;

@@ -48,7 +48,8 @@ class Sampler {
   std::thread thread_;
 };
 
-// Many runs recorded as one, so that the ends of a measurement do not matter: as many as fit into `seconds`, at most 50.
+// Many runs recorded as one, so that the ends of a measurement do not matter: as many as fit into `seconds`, at most
+// 50.
 class Train {
  public:
   Train(Device& device, const Work& work, double seconds) : device_(device) {

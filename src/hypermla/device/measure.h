@@ -14,11 +14,11 @@ double quantile(std::vector<double> values, double q);
 
 // Seconds of one run, from several repetitions.
 struct Timing {
-  std::vector<double> seconds;  // each repetition, in order
+  std::vector<double> seconds;          // each repetition, in order
   std::optional<double> sm_mhz, watts;  // means over the measurement, where the board tells
 
   double median() const;
-  double low() const;   // 5th and 95th percentile: the spread
+  double low() const;  // 5th and 95th percentile: the spread
   double high() const;
 };
 

@@ -1,5 +1,5 @@
-// The threads that run the blocks of kernels on the CPU. They start once and sleep between launches; each takes its next
-// block from an atomic counter.
+// The threads that run the blocks of kernels on the CPU. They start once and sleep between launches; each takes its
+// next block from an atomic counter.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ class Pool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Calls run(i) for every i below `count`, on `threads` threads. run() returns null or an error; after the first error no
-  // further block starts. Returns that error, or an empty text.
+  // Calls run(i) for every i below `count`, on `threads` threads. run() returns null or an error; after the first error
+  // no further block starts. Returns that error, or an empty text.
   std::string run(std::uint64_t count, int threads, std::function<const char*(std::uint64_t)> run) {
     std::lock_guard one_launch(launch_);
     std::unique_lock lock(mutex_);

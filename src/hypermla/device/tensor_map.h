@@ -1,5 +1,5 @@
-// Tensor maps: what the copy engine (TMA) of Hopper and later GPUs needs to know of a tensor to move boxes of it between
-// global and shared memory. Made on the host, passed to kernels by value.
+// Tensor maps: what the copy engine (TMA) of Hopper and later GPUs needs to know of a tensor to move boxes of it
+// between global and shared memory. Made on the host, passed to kernels by value.
 #pragma once
 
 #include <array>
@@ -15,9 +15,9 @@ struct alignas(64) TensorMap {
   std::array<std::uint64_t, 16> opaque;
 };
 
-// A tensor of 16-bit elements seen as (64 columns, rows, groups of 64 columns, batch), the innermost axis first: a box of
-// `box_rows` rows and `box_groups` groups lies in shared memory with the 128-byte swizzle, one group after the other.
-// Reads outside the tensor give zeros, writes there are dropped.
+// A tensor of 16-bit elements seen as (64 columns, rows, groups of 64 columns, batch), the innermost axis first: a box
+// of `box_rows` rows and `box_groups` groups lies in shared memory with the 128-byte swizzle, one group after the
+// other. Reads outside the tensor give zeros, writes there are dropped.
 struct TensorMapShape {
   std::int64_t rows = 0, groups = 0, batch = 0;
   std::int64_t row_bytes = 0;    // from a row to the next
@@ -25,8 +25,8 @@ struct TensorMapShape {
   int box_rows = 64, box_groups = 1;
 };
 
-// Throws Error when the driver refuses: no such engine, or a misaligned tensor. `data` is 16-byte aligned device memory.
-// Null gives an empty map and asks no driver: for plans that are compiled or predicted only.
+// Throws Error when the driver refuses: no such engine, or a misaligned tensor. `data` is 16-byte aligned device
+// memory. Null gives an empty map and asks no driver: for plans that are compiled or predicted only.
 TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& shape);
 
 // The same of matrices [batch, rows, columns] that follow each other; `row_bytes` from a row to the next, 0: no gaps.
@@ -49,7 +49,8 @@ struct TensorMapAxis {
   std::int64_t stride_bytes = 0;  // a multiple of 16
   int box = 1;
 };
-// The same for 64 columns and up to 4 further axes in any order; boxes lie in shared memory with the first axis innermost.
+// The same for 64 columns and up to 4 further axes in any order; boxes lie in shared memory with the first axis
+// innermost.
 TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes);
 
 }  // namespace hypermla

@@ -10,9 +10,10 @@
 namespace hypermla {
 namespace {
 
-// What some kernels offer beyond the usual fields, switched off: a case says all of it, since a plan keeps what it was told.
-const Json kPlain = {{"ragged", false}, {"page", 0},   {"pages", 0}, {"fused", false},
-                     {"lse_base2", false}, {"scale", 0.0}, {"split", 0},  {"prefixes", 0},
+// What some kernels offer beyond the usual fields, switched off: a case says all of it, since a plan keeps what it was
+// told.
+const Json kPlain = {{"ragged", false},       {"page", 0},    {"pages", 0}, {"fused", false},
+                     {"lse_base2", false},    {"scale", 0.0}, {"split", 0}, {"prefixes", 0},
                      {"tokens_first", false}, {"after", 0},   {"parts", 1}};
 
 bool has_field(KernelPlan& plan, std::string_view name) {
@@ -69,9 +70,10 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
   struct Shape {
     int b, s, t, h;
   };
-  constexpr Shape kShapes[] = {{1, 1, 1, 1},    {2, 1, 64, 3},   {1, 2, 63, 16},   {3, 3, 65, 1},   {1, 16, 1000, 3},
-                               {2, 17, 257, 5}, {1, 32, 128, 16}, {1, 33, 300, 2},  {1, 64, 513, 1}, {1, 65, 129, 3},
-                               {1, 128, 384, 2}, {1, 129, 1000, 3}, {1, 1, 777, 128}, {2, 4, 200, 128}, {1, 20, 7, 2}};
+  constexpr Shape kShapes[] = {{1, 1, 1, 1},     {2, 1, 64, 3},    {1, 2, 63, 16},   {3, 3, 65, 1},
+                               {1, 16, 1000, 3}, {2, 17, 257, 5},  {1, 32, 128, 16}, {1, 33, 300, 2},
+                               {1, 64, 513, 1},  {1, 65, 129, 3},  {1, 128, 384, 2}, {1, 129, 1000, 3},
+                               {1, 1, 777, 128}, {2, 4, 200, 128}, {1, 20, 7, 2}};
   const bool hybrid = has_field(plan, "n") || has_field(plan, "latent_parts");
   std::vector<Json> cases;
   int turn = 0;

@@ -13,7 +13,8 @@ std::vector<Json> correctness_cases(KernelPlan& plan);
 // Typical problems of deployments, for compilation ahead of time: s = 1, 16, 32, 64, 128 at b = 32, t = 4096.
 std::vector<Json> representative_problems(KernelPlan& plan);
 
-// Whether `hypermla verify` runs a case with every candidate tiling, not only with the default: the ragged ones in bfloat16.
+// Whether `hypermla verify` runs a case with every candidate tiling, not only with the default: the ragged ones in
+// bfloat16.
 bool tries_all_tilings(const Json& correctness_case);
 
 // The kernels of a plan with its present problem: with the present tilings, or also with every candidate.

@@ -9,9 +9,9 @@
 
 namespace hypermla {
 
-// How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected| +
-// rms), rms being the root mean square of the expected elements of its group; an output fails when not
-// ||got - expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN never passes.
+// How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected|
+// + rms), rms being the root mean square of the expected elements of its group; an output fails when not ||got -
+// expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN never passes.
 struct Tolerance {
   double elementwise = 0;
   double norm = 0;
@@ -22,10 +22,10 @@ Tolerance tolerance(DType output, DType computed_in);
 
 struct OutputError {
   std::string output;
-  double relative_norm = 0;       // ||got - expected|| / ||expected|| over all compared elements
-  double worst = 0;               // largest |got - expected| / (|expected| + rms)
+  double relative_norm = 0;  // ||got - expected|| / ||expected|| over all compared elements
+  double worst = 0;          // largest |got - expected| / (|expected| + rms)
   std::vector<std::int64_t> worst_position;
-  double got = 0, expected = 0;   // there
+  double got = 0, expected = 0;  // there
   bool passed = false;
 };
 

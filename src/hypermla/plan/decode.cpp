@@ -33,21 +33,28 @@ void settle(MlaDecodeOptions& at) {
 }
 
 void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
-  const std::pair<const char*, const void*> pointers[] = {
-      {"q_latent", with.q_latent.data}, {"q_rope", with.q_rope.data}, {"cache_latent", with.cache_latent},
-      {"cache_rope", with.cache_rope},  {"o", with.o}};
+  const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
+                                                          {"q_rope", with.q_rope.data},
+                                                          {"cache_latent", with.cache_latent},
+                                                          {"cache_rope", with.cache_rope},
+                                                          {"o", with.o}};
   for (const auto& [name, data] : pointers)
     if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
       fail("{} must point to memory of the device that is aligned to 16 bytes", name);
   if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
-  const std::pair<const char*, std::int64_t> strides[] = {
-      {"q_latent.token_stride", with.q_latent.token_stride}, {"q_latent.head_stride", with.q_latent.head_stride},
-      {"q_rope.token_stride", with.q_rope.token_stride},     {"q_rope.head_stride", with.q_rope.head_stride},
-      {"latent_page_stride", with.latent_page_stride},       {"latent_token_stride", with.latent_token_stride},
-      {"rope_page_stride", with.rope_page_stride},           {"rope_token_stride", with.rope_token_stride},
-      {"o_token_stride", with.o_token_stride},               {"o_head_stride", with.o_head_stride}};
+  const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.token_stride", with.q_latent.token_stride},
+                                                          {"q_latent.head_stride", with.q_latent.head_stride},
+                                                          {"q_rope.token_stride", with.q_rope.token_stride},
+                                                          {"q_rope.head_stride", with.q_rope.head_stride},
+                                                          {"latent_page_stride", with.latent_page_stride},
+                                                          {"latent_token_stride", with.latent_token_stride},
+                                                          {"rope_page_stride", with.rope_page_stride},
+                                                          {"rope_token_stride", with.rope_token_stride},
+                                                          {"o_token_stride", with.o_token_stride},
+                                                          {"o_head_stride", with.o_head_stride}};
   for (const auto& [name, stride] : strides)
-    if (stride <= 0 || stride % 8) fail("{}={} is not supported: it must be a positive multiple of 8 elements", name, stride);
+    if (stride <= 0 || stride % 8)
+      fail("{}={} is not supported: it must be a positive multiple of 8 elements", name, stride);
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
@@ -84,7 +91,7 @@ float to_float(std::uint16_t bits, DType dtype) {
   if (dtype == DType::bfloat16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float value = exponent == 31  ? mantissa ? std::nanf("") : std::numeric_limits<float>::infinity()
-                      : exponent == 0 ? std::ldexp(float(mantissa), -24)
+                       : exponent == 0 ? std::ldexp(float(mantissa), -24)
                                       : std::ldexp(float(mantissa + 1024), exponent - 25);
   return bits >> 15 ? -value : value;
 }
@@ -123,7 +130,8 @@ class DecodeReference : public DecodeKernels {
              options_.max_queries);
     }
     if (starts.back() > options_.max_query_tokens)
-      fail("query_starts ends with {}; a step has at most max_query_tokens={}", starts.back(), options_.max_query_tokens);
+      fail("query_starts ends with {}; a step has at most max_query_tokens={}", starts.back(),
+           options_.max_query_tokens);
     lengths_.assign(lengths, lengths + requests);
     starts_ = std::move(starts);
   }
@@ -132,7 +140,8 @@ class DecodeReference : public DecodeKernels {
     require_tensors(options_, with);
     if (starts_.empty()) fail("run() needs a plan; call plan() first, once per step");
     if (with.query_tokens < starts_.back())
-      fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", with.query_tokens, starts_.back());
+      fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", with.query_tokens,
+           starts_.back());
     for (int r = 0; r < int(lengths_.size()); ++r) {
       const std::vector<float> tokens = read_tokens(with, r);
       const std::string error =
@@ -153,7 +162,8 @@ class DecodeReference : public DecodeKernels {
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
     std::vector<float> tokens(std::size_t(lengths_[request]) * kWidth);
     for (int t = 0; t < lengths_[request]; ++t) {
-      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page], slot = t % options_.page;
+      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page],
+                         slot = t % options_.page;
       if (page < 0 || page >= with.pages)
         fail("block_table[{}][{}] is {}; the cache has {} pages", request, t / options_.page, page, with.pages);
       const auto* z = at(with.cache_latent, page * with.latent_page_stride + slot * with.latent_token_stride);
@@ -184,8 +194,8 @@ class DecodeReference : public DecodeKernels {
     }
     auto* to = static_cast<std::uint16_t*>(with.o) + token * with.o_token_stride + head * with.o_head_stride;
     for (int c = 0; c < kLatent; ++c) to[c] = from_float(seen ? o[c] / sum : 0.0f, options_.dtype);
-    const float empty = options_.empty_lse_positive ? std::numeric_limits<float>::infinity()
-                                                    : -std::numeric_limits<float>::infinity();
+    const float empty =
+        options_.empty_lse_positive ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const float lse = seen ? (most + std::log(sum)) * (options_.lse_base2 ? kLog2e : 1.0f) : empty;
     const std::int64_t row = with.lse_request_stride ? request * with.lse_request_stride + query * with.lse_token_stride
                                                      : token * with.lse_token_stride;

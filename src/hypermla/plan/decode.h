@@ -1,5 +1,6 @@
-// The kernels behind MlaDecode (include/hypermla/mla_decode.h): a planner that runs once per step, and attention that runs
-// once per layer with the caller's pointers. A version of a kernel that can be called so says it by KernelPlan::decode().
+// The kernels behind MlaDecode (include/hypermla/mla_decode.h): a planner that runs once per step, and attention that
+// runs once per layer with the caller's pointers. A version of a kernel that can be called so says it by
+// KernelPlan::decode().
 #pragma once
 
 #include <memory>

@@ -6,8 +6,8 @@
 //   ConcurrentKernels  members that run at once, each on its own stream
 //
 // An executable is built without compiling anything, so that predictions need neither tensors nor compilers. prepare()
-// compiles and loads; run() then only launches: it neither allocates, nor synchronises, nor reads back, and may be captured
-// in a CUDA graph.
+// compiles and loads; run() then only launches: it neither allocates, nor synchronises, nor reads back, and may be
+// captured in a CUDA graph.
 #pragma once
 
 #include <functional>
@@ -79,15 +79,16 @@ class Arguments {
   std::vector<void*> pointers_;
 };
 
-// How one kernel follows from its tiling, whatever its language. `Tiling` is a struct with a field list (base/fields.h).
+// How one kernel follows from its tiling, whatever its language. `Tiling` is a struct with a field list
+// (base/fields.h).
 template <class Problem, class Tiling>
 struct KernelSpec {
-  std::string name;     // of the kernel template and of its files
-  std::string header;   // below the kernel root
-  Problem problem;      // as the kernel sees it: what it learns at run time is 0
+  std::string name;    // of the kernel template and of its files
+  std::string header;  // below the kernel root
+  Problem problem;     // as the kernel sees it: what it learns at run time is 0
   Tiling tiling;
-  std::vector<Tiling> candidates;  // for the tuner; legal for the problem
-  Cost cost;                       // the algorithm's work
+  std::vector<Tiling> candidates;               // for the tuner; legal for the problem
+  Cost cost;                                    // the algorithm's work
   std::function<Cost(const Tiling&)> executed;  // with padded rows and repeated reads: orders the candidates
   // The tiling as a template argument, where the kernel learns some of its fields at run time; null: all of it.
   std::function<Tiling(Tiling)> at_compile_time;
@@ -181,9 +182,10 @@ class CtKernel : public TiledKernel {
  public:
   template <class Problem, class Tiling>
   explicit CtKernel(CtKernelSpec<Problem, Tiling> spec)
-      : TiledKernel(spec, "hypermla::", std::function([spec](const Tiling& tiling) {
-          return KernelLaunch{spec.grid(tiling), {}, {}, [spec, tiling](void*) { return spec.arguments(tiling); }};
-        })) {}
+      : TiledKernel(
+            spec, "hypermla::", std::function([spec](const Tiling& tiling) {
+              return KernelLaunch{spec.grid(tiling), {}, {}, [spec, tiling](void*) { return spec.arguments(tiling); }};
+            })) {}
 };
 
 // CUDA C++ for Hopper (sm_90a): threads, shared memory, clusters and tensor maps are the plan's.
@@ -218,19 +220,19 @@ class KernelPipeline : public Executable {
 // Members that do not depend on each other and run at once: forked off the stream of run() by an event, each on its own
 // stream, and joined to it again. On a CPU one after the other.
 //
-// On a device that they share, blocks of one member wait for room that another takes, in whatever order the hardware deals
-// them out; the overlap is certain where members have SMs of their own, or blocks that all fit at once. The first kernel of a
-// member, and one behind a group in a pipeline, starts after all that it waits for: overlapping its predecessor
-// (LaunchShape::overlaps_previous) it would wait for its own stream only.
+// On a device that they share, blocks of one member wait for room that another takes, in whatever order the hardware
+// deals them out; the overlap is certain where members have SMs of their own, or blocks that all fit at once. The first
+// kernel of a member, and one behind a group in a pipeline, starts after all that it waits for: overlapping its
+// predecessor (LaunchShape::overlaps_previous) it would wait for its own stream only.
 class ConcurrentKernels : public Executable {
  public:
-  // Gets the kernels of all members, in order, with their present tilings; throws Error when they do not fit beside each
-  // other.
+  // Gets the kernels of all members, in order, with their present tilings; throws Error when they do not fit beside
+  // each other.
   using JointValidation = std::function<void(const std::vector<TiledKernel*>&)>;
 
-  // `partition`: SMs of each member's own (Device::streams()); empty: all share the device. What a member launches should fit
-  // its SMs: the plan knows them when it builds it. Throws Error when a member of a partition holds a group itself, whose
-  // streams would leave it.
+  // `partition`: SMs of each member's own (Device::streams()); empty: all share the device. What a member launches
+  // should fit its SMs: the plan knows them when it builds it. Throws Error when a member of a partition holds a group
+  // itself, whose streams would leave it.
   ConcurrentKernels(std::string name, std::vector<std::unique_ptr<Executable>> members,
                     JointValidation validate_joint_tiling = {}, std::vector<int> partition = {});
 
@@ -244,8 +246,8 @@ class ConcurrentKernels : public Executable {
   std::vector<ConcurrentKernels*> groups() override { return {this}; }
   void validate_tilings() override;
   Cost cost() const override;
-  // The longest member alone, or the roofline of the work of all where that is longer: they share one memory and, without a
-  // partition, one arithmetic.
+  // The longest member alone, or the roofline of the work of all where that is longer: they share one memory and,
+  // without a partition, one arithmetic.
   Prediction predict(const DeviceSpec& device, DType dtype) const override;
 
   const std::vector<int>& partition() const { return partition_; }
@@ -257,9 +259,9 @@ class ConcurrentKernels : public Executable {
   std::unique_ptr<StreamGroup> streams_;
 };
 
-// A joint validation for persistent kernels, each a fixed number of blocks ("occupancy" in its tiling: that many on one SM,
-// else one): throws Error when one has more blocks than its partition holds or, without partitions, all together have more
-// than `processors` SMs hold. Those left over would run after the others, not beside them.
+// A joint validation for persistent kernels, each a fixed number of blocks ("occupancy" in its tiling: that many on one
+// SM, else one): throws Error when one has more blocks than its partition holds or, without partitions, all together
+// have more than `processors` SMs hold. Those left over would run after the others, not beside them.
 void require_resident_blocks(const std::vector<TiledKernel*>& kernels, int processors);
 
 // Those that are launched with the present tilings: a merge of parts is not where nothing is cut.

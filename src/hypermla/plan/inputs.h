@@ -34,7 +34,8 @@ class AllocatedTensors {
   Tensors tensors_;
 };
 
-// Elements [first, first + count) of a tensor on a device, as float (an int32 below 2^24 is exact). Any thread may call it.
+// Elements [first, first + count) of a tensor on a device, as float (an int32 below 2^24 is exact). Any thread may call
+// it.
 std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_t first, std::int64_t count);
 
 // Rounds to nearest even, as the hardware does; the bits of the 16-bit type.

@@ -1,5 +1,5 @@
-// A KernelPlan is one version of one kernel: its problem and tiling fields, its tensors, its reference, its cost, and how to
-// build the executable. CLI, tuner, checks, tests and benchmarks know kernels only through this interface.
+// A KernelPlan is one version of one kernel: its problem and tiling fields, its tensors, its reference, its cost, and
+// how to build the executable. CLI, tuner, checks, tests and benchmarks know kernels only through this interface.
 #pragma once
 
 #include <map>
@@ -33,12 +33,13 @@ using Tensors = std::map<std::string, Tensor>;
 struct InputRules {
   // The values of int32 inputs: lengths, block tables. Every int32 input needs some.
   std::map<std::string, std::vector<int>> integers;
-  // Elements {first, count} that no kernel may use: slots of a cache behind the end of a request. They are filled with NaN.
+  // Elements {first, count} that no kernel may use: slots of a cache behind the end of a request. They are filled with
+  // NaN.
   std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> unread;
   // Elements {first, count} of float32 inputs that are -infinity: the log-sum-exp of parts without tokens.
   std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> minus_infinity;
-  // An input [.., rows, columns] whose rows are scaled up along the tokens where a check asks for scores that keep growing, so
-  // that a running maximum has to be raised late.
+  // An input [.., rows, columns] whose rows are scaled up along the tokens where a check asks for scores that keep
+  // growing, so that a running maximum has to be raised late.
   struct Growing {
     std::string tensor;
     int rows, columns;
@@ -50,8 +51,8 @@ struct InputRules {
 using InputReader =
     std::function<std::vector<float>(const std::string& tensor, std::int64_t first, std::int64_t count)>;
 
-// The reference computes outputs in independent groups, such as (batch element, head): group g makes the g-th of `groups`
-// equal, consecutive pieces of every output.
+// The reference computes outputs in independent groups, such as (batch element, head): group g makes the g-th of
+// `groups` equal, consecutive pieces of every output.
 struct ReferenceShape {
   std::int64_t groups = 0;
   double flops_per_group = 0;
@@ -85,7 +86,8 @@ class KernelPlan {
   // Fields of this object, to be read and set in place.
   virtual std::vector<FieldRef> problem_fields() = 0;
   virtual std::vector<FieldRef> tiling_fields() = 0;
-  // Settles the problem fields that the user leaves to the model (the hybrid's n = -1) for a device. Comes before the tiling.
+  // Settles the problem fields that the user leaves to the model (the hybrid's n = -1) for a device. Comes before the
+  // tiling.
   virtual void choose(const DeviceSpec& /*device*/) {}
   // The best guess for the problem on the target, used with --no_autotune and as the tuner's starting point. Writes the
   // tiling fields.

@@ -10,8 +10,8 @@ struct AttentionReference {
   std::vector<double> lse;  // (s): natural logarithm of the sum of exp(score)
 };
 
-// o = softmax(q k^T * scale) v with q (s, e), k (t, e), v (t, dv), all row-major. When causal, query i sees the tokens up to
-// t - s + i; a query that sees none gets o = 0 and lse = -inf.
+// o = softmax(q k^T * scale) v with q (s, e), k (t, e), v (t, dv), all row-major. When causal, query i sees the tokens
+// up to t - s + i; a query that sees none gets o = 0 and lse = -inf.
 AttentionReference attention_reference(const std::vector<float>& q, const std::vector<float>& k,
                                        const std::vector<float>& v, int s, int t, int e, int dv, double scale,
                                        bool causal);

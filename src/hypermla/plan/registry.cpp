@@ -42,8 +42,8 @@ void Registry::add(const std::string& source_file, std::string summary,
   entry.directory.pop_back();  // the slash
   if (directory != entry.design) {
     const std::string suffix = directory.substr(std::min(directory.size(), entry.design.size()));
-    if (directory.rfind(entry.design + "_v", 0) != 0 || suffix.size() < 3 ||
-        suffix.size() > 2 + 6 || suffix[2] == '0' || suffix.find_first_not_of("0123456789", 2) != std::string::npos)
+    if (directory.rfind(entry.design + "_v", 0) != 0 || suffix.size() < 3 || suffix.size() > 2 + 6 ||
+        suffix[2] == '0' || suffix.find_first_not_of("0123456789", 2) != std::string::npos)
       fail("kernel directory {} must be named {} or {}_v<N>, N = 1, 2, ...", directory, entry.design, entry.design);
     entry.version = suffix.substr(1);
   }

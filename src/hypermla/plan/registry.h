@@ -64,10 +64,11 @@ std::string beside(const std::string& source_file, const std::string& name);
 
 #define HYPERMLA_REGISTER(Plan, summary) HYPERMLA_REGISTER_AS(Plan, summary, false)
 #define HYPERMLA_REGISTER_DRAFT(Plan, summary) HYPERMLA_REGISTER_AS(Plan, summary, true)
-#define HYPERMLA_REGISTER_AS(Plan, summary, draft)                                                                     \
-  namespace {                                                                                                          \
-  [[maybe_unused]] const bool registered =                                                                             \
-      (::hypermla::Registry::instance().add(__FILE__, summary, [] { return std::make_unique<Plan>(); }, draft), true); \
+#define HYPERMLA_REGISTER_AS(Plan, summary, draft)                                                                  \
+  namespace {                                                                                                       \
+  [[maybe_unused]] const bool registered = (::hypermla::Registry::instance().add(                                   \
+                                                __FILE__, summary, [] { return std::make_unique<Plan>(); }, draft), \
+                                            true);                                                                  \
   }
 
 }  // namespace hypermla

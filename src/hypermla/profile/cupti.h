@@ -1,5 +1,6 @@
-// CUPTI, found at run time: the counters of a GPU (range profiler, PM sampling) and its timeline (activity records). Types
-// come from its headers; functions are looked up by name, so a machine without CUPTI runs all that needs no counters.
+// CUPTI, found at run time: the counters of a GPU (range profiler, PM sampling) and its timeline (activity records).
+// Types come from its headers; functions are looked up by name, so a machine without CUPTI runs all that needs no
+// counters.
 //
 // Every call of the profiler interfaces takes one structure that begins with its own size, so that newer libraries
 // know which fields a caller has; results are 0 or an error.
@@ -21,21 +22,29 @@
 namespace hypermla::cupti {
 
 // One line per function: the name under which the library exports it.
-#define HYPERMLA_CUPTI_FUNCTIONS(X)                                                                                   \
-  X(cuptiGetResultString) X(cuptiGetVersion) X(cuptiGetTimestamp) X(cuptiGetCallbackName) X(cuptiDeviceGetChipName)   \
-  X(cuptiProfilerInitialize) X(cuptiProfilerDeInitialize) X(cuptiProfilerGetCounterAvailability)                      \
-  X(cuptiProfilerHostInitialize) X(cuptiProfilerHostDeinitialize) X(cuptiProfilerHostConfigAddMetrics)                \
-  X(cuptiProfilerHostGetConfigImageSize) X(cuptiProfilerHostGetConfigImage) X(cuptiProfilerHostGetNumOfPasses)        \
-  X(cuptiProfilerHostEvaluateToGpuValues) X(cuptiRangeProfilerEnable) X(cuptiRangeProfilerDisable)                    \
-  X(cuptiRangeProfilerStart) X(cuptiRangeProfilerStop) X(cuptiRangeProfilerPushRange) X(cuptiRangeProfilerPopRange)   \
-  X(cuptiRangeProfilerGetCounterDataSize) X(cuptiRangeProfilerCounterDataImageInitialize)                             \
-  X(cuptiRangeProfilerSetConfig) X(cuptiRangeProfilerDecodeData) X(cuptiRangeProfilerGetCounterDataInfo)              \
-  X(cuptiPmSamplingGetCounterAvailability) X(cuptiPmSamplingEnable) X(cuptiPmSamplingDisable)                         \
-  X(cuptiPmSamplingSetConfig) X(cuptiPmSamplingGetCounterDataSize) X(cuptiPmSamplingCounterDataImageInitialize)       \
-  X(cuptiPmSamplingStart) X(cuptiPmSamplingStop) X(cuptiPmSamplingDecodeData) X(cuptiPmSamplingGetCounterDataInfo)    \
-  X(cuptiPmSamplingCounterDataGetSampleInfo) X(cuptiActivityRegisterCallbacks) X(cuptiActivityEnable)                 \
-  X(cuptiActivityDisable) X(cuptiActivityFlushAll) X(cuptiActivityGetNextRecord)                                      \
-  X(cuptiActivityPushExternalCorrelationId) X(cuptiActivityPopExternalCorrelationId)
+#define HYPERMLA_CUPTI_FUNCTIONS(X)                                                                                    \
+  X(cuptiGetResultString)                                                                                              \
+  X(cuptiGetVersion) X(cuptiGetTimestamp) X(cuptiGetCallbackName) X(cuptiDeviceGetChipName) X(cuptiProfilerInitialize) \
+      X(cuptiProfilerDeInitialize) X(cuptiProfilerGetCounterAvailability) X(cuptiProfilerHostInitialize)               \
+          X(cuptiProfilerHostDeinitialize) X(cuptiProfilerHostConfigAddMetrics) X(cuptiProfilerHostGetConfigImageSize) \
+              X(cuptiProfilerHostGetConfigImage) X(cuptiProfilerHostGetNumOfPasses)                                    \
+                  X(cuptiProfilerHostEvaluateToGpuValues) X(cuptiRangeProfilerEnable) X(cuptiRangeProfilerDisable)     \
+                      X(cuptiRangeProfilerStart) X(cuptiRangeProfilerStop) X(cuptiRangeProfilerPushRange)              \
+                          X(cuptiRangeProfilerPopRange) X(cuptiRangeProfilerGetCounterDataSize)                        \
+                              X(cuptiRangeProfilerCounterDataImageInitialize) X(cuptiRangeProfilerSetConfig)           \
+                                  X(cuptiRangeProfilerDecodeData) X(cuptiRangeProfilerGetCounterDataInfo)              \
+                                      X(cuptiPmSamplingGetCounterAvailability) X(cuptiPmSamplingEnable)                \
+                                          X(cuptiPmSamplingDisable) X(cuptiPmSamplingSetConfig)                        \
+                                              X(cuptiPmSamplingGetCounterDataSize)                                     \
+                                                  X(cuptiPmSamplingCounterDataImageInitialize) X(cuptiPmSamplingStart) \
+                                                      X(cuptiPmSamplingStop) X(cuptiPmSamplingDecodeData)              \
+                                                          X(cuptiPmSamplingGetCounterDataInfo) X(                      \
+                                                              cuptiPmSamplingCounterDataGetSampleInfo)                 \
+                                                              X(cuptiActivityRegisterCallbacks) X(cuptiActivityEnable) \
+                                                                  X(cuptiActivityDisable) X(cuptiActivityFlushAll)     \
+                                                                      X(cuptiActivityGetNextRecord)                    \
+                                                                          X(cuptiActivityPushExternalCorrelationId)    \
+                                                                              X(cuptiActivityPopExternalCorrelationId)
 
 struct Library {
 #define HYPERMLA_DECLARE(name) decltype(&::name) name = nullptr;

@@ -13,7 +13,9 @@ namespace {
 struct Writer;
 
 template <class T>
-concept HasFields = requires(Writer& field, T& object) { fields(field, object); };
+concept HasFields = requires(Writer& field, T& object) {
+  fields(field, object);
+};
 
 struct Writer {
   template <class T>
@@ -87,19 +89,17 @@ void fields(auto& field, Cost& x) {
 }
 
 void fields(auto& field, Times& x) {
-  field("median_us", x.median_us)("low_us", x.low_us)("high_us", x.high_us)("repetitions", x.repetitions)
-       ("sm_MHz", x.sm_mhz)("watts", x.watts)("tflops", x.tflops)("gbps", x.gbps)
-       ("roofline_fraction", x.roofline_fraction);
+  field("median_us", x.median_us)("low_us", x.low_us)("high_us", x.high_us)("repetitions", x.repetitions)(
+      "sm_MHz", x.sm_mhz)("watts", x.watts)("tflops", x.tflops)("gbps", x.gbps)("roofline_fraction",
+                                                                                x.roofline_fraction);
 }
 
 void fields(auto& field, Bottleneck& x) {
-  field("class", x.kind)("confidence", x.confidence)("why", x.why)("evidence", x.evidence)
-       ("stage", x.stage, !x.stage.empty());
+  field("class", x.kind)("confidence", x.confidence)("why", x.why)("evidence", x.evidence)("stage", x.stage,
+                                                                                           !x.stage.empty());
 }
 
-void fields(auto& field, Issue& x) {
-  field("name", x.name)("trigger", x.trigger)("why", x.why);
-}
+void fields(auto& field, Issue& x) { field("name", x.name)("trigger", x.trigger)("why", x.why); }
 
 void fields(auto& field, Opportunity& x) {
   field("id", x.id)("name", x.name)("gain_percent", x.gain_percent)("trigger", x.trigger)("why", x.why);
@@ -108,41 +108,33 @@ void fields(auto& field, Opportunity& x) {
 void fields(auto& field, ProfileStage& x) {
   const bool is_group = !x.members.empty();
   const bool judged = x.bottleneck.has_value();
-  field("name", x.name)("members", x.members, is_group)("partition", x.partition, !x.partition.empty())
-       ("tiling", x.tiling)("grid", x.grid)("artifact", x.artifact, !is_group)
-       ("compiler", x.compiler, !x.compiler.empty())("registers", x.registers)("frame_bytes", x.frame_bytes)
-       ("shared_bytes", x.shared_bytes)("flops", x.flops)("bytes", x.bytes)("predicted_us", x.predicted_us)
-       ("bound", x.bound)("group", x.group, !x.group.empty())("processors", x.processors)("burst", x.burst)
-       ("metrics", x.metrics, !x.metrics.empty())("metrics_source", x.metrics_source, !x.metrics.empty())
-       ("signals", x.signals, judged)("classification", x.bottleneck)("issues", x.issues, judged);
+  field("name", x.name)("members", x.members, is_group)("partition", x.partition, !x.partition.empty())(
+      "tiling", x.tiling)("grid", x.grid)("artifact", x.artifact, !is_group)(
+      "compiler", x.compiler, !x.compiler.empty())("registers", x.registers)("frame_bytes", x.frame_bytes)(
+      "shared_bytes", x.shared_bytes)("flops", x.flops)("bytes", x.bytes)("predicted_us", x.predicted_us)(
+      "bound", x.bound)("group", x.group, !x.group.empty())("processors", x.processors)("burst", x.burst)(
+      "metrics", x.metrics, !x.metrics.empty())("metrics_source", x.metrics_source, !x.metrics.empty())(
+      "signals", x.signals, judged)("classification", x.bottleneck)("issues", x.issues, judged);
 }
 
 void fields(auto& field, TimelineFigures::Kernel& x) {
-  field("name", x.name)("runs", x.runs)("sum_us", x.sum_us)("mean_us", x.mean_us)("tensor_pct", x.tensor_pct)
-       ("dram_pct", x.dram_pct)("bubble_pct", x.bubble_pct);
+  field("name", x.name)("runs", x.runs)("sum_us", x.sum_us)("mean_us", x.mean_us)("tensor_pct", x.tensor_pct)(
+      "dram_pct", x.dram_pct)("bubble_pct", x.bubble_pct);
 }
 
-void fields(auto& field, TimelineFigures::Samples& x) {
-  field("count", x.count)("interval_us", x.interval_us);
-}
+void fields(auto& field, TimelineFigures::Samples& x) { field("count", x.count)("interval_us", x.interval_us); }
 
-void fields(auto& field, TimelineFigures::Overlap& x) {
-  field("a", x.a)("b", x.b)("us", x.us)("share", x.share);
-}
+void fields(auto& field, TimelineFigures::Overlap& x) { field("a", x.a)("b", x.b)("us", x.us)("share", x.share); }
 
-void fields(auto& field, TimelineFigures::Gap& x) {
-  field("us", x.us)("after", x.after)("before", x.before);
-}
+void fields(auto& field, TimelineFigures::Gap& x) { field("us", x.us)("after", x.after)("before", x.before); }
 
-void fields(auto& field, TimelineFigures::Step& x) {
-  field("name", x.name)("us", x.us)("waited_us", x.waited_us);
-}
+void fields(auto& field, TimelineFigures::Step& x) { field("name", x.name)("us", x.us)("waited_us", x.waited_us); }
 
 void fields(auto& field, TimelineFigures& x) {
-  field("operations", x.operations)("streams", x.streams)("span_us", x.span_us)("busy_us", x.busy_us)
-       ("sum_us", x.sum_us)("idle_us", x.idle_us)("concurrency", x.concurrency)("kernels", x.kernels)
-       ("samples", x.samples)("no_samples", x.no_samples, !x.no_samples.empty())("overlaps", x.overlaps)
-       ("gaps", x.gaps)("critical_path", x.critical_path);
+  field("operations", x.operations)("streams", x.streams)("span_us", x.span_us)("busy_us", x.busy_us)(
+      "sum_us", x.sum_us)("idle_us", x.idle_us)("concurrency", x.concurrency)("kernels", x.kernels)(
+      "samples", x.samples)("no_samples", x.no_samples, !x.no_samples.empty())("overlaps", x.overlaps)("gaps", x.gaps)(
+      "critical_path", x.critical_path);
 }
 
 void fields(auto& field, Profile::ProfiledDevice& x) {
@@ -154,36 +146,32 @@ void fields(auto& field, Profile::Clocks& x) {
 }
 
 void fields(auto& field, Profile::Roofline& x) {
-  field("peak_tflops", x.peak_tflops)("peak_gbps", x.peak_gbps)("ridge", x.ridge)("predicted_us", x.predicted_us)
-       ("bound", x.bound)("matmul_burst_tflops", x.matmul_burst_tflops)
-       ("matmul_sustained_tflops", x.matmul_sustained_tflops)("read_GBps", x.read_gbps)("copy_GBps", x.copy_gbps);
+  field("peak_tflops", x.peak_tflops)("peak_gbps", x.peak_gbps)("ridge", x.ridge)("predicted_us", x.predicted_us)(
+      "bound", x.bound)("matmul_burst_tflops", x.matmul_burst_tflops)(
+      "matmul_sustained_tflops", x.matmul_sustained_tflops)("read_GBps", x.read_gbps)("copy_GBps", x.copy_gbps);
 }
 
-void fields(auto& field, Profile::Timing& x) {
-  field("cold", x.cold)("burst", x.burst)("sustained", x.sustained);
-}
+void fields(auto& field, Profile::Timing& x) { field("cold", x.cold)("burst", x.burst)("sustained", x.sustained); }
 
 void fields(auto& field, Profile::Counters& x) {
-  field("chip", x.chip)("passes", x.passes)("unknown", x.unknown, x.chip.has_value())
-       ("missing_groups", x.missing_groups, !x.missing_groups.empty())("source", x.source)
-       ("attempts", x.attempts, !x.attempts.empty());
+  field("chip", x.chip)("passes", x.passes)("unknown", x.unknown, x.chip.has_value())(
+      "missing_groups", x.missing_groups, !x.missing_groups.empty())("source", x.source)("attempts", x.attempts,
+                                                                                         !x.attempts.empty());
 }
 
 struct NcuPage {
   std::string& report;
 };
-void fields(auto& field, NcuPage& x) {
-  field("report", x.report);
-}
+void fields(auto& field, NcuPage& x) { field("report", x.report); }
 
 void fields(auto& field, Profile& x) {
   NcuPage ncu{x.ncu_report};
-  field("schema", x.schema)("mode", x.mode)("date", x.date)("kernel", x.kernel)("version", x.version)
-       ("label", x.label, !x.label.empty())("problem", x.problem)("device", x.device)("clocks", x.clocks)
-       ("roofline", x.roofline)("cost", x.cost)("timing", x.timing)("stages", x.stages)
-       ("host_us_per_run", x.host_us_per_run)("missing", x.missing, !x.missing.empty())("counters", x.counters)
-       ("timeline", x.timeline)("ncu", ncu, !x.ncu_report.empty())("classification", x.bottleneck)
-       ("opportunities", x.opportunities, x.bottleneck.has_value());
+  field("schema", x.schema)("mode", x.mode)("date", x.date)("kernel", x.kernel)("version", x.version)(
+      "label", x.label, !x.label.empty())("problem", x.problem)("device", x.device)("clocks", x.clocks)(
+      "roofline", x.roofline)("cost", x.cost)("timing", x.timing)("stages", x.stages)(
+      "host_us_per_run", x.host_us_per_run)("missing", x.missing, !x.missing.empty())("counters", x.counters)(
+      "timeline", x.timeline)("ncu", ncu, !x.ncu_report.empty())("classification", x.bottleneck)(
+      "opportunities", x.opportunities, x.bottleneck.has_value());
 }
 
 Json to_json(const Profile& profile) {

@@ -40,7 +40,8 @@ Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, Kind ki
 }
 
 Rules Rules::parse(const Json& json, const std::string& name) {
-  if (json.value("schema", 0) != kRulesSchema) fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
+  if (json.value("schema", 0) != kRulesSchema)
+    fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
   Rules rules;
   auto parse_all = [&](const char* list, Kind kind) {
     std::vector<Rule> parsed;

@@ -16,8 +16,9 @@ namespace hypermla {
 std::vector<std::string> sampled_metrics();
 
 // Samples a device (by its CUDA ordinal) from start() to stop(). Kernels run as without it, and activity records may be
-// taken at the same time: CUPTI converts the time stamps of both to the host's clock by the same rule, so that samples and
-// records lie on one time line (on an H200 a fill of 118 us and its samples of 2 us agree to one sample at both ends).
+// taken at the same time: CUPTI converts the time stamps of both to the host's clock by the same rule, so that samples
+// and records lie on one time line (on an H200 a fill of 118 us and its samples of 2 us agree to one sample at both
+// ends).
 class Sampler {
  public:
   // `interval`: nanoseconds; `count`: as many samples as can come between start() and stop(), since CUPTI drops what

@@ -28,9 +28,15 @@ namespace hypermla {
 // fma_gflops is fp32 on the vector units, all cores or SMs. power_share is a in x + a y <= 1, x and y the tensor work
 // and the reads that go on together, as fractions of matmul_sustained_tflops and read_GBps alone. launch_us is the
 // least cost of one more kernel in a recording. All are numbers, but date (YYYY-MM-DD) and note.
-inline constexpr std::array<std::string_view, 9> kMeasuredKeys = {
-    "matmul_burst_tflops", "matmul_sustained_tflops", "read_GBps", "copy_GBps", "fma_gflops",
-    "power_share",         "launch_us",               "date",      "note"};
+inline constexpr std::array<std::string_view, 9> kMeasuredKeys = {"matmul_burst_tflops",
+                                                                  "matmul_sustained_tflops",
+                                                                  "read_GBps",
+                                                                  "copy_GBps",
+                                                                  "fma_gflops",
+                                                                  "power_share",
+                                                                  "launch_us",
+                                                                  "date",
+                                                                  "note"};
 
 struct DeviceSpec {
   std::string name;

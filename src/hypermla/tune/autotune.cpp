@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "hypermla/tune/history.h"
 #include "hypermla/device/measure.h"
+#include "hypermla/tune/history.h"
 
 namespace hypermla {
 namespace {
@@ -11,8 +11,8 @@ namespace {
 // The present tiling is one even when the list lacks it, so tuning never ends below the default. On a machine without a
 // compiler, those that the cache holds.
 //
-// Those that do not go with the present tilings of the kernels beside it are left out, and nothing is remembered of it: they
-// may do when those change.
+// Those that do not go with the present tilings of the kernels beside it are left out, and nothing is remembered of it:
+// they may do when those change.
 std::vector<Candidate> present_candidates(TiledKernel& kernel, Executable& executable, const Compiler& compiler,
                                           const std::string& arch, const DeviceSpec& spec, DType dtype) {
   const Json present = kernel.tiling();
@@ -33,8 +33,10 @@ std::vector<Candidate> present_candidates(TiledKernel& kernel, Executable& execu
     if (compiler.available(kernel.source(tiling), arch))
       candidates.push_back({tiling, kernel.predict_seconds(tiling, spec, dtype)});
   if (candidates.empty())
-    fail("no tiling of {} is in the cache for {} and no compiler was found; run ./hypermla once to install the pinned "
-         "wheels, or carry a cache filled by `hypermla compile --arch={} --candidates`", kernel.name(), arch, arch);
+    fail(
+        "no tiling of {} is in the cache for {} and no compiler was found; run ./hypermla once to install the pinned "
+        "wheels, or carry a cache filled by `hypermla compile --arch={} --candidates`",
+        kernel.name(), arch, arch);
   return candidates;
 }
 

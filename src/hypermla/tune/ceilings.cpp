@@ -133,10 +133,11 @@ Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler) {
     device->fill(from.data(), 1, bytes);
     device->fill(to.data(), 2, bytes);
     Timing timing;
-    for (int i = 0; i < 5; ++i) timing.seconds.push_back(device->time([&](StreamHandle) {
-      device->copy(to.data(), from.data(), bytes);
-      device->synchronize();
-    }));
+    for (int i = 0; i < 5; ++i)
+      timing.seconds.push_back(device->time([&](StreamHandle) {
+        device->copy(to.data(), from.data(), bytes);
+        device->synchronize();
+      }));
     measured["copy_GBps"] = 2e-9 * best_rate(double(bytes), timing);
   }
   if (!device->is_gpu()) {

@@ -7,8 +7,8 @@
 namespace hypermla {
 
 // What the probes measure (plan/probes.h), and copy_GBps. On a GPU that is the driver's copy, and there are
-// matmul_{burst,sustained}_tflops of an 8192^3 bfloat16 product by cuBLAS where that library is found. On a CPU there is
-// fma_gflops of fp32 fused multiply-adds on all cores. Keys as in roofline/device_spec.h.
+// matmul_{burst,sustained}_tflops of an 8192^3 bfloat16 product by cuBLAS where that library is found. On a CPU there
+// is fma_gflops of fp32 fused multiply-adds on all cores. Keys as in roofline/device_spec.h.
 Json measure_ceilings(std::shared_ptr<Device> device, Compiler& compiler);
 
 // The kernels of the probes, to be compiled ahead of time.

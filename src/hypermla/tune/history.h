@@ -15,8 +15,8 @@ namespace hypermla {
 
 class TuningHistory {
  public:
-  // Each part becomes one directory; characters other than letters, digits, '.', '-' and '_' become '_', so a device may
-  // be given by its name. Throws Error when a part is empty or only dots.
+  // Each part becomes one directory; characters other than letters, digits, '.', '-' and '_' become '_', so a device
+  // may be given by its name. Throws Error when a part is empty or only dots.
   TuningHistory(const std::filesystem::path& root, std::string_view kernel_fingerprint, std::string_view problem_key,
                 std::string_view device_key);
 

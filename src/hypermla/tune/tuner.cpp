@@ -30,8 +30,8 @@ double median_of(const std::vector<double>& sorted) {
   return sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-// The narrowest pair of order statistics, as far from the lower as from the upper end, between which the true median lies
-// with a probability of 95 %; unbounded when there are too few samples for one. A sample is below the median with
+// The narrowest pair of order statistics, as far from the lower as from the upper end, between which the true median
+// lies with a probability of 95 %; unbounded when there are too few samples for one. A sample is below the median with
 // probability 1/2, so the pair (k, n + 1 - k) misses it with probability 2 P(Binomial(n, 1/2) < k).
 std::pair<double, double> median_interval(const std::vector<double>& sorted) {
   const std::size_t n = sorted.size();

@@ -60,8 +60,8 @@ class Tuner {
   void reject(int index, std::string why);
 
   bool done() const { return !next(); }
-  std::optional<int> best() const;          // lowest median; empty when nothing was measured
-  double median_seconds(int index) const;   // infinite when nothing was measured
+  std::optional<int> best() const;         // lowest median; empty when nothing was measured
+  double median_seconds(int index) const;  // infinite when nothing was measured
   // [{"tiling": {}, "predicted_seconds": s, "median_seconds": s, "seconds": [s...], "rejected": "why"}], in order of
   // prediction, without what is unknown.
   Json history() const;

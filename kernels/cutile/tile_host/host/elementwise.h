@@ -61,8 +61,8 @@ requires(!is_tile<T>) class Source<T, Out> {
   wide<T> value_;
 };
 
-// f applied to the elements (in their wide types) of the operands broadcast to shape S. The result lies in the memory of
-// the first operand that is a temporary of the right size: `s * scale - max` makes one tile, not two.
+// f applied to the elements (in their wide types) of the operands broadcast to shape S. The result lies in the memory
+// of the first operand that is a temporary of the right size: `s * scale - max` makes one tile, not two.
 template <class E, class S, class F, class... T>
 tile<E, S> map(F f, T... operands) {
   return [&](Source<T, S>... source) {

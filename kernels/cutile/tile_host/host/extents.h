@@ -34,7 +34,8 @@ constexpr auto operator""_ic() noexcept {
 
 inline constexpr std::size_t dynamic_extent = static_cast<std::size_t>(-1);
 
-// Sizes of a tensor. A size that is `dynamic_extent` is given to the constructor, which takes either those sizes or all.
+// Sizes of a tensor. A size that is `dynamic_extent` is given to the constructor, which takes either those sizes or
+// all.
 template <std::integral Index, std::size_t... Sizes>
 class extents {
  public:

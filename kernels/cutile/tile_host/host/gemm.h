@@ -1,9 +1,9 @@
 // The matrix product under mma(): packing, and a micro-kernel that keeps a block of the result in registers.
 //
-// One operand ("rows") is read one cell at a time and broadcast, straight from row-major memory; the other ("panels") is
-// packed so that kLanes of its columns lie side by side. A cell is 32 bits that are multiplied at once: one float, or two
-// bfloat16, neighbours along the inner dimension, where the CPU has a dot product for them (AVX512-BF16: twice the
-// rate). All else is the same for both, and which operand of mma() becomes rows is its caller's choice.
+// One operand ("rows") is read one cell at a time and broadcast, straight from row-major memory; the other ("panels")
+// is packed so that kLanes of its columns lie side by side. A cell is 32 bits that are multiplied at once: one float,
+// or two bfloat16, neighbours along the inner dimension, where the CPU has a dot product for them (AVX512-BF16: twice
+// the rate). All else is the same for both, and which operand of mma() becomes rows is its caller's choice.
 #pragma once
 
 #ifdef __AVX512BF16__

@@ -1,5 +1,6 @@
-// exp2 and log2 on vectors of floats. Written out, because the C library's are calls per element, and -ffast-math, which
-// would have the compiler use its vector library, breaks the arithmetic of infinities that an online softmax rests on.
+// exp2 and log2 on vectors of floats. Written out, because the C library's are calls per element, and -ffast-math,
+// which would have the compiler use its vector library, breaks the arithmetic of infinities that an online softmax
+// rests on.
 #pragma once
 
 #include <limits>

@@ -66,9 +66,9 @@ void multiply_small(const E* a, bool a_swapped, const E* b, bool b_swapped, floa
   }
 }
 
-// One product. `a` lies in memory as [M, K], or [K, M] if swapped; `b` as [K, N], or [N, K] if swapped. The operand with
-// its inner dimension contiguous becomes rows, so that it needs no packing. When both have it so, as in Q K^T, that is
-// the larger one; if it is b, the transposed product is computed and turned when it is added.
+// One product. `a` lies in memory as [M, K], or [K, M] if swapped; `b` as [K, N], or [N, K] if swapped. The operand
+// with its inner dimension contiguous becomes rows, so that it needs no packing. When both have it so, as in Q K^T,
+// that is the larger one; if it is b, the transposed product is computed and turned when it is added.
 template <std::size_t M, std::size_t N, std::size_t K, class E>
 void multiply_add(const E* a, bool a_swapped, const E* b, bool b_swapped, float* c) {
   using Cells = cells_for<E, K>;

@@ -1,4 +1,5 @@
-// Vectors of the machine's width through the compiler's vector extensions: the same source for AVX2, AVX-512 and others.
+// Vectors of the machine's width through the compiler's vector extensions: the same source for AVX2, AVX-512 and
+// others.
 #pragma once
 
 #include <cstddef>

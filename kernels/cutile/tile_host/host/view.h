@@ -116,8 +116,8 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
     return place;
   }
 
-  // move(offset in the tile, offset in the tensor, count) for each run of elements that both have in one piece. The rows
-  // of a tile as wide as the tensor are one run.
+  // move(offset in the tile, offset in the tensor, count) for each run of elements that both have in one piece. The
+  // rows of a tile as wide as the tensor are one run.
   template <std::size_t d = 0, class Move>
   static void for_runs(const Place& place, Move move, std::size_t in_tile = 0, std::size_t in_tensor = 0) {
     constexpr std::size_t step = [] {
@@ -125,8 +125,8 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
       for (std::size_t i = d + 1; i < kRank; ++i) size *= Shape::static_extent(i);
       return size;
     }();
-    // A tile that reaches over an inner edge has gaps, though its strides may happen to fit: 16 queries of a head that has 1,
-    // where there are 16 heads.
+    // A tile that reaches over an inner edge has gaps, though its strides may happen to fit: 16 queries of a head that
+    // has 1, where there are 16 heads.
     bool gaps = false;
     for (std::size_t i = d + 1; i < kRank; ++i) gaps = gaps || place.valid[i] != std::size_t(Shape::static_extent(i));
     if (place.stride[d] == step && !gaps) {

@@ -85,7 +85,8 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
   }
 
  private:
-  // As many queries of a request as there are, in tiles of equal size if they are many, and then as many requests as fit.
+  // As many queries of a request as there are, in tiles of equal size if they are many, and then as many requests as
+  // fit.
   struct Tile {
     explicit Tile(const CombineProblem& at)
         : per_requests(int(ceil_div(at.s, kTileRows))),
@@ -98,8 +99,7 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
   };
 
   // A tensor [parts, B, H, S, width] as (64 columns, query, 64 columns of a query of a head, request of a part).
-  static TensorMap rows_map(const CombineProblem& at, const Tile& tile, const void* data, int width,
-                            int parts) {
+  static TensorMap rows_map(const CombineProblem& at, const Tile& tile, const void* data, int width, int parts) {
     if (!parts) return {};
     const std::int64_t row = 2 * width, groups = std::int64_t{at.h} * at.s * (width / 64);
     return make_tensor_map(
@@ -107,8 +107,8 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
         {{at.s, row, tile.Bs}, {groups, 128, 1}, {std::int64_t{parts} * at.b, row * at.h * at.s, tile.Bb}});
   }
 
-  // {blocks, keep}: one thread block per multiprocessor. Outputs that L2 can hold stay there for the kernel behind this one,
-  // if the rows that were read make room for them; more outputs leave in better order without that.
+  // {blocks, keep}: one thread block per multiprocessor. Outputs that L2 can hold stay there for the kernel behind this
+  // one, if the rows that were read make room for them; more outputs leave in better order without that.
   std::vector<DecompressCombineTiling> candidates() const {
     const int filling = std::max(1, target.processors / std::max(problem.h, 1));
     const bool keep = 2.0 * problem.b * problem.h * problem.s * problem.d > (32 << 20);

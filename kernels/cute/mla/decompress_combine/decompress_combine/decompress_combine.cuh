@@ -291,11 +291,11 @@ __device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Ro
   }
 }
 
-// Parts as in mla/combine/combine_plan.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S, 128] and
-// lse_decompressed [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S]; log-sum-exps
-// natural, fp32. latent_map, decompressed_map: (64 columns, query, 64 columns of a query of a head: ((head * S) * width
-// / 64 + group), part * B + request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns, query, group,
-// request). w_map as in hopper/tma.h, boxes of 64 rows and both groups.
+// Parts as in mla/combine/combine_plan.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S,
+// 128] and lse_decompressed [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S];
+// log-sum-exps natural, fp32. latent_map, decompressed_map: (64 columns, query, 64 columns of a query of a head: ((head
+// * S) * width / 64 + group), part * B + request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns,
+// query, group, request). w_map as in hopper/tma.h, boxes of 64 rows and both groups.
 template <CombineProblem problem, DecompressCombineTiling tiling>
 __global__ void __launch_bounds__(320, 1)
     decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap decompressed_map,

@@ -1,5 +1,5 @@
-// The last step of an attention in parts, on Hopper: the value projection of the latent parts and the merge of all parts. The
-// tiling. Read by the host and, as a template argument of the kernel, by the device compiler.
+// The last step of an attention in parts, on Hopper: the value projection of the latent parts and the merge of all
+// parts. The tiling. Read by the host and, as a template argument of the kernel, by the device compiler.
 #pragma once
 
 #include "mla/combine/combine.h"

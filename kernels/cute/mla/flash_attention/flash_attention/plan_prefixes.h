@@ -9,9 +9,9 @@ inline constexpr int kMaxPrefixes = 1024, kMaxPrefixRequests = 8192;
 // Of every head: the rows and the tokens of one tile.
 struct alignas(16) Chunk {
   int prefix;
-  int row;     // first query
-  int tokens;  // length of the prefix
-  int blocks;  // of 128 tokens, of this part of them
+  int row;              // first query
+  int tokens;           // length of the prefix
+  int blocks;           // of 128 tokens, of this part of them
   int first, requests;  // requests order[first .. first + requests) share the prefix
   int first_block, part;
 };

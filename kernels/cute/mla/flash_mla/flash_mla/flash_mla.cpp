@@ -35,14 +35,16 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
             .traffic = 0.012f};  // 73.7 KB at 4.5 TB/s against 1.4 us
   }
 
-  // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart over long
-  // requests; where the tiles of all requests are few, too, the start of the kernel counts.
+  // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart
+  // over long requests; where the tiles of all requests are few, too, the start of the kernel counts.
   std::vector<FlashMlaTiling> candidates() const override {
     std::vector<FlashMlaTiling> all = {{false, 0}, {true, 0}};
     if (may_prefetch()) all.push_back({true, 2});
     const std::int64_t of_request = row_tiles({}), tiles = of_request * problem.b;
-    if (of_request <= 2 && 3 * tiles <= target.processors) std::swap(all.front(), all.back());
-    else if (of_request <= (problem.ragged ? 2 : 8)) std::swap(all[0], all[1]);
+    if (of_request <= 2 && 3 * tiles <= target.processors)
+      std::swap(all.front(), all.back());
+    else if (of_request <= (problem.ragged ? 2 : 8))
+      std::swap(all[0], all[1]);
     return all;
   }
 
@@ -52,7 +54,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 
-HYPERMLA_REGISTER(FlashMlaPlan, "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")
+HYPERMLA_REGISTER(FlashMlaPlan,
+                  "attention in the latent space, scheduled by hand for Hopper: dense or paged, ragged lengths")
 
 }  // namespace
 }  // namespace hypermla::cute

@@ -103,8 +103,9 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
   }
 }
 
-// Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of z_map, 1
-// where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are not used.
+// Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of
+// z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
+// not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");

@@ -12,22 +12,20 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   void validate() const override {
     LatentPlan::validate();
     if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);
-    if (tiling.cluster != 1 && tiling.cluster != 2) fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
+    if (tiling.cluster != 1 && tiling.cluster != 2)
+      fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
     validate_prefetch(tiling.prefetch);
   }
   // results/nvidia-h200/cute-flash_mla_v1-*.json: b1 10.5 us, h16 38.3 us; 1.05 and 0.92 us a tile of 32 or 16 rows and
   // 64 tokens.
   std::vector<Figures> figures() const override {
-    return {{.rows = 16,
-             .burst = 0.42,
-             .sustained = 0.42,
-             .memory = 0.95,
-             .launches = {.full = 2, .half = 1.5, .few = 2.4}},
-            {.rows = 32,
-             .burst = 0.71,
-             .sustained = 0.71,
-             .memory = 0.92,
-             .launches = {.full = 2, .half = 1.5, .few = 3}}};
+    return {
+        {.rows = 16,
+         .burst = 0.42,
+         .sustained = 0.42,
+         .memory = 0.95,
+         .launches = {.full = 2, .half = 1.5, .few = 2.4}},
+        {.rows = 32, .burst = 0.71, .sustained = 0.71, .memory = 0.92, .launches = {.full = 2, .half = 1.5, .few = 3}}};
   }
 
  protected:

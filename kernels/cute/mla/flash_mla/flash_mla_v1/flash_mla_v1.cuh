@@ -41,8 +41,8 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTile = 64;          // tokens of a block, columns of a box
-inline constexpr int kPairs = 4;          // pairs of latent boxes of a block
+inline constexpr int kTile = 64;  // tokens of a block, columns of a box
+inline constexpr int kPairs = 4;  // pairs of latent boxes of a block
 
 template <int N>
 struct Shared {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
   const int token_in_block = warp * 16 + (lane >> 2);  // of this thread's first token; the second is 8 on
   const int row = 2 * (lane & 3);                      // of this thread's first row of an octet; the second is 1 on
 
-  float o[8][N / 2];             // (512, N) / consumer
-  float p[N / 2];                // (64, N) scores, then weights
+  float o[8][N / 2];  // (512, N) / consumer
+  float p[N / 2];     // (64, N) scores, then weights
   RowsOnN<N> running(warp, lane);
-  int sequence = 0;              // of the item's first token block among those of this thread block
+  int sequence = 0;  // of the item's first token block among those of this thread block
   u32 queries_phase = 0;
   int parity = 0;
 

@@ -8,8 +8,8 @@
 namespace hypermla::cute {
 namespace {
 
-// What one multiprocessor of an H200 computes in the latent path and reads in the decompressed one, each beside the other
-// path, and what memory gives all that read; a second. docs/kernels/cute-mla-var6-plus-v5.md
+// What one multiprocessor of an H200 computes in the latent path and reads in the decompressed one, each beside the
+// other path, and what memory gives all that read; a second. docs/kernels/cute-mla-var6-plus-v5.md
 constexpr double kLatentFlops = 5.2e12, kReadBytes = 64e9, kMemoryBytes = 3.9e12;
 
 // Seconds of both paths at once, with `readers` of the `processors` on the decompressed path.

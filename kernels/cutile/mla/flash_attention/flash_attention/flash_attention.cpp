@@ -56,8 +56,8 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
   TimeEstimate time(const Ceilings& ceilings) const override { return decompressed_time(problem, figures(), ceilings); }
 
  private:
-  // {Bm, Bn, num_warps, occupancy}: the best first guess leads, the tuner measures the others. None of the GPU's keeps a
-  // stack frame (Bn = 256, and Bm = 32 with Bn = 64, would).
+  // {Bm, Bn, num_warps, occupancy}: the best first guess leads, the tuner measures the others. None of the GPU's keeps
+  // a stack frame (Bn = 256, and Bm = 32 with Bn = 64, would).
   std::vector<FlashAttentionTiling> candidates() const {
     const int s = problem.s;
     if (!target.is_gpu()) {

@@ -13,14 +13,12 @@ namespace hypermla {
 // q [B,H,S,D], qpe [B,H,S,P], k and v [B,H,T,D], kpe [B,T,P] -> o [B,H,S,D], lse [B,H,S] (natural logarithm, fp32).
 // A query that sees no token gets o = 0 and lse = -inf. t >= 1.
 template <DecompressedProblem problem, FlashAttentionTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void flash_attention(const element_t<problem.dtype>* __restrict__ q,
-                                     const element_t<problem.dtype>* __restrict__ qpe,
-                                     const element_t<problem.dtype>* __restrict__ k,
-                                     const element_t<problem.dtype>* __restrict__ v,
-                                     const element_t<problem.dtype>* __restrict__ kpe,
-                                     element_t<problem.dtype>* __restrict__ o, float* __restrict__ lse,
-                                     float scale, int b, int h, int s, int t) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+flash_attention(const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qpe,
+                const element_t<problem.dtype>* __restrict__ k, const element_t<problem.dtype>* __restrict__ v,
+                const element_t<problem.dtype>* __restrict__ kpe, element_t<problem.dtype>* __restrict__ o,
+                float* __restrict__ lse, float scale, int b, int h, int s, int t) {
   constexpr DecompressedTiles tiles{1, tiling.Bm, tiling.Bn};
   // Causal blocks late in the sequence see more tokens: they start first so that the last wave is made of short ones.
   const int m = problem.causal ? int(ct::num_blocks().x) - 1 - int(ct::bid().x) : int(ct::bid().x);

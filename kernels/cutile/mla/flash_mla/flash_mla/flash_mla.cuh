@@ -11,13 +11,11 @@ namespace hypermla {
 
 // qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S] (natural logarithm, fp32). t >= 1.
 template <LatentProblem problem, FlashMlaTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void flash_mla(const element_t<problem.dtype>* __restrict__ qc,
-                               const element_t<problem.dtype>* __restrict__ qpe,
-                               const element_t<problem.dtype>* __restrict__ z,
-                               const element_t<problem.dtype>* __restrict__ kpe,
-                               element_t<problem.dtype>* __restrict__ o, float* __restrict__ lse, float scale, int b,
-                               int h, int s, int t) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+flash_mla(const element_t<problem.dtype>* __restrict__ qc, const element_t<problem.dtype>* __restrict__ qpe,
+          const element_t<problem.dtype>* __restrict__ z, const element_t<problem.dtype>* __restrict__ kpe,
+          element_t<problem.dtype>* __restrict__ o, float* __restrict__ lse, float scale, int b, int h, int s, int t) {
   constexpr LatentTiles tiles{tiling.Bm, tiling.Bn, tiling.Bv, tiling.Bk};
   const int m = ct::bid().x, columns = ct::bid().y, request = ct::bid().z;
   attend_latent<problem.dtype, problem.k, problem.p, tiles, problem.causal, true>(

@@ -191,8 +191,8 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
   }
 
   std::vector<FlashMlaSplitKvReduceTiling> reduce_candidates() const {
-    std::vector<FlashMlaSplitKvReduceTiling> tilings = {
-        {4, 512, 4, 4}, {4, 256, 4, 4}, {2, 512, 4, 4}, {8, 128, 4, 4}, {16, 128, 4, 4}, {1, 128, 4, 4}};
+    std::vector<FlashMlaSplitKvReduceTiling> tilings = {{4, 512, 4, 4}, {4, 256, 4, 4},  {2, 512, 4, 4},
+                                                        {8, 128, 4, 4}, {16, 128, 4, 4}, {1, 128, 4, 4}};
     // Many parts of few rows: small blocks, or most processors would have none.
     if (tiling.splits >= 32) std::swap(tilings.front(), tilings.back());
     for (FlashMlaSplitKvReduceTiling& tiling : tilings) tiling.Bv = std::min(tiling.Bv, problem.k);

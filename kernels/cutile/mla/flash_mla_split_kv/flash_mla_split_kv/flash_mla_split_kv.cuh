@@ -16,13 +16,12 @@ namespace hypermla {
 // logarithm, fp32). t >= 1. The parts have the element type of the inputs: as fp32 they would slow the token loop down
 // 1.75 times, because the larger tile to store takes shared memory from the loads.
 template <LatentProblem problem, FlashMlaSplitKvTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void flash_mla_split_kv(const element_t<problem.dtype>* __restrict__ qc,
-                                        const element_t<problem.dtype>* __restrict__ qpe,
-                                        const element_t<problem.dtype>* __restrict__ z,
-                                        const element_t<problem.dtype>* __restrict__ kpe,
-                                        element_t<problem.dtype>* __restrict__ o_part, float* __restrict__ lse_part,
-                                        float scale, int b, int h, int s, int t, int splits) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+flash_mla_split_kv(const element_t<problem.dtype>* __restrict__ qc, const element_t<problem.dtype>* __restrict__ qpe,
+                   const element_t<problem.dtype>* __restrict__ z, const element_t<problem.dtype>* __restrict__ kpe,
+                   element_t<problem.dtype>* __restrict__ o_part, float* __restrict__ lse_part, float scale, int b,
+                   int h, int s, int t, int splits) {
   constexpr LatentTiles tiles{tiling.Bm, tiling.Bn, tiling.Bv, tiling.Bk};
   const int m = ct::bid().x, columns = ct::bid().y, request = int(ct::bid().z) % b, part = int(ct::bid().z) / b;
   attend_latent<problem.dtype, problem.k, problem.p, tiles, problem.causal, true>(

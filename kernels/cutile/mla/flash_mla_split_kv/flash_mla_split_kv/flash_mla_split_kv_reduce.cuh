@@ -12,11 +12,11 @@ namespace hypermla {
 
 // o_part [splits,B,H,S,K], lse_part [splits,B,H,S] -> o [B,H,S,K], lse [B,H,S] (both lse natural logarithm, fp32).
 template <LatentProblem problem, FlashMlaSplitKvReduceTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_ptr,
-                                               const float* __restrict__ lse_part_ptr,
-                                               element_t<problem.dtype>* __restrict__ o_ptr,
-                                               float* __restrict__ lse_ptr, int b, int h, int s, int splits) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_ptr,
+                          const float* __restrict__ lse_part_ptr, element_t<problem.dtype>* __restrict__ o_ptr,
+                          float* __restrict__ lse_ptr, int b, int h, int s, int splits) {
   using Element = element_t<problem.dtype>;
   constexpr int Bm = tiling.Bm, Bv = tiling.Bv, K = problem.k;
   constexpr auto dyn = ct::dynamic_extent;
@@ -37,24 +37,24 @@ __tile_global__ void flash_mla_split_kv_reduce(const element_t<problem.dtype>* _
   ct::partition_view lse_view{ct::tensor_span{ct::assume_aligned<16>(lse_ptr), ct::extents<unsigned, dyn>{rows}},
                               ct::shape<Bm>{}};
 
-  auto lse_max = ct::full<Rows>(kLowest);                                                         // (Bm, 1)
+  auto lse_max = ct::full<Rows>(kLowest);  // (Bm, 1)
   for (auto part : ct::irange(0, splits)) {
     lse_max = ct::max(lse_max, ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{}));  // (Bm, 1)
   }
-  auto sum = ct::zeros<Rows>();                                                                   // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();                                     // (Bm, Bv)
+  auto sum = ct::zeros<Rows>();                                // (Bm, 1)
+  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();  // (Bm, Bv)
   for (auto part : ct::irange(0, splits)) {
-    auto lse_part = ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{});          // (Bm, 1)
-    auto o_part = ct::reshape(o_part_view.load_masked(part, m, columns), ct::shape<Bm, Bv>{});    // (Bm, Bv)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                        // (Bm, 1)
-    sum = sum + weight;                                                                           // (Bm, 1)
-    acc = acc + ct::element_cast<float>(o_part) * weight;                                         // (Bm, Bv)
+    auto lse_part = ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{});        // (Bm, 1)
+    auto o_part = ct::reshape(o_part_view.load_masked(part, m, columns), ct::shape<Bm, Bv>{});  // (Bm, Bv)
+    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                      // (Bm, 1)
+    sum = sum + weight;                                                                         // (Bm, 1)
+    acc = acc + ct::element_cast<float>(o_part) * weight;                                       // (Bm, Bv)
   }
 
-  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);                              // (Bm, 1)
+  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);  // (Bm, 1)
   o_view.store_masked(ct::element_cast<Element>(acc * (1.0f / divisor)), m, columns);
   if (columns == 0) {
-    auto lse = lse_max + ct::log2(sum) * kLn2;                                                    // (Bm, 1)
+    auto lse = lse_max + ct::log2(sum) * kLn2;  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<Bm>{}), m);
   }
 }

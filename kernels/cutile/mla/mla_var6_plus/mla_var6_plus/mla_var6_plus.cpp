@@ -59,8 +59,7 @@ class MlaVar6PlusPlan : public AttendBothPathsPlan {
   int blocks_ = 132;
 };
 
-HYPERMLA_REGISTER(MlaVar6PlusPlan,
-                  "latent and decompressed tokens in one softmax, half of the blocks for each")
+HYPERMLA_REGISTER(MlaVar6PlusPlan, "latent and decompressed tokens in one softmax, half of the blocks for each")
 
 }  // namespace
 }  // namespace hypermla

@@ -6,8 +6,9 @@ namespace {
 
 class MlaVar6PlusV1Plan : public AttendBothPathsPlan {
  public:
-  MlaVar6PlusV1Plan()
-      : AttendBothPathsPlan("mla_var6_plus_v1", Rows::of_one_head, {"new_Bb", "new_Bs", "new_Bn"}) { tiling.Bm = 16; }
+  MlaVar6PlusV1Plan() : AttendBothPathsPlan("mla_var6_plus_v1", Rows::of_one_head, {"new_Bb", "new_Bs", "new_Bn"}) {
+    tiling.Bm = 16;
+  }
   void validate() const override {
     validate_hybrid(problem);
     validate_tiles();

@@ -6,8 +6,7 @@ namespace {
 
 class MlaVar6PlusV2Plan : public AttendBothPathsPlan {
  public:
-  MlaVar6PlusV2Plan()
-      : AttendBothPathsPlan("mla_var6_plus_v2", Rows::of_all_heads, {"new_Bb", "new_Bs", "new_Bn"}) {}
+  MlaVar6PlusV2Plan() : AttendBothPathsPlan("mla_var6_plus_v2", Rows::of_all_heads, {"new_Bb", "new_Bs", "new_Bn"}) {}
   void validate() const override {
     validate_hybrid(problem);
     validate_tiles();

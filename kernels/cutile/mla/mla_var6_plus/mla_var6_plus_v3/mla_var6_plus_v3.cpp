@@ -24,13 +24,10 @@ class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
     require_power_of_two("new_Bs", tiling.new_Bs, 1, 128);
     require_power_of_two("new_Bn", tiling.new_Bn, 16, 256);
     if (tiling.new_Bb * tiling.new_Bs < 16 || tiling.new_Bb * tiling.new_Bs > 128)
-      fail(
-          "--new_Bb={} --new_Bs={} is not supported: their product, the rows of a unit, must be from 16 to 128",
-          tiling.new_Bb, tiling.new_Bs);
+      fail("--new_Bb={} --new_Bs={} is not supported: their product, the rows of a unit, must be from 16 to 128",
+           tiling.new_Bb, tiling.new_Bs);
     if (tiling.new_Bb > 1 && problem.prefixes == 0)
-      fail(
-          "--new_Bb={} needs requests that share decompressed tokens: give --prefixes, or --new_Bb=1",
-          tiling.new_Bb);
+      fail("--new_Bb={} needs requests that share decompressed tokens: give --prefixes, or --new_Bb=1", tiling.new_Bb);
     validate_division();
   }
 

@@ -96,8 +96,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
   }
 
   // Seconds of a path whole, on so many SMs, by what one SM of an H200 did: a latent block 3.7 TFLOP/s
-  // (docs/kernels/flash-mla.md); decompressed blocks 48 GB/s of K and V, 35 where all SMs read, or 3.3 TFLOP/s where the
-  // queries are many.
+  // (docs/kernels/flash-mla.md); decompressed blocks 48 GB/s of K and V, 35 where all SMs read, or 3.3 TFLOP/s where
+  // the queries are many.
   double seconds(const LatentCut& cut, int processors) const {
     return executed_by(problem, cut).flops / 3.7e12 / processors;
   }
@@ -107,7 +107,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
   }
   double bandwidth() const { return 35e9 * target.processors; }
 
-  // The division after which the longer path ends first. On a CPU, where one path runs after the other, both have all of it.
+  // The division after which the longer path ends first. On a CPU, where one path runs after the other, both have all
+  // of it.
   Shares default_shares() const {
     const int all = target.processors;
     if (!target.is_gpu() || !both_paths()) return {all, all};
@@ -136,7 +137,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     };
   }
 
-  // The kernels' candidates as tilings of the whole, for the size of the workspace: the budgets are those of the present tiling.
+  // The kernels' candidates as tilings of the whole, for the size of the workspace: the budgets are those of the
+  // present tiling.
   std::vector<MlaVar6PlusV4Tiling> candidates() const override {
     std::vector<MlaVar6PlusV4Tiling> all;
     for (const LatentTiling& latent : latent_candidates(processors_of(tiling.latent)))
@@ -163,8 +165,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     }
     return tilings;
   }
-  // {Bb, Bs, Bn, parts, blocks, num_warps, occupancy}: as flash_attention's. With 32 x 32 a stack frame is kept, with 64 x 128
-  // there are 255 registers.
+  // {Bb, Bs, Bn, parts, blocks, num_warps, occupancy}: as flash_attention's. With 32 x 32 a stack frame is kept, with
+  // 64 x 128 there are 255 registers.
   std::vector<DecompressedTiling> decompressed_tiles() const {
     const int rows = problem.s <= 16 ? 16 : 64;
     if (!target.is_gpu()) return {{1, rows, 64, 1, 1, 1, 1}};
@@ -173,7 +175,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     return {{1, rows, 64, 1, 1, 4, 2}};
   }
 
-  // As many cuts along the tokens as let the blocks end together, unless writing and reading the partial outputs takes longer.
+  // As many cuts along the tokens as let the blocks end together, unless writing and reading the partial outputs takes
+  // longer.
   template <class Cut>
   int best_parts(const Cut& cut, int processors, int tokens, int width) const {
     const double one = seconds(cut, processors), units = units_of(problem, cut);
@@ -243,8 +246,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
   }
 
   std::unique_ptr<CtKernel> latent_kernel(const Tensors& tensors) const {
-    auto spec = spec_of("mla_var6_plus_v4_latent", "mla_var6_plus_v4_latent.cuh",
-                                                    tiling.latent, latent_candidates(processors_of(tiling.latent)));
+    auto spec = spec_of("mla_var6_plus_v4_latent", "mla_var6_plus_v4_latent.cuh", tiling.latent,
+                        latent_candidates(processors_of(tiling.latent)));
     spec.problem.d = 0;
     spec.cost = hybrid_latent_cost(problem);
     spec.arguments = [at = problem, tensors](const LatentTiling& tiling) {
@@ -257,9 +260,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     return std::make_unique<CtKernel>(std::move(spec));
   }
   std::unique_ptr<CtKernel> decompressed_kernel(const Tensors& tensors) const {
-    auto spec = spec_of("mla_var6_plus_v4_decompressed",
-                                                          "mla_var6_plus_v4_decompressed.cuh", tiling.decompressed,
-                                                          decompressed_candidates(processors_of(tiling.decompressed)));
+    auto spec = spec_of("mla_var6_plus_v4_decompressed", "mla_var6_plus_v4_decompressed.cuh", tiling.decompressed,
+                        decompressed_candidates(processors_of(tiling.decompressed)));
     spec.problem.k = 0;
     spec.cost = hybrid_decompressed_cost(problem);
     spec.arguments = [at = problem, tensors](const DecompressedTiling& tiling) {

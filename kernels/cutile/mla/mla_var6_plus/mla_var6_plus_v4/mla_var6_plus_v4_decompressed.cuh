@@ -1,5 +1,5 @@
-// The decompressed path of the hybrid as a kernel of its own, which runs beside the latent one. Its blocks stay resident: each
-// walks over the units of work (a part of the tokens for Bs queries of one head of Bb requests).
+// The decompressed path of the hybrid as a kernel of its own, which runs beside the latent one. Its blocks stay
+// resident: each walks over the units of work (a part of the tokens for Bs queries of one head of Bb requests).
 //
 // grid = (blocks)
 #pragma once
@@ -9,11 +9,12 @@
 
 namespace hypermla {
 
-// q [B,H,S,D], qpe [B,H,S,P], k and v [G,H,N,D], kpe_new [G,N,P] -> o_new [parts,B,H,S,D], lse_new [parts,B,H,S]. The lengths
-// and `prefix` as in mla/hybrid/hybrid_plan.h, null where the problem has none.
+// q [B,H,S,D], qpe [B,H,S,P], k and v [G,H,N,D], kpe_new [G,N,P] -> o_new [parts,B,H,S,D], lse_new [parts,B,H,S]. The
+// lengths and `prefix` as in mla/hybrid/hybrid_plan.h, null where the problem has none.
 template <HybridProblem problem, MlaVar6PlusV4DecompressedTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void mla_var6_plus_v4_decompressed(
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+mla_var6_plus_v4_decompressed(
     const element_t<problem.dtype>* __restrict__ q, const element_t<problem.dtype>* __restrict__ qpe,
     const element_t<problem.dtype>* __restrict__ k, const element_t<problem.dtype>* __restrict__ v,
     const element_t<problem.dtype>* __restrict__ kpe_new, const int* __restrict__ latent_lengths,

@@ -60,8 +60,8 @@ class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem,
   }
 
  private:
-  // {Bb, Bs, Bd, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. A block covers as
-  // many queries of a batch element as there are, and fills up with batch elements.
+  // {Bb, Bs, Bd, Bk, num_warps, occupancy}: the best first guess leads, the tuner measures the others. A block covers
+  // as many queries of a batch element as there are, and fills up with batch elements.
   std::vector<OutputDecompressionTiling> candidates() const {
     std::vector<OutputDecompressionTiling> tilings;
     auto add = [&](int rows, int Bd, int Bk, int num_warps, int occupancy) {

@@ -14,10 +14,11 @@ namespace hypermla {
 
 // o_latent [B,H,S,K], w [H,K,D] -> o [B,H,S,D]
 template <OutputDecompressionProblem problem, OutputDecompressionTiling tiling>
-[[using cutile: hint(0, occupancy = tiling.occupancy, num_worker_warps_per_cta = tiling.num_warps)]]
-__tile_global__ void output_decompression(const element_t<problem.dtype>* __restrict__ o_latent_ptr,
-                                          const element_t<problem.dtype>* __restrict__ w_ptr,
-                                          element_t<problem.dtype>* __restrict__ o_ptr, int b, int h, int s) {
+[[using cutile: hint(0, occupancy = tiling.occupancy,
+                     num_worker_warps_per_cta = tiling.num_warps)]] __tile_global__ void
+output_decompression(const element_t<problem.dtype>* __restrict__ o_latent_ptr,
+                     const element_t<problem.dtype>* __restrict__ w_ptr, element_t<problem.dtype>* __restrict__ o_ptr,
+                     int b, int h, int s) {
   using Element = element_t<problem.dtype>;
   constexpr int Bb = tiling.Bb, Bs = tiling.Bs, Bd = tiling.Bd, Bk = tiling.Bk, K = problem.k, D = problem.d;
   constexpr int Bm = Bb * Bs;
@@ -39,11 +40,11 @@ __tile_global__ void output_decompression(const element_t<problem.dtype>* __rest
                       ct::extents<unsigned, dyn, dyn, dyn, D>{unsigned(b), unsigned(h), unsigned(s)}},
       ct::shape<Bb, 1, Bs, Bd>{}};
 
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bd>>>();                                     // (Bm, Bd)
+  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bd>>>();  // (Bm, Bd)
   for (auto c : ct::irange(0, K / Bk)) {
     auto rows = ct::reshape(o_latent_view.load_masked(batches, head, queries, c), ct::shape<Bm, Bk>{});  // (Bm, Bk)
-    auto w = ct::reshape(w_view.load(head, c, columns), ct::shape<Bk, Bd>{});                     // (Bk, Bd)
-    acc = ct::mma(rows, w, acc);                                                                  // (Bm, Bd)
+    auto w = ct::reshape(w_view.load(head, c, columns), ct::shape<Bk, Bd>{});                            // (Bk, Bd)
+    acc = ct::mma(rows, w, acc);                                                                         // (Bm, Bd)
   }
   o_view.store_masked(ct::reshape(ct::element_cast<Element>(acc), ct::shape<Bb, 1, Bs, Bd>{}), batches, head, queries,
                       columns);

@@ -73,8 +73,8 @@ class PrefixDecompressionPlan : public TypedPlan<PrefixDecompressionProblem, Pre
   }
 
  private:
-  // {Bm, Bd, Bk, num_warps, occupancy}: the best guess leads, the tuner measures the others. Two accumulators of 128 x 128 are
-  // 128 registers of each of 256 threads.
+  // {Bm, Bd, Bk, num_warps, occupancy}: the best guess leads, the tuner measures the others. Two accumulators of 128 x
+  // 128 are 128 registers of each of 256 threads.
   std::vector<PrefixDecompressionTiling> candidates() const {
     std::vector<PrefixDecompressionTiling> tilings;
     if (target.has_large_blocks())

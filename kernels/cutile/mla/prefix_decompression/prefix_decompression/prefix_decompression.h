@@ -1,5 +1,5 @@
-// Decompression of the latents of a prefix to keys and values: the problem and the tiling. Read by the host and, as template
-// arguments of the kernel, by the device compilers.
+// Decompression of the latents of a prefix to keys and values: the problem and the tiling. Read by the host and, as
+// template arguments of the kernel, by the device compilers.
 #pragma once
 
 #include "hypermla/dtype.h"
