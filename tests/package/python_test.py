@@ -189,6 +189,19 @@ class Buffers(unittest.TestCase):
         kernel.run(stream=0)
         self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3C00})
 
+    def test_scores_far_below_zero_still_weigh(self):
+        """Equal scores near the end of fp32 have equal weights: attention is the mean of the values."""
+        words = {"q": 0xDD00, "qpe": 0xDD00, "k": 0x5D00, "kpe": 0x5D00, "v": 0x3F80}  # bfloat16: -2^59, 2^59 and 1
+        kernel = new_kernel(dtype="bfloat16")
+        memory = {tensor.name: bytearray(byte_count(tensor)) for tensor in kernel.tensors}
+        for tensor in kernel.tensors:
+            if tensor.role == "input":
+                memory[tensor.name][:] = struct.pack("<H", words[tensor.name]) * (byte_count(tensor) // 2)
+            kernel.bind(tensor.name, memory[tensor.name])
+        kernel.run()
+        self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3F80})
+        self.assertTrue(all(-1e38 < value < -1e35 for value in memoryview(memory["lse"]).cast("f")))
+
     def test_bound_memory_is_kept(self):
         kernel = new_kernel()
         for tensor in kernel.tensors:

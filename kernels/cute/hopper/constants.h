@@ -4,8 +4,8 @@
 namespace hypermla::cute {
 
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
-inline constexpr float kLeastScore =
-    -1e30f;  // below every real score and finite: exp2(-inf - kLeastScore) is 0, not NaN
+// No finite score is below it. It is finite, so exp2(-inf - kLeastScore) is 0, not NaN.
+inline constexpr float kLeastScore = -0x1.fffffep127f;
 inline constexpr float kLeastExponent = -126.0f;  // of a normal number: a rescale factor is at least 2^kLeastExponent
 inline constexpr float kLog2e = 1.442695040888963f, kLn2 = 0.693147180559945f;
 // A running maximum is raised only when a score exceeds it by more than this, in units of log2. Weights then stay below

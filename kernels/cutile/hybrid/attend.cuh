@@ -42,8 +42,8 @@ inline int new_length(const HybridExtents& at, const HybridLengths& lengths, int
   return at.n;
 }
 
-// Below every real score, and finite: a row of masked scores then has weights exp2(-inf - kLowest) = 0, not NaN.
-inline constexpr float kLowest = -1e30f;
+// No finite score is below it. It is finite: a row of masked scores then has weights exp2(-inf - kLowest) = 0, not NaN.
+inline constexpr float kLowest = -0x1.fffffep127f;
 // Weights below the smallest normal number may become 0; without this every exp2 pays for scaling them up and back.
 inline constexpr ct::round_subnormals_to_zero_t kFlush{};
 
