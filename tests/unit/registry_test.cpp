@@ -78,15 +78,17 @@ TEST(RegistryTest, TakesTheFastestLanguageThatRunsOnTheTarget) {
   EXPECT_TRUE(contains(version, "no version 'v2' in cute")) << version;
 }
 
-// A plan that recommends itself for long problems.
-class LongOnly : public KernelPlan {
+// A plan that is fast where problems are long, and takes none of less than two queries.
+class FastFrom : public KernelPlan {
  public:
-  explicit LongOnly(int least) : least_(least) {}
+  explicit FastFrom(int least) : least_(least) {}
   std::vector<FieldRef> problem_fields() override { return {{"s", "", &s_}}; }
   std::vector<FieldRef> tiling_fields() override { return {}; }
   void use_default_tiling() override {}
-  void validate() const override {}
-  bool recommended() const override { return s_ >= least_; }
+  void validate() const override {
+    if (s_ < 2 && least_ > 16) fail("s={} is too few", s_);
+  }
+  TimeEstimate time(const Ceilings&) const override { return {.seconds = s_ >= least_ ? 1.0 : 2.0 + least_}; }
   DType dtype() const override { return DType::bfloat16; }
   std::vector<TensorSpec> tensors() const override { return {}; }
   ReferenceShape reference_shape() const override { return {}; }
@@ -111,21 +113,31 @@ TEST(RegistryTest, DraftsNeverTakeThePlaceOfARecordedKernel) {
   EXPECT_EQ(registry.all().size(), 3u);
 }
 
-TEST(RegistryTest, TheProblemDecidesBetweenLanguages) {
+TEST(RegistryTest, TheProblemDecidesBetweenVersionsAndLanguages) {
   Registry registry;
-  for (const char* language : {"cutile", "cute"})
-    registry.add("/x/kernels/" + std::string(language) + "/mla/attention/attention/attention.cpp", "",
-                 [=] { return std::make_unique<LongOnly>(std::string(language) == "cute" ? 128 : 1000); });
-  auto language = [&](int s, const std::string& arch, const std::string& pinned = "") {
-    const ConfiguredPlan chosen =
-        configure(registry.find_all("attention", "", arch, pinned), {{arch, 1}, {}}, {.problem = {{"s", s}}});
+  for (const auto& [version, least] : {std::pair{"cutile/mla/attention/attention/attention", 16},
+                                       {"cute/mla/attention/attention/attention", 128},
+                                       {"cute/mla/attention/attention_v1/attention_v1", 32}})
+    registry.add("/x/kernels/" + std::string(version) + ".cpp", "",
+                 [least = least] { return std::make_unique<FastFrom>(least); });
+  DeviceSpec known;
+  known.name = "a GPU", known.arch = "sm_90", known.bfloat16_tflops = 100, known.peak_gbps = 1000;
+  auto taken = [&](int s, const std::string& arch, const std::string& language = "", const DeviceSpec* spec = nullptr,
+                   const std::string& version = "") {
+    const ConfiguredPlan chosen = configure(registry.find_all("attention", version, arch, language),
+                                            {{arch, 1}, spec ? *spec : DeviceSpec{}}, {.problem = {{"s", s}}});
     EXPECT_EQ(chosen.plan->target.arch, arch);
-    return chosen.entry.language;
+    return chosen.entry.full_name();
   };
-  EXPECT_EQ(language(128, "sm_90"), "cute");
-  EXPECT_EQ(language(16, "sm_90"), "cutile");
-  EXPECT_EQ(language(16, "sm_90", "cute"), "cute");
-  EXPECT_EQ(language(128, "sm_80"), "cutile");
+  EXPECT_EQ(taken(128, "sm_90", "", &known), "cute.mla.attention");  // as fast as the others: the first
+  EXPECT_EQ(taken(64, "sm_90", "", &known), "cute.mla.attention_v1");
+  EXPECT_EQ(taken(16, "sm_90", "", &known), "cutile.mla.attention");
+  EXPECT_EQ(taken(16, "sm_90", "cute", &known), "cute.mla.attention_v1");
+  EXPECT_EQ(taken(16, "sm_90", "", &known, "v1"), "cute.mla.attention_v1");
+  EXPECT_EQ(taken(1, "sm_90", "", &known), "cutile.mla.attention");  // the others refuse it
+  EXPECT_EQ(error_of([&] { taken(1, "sm_90", "cute", &known); }), "s=1 is too few");
+  EXPECT_EQ(taken(16, "sm_90"), "cute.mla.attention");  // a device of unknown speed: the first
+  EXPECT_EQ(taken(128, "sm_80"), "cutile.mla.attention");
 }
 
 TEST(RegistryTest, SuggestsWhatIsNear) {
@@ -134,8 +146,9 @@ TEST(RegistryTest, SuggestsWhatIsNear) {
   EXPECT_TRUE(contains(kernel, "unknown kernel 'flash-mal'; did you mean flash_mla?")) << kernel;
   const std::string version = error_of([&] { registry.find("cutile.mla.flash_mla", "v11"); });
   EXPECT_TRUE(contains(version, "no version 'v11'; did you mean v10? There are: v0, v2, v10")) << version;
-  const std::string base = error_of([&] { registry.find("attention"); });
+  const std::string base = error_of([&] { registry.find("attention", "v0"); });
   EXPECT_TRUE(contains(base, "no version 'v0'")) << base;
+  EXPECT_EQ(registry.find("attention").version, "v1");  // the only one
   EXPECT_TRUE(contains(error_of([] { Registry().find("x"); }), "unknown kernel 'x'"));
 }
 

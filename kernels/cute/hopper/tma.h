@@ -6,14 +6,10 @@
 // read as zeros and not written.
 #pragma once
 
+#include "hypermla/tensor_map.h"
 #include "mbarrier.h"
 
 namespace hypermla::cute {
-
-// The driver's CUtensorMap: opaque, 128 bytes. A kernel takes it as `const __grid_constant__ TensorMap`.
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
 
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

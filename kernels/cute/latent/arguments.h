@@ -1,7 +1,8 @@
 // What the latent kernels are given, by value: tensors by address and strides, and the work list. The host fills it for
-// every launch (latent_plan.h); TensorMap is that of the includer, the device's (hopper/tma.h) or the host's.
+// every launch (latent_plan.h).
 #pragma once
 
+#include "hypermla/tensor_map.h"
 #include "work.h"
 
 namespace hypermla::cute {

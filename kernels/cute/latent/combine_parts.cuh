@@ -1,8 +1,9 @@
 // Merges the partial outputs of the tiles that the latent kernel cut over several work items, weighted by their
 // log-sum-exp.
 //
-// grid = any, 1024 threads; what for_each_unit() says. A unit is 64 rows x 16 columns of a tile. Dynamic shared memory:
-// kCombineSharedBytes. Every thread computes the weights of its own rows: sharing them would need two more waits.
+// grid = any, 128 to 1024 threads; what for_each_unit() says. A unit is 64 rows x 16 columns of a tile. Dynamic shared
+// memory: combine_shared_bytes(). Every thread computes the weights of its own rows: sharing them would need two more
+// waits.
 // Launched programmatically: it waits for the kernel before it, but reads its list earlier. The kernel that made the
 // list had ended when the kernel before let this one start.
 #pragma once

@@ -17,11 +17,11 @@ struct CombinePartsProblem {
 };
 
 struct CombinePartsTiling {
-  int threads = 1024;
+  int threads = 1024;  // the kernel learns it at run time
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("threads", self.threads, "threads of a block");
+    field("threads", self.threads, "threads of a block, in groups of 128");
   }
 };
 

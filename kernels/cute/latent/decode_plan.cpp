@@ -11,6 +11,9 @@ namespace {
 
 constexpr std::int64_t kLatent = 512, kRope = 64, kTokens = 64;
 
+static_assert(int(cute::kWrongTokens) == int(hypermla::kWrongTokens) &&
+              int(cute::kWrongQueries) == int(hypermla::kWrongQueries));
+
 std::int64_t divided_up(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace
@@ -41,11 +44,10 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
                divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.tile_rows) + at.max_requests);
   const std::int64_t blocks = divided_up(at.max_tokens, kTokens);
   const int split = int(at.split / kTokens), overhead = spec_.costs.overhead();
-  if (row_tiles > 65535 || std::min(at.max_requests * row_tiles, tiles) * (blocks + overhead) > 1 << 30)
+  if (row_tiles > 65535 || tiles * (blocks + overhead) > 1 << 30)
     fail(
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
-        "work "
-        "than the planner counts; make several MlaDecode of fewer requests",
+        "work than the planner counts; make several MlaDecode of fewer requests",
         at.max_requests, at.heads, at.max_queries, at.max_tokens);
   if (split && divided_up(blocks, split) > kMaxParts)
     fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
@@ -84,7 +86,7 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
   planner_ = load(spec_.planner, {spec_.planner_threads, 0, 1, true});
   merge.get();
   attention.get();
-  merge_ = load(spec_.merge, {128 * kCombineGroups, kCombineSharedBytes, 1, true});
+  merge_ = load(spec_.merge, spec_.merge_shape);
   attention_ = load(spec_.attention, spec_.shape);
 
   char* const base = static_cast<char*>(workspace);
@@ -146,8 +148,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
   if (!one_axis && heads % rows != 0 && rows % heads != 0)
     fail(
         "q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a "
-        "token "
-        "stride of heads times the head stride",
+        "token stride of heads times the head stride",
         heads, with.q_latent.token_stride, with.q_latent.head_stride);
   const auto map = [&](const MlaDecodeTensors::Rows& q, int columns, int groups) {
     const std::int64_t all = std::int64_t{with.query_tokens} * heads;

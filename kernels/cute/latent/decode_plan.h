@@ -4,14 +4,14 @@
 #pragma once
 
 #include <array>
+#include <functional>
 
+#include "cute/latent/arguments.h"
 #include "cute/latent/combine_parts.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
 #include "hypermla/device/tensor_map.h"
 #include "hypermla/plan/decode.h"
-
-#include "cute/latent/arguments.h"  // behind the host's TensorMap
 
 namespace hypermla::cute {
 
@@ -34,9 +34,9 @@ TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShap
 // What a version of the latent kernel is, for a capacity.
 struct LatentDecodeSpec {
   std::string name;  // full
-  bool recommended = false;
+  std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, merge, planner;
-  LaunchShape shape;  // of the attention
+  LaunchShape shape, merge_shape;  // of the attention and of the merge
   int tile_rows = 64;
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
@@ -49,7 +49,7 @@ class LatentDecode : public DecodeKernels {
  public:
   LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec);
 
-  bool recommended() const override { return spec_.recommended; }
+  double seconds(const DeviceSpec& device) const override { return spec_.seconds(device); }
   std::string explain() const override;
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   void prepare(Compiler& compiler, Device& device, void* workspace) override;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cute/latent/decode_plan.h"
+#include "hypermla/plan/configure.h"
 #include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
@@ -138,24 +139,25 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const std::unique_ptr<CuteKernel> merge = self->combine(tensors, *main), planner = self->planning(tensors, *main);
     const auto source = [](const CuteKernel& kernel) { return kernel.source(kernel.tiling()); };
     const LatentVersion of = self->version(self->tiling);
-    return std::make_unique<LatentDecode>(options, LatentDecodeSpec{.name = "cute.mla." + of.name,
-                                                                    .recommended = self->recommended_for_decoding(),
-                                                                    .attention = source(*main),
-                                                                    .merge = source(*merge),
-                                                                    .planner = source(*planner),
-                                                                    .shape = main->shape(),
-                                                                    .tile_rows = of.rows,
-                                                                    .query_groups = of.query_groups,
-                                                                    .costs = of.costs,
-                                                                    .traffic = of.traffic,
-                                                                    .workers = target.processors});
+    return std::make_unique<LatentDecode>(
+        options,
+        LatentDecodeSpec{.name = "cute.mla." + of.name,
+                         .seconds = [self](const DeviceSpec& device) { return expected_seconds(*self, device); },
+                         .attention = source(*main),
+                         .merge = source(*merge),
+                         .planner = source(*planner),
+                         .shape = main->shape(),
+                         .merge_shape = merge->shape(),
+                         .tile_rows = of.rows,
+                         .query_groups = of.query_groups,
+                         .costs = of.costs,
+                         .traffic = of.traffic,
+                         .workers = target.processors});
   }
 
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
   virtual LatentVersion version(const Tiling& at) const = 0;
-  // Whether this version is the fastest for requests of up to problem.s queries.
-  virtual bool recommended_for_decoding() const = 0;
   // A copy of the version's own plan, for what outlives this one.
   virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
   // The tiling as a template argument, where the kernel learns some of its fields at run time.
@@ -197,6 +199,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   WorkPlan work_plan(const Tiling& at) const {
     return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
                      problem.h * problem.s, problem.s);
+  }
+  int most_parts(const Tiling& at) const {
+    int most = 0;
+    for (const CombineItem& item : work_plan(at).combines) most = std::max(most, item.slots);
+    return most;
   }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
@@ -263,7 +270,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
     spec.name = version(tiling).merge_name;
     spec.header = version(tiling).merge_header;
-    spec.candidates = {{}};
+    // Few parts are merged by one group of threads. More groups share many parts, and then the order of additions; so
+    // where cuts are fixed, and where only the device knows how many parts there are, the groups are always as many.
+    const bool fixed = problem.ragged || split_blocks() > 0;
+    spec.tiling = {fixed || most_parts(tiling) > kFewParts ? 128 * kCombineGroups : 128};
+    spec.candidates = {spec.tiling};
+    spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{.threads = 0}; };
     spec.problem = {.dtype = problem.dtype};
     spec.cost = combine_cost();
     spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
@@ -274,8 +286,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       // Blocks without work would keep the next kernel from starting: a tile of 64 rows is 32 units, of fewer rows half
       // as many as it has rows.
       const int units = combines * (rows == 64 ? 32 : rows / 2);
-      launch.grid = {unsigned(std::min(units, self->target.processors)), 1, 1};
-      launch.shape = {unsigned(with.threads), kCombineSharedBytes, 1, true};
+      const int groups = with.threads / 128;
+      launch.grid = {unsigned(std::min(units, self->target.processors * kCombineGroups / groups)), 1, 1};
+      launch.shape = {unsigned(with.threads), combine_shared_bytes(groups), 1, true};
       if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).combines);
       launch.arguments = [self, tensors, combines, rows](void* constants) {
         const LatentProblem& of = self->problem;

@@ -102,30 +102,35 @@ __device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged
   return all;
 }
 
-// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to
-// eight at a time. All groups of its threads merge the parts of one unit where those are many, else each group a unit
-// of its own. In which order parts are added follows from their number alone. unit(item, unit, merge) merges by
-// merge(part, lse), as above, and writes the result if it gets one.
+// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to as
+// many at a time as it has groups of 128 threads. All groups merge the parts of one unit where those are many, else
+// each group a unit of its own. In which order parts are added follows from their number and from the number of groups.
+// unit(item, unit, merge) merges by merge(part, lse), as above, and writes the result if it gets one.
 template <DType dtype, class Unit>
 __device__ __forceinline__ void for_each_unit(const CombineArguments& with, int units, Merged* others, Unit unit) {
-  constexpr int kFew = 8;  // parts that one group merges
-  const int group = threadIdx.x >> 7;
+  const int group = threadIdx.x >> 7, groups = blockDim.x >> 7;
   const int count = with.count ? *with.count : with.item_count;
   int at_once = 1;
-  while (at_once < kCombineGroups && count * units > at_once * static_cast<int>(gridDim.x)) at_once *= 2;
+  while (at_once < groups && count * units > at_once * static_cast<int>(gridDim.x)) at_once *= 2;
+  int turn = blockIdx.x;
+  CombineItem item = {};
+  auto has_work = [&] { return turn * at_once < count * units; };
+  if (has_work()) item = with.items[turn * at_once / units];  // the list is older than the parts: no need to wait
   launch_next();
   wait_for_previous();  // also without work: a kernel that waits for this one relies on the kernel before, too
 #pragma unroll 1
-  for (int turn = blockIdx.x; turn * at_once < count * units; turn += gridDim.x) {
-    const CombineItem item = with.items[turn * at_once / units];
-    if (item.slots == 0) continue;
-    const bool together = item.slots > kFew;
+  while (has_work()) {
+    if (item.slots > 0) {
+      const bool together = item.slots > kFewParts;
 #pragma unroll 1
-    for (int i = together ? 0 : group; i < at_once; i += together ? 1 : kCombineGroups) {
-      unit(item, turn * at_once % units + i, !together || group == 0, [&](auto part, auto lse) {
-        return merge<dtype>(item.slots, together ? kCombineGroups : 1, together ? group : 0, others, part, lse);
-      });
+      for (int i = together ? 0 : group; i < at_once; i += together ? 1 : groups) {
+        unit(item, turn * at_once % units + i, !together || group == 0, [&](auto part, auto lse) {
+          return merge<dtype>(item.slots, together ? groups : 1, together ? group : 0, others, part, lse);
+        });
+      }
     }
+    turn += gridDim.x;
+    if (has_work()) item = with.items[turn * at_once / units];
   }
 }
 

@@ -30,8 +30,9 @@ struct alignas(16) CombineItem {
   int unused[2];
 };
 
-// Groups of 128 threads of a block that merges parts, and its dynamic shared memory: a place for each but the first.
-inline constexpr int kCombineGroups = 8;
-inline constexpr unsigned kCombineSharedBytes = (kCombineGroups - 1) * 6144;
+// Groups of 128 threads of a block that merges parts, at most; the parts that one group merges alone; and the block's
+// dynamic shared memory: a place for each group but the first.
+inline constexpr int kCombineGroups = 8, kFewParts = 8;
+constexpr unsigned combine_shared_bytes(int groups) { return (groups - 1) * 6144; }
 
 }  // namespace hypermla::cute

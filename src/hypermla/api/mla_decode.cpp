@@ -1,5 +1,7 @@
 #include "hypermla/mla_decode.h"
 
+#include <cmath>
+
 #include "hypermla/api/shared.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/registry.h"
@@ -7,7 +9,7 @@
 namespace hypermla {
 namespace {
 
-// The kernels for a capacity on a device: the pinned ones, else those that recommend themselves.
+// The kernels for a capacity on a device: the pinned ones, else the fastest.
 std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, const Device& device) {
   if (!device.is_gpu()) {
     if (!options.kernel.empty()) fail("kernel={} runs on a GPU only; leave it empty on a CPU", options.kernel);
@@ -15,6 +17,7 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
   }
   const PlannedDevice on = planned_device(shared().devices, device);
   std::unique_ptr<DecodeKernels> best;
+  double least = INFINITY;
   for (const KernelEntry& entry : Registry::instance().all()) {
     if (!entry.runs_on(on.target.arch) || (options.kernel.empty() ? entry.draft : entry.full_name() != options.kernel))
       continue;
@@ -22,7 +25,10 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     plan->target = on.target;
     std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
     if (!kernels) continue;
-    if (!best || (kernels->recommended() && !best->recommended())) best = std::move(kernels);
+    const double seconds = kernels->seconds(on.spec);
+    if (best && !(seconds < least)) continue;
+    best = std::move(kernels);
+    least = seconds;
   }
   if (!best && !options.kernel.empty())
     fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel,

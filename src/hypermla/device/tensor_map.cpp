@@ -26,7 +26,7 @@ TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<Tenso
                                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   TensorMap result;
-  std::copy(std::begin(map.opaque), std::end(map.opaque), result.opaque.begin());
+  std::copy(std::begin(map.opaque), std::end(map.opaque), std::begin(result.opaque));
   return result;
 }
 

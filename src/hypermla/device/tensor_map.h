@@ -1,19 +1,13 @@
-// Tensor maps: what the copy engine (TMA) of Hopper and later GPUs needs to know of a tensor to move boxes of it
-// between global and shared memory. Made on the host, passed to kernels by value.
+// How tensor maps are made (hypermla/tensor_map.h).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "hypermla/dtype.h"
+#include "hypermla/tensor_map.h"
 
 namespace hypermla {
-
-// The driver's CUtensorMap: opaque, 128 bytes, aligned to 64.
-struct alignas(64) TensorMap {
-  std::array<std::uint64_t, 16> opaque;
-};
 
 // A tensor of 16-bit elements seen as (64 columns, rows, groups of 64 columns, batch), the innermost axis first: a box
 // of `box_rows` rows and `box_groups` groups lies in shared memory with the 128-byte swizzle, one group after the

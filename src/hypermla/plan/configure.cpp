@@ -1,30 +1,85 @@
 #include "hypermla/plan/configure.h"
 
 #include <algorithm>
+#include <cmath>
+#include <exception>
+#include <optional>
 
 #include "hypermla/base/error.h"
+#include "hypermla/roofline/kernel_time.h"
 
 namespace hypermla {
 
-ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said) {
-  for (const KernelEntry& entry : entries) {
-    ConfiguredPlan made{entry, entry.make(), Json::object()};
-    KernelPlan& plan = *made.plan;
-    plan.target = device.target;
-    set_fields(entry.full_name(), plan.problem_fields(), known_fields(plan, said.offered));
-    set_fields(entry.full_name(), plan.problem_fields(), said.problem);
-    const Json before = to_json(plan.problem_fields());
-    plan.choose(device.spec);
-    const Json after = to_json(plan.problem_fields());
-    for (const auto& [name, value] : after.items())
-      if (value != before.at(name)) made.chosen[name] = value;
-    if (&entry != &entries.back() && !plan.recommended()) continue;
-    plan.use_default_tiling();
-    set_fields(entry.full_name(), plan.tiling_fields(), said.tiling);
-    plan.validate();
-    return made;
+namespace {
+
+std::unique_ptr<KernelPlan> plan_of(const KernelEntry& entry, const PlannedDevice& device, const Settings& said) {
+  std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = device.target;
+  set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, said.offered));
+  set_fields(entry.full_name(), plan->problem_fields(), said.problem);
+  return plan;
+}
+
+// The problem of `other` for a kernel that may lack some of its fields, which are then as in `unsaid`: switched off.
+Json problem_for(KernelPlan& plan, const Json& other, const Json& unsaid) {
+  const Json known = known_fields(plan, other);
+  for (const auto& [name, value] : other.items())
+    if (!known.contains(name) && value != unsaid.at(name)) fail("this kernel has no --{}", name);
+  return known;
+}
+
+ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> plan, const DeviceSpec& device,
+                        const Json& tiling) {
+  ConfiguredPlan made{entry, std::move(plan), Json::object()};
+  const Json before = to_json(made.plan->problem_fields());
+  made.plan->choose(device);
+  const Json after = to_json(made.plan->problem_fields());
+  for (const auto& [name, value] : after.items())
+    if (value != before.at(name)) made.chosen[name] = value;
+  made.plan->use_default_tiling();
+  set_fields(entry.full_name(), made.plan->tiling_fields(), tiling);
+  made.plan->validate();
+  return made;
+}
+
+}  // namespace
+
+double expected_seconds(const KernelPlan& plan, const DeviceSpec& device) {
+  if (device.arch.empty()) return INFINITY;  // a CPU, or a device without an entry
+  try {
+    return plan.time(ceilings_of(device, plan.dtype(), Load::sustained)).seconds;
+  } catch (const Error&) {
+    return INFINITY;
   }
-  fail("there is no kernel to choose from");
+}
+
+ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said) {
+  if (entries.empty()) fail("there is no kernel to choose from");
+  const KernelEntry& first = entries.front();
+  std::unique_ptr<KernelPlan> plan = plan_of(first, device, said);
+  const Json problem = to_json(plan->problem_fields()), unsaid = to_json(first.make()->problem_fields());
+  std::optional<ConfiguredPlan> best;
+  std::exception_ptr refused;
+  try {
+    best = finished(first, std::move(plan), device.spec, said.tiling);
+  } catch (const Error&) {
+    refused = std::current_exception();
+  }
+  double least = best ? expected_seconds(*best->plan, device.spec) : INFINITY;
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    try {
+      std::unique_ptr<KernelPlan> other = plan_of(entries[i], device, {});
+      set_fields(entries[i].full_name(), other->problem_fields(), problem_for(*other, problem, unsaid));
+      ConfiguredPlan made = finished(entries[i], std::move(other), device.spec, said.tiling);
+      const double seconds = expected_seconds(*made.plan, device.spec);
+      if (best && !(seconds < least)) continue;
+      best = std::move(made);
+      least = seconds;
+    } catch (const Error&) {  // it does not take the problem
+    }
+  }
+  if (!best) std::rethrow_exception(refused);
+  return std::move(*best);
 }
 
 void set_problem(KernelPlan& plan, const Json& values) {

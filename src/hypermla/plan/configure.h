@@ -30,9 +30,13 @@ struct ConfiguredPlan {
   Json chosen;  // the problem fields that the model settled, with their values
 };
 
-// The plan of the first of `entries` (fastest first, as Registry::find_all() gives them) that recommends itself for the
-// problem on the device, or else of the last. Throws Error for an unknown field, for a value that does not fit, and
-// where validate() does.
+// How long a kernel takes by its own account under the load that lasts: what kernels are ranked by, here and in
+// rank_kernels(). Infinite where it gives no account, or the device's figures are not known.
+double expected_seconds(const KernelPlan& plan, const DeviceSpec& device);
+
+// The plan of that one of `entries` (as Registry::find_all() gives them) which is the fastest for the problem on the
+// device; the first of several that are as fast, or whose time is not known. Fields that are not said have the defaults
+// of the first. Throws Error for an unknown field, for a value that does not fit, and where validate() does.
 ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said);
 
 // Gives a plan another problem, with the default tiling for its target. `values` names every field. Validates nothing.

@@ -110,7 +110,7 @@ class DecodeReference : public DecodeKernels {
  public:
   explicit DecodeReference(const MlaDecodeOptions& options) : options_(options) {}
 
-  bool recommended() const override { return true; }
+  double seconds(const DeviceSpec&) const override { return 0; }
   std::string explain() const override { return "a plain reference in fp32: this device is a CPU"; }
   std::size_t workspace_bytes() const override { return 256; }
   void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }

@@ -9,6 +9,7 @@
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/roofline/device_spec.h"
 
 namespace hypermla {
 
@@ -16,8 +17,8 @@ class DecodeKernels {
  public:
   virtual ~DecodeKernels() = default;
 
-  // Whether to take these kernels for their capacity, where there are others.
-  virtual bool recommended() const = 0;
+  // How long an attention of the whole capacity takes by the kernel's own account, as expected_seconds().
+  virtual double seconds(const DeviceSpec& device) const = 0;
   virtual std::string explain() const = 0;
   virtual std::size_t workspace_bytes() const = 0;
   // Compiles, loads, and takes its workspace. Comes first.

@@ -95,9 +95,6 @@ class KernelPlan {
   // Throws Error saying what is supported, when the problem or the tiling is not.
   virtual void validate() const = 0;
 
-  // Whether to take this kernel for the problem where another language has one of the same name, too.
-  virtual bool recommended() const { return true; }
-
   // For the choice among kernels. A version without a path counts as the base version of its design; where that has
   // none, too, it is not ranked.
   virtual Path path() const { return Path::none; }

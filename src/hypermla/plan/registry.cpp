@@ -61,7 +61,6 @@ std::vector<KernelEntry> Registry::all() const {
 std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std::string& version,
                                             const std::string& arch, const std::string& language) const {
   const std::string wanted = underscored(kernel);
-  const std::string wanted_version = version.empty() ? "v0" : version;
   std::vector<std::string> names, versions;
   std::vector<KernelEntry> found;
   for (const KernelEntry& entry : all()) {
@@ -72,7 +71,8 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
     const bool by_design = wanted == entry.design || wanted == design;
     if (!by_name && !by_design) continue;
     if (!language.empty() && entry.language != language) continue;
-    if (by_name || entry.version == wanted_version)
+    // A full name is that of a base version; a design's name alone leaves the version open.
+    if (by_name || entry.version == version || (version.empty() && wanted == entry.design))
       found.push_back(entry);
     else
       versions.push_back(entry.version);
@@ -89,8 +89,8 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
          first, arch);
   }
   if (!versions.empty())
-    fail("{} has no version '{}'{}; did you mean {}? There are: {}", wanted, wanted_version,
-         language.empty() ? "" : " in " + language, nearest(wanted_version, versions), fmt::join(versions, ", "));
+    fail("{} has no version '{}'{}; did you mean {}? There are: {}", wanted, version,
+         language.empty() ? "" : " in " + language, nearest(version, versions), fmt::join(versions, ", "));
   if (!language.empty())
     fail("there is no kernel '{}' in the language '{}'; `hypermla --list` shows all", kernel, language);
   fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));

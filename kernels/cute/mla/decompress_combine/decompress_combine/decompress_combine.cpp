@@ -70,14 +70,27 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
         const int M = at.latent_parts, R = at.decompressed_parts;
         const std::int64_t out_row = 2 * at.d * (at.tokens_first ? at.h : 1), heads = at.h;
         const int head_groups = at.d / 64 * (at.tokens_first ? 1 : at.s);
-        return Arguments(
-            rows_map(at, tile, data("o_latent", M), at.k, M), rows_map(at, tile, data("o_new", R), at.d, R),
-            M ? make_matrix_map(at.dtype, data("w", M), at.k, at.d, at.h, 64, at.d / 64) : TensorMap{},
-            make_tensor_map(
+        return Arguments(DecompressCombineArguments{
+            .latent_map = rows_map(at, tile, data("o_latent", M), at.k, M),
+            .decompressed_map = rows_map(at, tile, data("o_new", R), at.d, R),
+            .w_map = M ? make_matrix_map(at.dtype, data("w", M), at.k, at.d, at.h, 64, at.d / 64) : TensorMap{},
+            .o_map = make_tensor_map(
                 at.dtype, tensors.at("o").data,
                 {{at.s, out_row, tile.Bs}, {heads * head_groups, 128, 1}, {at.b, 2 * heads * at.s * at.d, tile.Bb}}),
-            data("lse_latent", M), data("lse_new", R), tensors.at("lse").data, at.b, at.h, at.s, tile.Bs, tile.Bb,
-            tile.per_requests, tile.count, M, R, head_groups, blocks);
+            .lse_latent = static_cast<const float*>(data("lse_latent", M)),
+            .lse_decompressed = static_cast<const float*>(data("lse_new", R)),
+            .lse = static_cast<float*>(tensors.at("lse").data),
+            .rows = {.b = at.b,
+                     .h = at.h,
+                     .s = at.s,
+                     .Bs = tile.Bs,
+                     .Bb = tile.Bb,
+                     .query_tiles = tile.per_requests,
+                     .tiles = tile.count,
+                     .latent_parts = M,
+                     .decompressed_parts = R,
+                     .head_groups = head_groups},
+            .blocks = blocks});
       };
       return launch;
     };

@@ -47,16 +47,6 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == kDecompressCombineSharedBytes && sizeof(Shared) <= kMaxSharedBytes);
 
-// How the rows of a head fall into tiles, and where they lie.
-struct Rows {
-  int b, h, s;
-  int Bs, Bb;       // of a tile
-  int query_tiles;  // per Bb requests
-  int tiles;        // of a head
-  int latent_parts, decompressed_parts;
-  int head_groups;  // from a head's first 64 columns in o to those of the next, in groups of 64
-};
-
 // Logarithms of sums, added up.
 struct LogSum {
   float top = kLeastScore, total = 0.0f;
@@ -79,7 +69,7 @@ __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
 
 // One warpgroup: every second tile of the thread block, from `tile` on.
 template <CombineProblem problem>
-__device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows rows, int head, int tile,
+__device__ __forceinline__ void combine(Shared& shared, int consumer, const CombineRows rows, int head, int tile,
                                         int tile_step, const float* lse_latent, const float* lse_decompressed,
                                         const TensorMap& o_map, float* __restrict__ lse) {
   constexpr DType dtype = problem.dtype;
@@ -268,7 +258,7 @@ __device__ __forceinline__ void combine(Shared& shared, int consumer, const Rows
 
 // The thread that loads the rows of a consumer.
 template <CombineProblem problem, Keep keep>
-__device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Rows rows, int head, int tile,
+__device__ __forceinline__ void load_rows(Shared& shared, int consumer, const CombineRows rows, int head, int tile,
                                           int tile_step, const TensorMap& latent_map,
                                           const TensorMap& decompressed_map) {
   Ring<kStages, 2> ring(shared.rings, Side::producer, consumer);
@@ -291,24 +281,15 @@ __device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Ro
   }
 }
 
-// Parts as in mla/combine/combine_plan.h: o_latent [M, B, H, S, 512] and lse_latent [M, B, H, S], o_new [R, B, H, S,
-// 128] and lse_decompressed [R, B, H, S], w [H, 512, 128] -> o [B, H, S, 128] or [B, S, H, 128], lse [B, H, S];
-// log-sum-exps natural, fp32. latent_map, decompressed_map: (64 columns, query, 64 columns of a query of a head: ((head
-// * S) * width / 64 + group), part * B + request), boxes of Bs queries of Bb requests; o_map likewise, (64 columns,
-// query, group, request). w_map as in hopper/tma.h, boxes of 64 rows and both groups.
 template <CombineProblem problem, DecompressCombineTiling tiling>
-__global__ void __launch_bounds__(320, 1)
-    decompress_combine(const __grid_constant__ TensorMap latent_map, const __grid_constant__ TensorMap decompressed_map,
-                       const __grid_constant__ TensorMap w_map, const __grid_constant__ TensorMap o_map,
-                       const float* lse_latent, const float* lse_decompressed, float* __restrict__ lse, int b, int h,
-                       int s, int Bs, int Bb, int query_tiles, int tiles, int latent_parts, int decompressed_parts,
-                       int head_groups, int blocks) {
+__global__ void __launch_bounds__(320, 1) decompress_combine(const __grid_constant__ DecompressCombineArguments with) {
   static_assert(problem.d == 128 && problem.k == 512, "the layouts are made for 512 latent and 128 output columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int role = uniform(static_cast<int>(threadIdx.x >> 5));
   const int consumer = role < 8 ? role / 4 : role - 8;
-  const Rows rows{b, h, s, Bs, Bb, query_tiles, tiles, latent_parts, decompressed_parts, head_groups};
+  const CombineRows& rows = with.rows;
+  const int blocks = with.blocks;
   const int head = blockIdx.x / blocks, tile = blockIdx.x % blocks + consumer * blocks;
   if (threadIdx.x == 0) {
     for (int step = 0; step < kSteps; ++step) barrier_init(shared.matrix_full[step], 1);
@@ -318,19 +299,20 @@ __global__ void __launch_bounds__(320, 1)
   __syncthreads();
   launch_next();
   if (role < 8) {
-    combine<problem>(shared, consumer, rows, head, tile, 2 * blocks, lse_latent, lse_decompressed, o_map, lse);
+    combine<problem>(shared, consumer, rows, head, tile, 2 * blocks, with.lse_latent, with.lse_decompressed, with.o_map,
+                     with.lse);
   } else if (lane_id() == 0) {
     if constexpr (problem.latent_parts > 0) {
       if (consumer == 0) {
         for (int step = 0; step < kSteps; ++step) {
           barrier_expect(shared.matrix_full[step], kMatrixStepBytes);
-          tma_load(shared.matrix[step], w_map, step * 64, 0, head, shared.matrix_full[step]);
+          tma_load(shared.matrix[step], with.w_map, step * 64, 0, head, shared.matrix_full[step]);
         }
       }
     }
     wait_for_previous();
     load_rows<problem, tiling.keep ? Keep::normal : Keep::evict_first>(shared, consumer, rows, head, tile, 2 * blocks,
-                                                                       latent_map, decompressed_map);
+                                                                       with.latent_map, with.decompressed_map);
   }
 }
 

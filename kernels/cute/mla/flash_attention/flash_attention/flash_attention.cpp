@@ -35,8 +35,6 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
   }
 
   void use_default_tiling() override { tiling = candidates().front(); }
-  // Rows are padded to 128: few queries are faster in CUDA Tile, which pads to 16 and streams as fast.
-  bool recommended() const override { return problem.s > 64 || problem.ragged || problem.prefixes; }
 
   Path path() const override { return Path::decompressed; }
   // docs/kernels/cute-flash-attention.md: 1 x 16384 causal 13191 us, b32 s128 2051 us, 4 x 4096 3584 us (sustained
@@ -98,16 +96,31 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const std::int64_t heads = std::int64_t{of.b} * of.h, token_heads = std::int64_t{token_stores(of)} * of.h;
         const int q_rows = of.prefixes ? std::min(of.s, kRows) : kRows, q_groups = of.prefixes ? 1 : of.d / 64;
-        return Arguments(make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, q_rows, q_groups),
-                         make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, q_rows, 1),
-                         make_matrix_map(of.dtype, data("k"), of.t, of.d, token_heads, kBlock, of.d / 64),
-                         make_matrix_map(of.dtype, data("kpe"), of.t, of.p, token_stores(of), kBlock, 1),
-                         make_matrix_map(of.dtype, data("v"), of.t, of.d, token_heads, kBlock, of.d / 64), data("o"),
-                         data("lse"), of.ragged ? data("lengths") : nullptr, constants,
-                         softmax_scale(of.d, of.p) * kLog2e, of.b, of.h, of.s, of.t, self.heads_per_section(at),
-                         self.plans_on_device() ? data("chunks") : static_cast<char*>(constants) + kCounterBytes,
-                         self.plans_on_device() ? data("order") : nullptr,
-                         reads_after_lengths(of) ? data("after_lengths") : nullptr, of.after);
+        const auto ints = [&](const char* name, bool wanted) {
+          return wanted ? static_cast<const int*>(data(name)) : nullptr;
+        };
+        const bool planned = self.plans_on_device();
+        void* const chunks = planned ? data("chunks") : static_cast<char*>(constants) + kCounterBytes;
+        return Arguments(FlashAttentionArguments{
+            .q_map = make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, q_rows, q_groups),
+            .qpe_map = make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, q_rows, 1),
+            .k_map = make_matrix_map(of.dtype, data("k"), of.t, of.d, token_heads, kBlock, of.d / 64),
+            .kpe_map = make_matrix_map(of.dtype, data("kpe"), of.t, of.p, token_stores(of), kBlock, 1),
+            .v_map = make_matrix_map(of.dtype, data("v"), of.t, of.d, token_heads, kBlock, of.d / 64),
+            .o = data("o"),
+            .lse = static_cast<float*>(data("lse")),
+            .lengths = ints("lengths", of.ragged),
+            .counter = static_cast<int*>(constants),
+            .chunk_list = static_cast<const ChunkCount*>(chunks),
+            .order = ints("order", planned),
+            .after_lengths = ints("after_lengths", reads_after_lengths(of)),
+            .scale_log2 = softmax_scale(of.d, of.p) * kLog2e,
+            .b = of.b,
+            .h = of.h,
+            .s = of.s,
+            .t = of.t,
+            .heads_per_section = self.heads_per_section(at),
+            .after = of.after});
       };
       return launch;
     };
@@ -127,8 +140,16 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
       launch.shape = {unsigned(threads.threads), 0, 1, true};
       launch.arguments = [at, tensors](void*) {
         auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(data("prefix"), at.ragged ? data("lengths") : nullptr, data("order"), data("chunks"), at.b,
-                         at.s, at.t, at.prefixes, at.parts);
+        const auto ints = [&](const char* name) { return static_cast<int*>(data(name)); };
+        return Arguments(PlanPrefixesArguments{.prefix = ints("prefix"),
+                                               .lengths = at.ragged ? ints("lengths") : nullptr,
+                                               .order = ints("order"),
+                                               .count = static_cast<ChunkCount*>(data("chunks")),
+                                               .b = at.b,
+                                               .s = at.s,
+                                               .t = at.t,
+                                               .prefixes = at.prefixes,
+                                               .parts = at.parts});
       };
       return launch;
     };

@@ -451,22 +451,9 @@ __device__ __forceinline__ void load(Shared& shared, int h, int s, const TensorM
   load_values();
 }
 
-// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64]; boxes of 2 groups / 1 group of 64 columns; with prefixes
-// boxes of one group and min(S, 128) rows. k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T,
-// 64]. Maps as in hopper/tma.h, boxes of 128 rows. o [B, H, S, 128]; lse [B, H, S] fp32, natural logarithm. A query
-// that sees no token gets o = 0 and lse = -inf. lengths [B]: tokens of each request, 0 <= length <= t; null: t each.
-// Causal: query i sees the tokens below length - s + i + 1. counter: one int, 0 before the first launch; every launch
-// leaves it 0. scale_log2 = scale * log2(e) > 0. heads_per_section: see TileOrder. With prefixes (B of k, v, kpe,
-// lengths is their number): chunk_list and order as plan_prefixes makes them, order null for requests as they come;
-// after_lengths [B], null: `after` each. o and lse have as many parts as the list.
+// A query that sees no token gets o = 0 and lse = -inf. Causal: query i sees the tokens below length - s + i + 1.
 template <DecompressedProblem problem, FlashAttentionTiling tiling>
-__global__ void __launch_bounds__(384, 1)
-    flash_attention(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
-                    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,
-                    const __grid_constant__ TensorMap v_map, unsigned short* __restrict__ o, float* __restrict__ lse,
-                    const int* __restrict__ lengths, int* counter, float scale_log2, int b, int h, int s, int t,
-                    int heads_per_section, const ChunkCount* __restrict__ chunk_list, const int* __restrict__ order,
-                    const int* __restrict__ after_lengths, int after) {
+__global__ void __launch_bounds__(384, 1) flash_attention(const __grid_constant__ FlashAttentionArguments with) {
   constexpr bool prefixes = problem.prefixes != 0;
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
@@ -480,19 +467,22 @@ __global__ void __launch_bounds__(384, 1)
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&q_map, &qpe_map, &k_map, &kpe_map, &v_map}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.q_map, &with.qpe_map, &with.k_map, &with.kpe_map, &with.v_map})
+      tma_prefetch_map(*map);
   }
   __syncthreads();
   if constexpr (prefixes) wait_for_previous();  // plan_prefixes
-  const Chunks chunks{chunk_list, order, after_lengths, after};
+  const Chunks chunks{with.chunk_list, with.order, with.after_lengths, with.after};
+  const int b = with.b, h = with.h, s = with.s, t = with.t;
   if (role < 2) {
     take_registers<240>();
-    attend<problem>(shared, role, o, lse, scale_log2, b, h, s, t, chunks);
+    attend<problem>(shared, role, static_cast<unsigned short*>(with.o), with.lse, with.scale_log2, b, h, s, t, chunks);
   } else {
     give_registers<24>();
-    if (threadIdx.x == 256) load<prefixes>(shared, h, s, q_map, qpe_map, k_map, kpe_map, v_map);
+    if (threadIdx.x == 256)
+      load<prefixes>(shared, h, s, with.q_map, with.qpe_map, with.k_map, with.kpe_map, with.v_map);
     if (threadIdx.x / 32 == 9)
-      draw<problem>(shared, TileOrder{b, h, s, t, heads_per_section, lengths, chunks}, counter);
+      draw<problem>(shared, TileOrder{b, h, s, t, with.heads_per_section, with.lengths, chunks}, with.counter);
   }
 }
 

@@ -7,17 +7,15 @@
 
 namespace hypermla::cute {
 
-// prefix [B], each from 0 to prefixes - 1; lengths [prefixes], null: t each -> order [B], and the list of chunks.
 template <PlanPrefixesProblem problem, PlanPrefixesTiling tiling>
-__global__ void __launch_bounds__(1024, 1)
-    plan_prefixes(const int* __restrict__ prefix, const int* __restrict__ lengths, int* __restrict__ order,
-                  ChunkCount* __restrict__ count, int b, int s, int t, int prefixes, int parts) {
+__global__ void __launch_bounds__(1024, 1) plan_prefixes(const __grid_constant__ PlanPrefixesArguments with) {
+  const int b = with.b, s = with.s, prefixes = with.prefixes, parts = with.parts;
   __shared__ int of_request[kMaxPrefixRequests];
   __shared__ int requests[kMaxPrefixes], first_request[kMaxPrefixes], first_chunk[kMaxPrefixes];
   launch_next();
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();
-  for (int i = threadIdx.x; i < b; i += blockDim.x) of_request[i] = prefix[i];
+  for (int i = threadIdx.x; i < b; i += blockDim.x) of_request[i] = with.prefix[i];
   __syncthreads();
   // Calls visit(request, its place among the requests of the prefix) for those of one prefix; returns their number.
   auto for_requests = [&](int of_prefix, auto visit) {
@@ -43,15 +41,16 @@ __global__ void __launch_bounds__(1024, 1)
       all_requests += requests[i];
       all_chunks += chunk_count(requests[i], s, parts);
     }
-    count->chunks = all_chunks;
+    with.count->chunks = all_chunks;
   }
   __syncthreads();
-  Chunk* chunks = reinterpret_cast<Chunk*>(count + 1);
+  Chunk* chunks = reinterpret_cast<Chunk*>(with.count + 1);
   for (int i = warp; i < prefixes; i += warps) {
     const int first = first_request[i];
-    for_requests(i, [&](int request, int place) { order[first + place] = request; });
+    for_requests(i, [&](int request, int place) { with.order[first + place] = request; });
     for (int j = lane; j < chunk_count(requests[i], s, parts); j += 32)
-      chunks[first_chunk[i] + j] = chunk_at(j, i, first, requests[i], lengths ? lengths[i] : t, s, parts);
+      chunks[first_chunk[i] + j] =
+          chunk_at(j, i, first, requests[i], with.lengths ? with.lengths[i] : with.t, s, parts);
   }
 }
 

@@ -57,4 +57,13 @@ struct PlanPrefixesTiling {
   }
 };
 
+struct PlanPrefixesArguments {
+  const int* prefix = nullptr;   // [b], each from 0 to prefixes - 1
+  const int* lengths = nullptr;  // [prefixes] tokens; null: t each
+  int* order = nullptr;          // [b]: requests, sorted by prefix
+  ChunkCount* count = nullptr;   // and the list of chunks behind it
+  int b = 0, s = 0, t = 0;
+  int prefixes = 0, parts = 0;
+};
+
 }  // namespace hypermla::cute

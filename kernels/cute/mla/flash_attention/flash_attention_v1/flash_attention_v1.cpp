@@ -37,8 +37,6 @@ class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAtte
   }
 
   void use_default_tiling() override { tiling = candidates().front(); }
-  // Keys and values are read once for every tile of queries.
-  bool recommended() const override { return problem.s <= 64; }
 
   Path path() const override { return Path::decompressed; }
   // docs/kernels/cute-flash-attention-v1.md: 1892, 1920, 1954 us at s = 16, 32, 64, and from 40 SMs 640, 870 and 920
@@ -83,14 +81,22 @@ class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAtte
         const DecompressedProblem& of = self.problem;
         auto data = [&](const char* name) { return tensors.at(name).data; };
         const std::int64_t heads = std::int64_t{of.b} * of.h;
-        return Arguments(make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, rows, 2),
-                         make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, rows, 1),
-                         make_matrix_map(of.dtype, data("k"), of.t, of.d, heads, kBlock, 2),
-                         make_matrix_map(of.dtype, data("kpe"), of.t, of.p, of.b, kBlock, 1),
-                         make_matrix_map(of.dtype, data("v"), of.t, of.d, heads, kBlock, 2),
-                         make_matrix_map(of.dtype, data("o"), of.s, of.d, heads, rows, 2), data("o"), data("lse"),
-                         of.ragged ? data("lengths") : nullptr, counter, softmax_scale(of.d, of.p) * kLog2e, of.b, of.h,
-                         of.s, of.t);
+        return Arguments(
+            FlashAttentionV1Arguments{.q_map = make_matrix_map(of.dtype, data("q"), of.s, of.d, heads, rows, 2),
+                                      .qpe_map = make_matrix_map(of.dtype, data("qpe"), of.s, of.p, heads, rows, 1),
+                                      .k_map = make_matrix_map(of.dtype, data("k"), of.t, of.d, heads, kBlock, 2),
+                                      .kpe_map = make_matrix_map(of.dtype, data("kpe"), of.t, of.p, of.b, kBlock, 1),
+                                      .v_map = make_matrix_map(of.dtype, data("v"), of.t, of.d, heads, kBlock, 2),
+                                      .o_map = make_matrix_map(of.dtype, data("o"), of.s, of.d, heads, rows, 2),
+                                      .o = data("o"),
+                                      .lse = static_cast<float*>(data("lse")),
+                                      .lengths = of.ragged ? static_cast<const int*>(data("lengths")) : nullptr,
+                                      .counter = static_cast<int*>(counter),
+                                      .scale_log2 = softmax_scale(of.d, of.p) * kLog2e,
+                                      .b = of.b,
+                                      .h = of.h,
+                                      .s = of.s,
+                                      .t = of.t});
       };
       return launch;
     };

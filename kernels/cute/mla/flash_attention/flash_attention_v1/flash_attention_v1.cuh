@@ -95,20 +95,9 @@ __device__ __forceinline__ void draw(Shared<tiling.rows>& shared, const ItemOrde
   }
 }
 
-// q_map, qpe_map: queries [B * H, S, 128] and [B * H, S, 64], boxes of `rows` rows and 2 groups / 1 group of columns.
-// k_map, v_map: keys and values [B * H, T, 128], kpe_map: RoPE keys [B, T, 64], boxes of 64 tokens and 2 groups / 1
-// group. o_map: output, boxes of `rows` rows and 2 groups (for 16 and 32 rows). Maps as in hopper/tma.h.
-// o [B, H, S, 128], the same; lse [B, H, S] fp32, natural logarithm. A query that sees no token gets o = 0, lse = -inf.
-// lengths [B]: tokens of each request, 0 <= length <= t; null: t each. Causal: query i sees the tokens below
-// length - s + i + 1.
-// counter: one int, 0 before the first launch; every launch leaves it 0. scale_log2 = scale * log2(e) > 0.
+// A query that sees no token gets o = 0 and lse = -inf. Causal: query i sees the tokens below length - s + i + 1.
 template <DecompressedProblem problem, FlashAttentionV1Tiling tiling>
-__global__ void __launch_bounds__(384, 1)
-    flash_attention_v1(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap qpe_map,
-                       const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap kpe_map,
-                       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap o_map,
-                       unsigned short* __restrict__ o, float* __restrict__ lse, const int* __restrict__ lengths,
-                       int* counter, float scale_log2, int b, int h, int s, int t) {
+__global__ void __launch_bounds__(384, 1) flash_attention_v1(const __grid_constant__ FlashAttentionV1Arguments with) {
   static_assert(tiling.rows == 16 || tiling.rows == 32 || tiling.rows == 64, "tiles of 16, 32 or 64 rows");
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
   using Layout = Shared<tiling.rows>;
@@ -125,29 +114,32 @@ __global__ void __launch_bounds__(384, 1)
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&q_map, &qpe_map, &k_map, &kpe_map, &v_map, &o_map}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.q_map, &with.qpe_map, &with.k_map, &with.kpe_map, &with.v_map, &with.o_map})
+      tma_prefetch_map(*map);
   }
   __syncthreads();
+  const int h = with.h, s = with.s;
   if (role < kConsumers) {
     const int consumer = uniform(role);
     const Items<tiling.rows> items(shared);
-    const Output output{o_map, o, lse, s};
+    const Output output{with.o_map, static_cast<unsigned short*>(with.o), with.lse, s};
     if constexpr (Layout::kSwapped) {
-      attend_swapped<problem, tiling>(consumer, shared, items, output, scale_log2, h, s);
+      attend_swapped<problem, tiling>(consumer, shared, items, output, with.scale_log2, h, s);
     } else {
       take_registers<232>();
-      attend<problem, tiling>(consumer, shared, items, output, scale_log2, h, s);
+      attend<problem, tiling>(consumer, shared, items, output, with.scale_log2, h, s);
     }
   } else {
     if constexpr (tiling.rows == 64) give_registers<40>();
     const int warp = (threadIdx.x >> 5) - 4 * kConsumers;
     if (threadIdx.x & 31) return;
     if (warp < kConsumers) {
-      load_tokens(warp, shared, Items<tiling.rows>(shared), k_map, v_map, h);
+      load_tokens(warp, shared, Items<tiling.rows>(shared), with.k_map, with.v_map, h);
     } else if (warp == kConsumers) {
-      load_ropes(shared, kpe_map);
+      load_ropes(shared, with.kpe_map);
     } else {
-      draw<problem, tiling>(shared, ItemOrder<tiling.rows>{b, h, s, t, lengths}, counter, q_map, qpe_map);
+      draw<problem, tiling>(shared, ItemOrder<tiling.rows>{with.b, h, s, with.t, with.lengths}, with.counter,
+                            with.q_map, with.qpe_map);
     }
   }
 }

@@ -48,9 +48,6 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  // Few rows are v1's, but it loads pages of 1 token one by one.
-  bool recommended_for_decoding() const override { return problem.h * problem.s > 32 || problem.page == 1; }
-
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 

@@ -32,8 +32,6 @@ class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem,
       fail("--stages={} is not supported: it must be from 2 to 10, as many as shared memory holds", tiling.stages);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
-  // One row tile per head and little to stream: CUDA Tile is as fast there.
-  bool recommended() const override { return std::int64_t{problem.b} * problem.s > kRows; }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     const OutputDecompressionProblem at = problem;
@@ -55,9 +53,13 @@ class OutputDecompressionPlan : public AttentionPlan<OutputDecompressionProblem,
       launch.grid = {unsigned(std::min(tiling.blocks, tiles)), unsigned(at.h), 1};
       launch.shape = {160, output_decompression_shared_bytes(at.k, at.d, tiling.stages)};
       launch.arguments = [=](void*) {
-        return Arguments(rows_map(at, tiling.Bs, tensors.at("o_latent").data, at.k, 1),
-                         make_matrix_map(at.dtype, tensors.at("w").data, at.k, at.d, at.h, 64, at.d / 64),
-                         rows_map(at, tiling.Bs, tensors.at("o").data, at.d, at.d / 64), tiles, query_tiles, tiling.Bs);
+        return Arguments(OutputDecompressionArguments{
+            .o_latent_map = rows_map(at, tiling.Bs, tensors.at("o_latent").data, at.k, 1),
+            .w_map = make_matrix_map(at.dtype, tensors.at("w").data, at.k, at.d, at.h, 64, at.d / 64),
+            .o_map = rows_map(at, tiling.Bs, tensors.at("o").data, at.d, at.d / 64),
+            .tiles = tiles,
+            .query_tiles = query_tiles,
+            .Bs = tiling.Bs});
       };
       return launch;
     };

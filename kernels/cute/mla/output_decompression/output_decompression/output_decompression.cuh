@@ -68,13 +68,9 @@ struct OutputDecompressionTypes {
   static_assert(sizeof(Shared) + 1024 <= output_decompression_shared_bytes(problem.k, problem.d, tiling.stages));
 };
 
-// o_latent [B,H,S,K], w [H,K,D] -> o [B,H,S,D]. Boxes of the maps, innermost axis first: o_latent (64 columns, Bs, Bb)
-// of (column, query, batch element, 64 columns, head), w (64 columns, 64 rows, D / 64) of (column, row, 64 columns,
-// head), o (64 columns, Bs, Bb, D / 64) like o_latent. `tiles` of a head: `query_tiles` per Bb batch elements.
 template <OutputDecompressionProblem problem, OutputDecompressionTiling tiling>
-__global__ void __launch_bounds__(160)
-    output_decompression(const __grid_constant__ TensorMap o_latent_map, const __grid_constant__ TensorMap w_map,
-                         const __grid_constant__ TensorMap o_map, int tiles, int query_tiles, int Bs) {
+__global__ void __launch_bounds__(160) output_decompression(const __grid_constant__ OutputDecompressionArguments with) {
+  const int tiles = with.tiles, query_tiles = with.query_tiles, Bs = with.Bs;
   using Types = OutputDecompressionTypes<problem, tiling>;
   using Element = typename Types::Element;
   using Pipeline = typename Types::Pipeline;
@@ -107,12 +103,12 @@ __global__ void __launch_bounds__(160)
       for (int step = 0; step < kSteps; ++step, ++at) {
         if (tile == static_cast<int>(blockIdx.x)) {
           shared.matrix_full[step].arrive_and_expect_tx(kMatrixBytes);
-          ct::SM90_TMA_LOAD_4D::copy(&w_map, reinterpret_cast<ct::uint64_t*>(&shared.matrix_full[step]), kNormal,
+          ct::SM90_TMA_LOAD_4D::copy(&with.w_map, reinterpret_cast<ct::uint64_t*>(&shared.matrix_full[step]), kNormal,
                                      shared.matrix.data() + step * Types::kColumns * Types::kStep, 0,
                                      step * Types::kStep, 0, head);
         }
         pipeline.producer_acquire(at);
-        ct::SM90_TMA_LOAD_5D::copy(&o_latent_map, pipeline.producer_get_barrier(at), kOnce,
+        ct::SM90_TMA_LOAD_5D::copy(&with.o_latent_map, pipeline.producer_get_barrier(at), kOnce,
                                    shared.rows.data() + at.index() * kRows * Types::kStep, 0, query, batch, step, head);
       }
     }
@@ -168,7 +164,7 @@ __global__ void __launch_bounds__(160)
     ct::tma_store_fence();
     meet();
     if (thread == 0) {
-      ct::SM90_TMA_STORE_5D::copy(&o_map, shared.out.data(), 0, tile % query_tiles * Bs,
+      ct::SM90_TMA_STORE_5D::copy(&with.o_map, shared.out.data(), 0, tile % query_tiles * Bs,
                                   tile / query_tiles * (kRows / Bs), 0, head);
       ct::tma_store_arrive();
     }

@@ -2,6 +2,7 @@
 // Read by the host and, as a template argument of the kernel, by the device compiler.
 #pragma once
 
+#include "hypermla/tensor_map.h"
 #include "mla/output_decompression/output_decompression.h"
 
 namespace hypermla::cute {
@@ -17,6 +18,17 @@ struct OutputDecompressionTiling {
     field("blocks", self.blocks, "thread blocks per head, which share its tiles");
     field("stages", self.stages, "boxes of 64 rows x 64 latent columns in flight");
   }
+};
+
+// Boxes of the maps, innermost axis first.
+struct OutputDecompressionArguments {
+  // [B,H,S,K] as (column, query, batch element, 64 columns, head): (64 columns, Bs, Bb).
+  TensorMap o_latent_map = {};
+  TensorMap w_map = {};  // [H,K,D] as (column, row, 64 columns, head): (64 columns, 64 rows, D / 64)
+  TensorMap o_map = {};  // [B,H,S,D] like o_latent: (64 columns, Bs, Bb, D / 64)
+  int tiles = 0;         // of a head
+  int query_tiles = 0;   // per Bb batch elements
+  int Bs = 0;
 };
 
 inline constexpr int kOutputDecompressionRows = 64;  // of a tile
