@@ -7,20 +7,53 @@
 
 namespace hypermla::cute {
 
+// Division by what the host knows, as a multiplication: of numbers below 2^32 / by, by at most 2^31 - 1.
+struct Divisor {
+  int by = 1;
+  unsigned reciprocal = 0;  // 2^32 / by, rounded up; 0: by is 1
+
+  constexpr Divisor() = default;
+  constexpr explicit Divisor(int by) : by(by), reciprocal(by == 1 ? 0 : 0xffffffffu / by + 1) {}
+#ifdef __CUDACC__
+  __device__ __forceinline__ unsigned divide(unsigned x) const { return reciprocal ? __umulhi(x, reciprocal) : x; }
+#endif
+};
+
 // Where rows lie in a tensor. The rows of a request are its heads and queries; those of all requests follow each other.
 // Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with
 // a request_stride, from the begin of each.
 struct RowLayout {
-  int inner = 0;
+  Divisor inner;
   long long outer_stride = 0, inner_stride = 0, request_stride = 0;
 
 #ifdef __CUDACC__
   __device__ __forceinline__ long long offset(int request, int first_row, int row) const {
-    const unsigned at = request_stride ? row : first_row + row;
-    return request * request_stride + at / inner * outer_stride + at % inner * inner_stride;
+    const unsigned at = request_stride ? row : first_row + row, outer = inner.divide(at);
+    return request * request_stride + outer * outer_stride + (at - outer * inner.by) * inner_stride;
   }
 #endif
 };
+
+#ifdef __CUDACC__
+// Walks over rows that follow each other: an addition for each.
+struct RowWalk {
+  long long at;  // as RowLayout::offset()
+  int left;      // rows until the next outer one
+
+  __device__ __forceinline__ RowWalk(const RowLayout& rows, int request, int first_row, int row)
+      : at(rows.offset(request, first_row, row)) {
+    const unsigned first = rows.request_stride ? row : first_row + row;
+    left = rows.inner.by * (rows.inner.divide(first) + 1) - first;
+  }
+  __device__ __forceinline__ void advance(const RowLayout& rows) {
+    at += rows.inner_stride;
+    if (--left == 0) {
+      left = rows.inner.by;
+      at += rows.outer_stride - rows.inner.by * rows.inner_stride;
+    }
+  }
+};
+#endif
 
 struct LatentArguments {
   // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):
@@ -41,7 +74,7 @@ struct LatentArguments {
   float scale_log2 = 0;  // of the scores, times log2(e); positive
   float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
   float empty_lse = 0;   // of rows that see no token
-  int query_inner = 0;
+  Divisor query_inner;   // rows that follow each other in the maps of the queries
   int heads = 0;
   int rounds = 0;
   int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did

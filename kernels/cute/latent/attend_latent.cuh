@@ -375,11 +375,11 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       unsigned short* out_rows = static_cast<unsigned short*>(with.o) + half * 256 + lane_id() * 8;
       const int first = ((thread_id() >> 5) & 3) * 16;
       const u32 from = staging + (lane_id() >> 3) * kBoxBytes + first * 128;
+      RowWalk walk(with.o_rows, request, first_row, tile_row + first);
 #pragma unroll 4
-      for (int r = 0; r < 16; ++r) {
+      for (int r = 0; r < 16; ++r, walk.advance(with.o_rows)) {
         if (first + r < rows)
-          *reinterpret_cast<uint4*>(out_rows + with.o_rows.offset(request, first_row, tile_row + first + r)) =
-              load_shared(from + swizzled(r, lane_id() & 7));
+          *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
       }
     } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
@@ -428,7 +428,7 @@ template <auto tiling>
 __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const LatentArguments& with) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const unsigned row = item.first_row + item.row_tile * kTile;
-  const int inner = row % with.query_inner, outer = row / with.query_inner;
+  const int outer = with.query_inner.divide(row), inner = row - outer * with.query_inner.by;
   for (int pair = 0; pair < kBoxPairs; ++pair) {
     const u32 full = shared.queries_full[pair];
     barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);

@@ -49,6 +49,11 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
         "work than the planner counts; make several MlaDecode of fewer requests",
         at.max_requests, at.heads, at.max_queries, at.max_tokens);
+  if (std::int64_t{at.max_query_tokens} * at.heads * at.heads >= std::int64_t{1} << 32)
+    fail(
+        "max_query_tokens={} with heads={} is not supported: tokens * heads * heads must be less than 2^32; make "
+        "several MlaDecode of fewer requests",
+        at.max_query_tokens, at.heads);
   if (split && divided_up(blocks, split) > kMaxParts)
     fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
          at.split, at.max_tokens, divided_up(blocks, split), kMaxParts);
@@ -158,7 +163,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
   };
   with_.qc_map = map(with.q_latent, kLatent, spec_.query_groups);
   with_.qpe_map = map(with.q_rope, kRope, 1);
-  with_.query_inner = one_axis ? std::numeric_limits<int>::max() : heads;
+  with_.query_inner = Divisor(one_axis ? std::numeric_limits<int>::max() : heads);
 }
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
@@ -211,8 +216,9 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
     combine_.o = with_.o = with.o;
     combine_.lse = with_.lse = with.lse;
     const int heads = options_.heads;
-    combine_.o_rows = with_.o_rows = {heads, with.o_token_stride, with.o_head_stride, 0};
-    combine_.lse_rows = with_.lse_rows = {heads, with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
+    combine_.o_rows = with_.o_rows = {Divisor(heads), with.o_token_stride, with.o_head_stride, 0};
+    combine_.lse_rows =
+        with_.lse_rows = {Divisor(heads), with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
     last_ = with;
   }
   void* arguments[] = {&with_};

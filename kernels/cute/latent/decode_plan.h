@@ -33,7 +33,7 @@ TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShap
 
 // What a version of the latent kernel is, for a capacity.
 struct LatentDecodeSpec {
-  std::string name;  // full
+  std::string name;                                  // full
   std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, merge, planner;
   LaunchShape shape, merge_shape;  // of the attention and of the merge

@@ -270,10 +270,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
     spec.name = version(tiling).merge_name;
     spec.header = version(tiling).merge_header;
-    // Few parts are merged by one group of threads. More groups share many parts, and then the order of additions; so
-    // where cuts are fixed, and where only the device knows how many parts there are, the groups are always as many.
+    // No more groups of threads than merge the parts of one tile. Where cuts are fixed, and where only the device knows
+    // how many parts there are, always as many: the groups decide in which order parts are added.
     const bool fixed = problem.ragged || split_blocks() > 0;
-    spec.tiling = {fixed || most_parts(tiling) > kFewParts ? 128 * kCombineGroups : 128};
+    spec.tiling = {128 * (fixed ? kCombineGroups : groups_for(most_parts(tiling)))};
     spec.candidates = {spec.tiling};
     spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{.threads = 0}; };
     spec.problem = {.dtype = problem.dtype};
@@ -300,8 +300,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                              .lse_part = static_cast<const float*>(data("lse_part")),
                              .o = data("o"),
                              .lse = static_cast<float*>(data("lse")),
-                             .o_rows = {1, of.k, 0, 0},
-                             .lse_rows = {1, 1, 0, 0},
+                             .o_rows = {Divisor(1), of.k, 0, 0},
+                             .lse_rows = {Divisor(1), 1, 0, 0},
                              .lse_unit = self->lse_unit(),
                              .empty_lse = -std::numeric_limits<float>::infinity(),
                              .heads = of.h,
@@ -392,12 +392,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
             .lse = static_cast<float*>(data("lse")),
             .o_part = data("o_part"),
             .lse_part = static_cast<float*>(data("lse_part")),
-            .o_rows = {1, of.k, 0, 0},
-            .lse_rows = {1, 1, 0, 0},
+            .o_rows = {Divisor(1), of.k, 0, 0},
+            .lse_rows = {Divisor(1), 1, 0, 0},
             .scale_log2 = score_scale(of) * kLog2e,
             .lse_unit = lse_unit(),
             .empty_lse = -std::numeric_limits<float>::infinity(),
-            .query_inner = std::numeric_limits<int>::max(),
+            .query_inner = Divisor(std::numeric_limits<int>::max()),
             .heads = of.h,
             .rounds = rounds,
             .planned = of.ragged,

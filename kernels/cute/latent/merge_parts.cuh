@@ -68,16 +68,24 @@ struct Merged {
   }
 };
 
-// Merges the parts 0 .. slots - 1, four at a time, of which `groups` groups of 128 threads take turns; this thread is
-// in group `group`. part(first, i, wanted) and lse(first, i, wanted) load what Merged adds of part first + i; i is
-// known to the compiler, an offset in the load. `others` [group - 1][thread] is shared memory. The result is group 0's.
+// Groups of 128 threads that merge the parts of a unit together. `size`: how many, a power of two.
+struct Team {
+  int size;
+  __device__ __forceinline__ int member() const { return threadIdx.x >> 7 & (size - 1); }  // this thread's group
+  __device__ __forceinline__ int number() const { return (threadIdx.x >> 7) / static_cast<unsigned>(size); }
+  __device__ __forceinline__ int teams() const { return (blockDim.x >> 7) / static_cast<unsigned>(size); }
+};
+
+// Merges the parts 0 .. slots - 1, four at a time, of which the groups of a team take turns. part(first, i, wanted) and
+// lse(first, i, wanted) load what Merged adds of part first + i; i is known to the compiler, an offset in the load.
+// `others` [all groups but one of each team][128] is shared memory. The result is that of the team's first group.
 template <DType dtype, class Part, class Lse>
-__device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged* others, Part part, Lse lse) {
+__device__ __forceinline__ Merged merge(int slots, Team team, Merged* others, Part part, Lse lse) {
   constexpr int kBatch = 4;
   const int thread = threadIdx.x & 127;
   Merged all;
 #pragma unroll 1
-  for (int first = group * kBatch; first < slots; first += kBatch * groups) {
+  for (int first = team.member() * kBatch; first < slots; first += kBatch * team.size) {
     uint4 x[kBatch];
     float2 of[kBatch];
 #pragma unroll
@@ -91,46 +99,45 @@ __device__ __forceinline__ Merged merge(int slots, int groups, int group, Merged
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) all.add<dtype>(x[i], {exp2_fast(of[i].x - top.x), exp2_fast(of[i].y - top.y)});
   }
-  if (groups > 1) {
-    __syncthreads();  // those of the unit before have been read
-    if (group > 0) others[(group - 1) * 128 + thread] = all;
-    __syncthreads();
+  if (team.size > 1) {
+    others += team.number() * (team.size - 1) * 128 + thread;
+    auto meet = [&] { named_sync(1 + team.number(), team.size * 128); };
+    meet();  // those of the unit before have been read
+    if (team.member() > 0) others[(team.member() - 1) * 128] = all;
+    meet();
 #pragma unroll 1
-    for (int g = 0; g < groups - 1 && group == 0; ++g) all.add(others[g * 128 + thread]);
+    for (int g = 0; g < team.size - 1 && team.member() == 0; ++g) all.add(others[g * 128]);
   }
   all.normalise();
   return all;
 }
 
-// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes up to as
-// many at a time as it has groups of 128 threads. All groups merge the parts of one unit where those are many, else
-// each group a unit of its own. In which order parts are added follows from their number and from the number of groups.
-// unit(item, unit, merge) merges by merge(part, lse), as above, and writes the result if it gets one.
+// The work of a merging kernel: every tile falls into `units`, a power of two, of which a thread block takes some at a
+// time. The more parts, the more groups of 128 threads merge those of a unit. In which order parts are added follows
+// from their number and from the number of groups. unit(item, unit, writes, merge) merges by merge(part, lse), as
+// above, and writes the result if it gets one.
 template <DType dtype, class Unit>
 __device__ __forceinline__ void for_each_unit(const CombineArguments& with, int units, Merged* others, Unit unit) {
-  const int group = threadIdx.x >> 7, groups = blockDim.x >> 7;
-  const int count = with.count ? *with.count : with.item_count;
+  const int all = (with.count ? *with.count : with.item_count) * units;
   int at_once = 1;
-  while (at_once < groups && count * units > at_once * static_cast<int>(gridDim.x)) at_once *= 2;
-  int turn = blockIdx.x;
+  while (at_once < units && all > at_once * static_cast<int>(gridDim.x)) at_once *= 2;
+  int at = blockIdx.x * at_once;
   CombineItem item = {};
-  auto has_work = [&] { return turn * at_once < count * units; };
-  if (has_work()) item = with.items[turn * at_once / units];  // the list is older than the parts: no need to wait
+  if (at < all) item = with.items[at / static_cast<unsigned>(units)];  // made long ago: no need to wait
+  // The arguments that are read after the wait come into the constant cache before it.
+  asm volatile("" ::"l"(with.o), "l"(with.o_rows.outer_stride), "l"(with.lse_rows.outer_stride), "f"(with.lse_unit));
   launch_next();
   wait_for_previous();  // also without work: a kernel that waits for this one relies on the kernel before, too
 #pragma unroll 1
-  while (has_work()) {
-    if (item.slots > 0) {
-      const bool together = item.slots > kFewParts;
+  while (at < all) {
+    const Team team{min(groups_for(item.slots), static_cast<int>(blockDim.x) >> 7)};
 #pragma unroll 1
-      for (int i = together ? 0 : group; i < at_once; i += together ? 1 : groups) {
-        unit(item, turn * at_once % units + i, !together || group == 0, [&](auto part, auto lse) {
-          return merge<dtype>(item.slots, together ? groups : 1, together ? group : 0, others, part, lse);
-        });
-      }
+    for (int i = item.slots > 0 ? team.number() : at_once; i < at_once; i += team.teams()) {
+      unit(item, (at & (units - 1)) + i, team.member() == 0,
+           [&](auto part, auto lse) { return merge<dtype>(item.slots, team, others, part, lse); });
     }
-    turn += gridDim.x;
-    if (has_work()) item = with.items[turn * at_once / units];
+    at += gridDim.x * at_once;
+    if (at < all) item = with.items[at / static_cast<unsigned>(units)];
   }
 }
 

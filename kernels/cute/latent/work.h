@@ -30,9 +30,10 @@ struct alignas(16) CombineItem {
   int unused[2];
 };
 
-// Groups of 128 threads of a block that merges parts, at most; the parts that one group merges alone; and the block's
-// dynamic shared memory: a place for each group but the first.
-inline constexpr int kCombineGroups = 8, kFewParts = 8;
+// Groups of 128 threads of a block that merges parts, at most; how many of them merge so many parts, a power of two;
+// and the block's dynamic shared memory: a place for each group but the first.
+inline constexpr int kCombineGroups = 8;
+constexpr int groups_for(int parts) { return parts <= 8 ? 1 : parts <= 16 ? 4 : kCombineGroups; }
 constexpr unsigned combine_shared_bytes(int groups) { return (groups - 1) * 6144; }
 
 }  // namespace hypermla::cute

@@ -28,7 +28,8 @@ struct HybridProblem {
     field("b", self.b, "batch size");
     field("s", self.s, "queries per head");
     field("t", self.t, "context length in tokens, the decompressed ones included; of ragged requests the longest");
-    field("n", self.n, "decompressed tokens of each request; -1: as many as the cost model finds fastest");
+    field("n", self.n,
+          "decompressed tokens of each request; -1: what the model chooses (docs/choice.md), not with prefixes");
     field("h", self.h, "query heads");
     field("d", self.d, "head dimension");
     field("p", self.p, "RoPE dimension");

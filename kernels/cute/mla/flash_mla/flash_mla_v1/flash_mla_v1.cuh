@@ -322,12 +322,13 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
         for (int m = 0; m < 4; ++m)
           store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
         named_sync(kMeet + consumer, 128);
-        // A warp copies every fourth row, 256 columns each.
+        // A warp copies a quarter of the rows, 256 columns each.
         unsigned short* out_rows = static_cast<unsigned short*>(with.o) + (consumer ^ half) * 256 + lane * 8;
+        RowWalk walk(with.o_rows, request, first_row, tile_row + warp * (N / 4));
 #pragma unroll 2
-        for (int r = warp; r < N; r += 4) {
+        for (int r = warp * (N / 4); r < (warp + 1) * (N / 4); ++r, walk.advance(with.o_rows)) {
           if (r < rows)
-            *reinterpret_cast<uint4*>(out_rows + with.o_rows.offset(request, first_row, tile_row + r)) =
+            *reinterpret_cast<uint4*>(out_rows + walk.at) =
                 load_shared(staging + lane / 8 * Layout::kRowBytes + swizzled(r, lane & 7));
         }
       }
@@ -437,7 +438,7 @@ __device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const 
   for (u32 phase = 1; item.begin != item.end; phase ^= 1, item = *++work) {
     barrier_wait(shared.queries_empty, phase);
     const unsigned row = item.first_row + item.row_tile * tiling.rows;
-    const int inner = row % with.query_inner, outer = row / with.query_inner;
+    const int outer = with.query_inner.divide(row), inner = row - outer * with.query_inner.by;
     const u32 queries = shared.queries;
     const u32 full = shared.queries_full;
     barrier_expect(full, 9 * Layout::kRowBytes);
