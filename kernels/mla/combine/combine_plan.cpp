@@ -41,18 +41,21 @@ std::vector<TensorSpec> tensors_of(const CombineProblem& at) {
   return all;
 }
 
-// Some rows of some parts are empty, and the last row of all of them.
+// Some rows of some parts are empty, and where there are several rows the last one of all parts. Of the others at
+// most every fourth row is empty in a part of either kind, so that most rows have something to merge.
 InputRules input_rules_of(const CombineProblem& at, std::uint64_t) {
-  const std::int64_t rows = std::int64_t{at.b} * at.h * at.s;
+  const std::int64_t rows = std::int64_t{at.b} * at.h * at.s, count = std::min<std::int64_t>((rows - 1) / 4, 32);
   InputRules rules;
+  int kind = 0;
   for (const auto& [o, lse, parts, width] : {std::tuple("o_latent", "lse_latent", at.latent_parts, at.k),
                                              std::tuple("o_new", "lse_new", at.decompressed_parts, at.d)}) {
     auto empty = [&, o = o, lse = lse, width = width](std::int64_t row) {
       rules.minus_infinity[lse].push_back({row, 1});
       rules.unread[o].push_back({row * width, width});
     };
-    for (int i = 0; parts && i < 32; ++i) empty((i % parts) * rows + i * 997 % rows);
-    for (int part = 0; part < parts; ++part) empty(part * rows + rows - 1);
+    for (std::int64_t i = 0; parts && i < count; ++i) empty(i % parts * rows + i * ((rows - 1) / count) + kind);
+    for (int part = 0; rows > 1 && part < parts; ++part) empty(part * rows + rows - 1);
+    ++kind;
   }
   return rules;
 }
