@@ -71,7 +71,7 @@ ReferenceShape reference_shape_of(const CombineProblem& at) {
 ReferenceOutputs reference_of(const CombineProblem& at, std::int64_t group, const InputReader& input) {
   const int s = at.s, k = at.k, d = at.d;
   const std::int64_t heads = std::int64_t{at.b} * at.h;
-  std::vector<double> o, all_lse;
+  std::vector<double> o, all_lse, reach;
   auto one_head = [&](std::int64_t query_head) {
     std::vector<double> latent(std::size_t(s) * k), out(std::size_t(s) * d), sum(s), largest(s, -HUGE_VAL);
     auto for_parts = [&](auto visit) {
@@ -102,19 +102,20 @@ ReferenceOutputs reference_of(const CombineProblem& at, std::int64_t group, cons
     for (int i = 0; i < s; ++i) {
       for (int column = 0; sum[i] > 0 && column < d; ++column) out[std::size_t(i) * d + column] /= sum[i];
       all_lse.push_back(sum[i] > 0 ? largest[i] + std::log(sum[i]) : -HUGE_VAL);
+      reach.push_back(sum[i] > 0 ? std::fabs(largest[i]) : 0);
     }
     return out;
   };
   if (!at.tokens_first) {
     o = one_head(group);
-    return {{"o", std::move(o)}, {"lse", std::move(all_lse)}};
+    return {{"o", std::move(o)}, {"lse", std::move(all_lse)}, {"lse_reach", std::move(reach)}};
   }
   o.resize(std::size_t(s) * at.h * d);
   for (int head = 0; head < at.h; ++head) {
     const std::vector<double> one = one_head(group * at.h + head);
     for (int i = 0; i < s; ++i) std::copy_n(&one[std::size_t(i) * d], d, &o[(std::size_t(i) * at.h + head) * d]);
   }
-  return {{"o", std::move(o)}, {"lse", std::move(all_lse)}};
+  return {{"o", std::move(o)}, {"lse", std::move(all_lse)}, {"lse_reach", std::move(reach)}};
 }
 
 Cost combine_cost(const CombineProblem& at) {

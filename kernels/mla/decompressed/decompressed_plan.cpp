@@ -81,6 +81,7 @@ ReferenceOutputs reference_of(const DecompressedProblem& at, std::int64_t group,
         used("v", head, at.d, count), queries, count, width, at.d, softmax_scale(at.d, at.p), causal);
     outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
     outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
+    outputs["lse_reach"].insert(outputs["lse_reach"].end(), one.reach.begin(), one.reach.end());
   };
   // Where a mask ends inside or before the part, query by query.
   if (!at.causal || (at.parts == 1 && after == 0) || last <= tokens + after - at.s + 1)

@@ -59,6 +59,8 @@ struct ReferenceShape {
 };
 using ReferenceOutputs = std::map<std::string, std::vector<double>>;
 
+// The values of a group by output. A log-sum-exp `lse` comes with `lse_reach`: for each value a bound on the fp32
+// numbers that it is made from, before they cancel (plan/check.h says what follows).
 // The properties of a device on which tilings depend. The default is an H200.
 struct Target {
   std::string arch = "sm_90";
