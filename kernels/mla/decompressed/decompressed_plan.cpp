@@ -28,9 +28,9 @@ std::vector<TensorSpec> tensors_of(const DecompressedProblem& at) {
       {"lse", Role::output, DType::float32, {b, h, s}}};
   for (TensorSpec& spec : all)
     if (parts > 1 && spec.role == Role::output) spec.shape.insert(spec.shape.begin(), parts);
-  if (ragged) all.push_back({"lengths", Role::input, DType::int32, {stores}});
-  if (prefixes) all.push_back({"prefix", Role::input, DType::int32, {b}});
-  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {b}});
+  if (ragged) all.push_back({"lengths", Role::input, DType::int32, {stores}, t});
+  if (prefixes) all.push_back({"prefix", Role::input, DType::int32, {b}, prefixes - 1});
+  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {b}, after});
   return all;
 }
 

@@ -59,9 +59,9 @@ std::vector<TensorSpec> tensors_of(const HybridProblem& at) {
     add("kpe_new", Role::input, at.dtype, {stores, n, at.p});
   }
   if (o) add("w", Role::input, at.dtype, {at.h, at.k, at.d});
-  if (at.ragged && o) add("lengths", Role::input, DType::int32, {at.b});
-  if (at.ragged && n) add("new_lengths", Role::input, DType::int32, {stores});
-  if (at.prefixes && n) add("prefix", Role::input, DType::int32, {at.b});
+  if (at.ragged && o) all.push_back({"lengths", Role::input, DType::int32, {at.b}, o});
+  if (at.ragged && n) all.push_back({"new_lengths", Role::input, DType::int32, {stores}, n});
+  if (at.prefixes && n) all.push_back({"prefix", Role::input, DType::int32, {at.b}, at.prefixes - 1});
   if (at.tokens_first)
     add("o", Role::output, at.dtype, {at.b, at.s, at.h, at.d});
   else

@@ -41,8 +41,8 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
     add("z", Role::input, at.dtype, {batches, tokens, at.k});
     add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
   }
-  if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
-  if (reads_after_lengths(at)) add("after_lengths", Role::input, DType::int32, {at.b});
+  if (at.ragged) all.push_back({"lengths", Role::input, DType::int32, {at.b}, at.t});
+  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {at.b}, at.after});
   if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
   add_rows("o", Role::output, at.dtype, {at.k});
   add_rows("lse", Role::output, DType::float32, {});
