@@ -35,6 +35,10 @@ struct ConfiguredPlan {
 // where validate() does.
 ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said);
 
+// Throws Error for extents that no memory holds. Planning, whose time grows with the requests, is so bounded, and its
+// integers do not overflow. `fields` are those of a problem.
+void require_extents(const std::vector<FieldRef>& fields);
+
 // Gives a plan another problem, with the default tiling for its target. `values` names every field. Validates nothing.
 void set_problem(KernelPlan& plan, const Json& values);
 
