@@ -43,25 +43,13 @@ PyObject* guarded_unlocked(KernelObject* self, Body&& body) {
     PyErr_SetString(g_error, "this Kernel is in use by another thread; give each thread a Kernel of its own");
     return nullptr;
   }
-  return guarded([&]() -> PyObject* {
-    struct Unlocked {
-      KernelObject* self;
-      PyThreadState* state;
-      explicit Unlocked(KernelObject* kernel) : self(kernel) {
-        self->busy = true;
-        state = PyEval_SaveThread();
-      }
-      ~Unlocked() {
-        PyEval_RestoreThread(state);
-        self->busy = false;
-      }
-    };
-    {
-      Unlocked unlocked(self);
-      body(*self->kernel);
-    }
+  self->busy = true;
+  PyObject* done = guarded([&]() -> PyObject* {
+    without_lock([&] { body(*self->kernel); });
     Py_RETURN_NONE;
   });
+  self->busy = false;
+  return done;
 }
 
 const char* dtype_name(hypermla::DType dtype) {

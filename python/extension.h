@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <exception>
 #include <new>
 
 #include "hypermla/error.h"
@@ -22,6 +23,21 @@ PyObject* guarded(Body&& body) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
   return nullptr;
+}
+
+// Calls `body` without the interpreter lock. Taking the lock back ends a daemon thread whose interpreter is gone, by an
+// unwinding that may not begin in a destructor: that would end the process.
+template <class Body>
+void without_lock(Body&& body) {
+  std::exception_ptr failure;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (failure) std::rethrow_exception(failure);
 }
 
 // Adds the type MlaDecode (mla_decode.cpp); false with a Python exception.

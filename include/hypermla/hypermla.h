@@ -84,6 +84,11 @@ class HYPERMLA_API Kernel {
   void prepare();
   // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it
   // returns when the work is done.
+  //
+  // Kernels follow the int32 inputs: lengths are from 0 to the tokens that their tensors hold, `prefix` is from 0 to
+  // prefixes - 1, and block_table names pages of the pool for as many tokens as a request has. On the CPU run(), tune()
+  // and profile() throw Error for other lengths and prefixes. On a GPU nothing looks at them: beyond these limits a
+  // kernel reads what belongs to other requests or to nobody. MlaDecode (mla_decode.h) looks on both.
   void run(void* stream = nullptr);
 
   // Measures the kernel on the bound tensors, whose outputs it writes, sets that against the roofline and writes

@@ -286,7 +286,11 @@ class Kernel:
 
     def run(self, stream=None):
         """Enqueues the kernel on `stream`: an address or an object with .cuda_stream, such as PyTorch's; None is the
-        default stream. On the CPU it returns when the work is done."""
+        default stream. On the CPU it returns when the work is done.
+
+        Kernels follow the int32 inputs: lengths are from 0 to the tokens that their tensors hold, `prefix` is from 0 to
+        prefixes - 1, and block_table names pages of the pool for as many tokens as a request has. On the CPU other
+        lengths and prefixes raise Error; on a GPU nothing looks at them, except in MlaDecode."""
         self._kernel.run(0 if stream is None else getattr(stream, "cuda_stream", stream))
 
     def profile(self, mode="annotation", out_dir=None, label="", bench_runs=20):

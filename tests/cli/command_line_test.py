@@ -165,9 +165,10 @@ class Refusals(CommandCase):
         self.assertIn("--bench_runs", self.refuse("kernel", "flash_attention", "--bench_runs=0"))
 
     def test_a_problem_that_does_not_fit(self):
-        for size in ("--b=100000", "--b=2000000000"):  # the second overflows 64 bits
-            sentence = self.refuse("kernel", "flash_attention", "--device=cpu", size, "--t=2000000000", "--h=64")
-            self.assertRegex(sentence, r"^the tensors need [\d.e+]+ GB, but this device has [\d.]+ GB; choose a smaller b, h or t$")
+        sentence = self.refuse("kernel", "flash_attention", "--device=cpu", "--b=10000", "--t=1000000", "--h=64")
+        self.assertRegex(sentence, r"^the tensors need [\d.e+]+ GB, but this device has [\d.]+ GB; choose a smaller b, h or t$")
+        for words in (["kernel", "flash_attention", "--device=cpu"], ["choose"]):  # before anything is planned
+            self.check("--b=2147483647 is not supported: it must be at most 65535", *words, "--b=2147483647")
 
     def test_a_missing_gpu(self):
         if "GPU        none" not in run("device").out:

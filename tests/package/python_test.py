@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -171,6 +172,11 @@ class Plan(unittest.TestCase):
 
 
 class Buffers(unittest.TestCase):
+    def bound(self, kernel):
+        for tensor in kernel.tensors:
+            kernel.bind(tensor.name, bytearray(byte_count(tensor)))
+        return kernel
+
     def test_ones_stay_ones(self):
         """Softmax weights sum to 1, so attention over values of 1 is 1, and lse is the score plus log(t)."""
         kernel = new_kernel()
@@ -213,6 +219,51 @@ class Buffers(unittest.TestCase):
             held.append(0)  # would move it
         del kernel
         held.append(0)
+
+    def test_a_forked_child_runs(self):
+        """Its parent's threads are not there: run() and the compilation of another kernel must not wait for them."""
+        kernel = self.bound(new_kernel())
+        kernel.run()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(120)
+            status = 1
+            try:
+                kernel.run()
+                self.bound(new_kernel(dtype="bfloat16")).run()
+                status = 0
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        kernel.run()
+
+    def test_a_daemon_thread_may_outlive_the_interpreter(self):
+        script = """
+import threading, time
+import hypermla
+
+def memory(tensor):
+    count = 4 if tensor.dtype == "float32" else 2
+    for extent in tensor.shape:
+        count *= extent
+    return bytearray(count)
+
+def forever():
+    while True:
+        kernel.run()
+
+kernel = hypermla.Kernel("flash_attention", device="cpu", b=1, s=64, t=1024, h=4, dtype="float16")
+for tensor in kernel.tensors:
+    kernel.bind(tensor.name, memory(tensor))
+kernel.run()
+threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.2)
+"""
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        for _ in range(3):
+            done = subprocess.run([sys.executable, "-c", script], env=variables, text=True, check=False,
+                                  capture_output=True, timeout=120)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_one_kernel_serves_one_thread(self):
         kernel = new_kernel(s=64, t=4096, h=8)

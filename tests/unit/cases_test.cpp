@@ -114,6 +114,29 @@ TEST(Cases, TheLatentKernelForHopperHasItsVariants) {
   EXPECT_GE(std::min({ragged, fused, base2, split}), 5);
 }
 
+// A kernel that writes o = 0 and lse = -inf must fail every case: rows are empty in places, never most of them.
+TEST(Cases, NoMergeIsOfEmptyRowsOnly) {
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    if (entry.design != "decompress_combine") continue;
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    std::vector<Json> problems = correctness_cases(*plan);
+    for (Json one = problems.front(); one["s"] != 140; one["s"] = one["s"].get<int>() + 1) problems.push_back(one);
+    for (const Json& one : problems) {
+      set_problem(*plan, one);
+      SCOPED_TRACE(one.dump());
+      const std::int64_t rows = one["b"].get<std::int64_t>() * one["h"].get<int>() * one["s"].get<int>();
+      const int parts = one["latent_parts"].get<int>() + one["decompressed_parts"].get<int>();
+      std::map<std::int64_t, std::set<std::pair<std::string, std::int64_t>>> empty;  // parts of a row
+      for (const auto& [lse, ranges] : plan->input_rules(1).minus_infinity)
+        for (const auto& [first, count] : ranges) empty[first % rows].insert({lse, first / rows});
+      const auto nothing =
+          std::count_if(empty.begin(), empty.end(), [&](const auto& row) { return int(row.second.size()) == parts; });
+      EXPECT_LE(2 * nothing, rows);
+      EXPECT_EQ(nothing > 0, rows > 1);
+    }
+  }
+}
+
 TEST_P(EveryKernel, SupportsItsCasesWithEveryCandidate) {
   for (const Json& problem : problems()) {
     SCOPED_TRACE(problem.dump());

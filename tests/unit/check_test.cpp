@@ -22,7 +22,8 @@ class PerturbedPlan : public KernelPlan {
   DType type = DType::bfloat16;
   int b = 2, h = 3, n = 32;
   double flops = 1;
-  bool without_lse = false, one_too_many = false;
+  double reach = 30;
+  bool without_lse = false, without_reach = false, one_too_many = false;
   std::function<double(std::int64_t index)> o = [](std::int64_t i) { return i % 2 ? 1.0 : -1.0; };
   std::function<double(std::int64_t index)> lse = [](std::int64_t i) { return double(i + 1); };
   mutable std::set<std::int64_t> asked;
@@ -47,6 +48,7 @@ class PerturbedPlan : public KernelPlan {
     for (int i = 0; i < n; ++i) outputs["o"].push_back(o(group * n + i));
     if (one_too_many) outputs["o"].push_back(0);
     if (!without_lse) outputs["lse"].push_back(lse(group));
+    if (!without_reach) outputs["lse_reach"].push_back(reach);
     return outputs;
   }
   std::unique_ptr<Executable> plan(const Tensors&) const override { return nullptr; }
@@ -176,6 +178,17 @@ TEST_F(CheckTest, TheElementwiseToleranceIsABoundary) {
             tolerance(DType::bfloat16, DType::bfloat16).elementwise);
   EXPECT_LT(tolerance(DType::float32, DType::bfloat16).elementwise,
             tolerance(DType::float16, DType::float16).elementwise);
+}
+
+// Of an fp32 output the numbers that it is made from count, however small it is.
+TEST_F(CheckTest, TheReachSetsTheToleranceOfFp32) {
+  plan_.lse = [](std::int64_t) { return 0.25; };
+  const double limit = tolerance(DType::float32, plan_.type).elementwise * (1 + 0.25 + plan_.reach);
+  EXPECT_TRUE(passes_after([&] { put_lse(1, 0.25 + 0.99 * limit); }));
+  EXPECT_FALSE(passes_after([&] { put_lse(1, 0.25 + 1.01 * limit); }));
+  EXPECT_FALSE(passes_after([&] { put_lse(1, 0.25 - 1.01 * limit); }));
+  plan_.without_reach = true;
+  EXPECT_TRUE(contains(error_of([&] { after([] {}); }), "does not say how far the numbers behind lse reach"));
 }
 
 // A bias that no single element betrays.

@@ -217,7 +217,11 @@ TEST(Choice, RefusesWhatHasNoMeaning) {
                {{.prefix = -1}, "--prefix=-1"},
                {{.t = 100, .prefix = 101}, "only --t=100"},
                {{.prefixes = 33}, "--prefixes=33"},
-               {{.prefixes = 0}, "--prefixes=0"}};
+               {{.prefixes = 0}, "--prefixes=0"},
+               {{.b = 2147483647}, "--b=2147483647 is not supported: it must be at most 65535"},
+               {{.b = 2147483647, .s = 2147483647, .t = 2147483647}, "--b=2147483647"},
+               {{.t = 2147483647}, "--t=2147483647"},
+               {{.prefix = 2147483647, .own = 2147483647}, "--prefix=2147483647"}};
   for (const auto& [problem, message] : cases)
     EXPECT_TRUE(contains(error_of([&problem = problem] { rank_kernels(example(), problem, on_h200()); }), message))
         << message;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "hypermla/api/environment.h"
 #include "support.h"
 
@@ -61,6 +63,36 @@ TEST(Configure, WhatIsWrongIsOneSentence) {
   EXPECT_EQ(error({.problem = {{"b", 1.5}}}), "b cannot be 1.5; give it an integer of 32 bits");
   EXPECT_EQ(error({.problem = {{"b", 0}}}), "--b=0 is not supported: it must be at least 1");
   EXPECT_EQ(error({.tiling = {{"Bm", 3}}}), "--Bm=3 is not supported: it must be a power of two from 16 to 256");
+}
+
+// Planning grows with the requests: what no memory holds must end before it.
+TEST(Configure, ExtentsThatNoMemoryHoldsAreRefusedFirst) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    for (const FieldRef& field : entry.make()->problem_fields()) {
+      const std::string name(field.name);
+      if (name != "b" && name != "s" && name != "t" && name != "h" && name != "n" && name != "prefixes") continue;
+      const Settings said{.problem = {{name, kMost}}};
+      const PlannedDevice on = planned_device(table(), entry.runs_on("sm_120") ? kRtx5090 : kH200);
+      EXPECT_TRUE(
+          contains(error_of([&] { configure({entry}, on, said); }), "--" + name + "=2147483647 is not supported"))
+          << entry.full_name();
+    }
+  }
+  EXPECT_TRUE(contains(error_of([] {
+                         configured(kH200, "flash_mla", {.problem = {{"b", 60000}, {"s", 60000}}});
+                       }),
+                       "more than 2^30 are not supported"));
+  EXPECT_TRUE(contains(error_of([] {
+                         configured(kH200, "flash_mla", {.problem = {{"b", 60000}, {"t", 1 << 20}}});
+                       }),
+                       "which no memory holds"));
+  // A pool holds what requests share.
+  EXPECT_EQ(error_of([] {
+              configured(kH200, "cute.mla.flash_mla",
+                         {.problem = {{"b", 60000}, {"t", 1 << 20}, {"page", 64}, {"pages", 20000}, {"h", 16}}});
+            }),
+            "");
 }
 
 }  // namespace

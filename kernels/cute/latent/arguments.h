@@ -23,7 +23,7 @@ struct Divisor {
 // Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with
 // a request_stride, from the begin of each.
 struct RowLayout {
-  Divisor inner;
+  Divisor inner = {};
   long long outer_stride = 0, inner_stride = 0, request_stride = 0;
 
 #ifdef __CUDACC__

@@ -124,6 +124,7 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
            .scale_log2 = at.scale * std::numbers::log2e_v<float>,
            .lse_unit = unit,
            .empty_lse = empty,
+           .query_inner = Divisor(at.heads),
            .heads = at.heads,
            .rounds = int(sizes_.rounds),
            .planned = 1};

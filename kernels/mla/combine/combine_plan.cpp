@@ -41,18 +41,21 @@ std::vector<TensorSpec> tensors_of(const CombineProblem& at) {
   return all;
 }
 
-// Some rows of some parts are empty, and the last row of all of them.
+// Some rows of some parts are empty, and where there are several rows the last one of all parts. Of the others at
+// most every fourth row is empty in a part of either kind, so that most rows have something to merge.
 InputRules input_rules_of(const CombineProblem& at, std::uint64_t) {
-  const std::int64_t rows = std::int64_t{at.b} * at.h * at.s;
+  const std::int64_t rows = std::int64_t{at.b} * at.h * at.s, count = std::min<std::int64_t>((rows - 1) / 4, 32);
   InputRules rules;
+  int kind = 0;
   for (const auto& [o, lse, parts, width] : {std::tuple("o_latent", "lse_latent", at.latent_parts, at.k),
                                              std::tuple("o_new", "lse_new", at.decompressed_parts, at.d)}) {
     auto empty = [&, o = o, lse = lse, width = width](std::int64_t row) {
       rules.minus_infinity[lse].push_back({row, 1});
       rules.unread[o].push_back({row * width, width});
     };
-    for (int i = 0; parts && i < 32; ++i) empty((i % parts) * rows + i * 997 % rows);
-    for (int part = 0; part < parts; ++part) empty(part * rows + rows - 1);
+    for (std::int64_t i = 0; parts && i < count; ++i) empty(i % parts * rows + i * ((rows - 1) / count) + kind);
+    for (int part = 0; rows > 1 && part < parts; ++part) empty(part * rows + rows - 1);
+    ++kind;
   }
   return rules;
 }
@@ -68,7 +71,7 @@ ReferenceShape reference_shape_of(const CombineProblem& at) {
 ReferenceOutputs reference_of(const CombineProblem& at, std::int64_t group, const InputReader& input) {
   const int s = at.s, k = at.k, d = at.d;
   const std::int64_t heads = std::int64_t{at.b} * at.h;
-  std::vector<double> o, all_lse;
+  std::vector<double> o, all_lse, reach;
   auto one_head = [&](std::int64_t query_head) {
     std::vector<double> latent(std::size_t(s) * k), out(std::size_t(s) * d), sum(s), largest(s, -HUGE_VAL);
     auto for_parts = [&](auto visit) {
@@ -99,19 +102,20 @@ ReferenceOutputs reference_of(const CombineProblem& at, std::int64_t group, cons
     for (int i = 0; i < s; ++i) {
       for (int column = 0; sum[i] > 0 && column < d; ++column) out[std::size_t(i) * d + column] /= sum[i];
       all_lse.push_back(sum[i] > 0 ? largest[i] + std::log(sum[i]) : -HUGE_VAL);
+      reach.push_back(sum[i] > 0 ? std::fabs(largest[i]) : 0);
     }
     return out;
   };
   if (!at.tokens_first) {
     o = one_head(group);
-    return {{"o", std::move(o)}, {"lse", std::move(all_lse)}};
+    return {{"o", std::move(o)}, {"lse", std::move(all_lse)}, {"lse_reach", std::move(reach)}};
   }
   o.resize(std::size_t(s) * at.h * d);
   for (int head = 0; head < at.h; ++head) {
     const std::vector<double> one = one_head(group * at.h + head);
     for (int i = 0; i < s; ++i) std::copy_n(&one[std::size_t(i) * d], d, &o[(std::size_t(i) * at.h + head) * d]);
   }
-  return {{"o", std::move(o)}, {"lse", std::move(all_lse)}};
+  return {{"o", std::move(o)}, {"lse", std::move(all_lse)}, {"lse_reach", std::move(reach)}};
 }
 
 Cost combine_cost(const CombineProblem& at) {

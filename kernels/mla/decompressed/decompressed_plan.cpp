@@ -28,9 +28,9 @@ std::vector<TensorSpec> tensors_of(const DecompressedProblem& at) {
       {"lse", Role::output, DType::float32, {b, h, s}}};
   for (TensorSpec& spec : all)
     if (parts > 1 && spec.role == Role::output) spec.shape.insert(spec.shape.begin(), parts);
-  if (ragged) all.push_back({"lengths", Role::input, DType::int32, {stores}});
-  if (prefixes) all.push_back({"prefix", Role::input, DType::int32, {b}});
-  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {b}});
+  if (ragged) all.push_back({"lengths", Role::input, DType::int32, {stores}, t});
+  if (prefixes) all.push_back({"prefix", Role::input, DType::int32, {b}, prefixes - 1});
+  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {b}, after});
   return all;
 }
 
@@ -81,6 +81,7 @@ ReferenceOutputs reference_of(const DecompressedProblem& at, std::int64_t group,
         used("v", head, at.d, count), queries, count, width, at.d, softmax_scale(at.d, at.p), causal);
     outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
     outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
+    outputs["lse_reach"].insert(outputs["lse_reach"].end(), one.reach.begin(), one.reach.end());
   };
   // Where a mask ends inside or before the part, query by query.
   if (!at.causal || (at.parts == 1 && after == 0) || last <= tokens + after - at.s + 1)

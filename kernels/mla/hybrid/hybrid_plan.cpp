@@ -59,9 +59,9 @@ std::vector<TensorSpec> tensors_of(const HybridProblem& at) {
     add("kpe_new", Role::input, at.dtype, {stores, n, at.p});
   }
   if (o) add("w", Role::input, at.dtype, {at.h, at.k, at.d});
-  if (at.ragged && o) add("lengths", Role::input, DType::int32, {at.b});
-  if (at.ragged && n) add("new_lengths", Role::input, DType::int32, {stores});
-  if (at.prefixes && n) add("prefix", Role::input, DType::int32, {at.b});
+  if (at.ragged && o) all.push_back({"lengths", Role::input, DType::int32, {at.b}, o});
+  if (at.ragged && n) all.push_back({"new_lengths", Role::input, DType::int32, {stores}, n});
+  if (at.prefixes && n) all.push_back({"prefix", Role::input, DType::int32, {at.b}, at.prefixes - 1});
   if (at.tokens_first)
     add("o", Role::output, at.dtype, {at.b, at.s, at.h, at.d});
   else
@@ -159,7 +159,7 @@ AttentionReference hybrid_head_reference(const HybridProblem& at, int request, i
       for (int column = 0; column < at.d; ++column) to[column] += row[c] * w[std::size_t(c) * at.d + column];
     for (int column = 0; column < d; ++column) to[column] += row[k + column];
   }
-  return {std::move(out), std::move(joined.lse)};
+  return {std::move(out), std::move(joined.lse), std::move(joined.reach)};
 }
 
 }  // namespace
@@ -167,16 +167,17 @@ AttentionReference hybrid_head_reference(const HybridProblem& at, int request, i
 ReferenceOutputs reference_of(const HybridProblem& at, std::int64_t group, const InputReader& input) {
   if (!at.tokens_first) {
     AttentionReference one = hybrid_head_reference(at, int(group / at.h), int(group % at.h), input);
-    return {{"o", std::move(one.o)}, {"lse", std::move(one.lse)}};
+    return {{"o", std::move(one.o)}, {"lse", std::move(one.lse)}, {"lse_reach", std::move(one.reach)}};
   }
-  std::vector<double> o(std::size_t(at.s) * at.h * at.d), lse;
+  std::vector<double> o(std::size_t(at.s) * at.h * at.d), lse, reach;
   for (int head = 0; head < at.h; ++head) {
     const AttentionReference one = hybrid_head_reference(at, int(group), head, input);
     for (int i = 0; i < at.s; ++i)
       std::copy_n(&one.o[std::size_t(i) * at.d], at.d, &o[(std::size_t(i) * at.h + head) * at.d]);
     lse.insert(lse.end(), one.lse.begin(), one.lse.end());
+    reach.insert(reach.end(), one.reach.begin(), one.reach.end());
   }
-  return {{"o", std::move(o)}, {"lse", std::move(lse)}};
+  return {{"o", std::move(o)}, {"lse", std::move(lse)}, {"lse_reach", std::move(reach)}};
 }
 
 HybridPairs hybrid_pairs(const HybridProblem& at) {

@@ -41,8 +41,8 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
     add("z", Role::input, at.dtype, {batches, tokens, at.k});
     add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
   }
-  if (at.ragged) add("lengths", Role::input, DType::int32, {at.b});
-  if (reads_after_lengths(at)) add("after_lengths", Role::input, DType::int32, {at.b});
+  if (at.ragged) all.push_back({"lengths", Role::input, DType::int32, {at.b}, at.t});
+  if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {at.b}, at.after});
   if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
   add_rows("o", Role::output, at.dtype, {at.k});
   add_rows("lse", Role::output, DType::float32, {});
@@ -130,13 +130,14 @@ ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, con
                             z, last - first, tokens, width, at.k, score_scale(at), causal);
     outputs["o"].insert(outputs["o"].end(), one.o.begin(), one.o.end());
     outputs["lse"].insert(outputs["lse"].end(), one.lse.begin(), one.lse.end());
+    outputs["lse_reach"].insert(outputs["lse_reach"].end(), one.reach.begin(), one.reach.end());
   };
   const int masked =
       masked_queries(at, reads_after_lengths(at) ? int(input("after_lengths", request, 1)[0]) : at.after);
   if (masked > 0) attend(0, masked, true);
   if (masked < at.s) attend(masked, at.s, false);
-  if (at.lse_base2)
-    for (double& value : outputs["lse"]) value *= kLog2e;
+  for (const char* name : {"lse", "lse_reach"})
+    for (double& value : outputs[name]) value *= at.lse_base2 ? kLog2e : 1;
   return outputs;
 }
 
@@ -148,7 +149,8 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
   LatentProblem heads_first = at;
   heads_first.tokens_first = false;
   ReferenceOutputs all = {{"o", std::vector<double>(std::size_t(at.s) * at.h * at.k)},
-                          {"lse", std::vector<double>(std::size_t(at.s) * at.h)}};
+                          {"lse", std::vector<double>(std::size_t(at.s) * at.h)},
+                          {"lse_reach", std::vector<double>(std::size_t(at.s) * at.h)}};
   for (int head = 0; head < at.h; ++head) {
     const InputReader one = [&](const std::string& name, std::int64_t first, std::int64_t count) {
       if (name != "q" && name != "qc" && name != "qpe") return input(name, first, count);
@@ -163,7 +165,7 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
     const ReferenceOutputs of_head = head_reference(heads_first, group * at.h + head, one);
     for (int i = 0; i < at.s; ++i) {
       std::copy_n(&of_head.at("o")[std::size_t(i) * at.k], at.k, &all["o"][(std::size_t(i) * at.h + head) * at.k]);
-      all["lse"][std::size_t(i) * at.h + head] = of_head.at("lse")[i];
+      for (const char* name : {"lse", "lse_reach"}) all[name][std::size_t(i) * at.h + head] = of_head.at(name)[i];
     }
   }
   return all;

@@ -46,6 +46,13 @@ struct Kernel::State {
   std::shared_ptr<Device> device;
   PlannedDevice planned = planned_device(shared().devices, *device);
   ConfiguredPlan configured = configured_for(planned);
+  // On a CPU values of lengths and indices that would lead a kernel out of its tensors are found here. Those of a GPU
+  // are in its memory, where only a kernel could look.
+  void require_indices() const {
+    if (!device->is_gpu()) hypermla::require_indices(specs, tensors);
+  }
+
+  std::vector<TensorSpec> specs = configured.plan->tensors();
   std::vector<TensorInfo> infos;
   Tensors tensors;
   AutotuneResult tuning;                   // what tune() chose
@@ -56,7 +63,7 @@ Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>
                const std::string& version)
     : state_(std::make_unique<State>(name, version, problem, device.said_, device.device_)) {
   state_->tensors = empty_tensors(*state_->configured.plan);
-  for (const TensorSpec& spec : state_->configured.plan->tensors())
+  for (const TensorSpec& spec : state_->specs)
     state_->infos.push_back({spec.name, spec.shape, spec.dtype, spec.role == Role::input, spec.role == Role::workspace,
                              state_->tensors[spec.name].bytes()});
 }
@@ -99,6 +106,7 @@ void Kernel::prepare() {
 }
 
 void Kernel::tune(int max_iterations) {
+  state_->require_indices();
   prepare();
   AutotuneOptions options;
   options.history_root = shared().environment.history_root();
@@ -108,6 +116,7 @@ void Kernel::tune(int max_iterations) {
 }
 
 void Kernel::run(void* stream) {
+  state_->require_indices();
   if (!state_->executable) prepare();
   state_->executable->run(stream);
 }
@@ -115,6 +124,7 @@ void Kernel::run(void* stream) {
 ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& options) {
   const ProfileMode wanted = profile_mode_from_name(mode);
   if (options.bench_runs < 1) fail("bench_runs is {}; a measurement takes at least 1", options.bench_runs);
+  state_->require_indices();
   prepare();
   return summary_of(hypermla::profile({.kernel = state_->configured.entry,
                                        .plan = *state_->configured.plan,

@@ -1,7 +1,9 @@
-// What all kernels of a process share: the environment is read and the compiler's threads are started once.
+// What all kernels of a process share: the environment is read and the compiler's threads are started once, and again
+// in a forked child.
 #pragma once
 
 #include "hypermla/api/environment.h"
+#include "hypermla/base/per_process.h"
 
 namespace hypermla {
 
@@ -11,8 +13,8 @@ struct Shared {
   Compiler compiler{environment.compiler_config()};
 };
 inline Shared& shared() {
-  static Shared instance;
-  return instance;
+  static PerProcess<Shared> instance;
+  return instance.get();
 }
 
 }  // namespace hypermla

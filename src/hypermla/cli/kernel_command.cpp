@@ -188,9 +188,11 @@ int kernel_command(const Words& words) {
 
   bool passed = true;
   if (flags.check) {
-    const CheckResult result = check(*plan, *executable, tensors, *session.device, seed);
-    fmt::print("check     {} (seed {})\n{}", result.passed ? "passed" : "FAILED", seed, to_text(result));
-    passed = result.passed;
+    for (const auto& [inputs, result] :
+         check_inputs(entry, *plan, *executable, tensors, session.device, session.compiler, seed)) {
+      fmt::print("check     {} (seed {}, {})\n{}", result.passed ? "passed" : "FAILED", seed, inputs, to_text(result));
+      passed &= result.passed;
+    }
   }
   if (mode != ProfileMode::disabled && passed) {
     const auto [found, directory] = profile({.kernel = entry,

@@ -176,6 +176,7 @@ class CudaStreams : public StreamGroup {
 class CudaDevice : public Device {
  public:
   explicit CudaDevice(int ordinal) {
+    require_own_driver();
     int count = 0;
     HYPERMLA_CUDA(cuDeviceGetCount(&count));
     if (ordinal < 0 || ordinal >= count)
@@ -337,6 +338,7 @@ class CudaDevice : public Device {
 std::shared_ptr<Device> make_cuda_device(int ordinal) { return std::make_shared<CudaDevice>(ordinal); }
 
 std::optional<std::string> cuda_unavailable() {
+  require_own_driver();  // a child must not go on with the CPU unnoticed
   try {
     int count = 0;
     HYPERMLA_CUDA(cuDeviceGetCount(&count));

@@ -1,11 +1,16 @@
 #include "hypermla/device/driver.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
 
 #include "hypermla/base/error.h"
 
 namespace hypermla {
 namespace {
+
+std::atomic<pid_t> g_process = 0;  // that initialised the driver; 0: none yet
 
 #define HYPERMLA_TEXT(name) #name
 #define HYPERMLA_SYMBOL(name) HYPERMLA_TEXT(name)  // expanded first: the headers version names by macro
@@ -25,6 +30,7 @@ CudaDriver load_driver() {
     driver.cuGetErrorString(result, &text);
     fail("the CUDA driver does not start ({}); run with --device=cpu, or check nvidia-smi", text ? text : "unknown");
   }
+  g_process = ::getpid();
   return driver;
 }
 
@@ -67,8 +73,16 @@ const CudaDriver& CudaDriver::get() {
   return driver;
 }
 
+void require_own_driver() {
+  if (const pid_t process = g_process; process != 0 && process != ::getpid())
+    fail(
+        "this process was forked from one that uses a GPU, and CUDA does not follow a fork: start it afresh (in Python "
+        "multiprocessing.set_start_method(\"spawn\")), or fork before the first use");
+}
+
 void cuda_check(CUresult result, const char* call) {
   if (result == CUDA_SUCCESS) return;
+  require_own_driver();
   const char* text = nullptr;
   CudaDriver::get().cuGetErrorString(result, &text);
   fail("CUDA call failed: {}: {}", call, text ? text : "unknown error");

@@ -12,20 +12,21 @@
 namespace hypermla {
 
 // One line per function: the name under which the driver exports it.
-#define HYPERMLA_CUDA_FUNCTIONS(X)                                                                                     \
-  X(cuInit)                                                                                                            \
-  X(cuDriverGetVersion) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)                      \
-      X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxGetCurrent)    \
-          X(cuCtxGetDevice) X(cuCtxSynchronize) X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemcpyHtoD)             \
-              X(cuMemcpyDtoH) X(cuMemcpyDtoD) X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData)                    \
-                  X(cuModuleGetFunction) X(cuFuncLoad) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx) \
-                      X(cuTensorMapEncodeTiled) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)            \
-                          X(cuStreamWaitEvent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxFromGreenCtx)             \
-                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuGreenCtxStreamCreate)                       \
-                                  X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount)                             \
-                                      X(cuDevResourceGenerateDesc) X(cuStreamBeginCapture) X(cuStreamEndCapture)       \
-                                          X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy)                     \
-                                              X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy)                 \
+#define HYPERMLA_CUDA_FUNCTIONS(X)                                                                               \
+  X(cuInit)                                                                                                      \
+  X(cuDriverGetVersion)                                                                                          \
+  X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)              \
+      X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxGetCurrent) X(cuCtxGetDevice)    \
+          X(cuCtxSynchronize) X(cuMemAlloc) X(cuMemFree) X(cuMemGetInfo) X(cuMemcpyHtoD) X(cuMemcpyDtoH)         \
+              X(cuMemcpyDtoD) X(cuMemsetD8) X(cuMemsetD32Async) X(cuModuleLoadData) X(cuModuleGetFunction)       \
+                  X(cuFuncLoad) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernelEx)                  \
+                      X(cuTensorMapEncodeTiled) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize)      \
+                          X(cuStreamWaitEvent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxFromGreenCtx)       \
+                              X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuGreenCtxStreamCreate)                 \
+                                  X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount)                       \
+                                      X(cuDevResourceGenerateDesc) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
+                                          X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy)               \
+                                              X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy)           \
                                                   X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)
 
 struct CudaDriver {
@@ -37,6 +38,8 @@ struct CudaDriver {
   static const CudaDriver& get();
 };
 
+// Throws Error in a process that was forked after another initialised the driver.
+void require_own_driver();
 // Throws Error naming the call and the driver's own words.
 void cuda_check(CUresult result, const char* call);
 #define HYPERMLA_CUDA(call) ::hypermla::cuda_check(::hypermla::CudaDriver::get().call, #call)

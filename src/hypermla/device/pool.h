@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "hypermla/base/per_process.h"
+
 namespace hypermla {
 
-class Pool {
+class Workers {
  public:
-  ~Pool() {
+  ~Workers() {
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
@@ -83,6 +85,17 @@ class Pool {
   int workers_ = 0, running_ = 0;
   bool stop_ = false;
   std::string error_;
+};
+
+// The workers of this process: a forked child starts its own.
+class Pool {
+ public:
+  std::string run(std::uint64_t count, int threads, std::function<const char*(std::uint64_t)> run) {
+    return workers_.get().run(count, threads, std::move(run));
+  }
+
+ private:
+  PerProcess<Workers> workers_;
 };
 
 }  // namespace hypermla

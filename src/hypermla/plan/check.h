@@ -6,24 +6,33 @@
 #include <vector>
 
 #include "hypermla/plan/inputs.h"
+#include "hypermla/plan/registry.h"
 
 namespace hypermla {
 
 // How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected|
-// + rms), rms being the root mean square of the expected elements of its group; an output fails when not ||got -
-// expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN never passes.
+// + scale); an output fails when not ||got - expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN
+// never passes. The scale is the root mean square of the expected elements of its row, the last axis; of an fp32 output
+// it is 1 + reach (ReferenceOutputs).
 struct Tolerance {
   double elementwise = 0;
   double norm = 0;
 };
-// bfloat16 keeps 8 bits and the weights of the softmax are rounded to it as well: a correct kernel differs by 2e-3 of
-// the norm, for any shape. The log-sum-exp is fp32.
+// What the arithmetic of a correct kernel loses (docs/checking.md), in units u of half a last place: 2^-9 relative for
+// bfloat16, 2^-11 for float16, 2^-24 for fp32.
+//
+//   16 bits  The output, the weights of the softmax and the partial outputs of a merge are each rounded once, by
+//            at most 1 u: 3 u of the norm. An element may be made of values of four times the row's rms: 12 u.
+//   fp32     A score is a sum of up to 576 products. A tensor core adds 16 of them at a time. Each of 36 steps cuts
+//            off up to 2 u of a sum that on average is half grown: 18 u of the reach where all products have one sign,
+//            a quarter of that for random ones. The exponentials, the sum of the weights and the logarithm add some u
+//            of 1 + |lse|. Allowed are 32 u of 1 + |lse| + reach.
 Tolerance tolerance(DType output, DType computed_in);
 
 struct OutputError {
   std::string output;
   double relative_norm = 0;  // ||got - expected|| / ||expected|| over all compared elements
-  double worst = 0;          // largest |got - expected| / (|expected| + rms)
+  double worst = 0;          // largest |got - expected| / (|expected| + scale)
   std::vector<std::int64_t> worst_position;
   double got = 0, expected = 0;  // there
   bool passed = false;
@@ -44,6 +53,19 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
 // Poisons, runs once, compares.
 CheckResult check(const KernelPlan& plan, Executable& executable, AllocatedTensors& tensors, Device& device,
                   std::uint64_t seed, double budget_flops = 4e9);
+
+// What --check compares, each with the name of its inputs. Leaves the inputs as they were.
+struct NamedCheck {
+  std::string inputs;
+  CheckResult result;
+};
+// The inputs as they are. Where the plan can have them, scores that grow along the tokens: a running maximum must
+// follow, and the newest tokens, which a causal mask hides, weigh most. And an odd number of tokens, at most 333, so
+// that one token too many shows in the log-sum-exp; left out where t is odd, and where the kernels would have to be
+// compiled anew.
+std::vector<NamedCheck> check_inputs(const KernelEntry& entry, KernelPlan& plan, Executable& executable,
+                                     AllocatedTensors& tensors, const std::shared_ptr<Device>& device,
+                                     Compiler& compiler, std::uint64_t seed);
 
 // One line for each output, and one that says how many groups were compared.
 std::string to_text(const CheckResult& result);

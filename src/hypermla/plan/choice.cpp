@@ -105,6 +105,7 @@ void ChoiceProblem::settle() {
   require_positive("s", s);
   require_positive("h", h);
   if (prefix < 0 || own < 0) fail("--prefix={} --private={} is not supported: tokens cannot be negative", prefix, own);
+  require_extents(fields_of(*this));
   if (own > 0) t = prefix + own;
   require_positive("t", t);
   if (prefix > t) fail("--prefix={} is not supported: requests have only --t={} tokens; or set --private", prefix, t);

@@ -17,6 +17,7 @@ std::unique_ptr<KernelPlan> plan_of(const KernelEntry& entry, const PlannedDevic
   plan->target = device.target;
   set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, said.offered));
   set_fields(entry.full_name(), plan->problem_fields(), said.problem);
+  require_extents(plan->problem_fields());
   return plan;
 }
 
@@ -80,6 +81,27 @@ ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedD
   }
   if (!best) std::rethrow_exception(refused);
   return std::move(*best);
+}
+
+void require_extents(const std::vector<FieldRef>& fields) {
+  // 65535: what CUDA allows a grid along two of its axes. 2^24: lengths are exact as floats.
+  const std::map<std::string_view, int> most = {{"b", 65535},         {"h", 65535},        {"prefixes", 65535},
+                                                {"s", 1 << 24},       {"t", 1 << 24},      {"n", 1 << 24},
+                                                {"private", 1 << 24}, {"prefix", 1 << 24}, {"after", 1 << 24}};
+  std::map<std::string_view, double> extents = {{"b", 1}, {"h", 1}, {"s", 1}, {"t", 1}, {"pages", 0}};
+  for (const FieldRef& field : fields) {
+    if (!std::holds_alternative<int*>(field.value)) continue;
+    const int value = *std::get<int*>(field.value);
+    if (const auto found = most.find(field.name); found != most.end() && value > found->second)
+      fail("--{}={} is not supported: it must be at most {}", field.name, value, found->second);
+    extents[field.name] = value;
+  }
+  const double rows = extents["b"] * extents["h"] * extents["s"], tokens = extents["b"] * extents["t"];
+  if (rows > 1 << 30)
+    fail("--b={} --h={} --s={} are {} rows of queries: more than 2^30 are not supported", extents["b"], extents["h"],
+         extents["s"], rows);
+  if (extents["pages"] == 0 && tokens > 0x1p34)  // 1 TB with the least width
+    fail("--b={} --t={} are {} tokens, which no memory holds: choose fewer", extents["b"], extents["t"], tokens);
 }
 
 void set_problem(KernelPlan& plan, const Json& values) {

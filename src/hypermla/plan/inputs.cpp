@@ -101,15 +101,22 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
 AllocatedTensors::AllocatedTensors(std::vector<TensorSpec> specs, std::shared_ptr<Device> device, std::uint64_t seed,
                                    const InputRules& rules, bool growing)
     : device_(std::move(device)), specs_(std::move(specs)) {
-  // One period of numbers per type; every tensor starts somewhere else in it.
-  std::map<DType, std::vector<char>> periods;
-  std::mt19937_64 random(seed);
   for (const TensorSpec& spec : specs_) {
     Tensor tensor{nullptr, spec.dtype, spec.shape};
     buffers_.emplace_back(device_, tensor.bytes());
     tensor.data = buffers_.back().data();
     tensors_[spec.name] = tensor;
+  }
+  fill(seed, rules, growing);
+}
+
+void AllocatedTensors::fill(std::uint64_t seed, const InputRules& rules, bool growing) {
+  // One period of numbers per type; every tensor starts somewhere else in it.
+  std::map<DType, std::vector<char>> periods;
+  std::mt19937_64 random(seed);
+  for (const TensorSpec& spec : specs_) {
     if (spec.role != Role::input) continue;
+    const Tensor& tensor = tensors_.at(spec.name);
     if (spec.dtype == DType::int32) {
       const auto values = rules.integers.find(spec.name);
       if (values == rules.integers.end() || std::int64_t(values->second.size()) != tensor.elements())

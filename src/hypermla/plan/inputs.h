@@ -23,6 +23,8 @@ class AllocatedTensors {
                    const InputRules& rules = {}, bool growing = false);
 
   const Tensors& tensors() const { return tensors_; }
+  // Draws the inputs anew, as the constructor does, and poisons.
+  void fill(std::uint64_t seed, const InputRules& rules, bool growing);
   // Fills outputs and workspace with NaN, so that an element that is never written cannot pass the check.
   void poison();
   InputReader reader() const;

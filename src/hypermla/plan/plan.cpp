@@ -24,6 +24,16 @@ TimeEstimate KernelPlan::time(const Ceilings&) const {
   fail("this kernel has no figures: it cannot be set against others");
 }
 
+void require_indices(const std::vector<TensorSpec>& specs, const Tensors& tensors) {
+  for (const TensorSpec& spec : specs) {
+    const auto* values = static_cast<const std::int32_t*>(tensors.at(spec.name).data);
+    if (spec.dtype != DType::int32 || spec.role != Role::input || spec.most < 0 || !values) continue;
+    for (std::int64_t i = 0; i < tensors.at(spec.name).elements(); ++i)
+      if (values[i] < 0 || values[i] > spec.most)
+        fail("{}[{}] is {}; it must be from 0 to {}", spec.name, i, values[i], spec.most);
+  }
+}
+
 Tensors empty_tensors(const KernelPlan& plan) {
   Tensors tensors;
   for (const TensorSpec& spec : plan.tensors()) tensors[spec.name] = {nullptr, spec.dtype, spec.shape};

@@ -24,6 +24,8 @@ struct TensorSpec {
   Role role;
   DType dtype;
   std::vector<std::int64_t> shape;
+  // Of an int32 input: its values are from 0 to this. -1: not all of its values are used, as in a block table.
+  int most = -1;
 };
 
 // By name. The caller owns inputs, outputs and workspace, so run() never allocates.
@@ -57,6 +59,8 @@ struct ReferenceShape {
   std::int64_t groups = 0;
   double flops_per_group = 0;
 };
+// The values of a group by output. A log-sum-exp `lse` comes with `lse_reach`: for each value a bound on the fp32
+// numbers that it is made from, before they cancel (plan/check.h says what follows).
 using ReferenceOutputs = std::map<std::string, std::vector<double>>;
 
 // The properties of a device on which tilings depend. The default is an H200.
@@ -118,6 +122,10 @@ class KernelPlan {
   // The executable over these tensors. Data pointers may be null for predictions.
   virtual std::unique_ptr<Executable> plan(const Tensors& tensors) const = 0;
 };
+
+// Throws Error for a value of an int32 input, in the memory of the host, that is out of its range: kernels follow them
+// unchecked. Tensors without memory are left out.
+void require_indices(const std::vector<TensorSpec>& specs, const Tensors& tensors);
 
 // The tensors a plan asks for, without memory behind them.
 Tensors empty_tensors(const KernelPlan& plan);

@@ -38,7 +38,12 @@ AttentionReference attention_reference(const std::vector<float>& q, const std::v
   AttentionReference result;
   result.o.assign(std::size_t(s) * dv, 0.0);
   result.lse.assign(s, -std::numeric_limits<double>::infinity());
-  std::vector<double> scores(t);
+  result.reach.assign(s, 0.0);
+  std::vector<double> scores(t), longest(t);  // longest: the largest norm up to a token
+  for (int j = 0; j < t; ++j) {
+    const double norm = std::sqrt(dot(&k[std::size_t(j) * e], &k[std::size_t(j) * e], e));
+    longest[j] = j > 0 ? std::max(longest[j - 1], norm) : norm;
+  }
   for (int i = 0; i < s; ++i) {
     const int seen = causal ? std::clamp(t - s + i + 1, 0, t) : t;
     if (seen == 0) continue;
@@ -49,6 +54,7 @@ AttentionReference attention_reference(const std::vector<float>& q, const std::v
     for (int j = 0; j < seen; ++j)
       add_scaled(&result.o[std::size_t(i) * dv], scores[j] / sum, &v[std::size_t(j) * dv], dv);
     result.lse[i] = largest + std::log(sum);
+    result.reach[i] = scale * longest[seen - 1] * std::sqrt(dot(&q[std::size_t(i) * e], &q[std::size_t(i) * e], e));
   }
   return result;
 }

@@ -8,6 +8,8 @@ namespace hypermla {
 struct AttentionReference {
   std::vector<double> o;    // (s, dv)
   std::vector<double> lse;  // (s): natural logarithm of the sum of exp(score)
+  // (s): a bound on every partial sum of a score, from the norms of the query and of the tokens that it sees.
+  std::vector<double> reach;
 };
 
 // o = softmax(q k^T * scale) v with q (s, e), k (t, e), v (t, dv), all row-major. When causal, query i sees the tokens

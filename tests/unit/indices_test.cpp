@@ -1,0 +1,86 @@
+// Lengths and indices that a caller binds, on the CPU: a kernel would follow them out of its tensors.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "hypermla/hypermla.h"
+#include "hypermla/plan/configure.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::contains;
+using testing_support::error_of;
+
+// A kernel with memory of zeros behind all of its tensors.
+struct Bound {
+  Bound(const std::string& name, const std::map<std::string, std::string>& problem)
+      : kernel(name, problem, DeviceHandle("cpu")) {
+    for (const TensorInfo& info : kernel.tensors()) {
+      void* data = std::aligned_alloc(256, (info.bytes + 255) / 256 * 256);
+      memory[info.name].reset(data);
+      std::memset(data, 0, info.bytes);
+      kernel.bind(info.name, data);
+    }
+  }
+  int& at(const std::string& name, int i) { return static_cast<int*>(memory.at(name).get())[i]; }
+  // What run(), tune() and profile() say of a value.
+  std::string refused(const std::string& name, int i, int value) {
+    const int before = std::exchange(at(name, i), value);
+    const std::string said = error_of([&] { kernel.run(); });
+    EXPECT_EQ(error_of([&] { kernel.tune(); }), said);
+    EXPECT_EQ(error_of([&] { kernel.profile(); }), said);
+    at(name, i) = before;
+    return said;
+  }
+
+  struct Free {
+    void operator()(void* data) const { std::free(data); }
+  };
+  std::map<std::string, std::unique_ptr<void, Free>> memory;
+  Kernel kernel;
+};
+
+TEST(Indices, ThatLeaveTheTensorsAreRefused) {
+  Bound at("mla_var6_plus",
+           {{"b", "3"}, {"s", "1"}, {"t", "40"}, {"n", "16"}, {"h", "2"}, {"ragged", "true"}, {"prefixes", "2"}});
+  EXPECT_EQ(at.refused("lengths", 2, 25), "lengths[2] is 25; it must be from 0 to 24");
+  EXPECT_EQ(at.refused("lengths", 0, -1), "lengths[0] is -1; it must be from 0 to 24");
+  EXPECT_EQ(at.refused("lengths", 1, 1 << 30), "lengths[1] is 1073741824; it must be from 0 to 24");
+  EXPECT_EQ(at.refused("new_lengths", 1, 17), "new_lengths[1] is 17; it must be from 0 to 16");
+  EXPECT_EQ(at.refused("prefix", 1, -1), "prefix[1] is -1; it must be from 0 to 1");
+  EXPECT_EQ(at.refused("prefix", 2, 2), "prefix[2] is 2; it must be from 0 to 1");
+}
+
+// All int32 inputs of all forms have a limit, but block tables, which hold entries that nobody follows.
+TEST(Indices, EveryIntegerHasItsLimit) {
+  for (const auto& [kernel, problem] : std::map<std::string, Json>{
+           {"cute.mla.flash_mla", {{"ragged", true}, {"causal", true}, {"after", 7}, {"page", 64}, {"t", 300}}},
+           {"cute.mla.flash_attention",
+            {{"ragged", true}, {"causal", true}, {"after", 7}, {"prefixes", 3}, {"t", 300}}},
+           {"cute.mla.mla_var6_plus", {{"ragged", true}, {"prefixes", 3}, {"t", 300}, {"n", 200}}}}) {
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find(kernel).make();
+    set_problem(*plan, problem);
+    std::map<std::string, int> limits;
+    for (const TensorSpec& spec : plan->tensors())
+      if (spec.dtype == DType::int32 && spec.role == Role::input) limits[spec.name] = spec.most;
+    for (const auto& [name, most] : std::map<std::string, int>{{"lengths", kernel.ends_with("plus") ? 100 : 300},
+                                                               {"after_lengths", 7},
+                                                               {"new_lengths", 200},
+                                                               {"prefix", 2},
+                                                               {"block_table", -1}})
+      if (limits.count(name)) {
+        EXPECT_EQ(limits.at(name), most) << kernel << " " << name;
+        limits.erase(name);
+      }
+    EXPECT_TRUE(limits.empty()) << limits.begin()->first;
+    EXPECT_EQ(error_of([&] { require_indices(plan->tensors(), empty_tensors(*plan)); }), "");
+  }
+}
+
+}  // namespace
+}  // namespace hypermla
