@@ -15,6 +15,21 @@ BENCHMARKS = CHECKOUT / "tests/benchmark"
 TINY = ["--b=1", "--t=64", "--h=2", "--device=cpu", "--seconds=0"]
 
 
+class FreshClone(CommandCase):
+    def test_help_needs_no_package(self):
+        for path in sorted(BENCHMARKS.glob("bench_*.py")):
+            with self.subTest(path.name):
+                environment = {**os.environ, "HYPERMLA_TEST_BUILD": str(self.directory), "PYTHONNOUSERSITE": "1"}
+                done = subprocess.run([sys.executable, "-S", path, "--help"], env=environment, cwd=self.directory, text=True,
+                                      capture_output=True, timeout=300)
+                self.assertEqual(done.returncode, 0, done)
+                self.assertIn("usage: " + path.name, done.stdout)
+        done = subprocess.run([sys.executable, "-S", BENCHMARKS / "bench_all_mla.py", *TINY], env=environment, text=True,
+                              cwd=self.directory, capture_output=True, timeout=300)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^bench_all_mla.py: the Python package is not built; run ./test")
+
+
 @unittest.skipUnless((BUILD / "python/hypermla/_hypermla.abi3.so").exists(), "this build has no Python package")
 class Benchmarks(CommandCase):
     def bench(self, name, *words, status=0):
