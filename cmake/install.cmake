@@ -8,6 +8,16 @@
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)
 
+# `./hypermla` builds the command line only. What is missing is said before anything is copied, so no half of an
+# installation is left behind.
+function(require_built target component)
+  install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
+  message(FATAL_ERROR \"$<TARGET_FILE_NAME:${target}> is not built; run `cmake --build ${PROJECT_BINARY_DIR}` first\")
+endif()" COMPONENT ${component})
+endfunction()
+require_built(hypermla_cli runtime)
+require_built(hypermla development)
+
 set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
 install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")

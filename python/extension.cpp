@@ -2,6 +2,9 @@
 // convenient and checks what is bound. Only the stable ABI of Python 3.11 is used.
 #include "extension.h"
 
+#include <algorithm>
+#include <regex>
+
 #include "hypermla/hypermla.h"
 
 namespace {
@@ -89,16 +92,17 @@ bool read_fields(PyObject* problem, std::map<std::string, std::string>& fields) 
   return true;
 }
 
-// Kernel(name, version, device, problem: dict[str, str])
+// Kernel(name, version, device, language, problem: dict[str, str])
 PyObject* kernel_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  const char *name, *version, *device;
+  const char *name, *version, *device, *language;
   PyObject* problem;
-  if (!PyArg_ParseTuple(arguments, "sssO!", &name, &version, &device, &PyDict_Type, &problem)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "ssssO!", &name, &version, &device, &language, &PyDict_Type, &problem))
+    return nullptr;
   std::map<std::string, std::string> fields;
   if (!read_fields(problem, fields)) return nullptr;
   return guarded([&]() -> PyObject* {
     const hypermla::DeviceHandle handle(device);
-    auto kernel = std::make_unique<hypermla::Kernel>(name, fields, handle, version);
+    auto kernel = std::make_unique<hypermla::Kernel>(name, fields, handle, version, language);
     auto* allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     PyObject* self = allocate(type, 0);
     if (!self) return nullptr;
@@ -228,17 +232,17 @@ PyObject* list_kernels(PyObject*, PyObject*) {
   });
 }
 
-// choose(problem: dict[str, str], device) -> [(path, kernel, n, burst_us, sustained_us, limit, draft)]
+// choose(problem: dict[str, str], device, language) -> [(path, kernel, n, burst_us, sustained_us, limit, draft)]
 PyObject* choose_kernels(PyObject*, PyObject* arguments) {
   PyObject* problem;
-  const char* device;
-  if (!PyArg_ParseTuple(arguments, "O!s", &PyDict_Type, &problem, &device)) return nullptr;
+  const char *device, *language;
+  if (!PyArg_ParseTuple(arguments, "O!ss", &PyDict_Type, &problem, &device, &language)) return nullptr;
   std::map<std::string, std::string> fields;
   if (!read_fields(problem, fields)) return nullptr;
   return guarded([&]() -> PyObject* {
     PyObject* list = PyList_New(0);
     if (!list) return nullptr;
-    for (const hypermla::Choice& one : hypermla::choose(fields, device)) {
+    for (const hypermla::Choice& one : hypermla::choose(fields, device, language)) {
       PyObject* row = Py_BuildValue("(ssiddsN)", one.path.c_str(), one.kernel.c_str(), one.n, one.burst_seconds * 1e6,
                                     one.sustained_seconds * 1e6, one.limit.c_str(), PyBool_FromLong(one.draft));
       const bool added = row && PyList_Append(list, row) == 0;
@@ -315,6 +319,35 @@ PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, "_hypermla", nullptr, -1, module_methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
+
+std::string python_words(const std::string& sentence) {
+  static const std::regex flag("--([A-Za-z]\\w*)(=([\\w.+:-]*\\w))?"), plain("-?[0-9.]+(e[+-]?[0-9]+)?|true|false");
+  std::string said;
+  bool command = false;
+  std::size_t begin = 0;
+  while (begin <= sentence.size()) {
+    const std::size_t end = std::min(sentence.find('`', begin), sentence.size());
+    const std::string part = sentence.substr(begin, end - begin);
+    std::string words;
+    auto last = part.cbegin();
+    for (std::sregex_iterator at(part.begin(), part.end(), flag), none; !command && at != none; ++at) {
+      const std::string value = (*at)[3];
+      words.append(last, (*at)[0].first);
+      words += (*at)[1].str();
+      if (value == "true" || value == "false")
+        words += value == "true" ? "=True" : "=False";
+      else if (!value.empty())
+        words += std::regex_match(value, plain) ? "=" + value : "=\"" + value + "\"";
+      last = (*at)[0].second;
+    }
+    words.append(last, part.cend());
+    said += words;
+    if (end < sentence.size()) said += '`';
+    command = !command;
+    begin = end + 1;
+  }
+  return said;
+}
 
 PyMODINIT_FUNC PyInit__hypermla() {
   PyObject* module = PyModule_Create(&module_definition);

@@ -5,10 +5,15 @@
 
 #include <exception>
 #include <new>
+#include <string>
 
 #include "hypermla/error.h"
 
 inline PyObject* g_error = nullptr;  // hypermla.Error
+
+// What the library says of fields and flags, in Python's words: `--dtype=float32` is dtype="float32" there, `--b` is b.
+// What stands between backticks is a command, and stays one.
+std::string python_words(const std::string& sentence);
 
 // Calls `body`, turning what it throws into a Python exception; null then.
 template <class Body>
@@ -16,7 +21,7 @@ PyObject* guarded(Body&& body) {
   try {
     return body();
   } catch (const hypermla::Error& error) {
-    PyErr_SetString(g_error, error.what());
+    PyErr_SetString(g_error, python_words(error.what()).c_str());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {

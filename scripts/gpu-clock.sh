@@ -16,14 +16,18 @@ for word; do
     *) die "unknown option '$word'; the only one is --dry-run" ;;
   esac
 done
+require_smi() {
+  command -v nvidia-smi >/dev/null || die "there is no nvidia-smi here; run this on the machine of the GPU"
+}
 gpu_name() {
-  command -v nvidia-smi >/dev/null || die "there is no nvidia-smi here; clocks are locked on the machine of the GPU"
+  require_smi
   nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1
 }
 smi() {
   if [[ $dry_run ]]; then
     echo "nvidia-smi $*"
   else
+    require_smi
     ((EUID == 0)) || die "clocks belong to root; run \`sudo $0\`"
     nvidia-smi "$@" >/dev/null || die "nvidia-smi $* failed; does this board allow it?"
   fi

@@ -3,8 +3,8 @@
 
     scripts/plot_envelope.py results/nvidia-h200/envelope.json docs/time-over-s.svg
 
-Above: sustained times; dotted lines are the model's predictions. Below: how many times longer the best peer takes than
-the best path of this library. Needs matplotlib, as plot_profile.py does.
+Above: sustained times; dotted lines are the model's predictions. Below: every time over the best of this library, and
+which of its paths that is. A path that is the fastest nowhere is drawn thin. Needs matplotlib, as plot_profile.py does.
 """
 
 import argparse
@@ -22,7 +22,7 @@ matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", 
 from matplotlib import pyplot, ticker  # noqa: E402
 
 STYLES = {"latent": ("tab:green", "o"), "decompressed": ("tab:orange", "s"), "hybrid": ("tab:blue", "^")}
-PEER_COLOURS = ("0.45", "0.7", "tab:brown")
+PEERS = (("0.2", "x"), ("tab:red", "v"), ("tab:purple", "D"))  # colour and marker
 
 
 def read(path):
@@ -48,27 +48,49 @@ def lines_of(rows):
     return lines
 
 
-def speedups(lines):
-    """[(s, best peer / best of ours)] for every s that a peer was measured at."""
-    ratios = []
-    for s in sorted({s for line in lines.values() for s in line}):
-        ours = [line[s]["sustained_us"] for name, line in lines.items() if name in STYLES and s in line]
-        peers = [line[s]["sustained_us"] for name, line in lines.items() if name not in STYLES and s in line]
-        if ours and peers:
-            ratios.append((s, min(peers) / min(ours)))
-    return ratios
+def fastest(lines):
+    """{s: (sustained us, path)} of this library."""
+    best = {}
+    for name in STYLES:
+        for s, row in lines.get(name, {}).items():
+            best[s] = min(best.get(s, (row["sustained_us"], name)), (row["sustained_us"], name))
+    return dict(sorted(best.items()))
+
+
+def spans(best):
+    """[(path, first s, last s)]: which path is the fastest where."""
+    found = []
+    for s, (_, path) in best.items():
+        if found and found[-1][0] == path:
+            found[-1][2] = s
+        else:
+            found.append([path, s, s])
+    return found
 
 
 def draw(record, rows):
     lines = lines_of(rows)
-    figure, (times, ratios) = pyplot.subplots(2, 1, figsize=(7, 5.4), sharex=True, height_ratios=(3, 1))
+    best = fastest(lines)
+    winners = {path for _, path in best.values()}
+    figure, (times, ratios) = pyplot.subplots(2, 1, figsize=(7, 6.6), sharex=True, height_ratios=(3, 2))
     peers = [name for name in lines if name not in STYLES]
     for name in [*(name for name in STYLES if name in lines), *peers]:
         points = sorted(lines[name].items())
-        colour, marker = STYLES.get(name) or (PEER_COLOURS[peers.index(name) % len(PEER_COLOURS)], "x")
-        times.plot([s for s, _ in points], [row["sustained_us"] for _, row in points], color=colour, marker=marker,
-                   linestyle="-" if name in STYLES else "--", markersize=4,
-                   label=f"HyperMLA, {name}" if name in STYLES else name)
+        colour, marker = STYLES.get(name) or PEERS[peers.index(name) % len(PEERS)]
+        style = {"color": colour, "marker": marker, "linestyle": "-" if name in STYLES else "--", "markersize": 4,
+                 "linewidth": 1.8 if name in winners else 0.9}
+        label = f"HyperMLA, {name}" if name in STYLES else name
+        if name in STYLES and name not in winners:
+            label += " (fastest nowhere)"
+        times.plot([s for s, _ in points], [row["sustained_us"] for _, row in points], label=label, **style)
+        over = [(s, row["sustained_us"] / best[s][0]) for s, row in points if s in best]
+        ratios.plot(*zip(*over), **style)
+        if name in peers:
+            for s, ratio in over:
+                if ratio == min(line[s]["sustained_us"] / best[s][0] for peer, line in lines.items()
+                                if peer in peers and s in line):  # the best peer at this s
+                    ratios.annotate(f"{ratio:.2f}", (s, ratio), (0, -10), textcoords="offset points", ha="center",
+                                    fontsize=7)
         predicted = [(s, row["predicted_us"]) for s, row in points if "predicted_us" in row]
         if predicted:
             times.plot(*zip(*predicted), color=colour, linestyle=":", linewidth=1)
@@ -79,14 +101,18 @@ def draw(record, rows):
     times.set_xscale("log", base=2)
     for set_formatter in (times.yaxis.set_major_formatter, times.yaxis.set_minor_formatter):
         set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
-    times.legend(fontsize=8)
-    speedup = speedups(lines)
-    if speedup:
-        ratios.plot(*zip(*speedup), color="black", marker="o", markersize=4)
-        for s, ratio in speedup:
-            ratios.annotate(f"{ratio:.2f}", (s, ratio), (0, 5), textcoords="offset points", ha="center", fontsize=7)
+    times.legend(fontsize=8, loc="lower right")
+    everywhere = list(best)
+    for path, first, last in spans(best):  # between two values of s the border is half way, as the axis shows it
+        before = [s for s in everywhere if s < first]
+        behind = [s for s in everywhere if s > last]
+        left = (before[-1] * first) ** 0.5 if before else first / 2 ** 0.5
+        right = (last * behind[0]) ** 0.5 if behind else last * 2 ** 0.5
+        for axes in (times, ratios):
+            axes.axvspan(left, right, color=STYLES[path][0], alpha=0.08, linewidth=0)
+        ratios.annotate(f"fastest: {path}", ((left * right) ** 0.5, 2.42), ha="center", fontsize=8, color=STYLES[path][0])
     ratios.axhline(1, color="0.5", linewidth=1)
-    ratios.set(xlabel="queries per request, s", ylabel="best peer /\nbest of HyperMLA", ylim=(0.9, 1.6))
+    ratios.set(xlabel="queries per request, s", ylabel="time over the\nbest of HyperMLA", ylim=(0.9, 2.6))
     ratios.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=20))
     ratios.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     return figure

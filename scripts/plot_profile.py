@@ -81,21 +81,24 @@ def roofline(run):
         corner = tflops * 1e3 / gbps
         axes.plot([low, min(max(corner, low), high), high], [gbps * low * 1e-3, tflops, tflops], label=label, **style)
 
-    ceiling(limits["peak_tflops"], limits["peak_gbps"], f"specified: {limits['peak_tflops']:g} TFLOP/s, {limits['peak_gbps']:g} GB/s",
-            color="black")
+    peak = limits["peak_tflops"]
+    ceiling(peak, limits["peak_gbps"], f"specified: {peak:.4g} TFLOP/s, {limits['peak_gbps']:g} GB/s", color="black")
+    axes.annotate(f"{peak:.4g} TFLOP/s", (high, peak), (0, 3), textcoords="offset points", ha="right", fontsize=7)
     bandwidth = limits.get("read_GBps", limits["peak_gbps"])
     for key, colour in (("matmul_burst_tflops", "tab:blue"), ("matmul_sustained_tflops", "tab:orange")):
         if key in limits:
-            ceiling(limits[key], bandwidth, f"measured, {key.split('_')[1]}: {limits[key]:.0f} TFLOP/s, {bandwidth:.0f} GB/s",
+            ceiling(limits[key], bandwidth, f"measured, {key.split('_')[1]}: {limits[key]:.4g} TFLOP/s, {bandwidth:.4g} GB/s",
                     color=colour, linestyle="--")
     for i, (x, y, stage) in enumerate(points):
         colour = f"C{i + 2}"
-        axes.plot(x, y, "o", color=colour, label=f"{stage['name']}: {y:.0f} TFLOP/s")
+        axes.plot(x, y, "o", color=colour, label=f"{stage['name']}: {y:.3g} TFLOP/s")
         traffic = stage.get("signals", {}).get("dram_bytes")
         if traffic:  # where the stage stands by the bytes that DRAM really moved
             axes.plot(stage["flops"] / traffic, y, "o", markerfacecolor="none", color=colour)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte (hollow: by the DRAM traffic measured)", ylabel="TFLOP/s",
              title=f"{run.profile['kernel']} on {run.profile['device']['name']}")
+    measured = [limits[key] for key in ("matmul_burst_tflops", "matmul_sustained_tflops") if key in limits]
+    axes.set_ylim(bottom=axes.get_ylim()[0] / 2, top=2.5 * max([peak, *measured]))
     plain_numbers(axes.xaxis, axes.yaxis)
     axes.legend(fontsize=7, loc="lower right")
     return svg_of(figure)
@@ -133,19 +136,18 @@ def stages(run):
         axes.legend(first.values(), first.keys(), fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
         axes.set(yticks=range(len(streams)), yticklabels=[f"stream {stream}" for stream in streams])
         grid[-1, 0].set_xlabel("us")
+        axes.set_title("timeline")
     else:
         bars = [stage for stage in run.stages if "group" not in stage]  # kernels that run at once are one bar
         figure, axes = pyplot.subplots(figsize=(7, 1.2 + 0.5 * len(bars)))
-        begin = 0
         for row, stage in enumerate(bars):
             time = run.time_us(stage) or 0
-            axes.barh(row, time, left=begin, height=0.7, color="tab:blue", label="measured" if row == 0 else None)
-            axes.barh(row, stage["predicted_us"], left=begin, height=0.3, color="tab:orange", label="roofline" if row == 0 else None)
-            begin += time
+            axes.barh(row, time, height=0.7, color="tab:blue", label="measured" if row == 0 else None)
+            axes.barh(row, stage["predicted_us"], height=0.3, color="tab:orange", label="roofline" if row == 0 else None)
         axes.set(xlabel="us", yticks=range(len(bars)), yticklabels=[stage["name"] for stage in bars])
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
+        axes.set_title("stages, each by itself, against the roofline")
     axes.invert_yaxis()
-    axes.set_title("timeline")
     return svg_of(figure)
 
 

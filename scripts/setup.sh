@@ -104,11 +104,12 @@ configure() {
     { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
 }
 
-# Builds the targets. On a terminal ninja shows its progress; elsewhere a line is printed for every quarter.
+# Arguments: how long it takes from scratch, and the targets. On a terminal ninja shows its progress; elsewhere a line is printed for every quarter.
 build() {
-  local log=$root/build/build.log begin=$SECONDS
+  local log=$root/build/build.log begin=$SECONDS takes=$1
+  shift
   touch "$root/build/building"  # what changes from now on is newer than this build
-  note "building (about four minutes on two cores when everything is new)"
+  note "building ($takes on two cores when everything is new)"
   if [[ -t 2 ]]; then
     cmake --build "$root/build" --target "$@" >&2 || die "the build failed; the lines above say why"
   else

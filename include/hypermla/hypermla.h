@@ -62,19 +62,22 @@ struct ProfileOptions {
 class HYPERMLA_API Kernel {
  public:
   // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others
-  // keep their defaults (`hypermla kernel <name> --help` lists them).
+  // keep their defaults (`hypermla kernel <name> --help` lists them). `language` pins "cute" or "cutile"; empty: the
+  // faster one for the problem that runs on the device.
   Kernel(const std::string& name, const std::map<std::string, std::string>& problem,
-         const DeviceHandle& device = DeviceHandle(), const std::string& version = "");
+         const DeviceHandle& device = DeviceHandle(), const std::string& version = "",
+         const std::string& language = "");
   ~Kernel();
   Kernel(Kernel&&) noexcept;
   Kernel& operator=(Kernel&&) noexcept;
 
-  // The names of all kernels, "flash_attention", "flash_attention_v1", ...
+  // The names of all kernels, "flash_attention", "flash_attention_v1", ..., each once, whatever languages it exists in.
   static std::vector<std::string> list();
 
   const std::vector<TensorInfo>& tensors() const;
   // Gives a tensor its memory, which the caller owns. All must be bound before tune() or run(); bind again to change
-  // one.
+  // one. What the kernel writes must share memory with no other tensor: run() refuses that, for a kernel reads some of
+  // its inputs after it has begun to write.
   void bind(const std::string& tensor, void* data);
 
   // Chooses the tilings for this device: remembered ones, else measured now on the bound tensors (whose outputs it
@@ -118,7 +121,8 @@ struct Choice {
 
 // All kernels that take a problem on a device of conf/devices.json, fastest first; empty: the present device. `problem`
 // sets fields by name: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private (`hypermla choose --help`).
+// `language` leaves only the kernels in "cute" or "cutile".
 HYPERMLA_API std::vector<Choice> choose(const std::map<std::string, std::string>& problem,
-                                        const std::string& device = "");
+                                        const std::string& device = "", const std::string& language = "");
 
 }  // namespace hypermla

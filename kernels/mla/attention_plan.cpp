@@ -17,6 +17,12 @@ std::vector<int> sample_lengths(int b, int t) {
   return lengths;
 }
 
+void validate_prefixes(int prefixes, int requests) {
+  if (prefixes < 0 || prefixes > requests)
+    fail("--prefixes={} is not supported: it must be 0 (none shared), or from 1 to the {} requests", prefixes,
+         requests);
+}
+
 std::vector<FieldRef> without(std::vector<FieldRef> fields, const std::vector<std::string_view>& names) {
   std::erase_if(fields, [&](const FieldRef& one) { return std::count(names.begin(), names.end(), one.name) > 0; });
   return fields;

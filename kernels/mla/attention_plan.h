@@ -41,6 +41,9 @@ void validate_attention(const Problem& at) {
   require_half_precision(at.dtype);
 }
 
+// 0: none are shared. A prefix that no request reads would only cost memory.
+void validate_prefixes(int prefixes, int requests);
+
 std::vector<FieldRef> without(std::vector<FieldRef> fields, const std::vector<std::string_view>& names);
 
 // The plan of a version of the form of `Problem`, for which <form>_plan.h has tensors_of() and the others.

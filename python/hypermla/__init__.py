@@ -7,13 +7,15 @@
     kernel.tune()
     kernel.run(torch.cuda.current_stream())
 
-run() neither allocates nor synchronises, and may be captured in a CUDA graph. Everything raises hypermla.Error, whose
-message says what to do next.
+run() neither allocates nor synchronises, and may be captured in a CUDA graph. What is wrong raises hypermla.Error, a
+RuntimeError whose message says what to do next; but an argument of a wrong Python type raises TypeError, and where
+memory is short MemoryError comes.
 """
 
 from typing import NamedTuple
 
 from hypermla import _hypermla
+from hypermla._errors import raises_error
 from hypermla._hypermla import Error, list
 from hypermla.mla_decode import MlaDecode
 
@@ -101,12 +103,14 @@ class Profile(NamedTuple):
     stages: tuple  # of StageProfile
 
 
-def choose(device=None, **problem):
+@raises_error
+def choose(device=None, language=None, **problem):
     """All kernels that take a problem on a device of conf/devices.json, fastest first; None: the present device.
 
+    `language` leaves only the kernels in "cute" or in "cutile".
     The problem's fields are keywords: b, s, t, h, d, p, k, dtype, causal, prefix, prefixes, private.
     """
-    return [Choice(*row) for row in _hypermla.choose(_fields(problem), device or "")]
+    return [Choice(*row) for row in _hypermla.choose(_fields(problem), device or "", language or "")]
 
 
 class _Memory(NamedTuple):
@@ -211,12 +215,14 @@ class Kernel:
     """One kernel for one problem on one device. Use it from one thread at a time.
 
     `name` and `version` as on the command line: "flash_attention", "v1". `device` is "cpu", "cuda", "cuda:1" or "auto":
-    the first GPU, else the CPU. The problem's fields are keywords (`hypermla kernel <name> --help` lists them); those
-    not given keep their defaults.
+    the first GPU, else the CPU. `language` pins "cute" or "cutile"; None: the faster one for the problem that runs on
+    the device. The problem's fields are keywords (`hypermla kernel <name> --help` lists them); those not given keep
+    their defaults.
     """
 
-    def __init__(self, name, version=None, device="auto", **problem):
-        self._kernel = _hypermla.Kernel(name, version or "", device, _fields(problem))
+    @raises_error
+    def __init__(self, name, version=None, device="auto", language=None, **problem):
+        self._kernel = _hypermla.Kernel(name, version or "", device, language or "", _fields(problem))
         self._ordinal = int(device.partition(":")[2] or 0)
         self._tensors = tuple(TensorInfo(*row) for row in self._kernel.tensors())
         self._bound = {}
@@ -230,12 +236,13 @@ class Kernel:
     def is_gpu(self):
         return self._kernel.is_gpu()
 
+    @raises_error
     def bind(self, name, tensor):
         """Gives a tensor its memory and keeps `tensor` alive.
 
         `tensor` is anything with __dlpack__, __cuda_array_interface__ or the buffer protocol, and then its type, shape,
         layout and device are checked; or an address, and then nothing is. Unsigned integers of 16 bits count as
-        bfloat16, and a buffer of bytes as any type.
+        bfloat16, and a buffer of bytes as any type. What the kernel writes must share memory with no other tensor.
         """
         info = next((info for info in self._tensors if info.name == name), None)
         if info is None:
@@ -275,6 +282,7 @@ class Kernel:
         if memory.ordinal is not None and memory.ordinal != self._ordinal:
             wants(f"on GPU {self._ordinal}", f"on GPU {memory.ordinal}")
 
+    @raises_error
     def tune(self, max_iterations=0):
         """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs
         it writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
@@ -284,6 +292,7 @@ class Kernel:
         """Compiles and loads, which the first run() otherwise does."""
         self._kernel.prepare()
 
+    @raises_error
     def run(self, stream=None):
         """Enqueues the kernel on `stream`: an address or an object with .cuda_stream, such as PyTorch's; None is the
         default stream. On the CPU it returns when the work is done.
@@ -293,6 +302,7 @@ class Kernel:
         lengths and prefixes raise Error; on a GPU nothing looks at them, except in MlaDecode."""
         self._kernel.run(0 if stream is None else getattr(stream, "cuda_stream", stream))
 
+    @raises_error
     def profile(self, mode="annotation", out_dir=None, label="", bench_runs=20):
         """Measures the kernel on the bound tensors, whose outputs it writes, and sets that against the roofline.
 
@@ -316,6 +326,7 @@ class Kernel:
                   for name, times, metrics in stages),
         )
 
+    @raises_error
     def predicted_seconds(self, device=None):
         """Roofline time on a device of conf/devices.json; None: the kernel's own. Needs no tensors."""
         return self._kernel.predicted_seconds(device or "")

@@ -1,6 +1,7 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
 from hypermla import _hypermla
+from hypermla._errors import raises_error
 from hypermla._hypermla import Error
 
 LATENT, ROPE = 512, 64
@@ -42,7 +43,8 @@ class MlaDecode:
 
     Tensors are PyTorch's, on the device; on a CPU NumPy's arrays, too, where uint16 stands for bfloat16. Strides are
     taken from them; the last dimension is dense. plan() and run() neither allocate (give `out` and `lse`) nor
-    synchronise, and may be captured in a CUDA graph. Everything raises hypermla.Error.
+    synchronise, and may be captured in a CUDA graph. What is wrong raises hypermla.Error; an argument of a wrong type
+    raises TypeError.
 
     heads: query heads on this device. max_requests, max_queries (of a request), max_query_tokens (of a step; 0: of all
     requests at once), max_tokens (of a request): the capacity. page: tokens of a page of the cache, 1, 16, 32, 64 or
@@ -52,6 +54,7 @@ class MlaDecode:
     another MlaDecode of the same options; None: memory of its own.
     """
 
+    @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
                  kernel="", device="auto", workspace=None):
@@ -75,6 +78,7 @@ class MlaDecode:
         """Waits for the device; raises Error if the last plan() was given lengths or queries beyond the capacity."""
         self._decode.check()
 
+    @raises_error
     def plan(self, lengths, query_starts=None, stream=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
         1], the first 0; None: max_queries of each request. stream: an address; None: PyTorch's current stream."""
@@ -85,12 +89,13 @@ class MlaDecode:
         self._decode.plan(_address(lengths), 0 if query_starts is None else _address(query_starts), lengths.shape[0],
                           _current_stream(lengths) if stream is None else stream)
 
+    @raises_error
     def run(self, q, cache, block_table, out=None, lse=None, stream=None):
         """Attention of one layer; returns (out, lse).
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
         the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads,
-        512]; lse: float32 [tokens, heads]; both are made where they are not given.
+        512]; lse: float32 [tokens, heads]; both are made where they are not given. `out` must have memory of its own.
         """
         q_latent, q_rope = q if isinstance(q, tuple) else (q, q)
         z, k_rope = cache if isinstance(cache, tuple) else (cache, cache)
@@ -106,8 +111,10 @@ class MlaDecode:
         behind = 2 * LATENT
         q_strides, rope_strides, z_strides, k_strides = map(_strides, (q_latent, q_rope, z, k_rope))
         o_strides, lse_strides = _strides(out), _strides(lse)
-        z_address = _address(z)
+        z_address, o_address = _address(z), _address(out)
         q_address = _address(q_latent)
+        if o_address == q_address or o_address == z_address:
+            raise Error("out must have memory of its own: blocks read q and the cache after others have written")
         self._decode.run(
             q_address, q_strides[0], q_strides[1],
             q_address + behind if q_rope is q_latent else _address(q_rope), rope_strides[0], rope_strides[1],
@@ -115,7 +122,7 @@ class MlaDecode:
             z_address, z_address + behind if k_rope is z else _address(k_rope),
             z_strides[0], z_strides[1], k_strides[0], k_strides[1], z.shape[0],
             _address(block_table), _strides(block_table)[0],
-            _address(out), o_strides[0], o_strides[1],
+            o_address, o_strides[0], o_strides[1],
             _address(lse), lse_strides[0], lse_strides[1], 0,
             _current_stream(q_latent) if stream is None else stream)
         return out, lse

@@ -18,11 +18,23 @@ import time
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(os.environ.get("HYPERMLA_TEST_BUILD", CHECKOUT / "build")) / "python"))
 
+
+
+def stop(sentence):
+    sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {sentence}")
+
+
+class NoPackage:
+    """Stands in for the package: --help does without it."""
+
+    def __getattr__(self, name):
+        stop(f"the Python package is not built; run ./test, which builds it, or `pip install {CHECKOUT}`")
+
+
 try:
     import hypermla
 except ImportError:
-    sys.exit(f"{pathlib.Path(sys.argv[0]).name}: the Python package is not built; run ./test, which builds it, or "
-             f"`pip install {CHECKOUT}`")
+    hypermla = NoPackage()
 try:
     import torch
 except ImportError:
@@ -30,10 +42,6 @@ except ImportError:
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
 FIELDS = ("b", "s", "t", "h", "d", "p", "k", "dtype", "causal")
-
-
-def stop(sentence):
-    sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {sentence}")
 
 
 class Machine:

@@ -35,6 +35,10 @@ class Ranking(CommandCase):
         self.assertTrue(kernels)
         self.assertEqual([kernel for kernel in kernels if not kernel.startswith("cutile.")], [])
 
+    def test_one_language(self):
+        rows = self.ranking("--s=16", "--language=cute", H200)["ranking"]
+        self.assertEqual({row["kernel"].split(".")[0] for row in rows}, {"cute"})
+
     def test_a_prefix_and_private_tokens_make_t(self):
         self.assertEqual(self.ranking("--prefix=8192", "--private=1024", H200)["problem"]["t"], 9216)
 
@@ -54,6 +58,8 @@ class Ranking(CommandCase):
 
     def test_refusals(self):
         for words, sentence in {
+            ("--device_name=H200",): "device 'H200' has no entry in devices.json; did you mean 'NVIDIA H200'?",
+            ("--language=cuda", H200): "no kernel in the language 'cuda' for sm_90 takes this problem",
             ("--device_name=NVIDIA H20",): "device 'NVIDIA H20' has no entry in devices.json; did you mean 'NVIDIA H200'?",
             ("--prefix=5000",): "--prefix=5000 is not supported: requests have only --t=4096 tokens; or set --private",
             ("--prefixes=0",): "--prefixes=0 is not supported: it must be from 1 to the 32 requests",

@@ -44,6 +44,12 @@ class Clocks(CommandCase):
         self.assertEqual(done.stdout.splitlines()[:2], ["nvidia-smi --reset-gpu-clocks", "nvidia-smi --reset-memory-clocks"])
         self.assertFalse(self.calls.exists())
 
+    def test_without_nvidia_smi(self):
+        for name in ("lock-gpu-clock.sh", "h200-lock-gpu-clock.sh", "rtx5090-lock-gpu-clock.sh", "reset-gpu-clock.sh"):
+            done = self.script(name, gpu=None)
+            self.assertEqual((done.returncode, done.stdout, done.stderr),
+                             (2, "", f"{name}: there is no nvidia-smi here; run this on the machine of the GPU\n"))
+
     def test_refusals(self):
         for arguments, gpu, words in (
             (["--dry-run"], "NVIDIA A100", "no clocks are known for 'NVIDIA A100'"),

@@ -116,6 +116,16 @@ class Help(CommandCase):
                     self.assertIn(f"--{flag}", rest)
 
 
+    def test_the_defaults_of_a_tiling_are_those_of_the_problem(self):
+        for words in (["flash_attention", *SMALL], ["flash_mla", "--s=3", "--h=2", "--t=70", "--b=1", "--device=cpu"]):
+            text = self.succeed("kernel", *words, "--help").out
+            shown = dict(re.findall(r"--(\w+) \w+ .*\(default (\S+)\)",
+                                    text.split("Tiling (with --no_autotune):")[1].split("Run:")[0]))
+            used = self.succeed("kernel", *words, "--no_autotune", "--prof_type=disabled").out
+            self.assertEqual(shown, dict(re.findall(r"(\w+)=(\S+)", re.search(r"tiling .*", used)[0])))
+        self.assertIn("Usage:", self.succeed("kernel", "flash_attention", "--nonsense", "--b=x", "--help").out)
+
+
 class Refusals(CommandCase):
     def check(self, expected, *words):
         self.assertEqual(self.refuse(*words), expected)
@@ -140,14 +150,44 @@ class Refusals(CommandCase):
             "--b=1.5": "b cannot be '1.5'; give it an integer of 32 bits",
             "--b=99999999999": "b cannot be '99999999999'; give it an integer of 32 bits",
             "--d=100": "--d=100 is not supported: it must be a power of two from 16 to 256",
-            "--dtype=int8": "dtype cannot be 'int8'; give it bfloat16, float16 or float32",
+            "--dtype=int8": "dtype cannot be 'int8'; give it bfloat16 or float16",
             "--causal=maybe": "causal cannot be 'maybe'; give it true or false",
             "--Bm=3": "--Bm=3 is not supported: it must be a power of two from 16 to 256",
             "--device=tpu": "unknown device 'tpu'; choose auto, cpu, cuda or cuda:N",
+            "--b=": "--b needs a value; see hypermla kernel flash_attention --help",
+            "--causal=": "--causal needs a value; see hypermla kernel flash_attention --help",
+            "--seed=-1": "--seed=-1 is not supported: it must be a whole number from 0 to 18446744073709551615",
+            "--seed=18446744073709551616": "--seed=18446744073709551616 is not supported: it must be a whole number from 0 to "
+                                           "18446744073709551615",
+            "--seed=1x": "--seed=1x is not supported: it must be a whole number from 0 to 18446744073709551615",
+            "--label=\udcff": "--label is no UTF-8 text, which a profile could not hold; give it in UTF-8",
             "--prof_type=some": "unknown profiling mode 'some'; choose one of annotation, event, ncu, nsys, disabled",
         }.items():
             with self.subTest(flag):
                 self.check(expected, "kernel", "flash_attention", "--no_autotune", flag)
+
+    def test_flags_that_would_do_nothing(self):
+        for flag in ("--out_dir=x", "--label=x", "--bench_runs=3"):
+            self.check(f"{flag.split('=')[0]} does nothing with --prof_type=disabled: leave out one of the two", "kernel",
+                       "flash_attention", *SMALL, "--prof_type=disabled", flag)
+        for flag in ("--retune", "--tune_max_iters=3"):
+            self.check(f"{flag.split('=')[0]} does nothing with --no_autotune: leave out one of the two", "kernel",
+                       "flash_attention", *SMALL, "--no_autotune", flag)
+        self.check("--Bm is for --no_autotune: add that, or leave out --Bm and let the tuner choose", "kernel",
+                   "flash_attention", *SMALL, "--Bm=16")
+
+    def test_a_version_that_runs_nowhere_else(self):
+        self.assertIn("this version exists for no other target, but flash_attention v0 --language=cutile runs everywhere",
+                      self.refuse("kernel", "flash_attention", "v1", "--device=cpu"))
+        self.assertIn("There are: cute v0, cute v1, cutile v0", self.refuse("kernel", "flash_mla", "v77"))
+
+    def test_a_bad_table_of_measured_devices_stops_nothing(self):
+        (self.directory / "devices.json").write_text('{"NVIDIA H200": {"peak_dram_bw_GBps": "fast"}}')
+        shape = ["choose", "--b=32", "--s=16", "--device_name=NVIDIA H200"]
+        done = self.succeed(*shape, HYPERMLA_CACHE_DIR=self.directory)
+        self.assertEqual(done.out, self.succeed(*shape).out)
+        self.assertRegex(done.err, rf"^hypermla: measured devices are left out: {self.directory}/devices.json: device "
+                                   "'NVIDIA H200': peak_dram_bw_GBps is \"fast\"[^\n]*\n$")
 
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {

@@ -44,13 +44,32 @@ class Pictures(CommandCase):
         self.assertEqual(self.plot(run).stdout.split(), [str(run / "report.html")])
         roofline = self.texts(run / "roofline.svg")
         self.assertTrue(any(text.startswith("specified: 989 TFLOP/s, 4800 GB/s") for text in roofline), roofline)
-        self.assertTrue(any(text.startswith("flash_attention: 91 TFLOP/s") for text in roofline), roofline)
+        self.assertTrue(any(text.startswith("flash_attention: 90.7 TFLOP/s") for text in roofline), roofline)
         tuning = self.texts(run / "tuning-flash_attention.svg")
         for time in ("512", "2048", "8192"):  # Bm x Bn microseconds
             self.assertIn(time, tuning)
         self.assertIn("flash_attention: best us of 4 tilings", tuning)
         self.assertIn("flash_attention", self.texts(run / "stages.svg"))
         self.assertFalse((run / "crossover.svg").exists(), "one s has no crossover")
+
+    def test_a_cpu_is_seen_by_its_small_figures(self):
+        run = self.make("flash_attention", s=16)
+        profile = json.loads((run / "profile.json").read_text())
+        profile["roofline"] = {"peak_tflops": 0.384, "peak_gbps": 51.2, "ridge": 7.5, "predicted_us": 6.8, "bound": "compute"}
+        for time in [*profile["timing"].values(), *(stage["burst"] for stage in profile["stages"] if "burst" in stage)]:
+            time["median_us"] = 1e7
+        (run / "profile.json").write_text(json.dumps(profile))
+        self.plot(run)
+        texts = self.texts(run / "roofline.svg")
+        self.assertFalse([text for text in texts if re.search(r"\b0 TFLOP/s", text)], texts)
+        self.assertIn("0.384 TFLOP/s", texts)  # at the ceiling itself
+        svg = (run / "roofline.svg").read_text()
+        frame = re.search(r'<g id="patch_2">\s*<path d="M [\d.]+ ([\d.]+) \s*L [\d.]+ [\d.]+ \s*L [\d.]+ ([\d.]+)', svg)
+        ceiling = min(float(y) for y in re.findall(r"L [\d.]+ ([\d.]+)", re.search(r'<path d="([^"]*)"[^>]*stroke: #000000; stroke-width: 1.5', svg)[1]))
+        self.assertGreater(ceiling, float(frame[2]) + 10, "the ceiling lies below the frame")
+        texts = self.texts(run / "stages.svg")
+        self.assertNotIn("timeline", texts)
+        self.assertIn("stages, each by itself, against the roofline", texts)
 
     def test_crossover_needs_several_s_of_one_shape(self):
         runs = [self.make("flash_attention", s=16), self.make("flash_attention", s=32)]
@@ -70,6 +89,7 @@ class Pictures(CommandCase):
         for word in ("latent", "tokens", "stream 7", "stream 8", "us"):
             self.assertIn(word, texts)
         self.assertNotIn("DRAM", texts)
+        self.assertIn("timeline", texts)
 
     def test_a_timeline_has_its_counters_below(self):
         run = self.make("flash_mla_split_kv", s=1)

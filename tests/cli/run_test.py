@@ -1,12 +1,19 @@
 """Runs of a kernel on the CPU: checks, tilings, profiles, and caches that are shared, cold, warm, absent or broken."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pathlib
+import pty
+import re
 import signal
+import struct
+import termios
 import time
 import unittest
 
-from support import SMALL, CommandCase, finish, kernel_directories, run, start
+from support import BINARY, SMALL, CommandCase, finish, kernel_directories, run, start
 
 KERNEL = ["kernel", "flash_attention", *SMALL]
 QUICK = [*KERNEL, "--no_autotune", "--prof_type=disabled", "--check"]
@@ -23,7 +30,6 @@ class Check(CommandCase):
                 if name.startswith("cute."):
                     sentence = self.refuse("kernel", name, version, "--device=cpu")
                     self.assertIn("is written for Hopper GPUs (sm_90)", sentence)
-                    self.assertIn("--language=cutile", sentence)
                     continue
                 flags = self.succeed("kernel", name, version, "--help").out
                 small = {"b": 1, "s": 5, "h": 2, "t": 70}
@@ -76,6 +82,7 @@ class Profile(CommandCase):
         self.assertIn("# Profile: cutile.mla.flash_mla_split_kv (v0)", report)
         self.assertIn("b=1, s=1, t=256, h=2", report)
         self.assertIn("## Bottleneck", report)
+        self.assertRegex(report, r"Inputs: random, seed \d+\. Check: not asked for \(--check\)\.")
         if mode == "annotation":
             for name in ("nsight_raw_metrics.csv", "nsight_formatted_metrics.csv", "roofline_metrics.csv"):
                 self.assertTrue((out / name).read_text().startswith("stage,"), name)
@@ -131,7 +138,7 @@ class Tuning(CommandCase):
     def test_what_was_measured_is_remembered(self):
         cache = self.directory / "cache"
         first = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", HYPERMLA_CACHE_DIR=cache)
-        self.assertIn("measurements, best", first.err)
+        self.assertRegex(first.err.splitlines()[-1], r"^tuning flash_attention: 2 of 2 tilings measured, best [\d.]+ us$")
         histories = list(cache.glob("kernel-autotune/*/*/*/autotuning.json"))
         self.assertEqual(len(histories), 1)
         before = histories[0].read_bytes()
@@ -139,8 +146,43 @@ class Tuning(CommandCase):
         self.assertEqual(again.out, first.out)
         self.assertEqual(again.err, "")
         self.assertEqual(histories[0].read_bytes(), before)
-        retuned = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", "--retune", HYPERMLA_CACHE_DIR=cache)
-        self.assertIn("measurements, best", retuned.err)
+        shown = self.on_terminal(60, *KERNEL, "--prof_type=disabled", "--tune_max_iters=2", "--retune",
+                                 HYPERMLA_CACHE_DIR=cache)
+        # One line, rewritten, that fits the terminal, until the end of the tuning; the counts never pass the limit.
+        rewritten = [part for part in re.split(r"[\r\n]+", shown) if part.startswith(("[", "tuning"))]
+        self.assertGreater(len(rewritten), 4, shown)
+        for part in rewritten[:-1]:
+            self.assertLess(len(part), 60, part)
+            self.assertLessEqual(int(re.search(r": (\d+) of 2 ", part)[1]), 2)
+        self.assertRegex(rewritten[-1], r"^tuning flash_attention: 2 of 2 tilings measured, best [\d.]+ us$")
+        self.assertEqual(shown[: shown.index(rewritten[-1])].count("\n"), 1, shown)  # behind the kernel's name
+
+    def on_terminal(self, columns, *words, **environment):
+        """What the program writes to a terminal of that width, without the codes that clear a line."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            time.sleep(0.1)  # until the terminal has its width
+            os.execve(BINARY, [BINARY, *words], {**os.environ, **{key: str(value) for key, value in environment.items()}})
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        said = b""
+        with contextlib.suppress(OSError):  # Linux ends a terminal with an error
+            while part := os.read(terminal, 1 << 16):
+                said += part
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0, said)
+        return said.decode().replace("\033[K", "")
+
+    def test_rejected_tilings_are_said(self):
+        self.succeed(*KERNEL, "--tune_max_iters=2", "--bench_runs=1", "--out_dir=first")
+        found = (self.directory / "first/tiling/flash_attention/autotuning.json").read_text()
+        histories = pathlib.Path(os.environ["HYPERMLA_CACHE_DIR"]).glob("kernel-autotune/*/*/*/autotuning.json")
+        history = next(path for path in histories if path.read_text() == found)
+        self.addCleanup(history.write_text, found)
+        best, *others = sorted(json.loads(found), key=lambda entry: entry["median_seconds"])
+        others[0].update({"seconds": [], "rejected": "of a test"})
+        history.write_text(json.dumps([best, others[0]]))
+        done = self.succeed(*KERNEL, "--tune_max_iters=1", "--bench_runs=1", "--out_dir=second")
+        self.assertIn("rejected  flash_attention: 1 tiling, because of a test\n", done.out)
+        self.assertIn("flash_attention: 1 tiling rejected, because of a test.", (self.directory / "second/report.md").read_text())
 
 
 class Caches(CommandCase):

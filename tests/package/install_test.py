@@ -46,6 +46,17 @@ class Installation(unittest.TestCase):
         self.assertIn("check     passed", out)
         self.assertIn(f"kernels    {self.prefix}/share/hypermla/kernels\n", self.succeed(self.prefix / "bin/hypermla", "device"))
 
+    def test_what_is_not_built_is_said_before_anything_is_copied(self):
+        script = (BUILD / "cmake_install.cmake").read_text()
+        for file in ("bin/hypermla", "libhypermla.so"):
+            one = self.directory / "install.cmake"
+            one.write_text(script.replace(f'"{BUILD}/{file}', f'"{BUILD}/none/{file}'))
+            prefix = self.directory / "nothing"
+            done = run("cmake", f"-DCMAKE_INSTALL_PREFIX={prefix}", "-P", one, cwd=self.directory)
+            self.assertNotEqual(done.returncode, 0, done)
+            self.assertIn("is not built; run `cmake --build", " ".join(done.stderr.split()))
+            self.assertFalse(prefix.exists())
+
     def test_only_what_is_used_is_installed(self):
         for path in (self.prefix / "share/hypermla").rglob("*"):
             if path.is_file():

@@ -93,7 +93,7 @@ class Decode(unittest.TestCase):
 
     def test_what_does_not_fit_is_refused(self):
         lengths, q, cache, table = self.step()
-        decode = self.decode()
+        decode, latent = self.decode(), q[..., :512].copy()
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
                             (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
@@ -101,7 +101,8 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q[:, :1], cache, table), "q must be"),
                             (lambda: decode.run(q, cache[:, :8], table), "cache must be"),
                             (lambda: decode.run(q, cache, table[0]), "block_table"),
-                            (lambda: decode.run(q, cache, table, out=q), "out must be")):
+                            (lambda: decode.run(q, cache, table, out=q), "out must be"),
+                            (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent), "memory of its own")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)
                 wrong()
@@ -115,7 +116,8 @@ class Decode(unittest.TestCase):
 
 class Plan(unittest.TestCase):
     def test_list(self):
-        self.assertEqual(len(hypermla.list()), len(kernel_directories()))
+        names = {directory.name for _, _, directory in kernel_directories()}
+        self.assertEqual(sorted(hypermla.list()), sorted(names))  # each once, whatever its languages
         self.assertIn("flash_attention", hypermla.list())
 
     def test_tensors(self):
@@ -145,6 +147,39 @@ class Plan(unittest.TestCase):
         best = next(choice for choice in ranking if not choice.draft)
         self.assertEqual((best.path, best.kernel, best.n), ("decompressed", "cutile.mla.flash_attention", 4096))
         self.assertTrue(all(choice.kernel.startswith("cutile.") for choice in hypermla.choose(b=1, h=2, s=3, t=40)))
+
+    def test_a_language_is_a_keyword(self):
+        self.assertEqual([tensor.name for tensor in new_kernel(language="cutile").tensors],
+                         [tensor.name for tensor in new_kernel().tensors])
+        with self.assertRaisesRegex(hypermla.Error, "is written for Hopper GPUs"):
+            new_kernel(language="cute")
+        for language in ("cute", "cutile"):
+            ranking = hypermla.choose("NVIDIA H200", language=language, b=32, s=16)
+            self.assertEqual({choice.kernel.split(".")[0] for choice in ranking}, {language})
+
+    def test_errors_speak_python(self):
+        for call, expected in {
+            lambda: new_kernel(language="cute"): r'take language="cutile", which runs everywhere',
+            lambda: new_kernel(dtype="float32"): r'^dtype="float32" is not supported: choose bfloat16 or float16$',
+            lambda: new_kernel(b=0): r"^b=0 is not supported: it must be at least 1$",
+            lambda: hypermla.choose("H200"): r"`hypermla device --measure` adds the present device",
+        }.items():
+            with self.subTest(expected), self.assertRaisesRegex(hypermla.Error, expected) as caught:
+                call()
+            self.assertNotIn("--", re.sub("`[^`]*`", "", str(caught.exception)))
+
+    def test_what_python_raises_by_itself_is_an_error_too(self):
+        for call in (lambda: new_kernel().tune(1 << 40), lambda: new_kernel().run(1 << 70),
+                     lambda: new_kernel().profile(bench_runs=1 << 40), lambda: new_kernel().profile(label="\udcff"),
+                     lambda: hypermla.Kernel("flash\0attention"), lambda: hypermla.Kernel("flash_attention", "\udcff"),
+                     lambda: new_kernel(dtype="\udcff"), lambda: hypermla.choose(b="\udcff"),
+                     lambda: new_kernel().predicted_seconds("\0"), lambda: hypermla.MlaDecode(heads=1 << 70, device="cpu")):
+            with self.assertRaises(hypermla.Error):
+                call()
+        for call in (lambda: hypermla.Kernel(3), lambda: new_kernel().tune("many"), lambda: new_kernel().run("here"),
+                     lambda: hypermla.MlaDecode(device="cpu").plan([1])):
+            with self.assertRaises(TypeError):
+                call()
 
     def test_errors_are_sentences(self):
         for call, expected in {
@@ -207,6 +242,20 @@ class Buffers(unittest.TestCase):
         kernel.run()
         self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3F80})
         self.assertTrue(all(-1e38 < value < -1e35 for value in memoryview(memory["lse"]).cast("f")))
+
+    def test_an_output_shares_no_memory(self):
+        for name, other, start in (("o", "q", 0), ("o", "v", 64), ("lse", "o", 1520)):
+            kernel = new_kernel()
+            memory = {tensor.name: bytearray(byte_count(tensor) + 128) for tensor in kernel.tensors}
+            address = {key: hypermla._hypermla.buffer_address(memoryview(value)) for key, value in memory.items()}
+            for key, at in address.items():
+                kernel.bind(key, at + -at % 16)
+            kernel.bind(name, address[other] + -address[other] % 16 + start)
+            with self.subTest(name), self.assertRaisesRegex(hypermla.Error, f"'(lse|o)' and '{other}|{name}' share memory"):
+                kernel.run()
+            kernel.bind(name, address[name] + -address[name] % 16)
+            kernel.bind("k", address["v"] + -address["v"] % 16)  # inputs may
+            kernel.run()
 
     def test_bound_memory_is_kept(self):
         kernel = new_kernel()

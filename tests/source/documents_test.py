@@ -3,6 +3,7 @@ of the sources, fit a screen."""
 
 import pathlib
 import re
+import subprocess
 import tempfile
 import unittest
 
@@ -77,6 +78,23 @@ class Documents(unittest.TestCase):
 
     def test_lines_fit_a_screen(self):
         self.assertEqual(long_lines(CHECKOUT), [])
+
+    def test_files_end_with_a_line(self):
+        listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, text=True, capture_output=True)
+        if listed.returncode:
+            self.skipTest("no repository here")
+        files = [CHECKOUT / name for name in listed.stdout.splitlines() if not name.startswith("results/")]
+        self.assertEqual([str(path) for path in files if path.is_file() and path.stat().st_size
+                          and not path.read_bytes().endswith(b"\n")], [])
+
+    def test_every_environment_variable_has_its_line(self):
+        page = (CHECKOUT / "docs/environment.md").read_text()
+        patterns = {"src": r'(?:variable|getenv)\("(\w+)"\)', "scripts": r"\$\{(HYPERMLA_\w+|CXX):",
+                    "tests": r'environ(?:\.get|\.setdefault)?[\[(]"(\w+)"'}
+        names = {name for folder, pattern in patterns.items() for path in (CHECKOUT / folder).rglob("*.*")
+                 if path.suffix in (".cpp", ".h", ".sh", ".py") for name in re.findall(pattern, path.read_text())}
+        self.assertIn("HYPERMLA_CACHE_DIR", names)
+        self.assertEqual([name for name in sorted(names) if f"`{name}`" not in page], [])
 
     def test_pages_are_short(self):
         self.assertEqual(long_pages(CHECKOUT), [])

@@ -249,8 +249,10 @@ TEST_F(AutotuneTest, StagesAreTunedInOrderOverTheWholeExecutable) {
   std::vector<std::string> order;
   options_.progress = [&](const AutotuneOptions::Progress& at) {
     if (order.empty() || order.back() != at.kernel) order.push_back(at.kernel);
-    EXPECT_EQ(at.candidates, 4);
-    EXPECT_GE(at.best_seconds, 0.01 + 0.01);  // both stages are in every figure
+    EXPECT_EQ(at.planned, 4);
+    if (at.measured > 0) {
+      EXPECT_GE(at.best_seconds, 0.01 + 0.01);  // both stages are in every figure
+    }
   };
   const AutotuneResult result = tune();
   EXPECT_EQ(order, (std::vector<std::string>{"first", "second"}));
@@ -259,6 +261,40 @@ TEST_F(AutotuneTest, StagesAreTunedInOrderOverTheWholeExecutable) {
   EXPECT_EQ(executable_->kernels()[0]->tiling()["Bm"], 32);
   EXPECT_EQ(executable_->kernels()[1]->tiling()["Bm"], 16);
   EXPECT_NE(result.stages[0].history, result.stages[1].history);
+}
+
+// What a user is shown: never more tilings than there are, and an end that is one.
+TEST_F(AutotuneTest, ProgressCountsTilings) {
+  plan_.candidates = {{13}, {16}, {32}, {128}};  // 13 does not compile; the default, 64, is tried as well
+  std::vector<AutotuneOptions::Progress> told;
+  options_.progress = [&](const AutotuneOptions::Progress& at) { told.push_back(at); };
+  const AutotuneResult result = tune();
+  ASSERT_GT(told.size(), 5u);
+  for (const AutotuneOptions::Progress& at : told) {
+    EXPECT_LE(at.measured + at.rejected, at.planned);
+    EXPECT_EQ(at.planned, 5);
+    EXPECT_EQ(at.doing == "done", &at == &told.back());
+  }
+  EXPECT_EQ(told.front().doing, "compiling");
+  EXPECT_EQ(told.front().measured, 0);
+  EXPECT_EQ(told.back().measured, 4);
+  EXPECT_EQ(told.back().rejected, 1);
+  ASSERT_EQ(result.stages[0].rejected.size(), 1u);
+  EXPECT_EQ(result.stages[0].rejected.begin()->second, 1);
+  EXPECT_TRUE(contains(result.stages[0].rejected.begin()->first, "does not compile"));
+
+  told.clear();
+  EXPECT_EQ(tune().stages[0].rejected.size(), 1u) << "it is remembered";
+  EXPECT_TRUE(told.empty()) << "nothing was done";
+}
+
+TEST_F(AutotuneTest, ProgressOfALimitEndsAtTheLimit) {
+  options_.tuner.max_iterations = 2;
+  std::vector<AutotuneOptions::Progress> told;
+  options_.progress = [&](const AutotuneOptions::Progress& at) { told.push_back(at); };
+  tune();
+  for (const AutotuneOptions::Progress& at : told) EXPECT_EQ(at.planned, 2);
+  EXPECT_EQ(told.back().measured, 2);
 }
 
 TEST_F(AutotuneTest, ALimitStopsAtThePredictedBest) {

@@ -137,6 +137,46 @@ TEST(Cases, NoMergeIsOfEmptyRowsOnly) {
   }
 }
 
+// So that one command means one problem, whatever version and language carry it out.
+TEST(Forms, VersionsAndLanguagesShareTheirDefaults) {
+  std::map<std::string, Json> of_design;
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    Json& known = of_design[entry.layer + "." + entry.design];
+    const Json defaults = to_json(entry.make()->problem_fields());
+    for (const auto& [name, value] : defaults.items()) {
+      if (!known.contains(name)) known[name] = value;
+      EXPECT_EQ(known[name], value) << entry.full_name() << " --" << name;
+    }
+  }
+}
+
+TEST(Forms, NoMorePrefixesThanRequestsAndNoOtherNegativeNThanMinusOne) {
+  int with_prefixes = 0, with_n = 0;
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    const Json defaults = to_json(entry.make()->problem_fields());
+    auto refusal = [&](const Json& fields) -> std::string {
+      try {
+        configure({entry}, {{}, {}}, {.offered = fields});
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    if (defaults.contains("prefixes") && refusal({{"b", 3}, {"prefixes", 3}, {"n", 10}}).empty()) {
+      ++with_prefixes;
+      const std::string why = refusal({{"b", 2}, {"prefixes", 3}, {"n", 10}});
+      EXPECT_EQ(why, "--prefixes=3 is not supported: it must be 0 (none shared), or from 1 to the 2 requests")
+          << entry.full_name();
+    }
+    if (defaults.contains("n")) {
+      ++with_n;
+      EXPECT_EQ(refusal({{"n", -2}}).rfind("--n=-2 is not supported", 0), 0u) << entry.full_name();
+    }
+  }
+  EXPECT_GE(with_prefixes, 6);
+  EXPECT_GE(with_n, 7);
+}
+
 TEST_P(EveryKernel, SupportsItsCasesWithEveryCandidate) {
   for (const Json& problem : problems()) {
     SCOPED_TRACE(problem.dump());

@@ -82,6 +82,16 @@ TEST(Compare, RefusesOtherProblems) {
   EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), other); }), "different problems"));
 }
 
+TEST(Compare, ATimeThatIsNoneDecidesNothing) {
+  for (const double factor : {0.0, -1.0, double(NAN)})
+    EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), scaled(recorded(), factor)); }),
+                         "the cold time of run B is"))
+        << factor;
+  Profile torn = recorded();
+  torn.stages[0].tiling["Bn"] = "wide";
+  EXPECT_NO_THROW(compare_profiles(recorded(), torn)) << "of another type";
+}
+
 TEST(Compare, AsJson) {
   const Json json = to_json(compare_profiles(recorded(), scaled(recorded(), 0.8)));
   EXPECT_EQ(json["verdict"], "FASTER");

@@ -72,10 +72,20 @@ TEST(RegistryTest, TakesTheFastestLanguageThatRunsOnTheTarget) {
       << elsewhere;
   EXPECT_TRUE(contains(elsewhere, "--language=cutile")) << elsewhere;
   EXPECT_EQ(error_of([&] { registry.find("cute.mla.flash_mla", "", "sm_80"); }), elsewhere);
+  // What the hint names must exist.
+  Registry more = example();
+  more.add("/x/kernels/cute/mla/flash_mla/flash_mla_v1/flash_mla_v1.cpp", "", no_plan);
+  more.add("/x/kernels/cute/mla/other/other/other.cpp", "", no_plan);
+  const std::string another = error_of([&] { more.find("flash_mla", "v1", "sm_80"); });
+  EXPECT_TRUE(contains(another, "this version exists for no other target, but flash_mla v")) << another;
+  EXPECT_FALSE(contains(another, "; take --language=cutile")) << another;
+  EXPECT_TRUE(contains(error_of([&] { more.find("other", "", "sm_80"); }), "it exists for no other target"));
   const std::string nowhere = error_of([&] { registry.find("attention", "v1", "sm_90", "cute"); });
   EXPECT_TRUE(contains(nowhere, "no kernel 'attention' in the language 'cute'")) << nowhere;
   const std::string version = error_of([&] { registry.find("flash_mla", "v2", "sm_90", "cute"); });
   EXPECT_TRUE(contains(version, "no version 'v2' in cute")) << version;
+  const std::string versions = error_of([&] { registry.find("flash_mla", "v7"); });
+  EXPECT_TRUE(contains(versions, "There are: cute v0, cutile v0, cutile v2, cutile v10")) << versions;
 }
 
 // A plan that is fast where problems are long, and takes none of less than two queries.

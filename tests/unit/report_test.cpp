@@ -42,15 +42,15 @@ Configuration: b=32, s=16, dtype=bfloat16, causal=false
 
 Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (ridge 206.0) that is 592.3 us, compute bound.
 
-| time | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power |
-|---|---|---|---|---|---|---|
-| cold | 1000.0 | 990.1 to 1100.0 | 585.7 | 300 | 59.2 % | |
-| burst | 950.0 | 949.0 to 951.0 | 616.5 | 315 | 62.3 % | 1975 MHz, 650 W |
+| time | runs | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power |
+|---|---|---|---|---|---|---|---|
+| cold | 20 | 1000.0 | 990.1 to 1100.0 | 585.7 | 300 | 59.2 % | |
+| burst | 20 | 950.0 | 949.0 to 951.0 | 616.5 | 315 | 62.3 % | 1975 MHz, 650 W |
 
-| stage | grid | tiling | registers | frame B/thread | shared B | burst us |
-|---|---|---|---|---|---|---|
-| flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 |
-| reduce | [128,1,1] | Bm=4 | - | - | - | - |
+| stage | grid | tiling | registers | frame B/thread | shared B | burst us | 5 to 95 % |
+|---|---|---|---|---|---|---|---|
+| flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 | 900.0 to 901.0 |
+| reduce | [128,1,1] | Bm=4 | - | - | - | - | - |
 
 Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the board was kept busy. Graph replays, events. Clocks as found.
 )md");
@@ -60,6 +60,31 @@ TEST(Report, NamesADriverOnlyWhereThereIsOne) {
   Profile profile = profile_from_json(Json::parse(kProfile));
   profile.device = {"AMD EPYC", "x86-64-v4", 2, ""};
   EXPECT_TRUE(contains(render_report(profile), "on AMD EPYC (x86-64-v4), event mode."));
+}
+
+// Seed, check and rejected tilings, through the file; and the grid of an older record, whose blocks are 132.0.
+TEST(Report, SaysWhatWasRun) {
+  Json json = Json::parse(kProfile);
+  json["stages"][1]["grid"] = {132.0, 1, 1};
+  Profile profile = profile_from_json(json);
+  EXPECT_TRUE(contains(render_report(profile), "| reduce | [132,1,1] |"));
+  EXPECT_FALSE(contains(render_report(profile), "Inputs:")) << "they were the caller's";
+  profile.seed = 18446744073709551615u;
+  EXPECT_TRUE(contains(render_report(profile), "seed 18446744073709551615. Check: not asked for (--check)."));
+  profile.check = Profile::Check{true, {{"o", 2.11e-3}, {"lse", 3e-8}}};
+  profile.stages[0].rejected = {{"it does not compile", 2}};
+  const std::string report = render_report(profile_from_json(to_json(profile)));
+  EXPECT_TRUE(contains(report, "seed 18446744073709551615. Check: passed (relative error lse 3.0e-08, o 2.1e-03)."));
+  EXPECT_TRUE(contains(report, "flash_mla_split_kv_v3: 2 tilings rejected, because it does not compile."));
+}
+
+TEST(Report, OfACpuSpeaksOfNoBoard) {
+  Profile profile = profile_from_json(Json::parse(kProfile));
+  profile.device = {"AMD EPYC", "x86-64-v4", 2, ""};
+  profile.timing.cold.tflops = 0.0213;
+  const std::string report = render_report(profile);
+  for (const char* word : {"board", "Graph", "Clocks", "events"}) EXPECT_FALSE(contains(report, word)) << word;
+  EXPECT_TRUE(contains(report, "| 0.021 |"));
 }
 
 TEST(Report, ModesHaveNames) {
@@ -165,6 +190,13 @@ TEST(ProfileJson, RecordsOfOlderRunsAreRead) {
   EXPECT_GT(records, 50);
 }
 
+// A label that JSON cannot hold is refused before it can spoil the file.
+TEST(ProfileJson, TextsAreUtf8) {
+  EXPECT_EQ(error_of([] { require_utf8("the label", "\xff"); }),
+            "the label is no UTF-8 text, which a profile could not hold; give it in UTF-8");
+  EXPECT_NO_THROW(require_utf8("the label", "\u00e9"));
+}
+
 TEST(ProfileJson, WhatIsNoneIsRefusedByName) {
   const testing_support::TempDir dir;
   auto refusal = [&](const std::function<void(Json&)>& spoil) {
@@ -178,9 +210,15 @@ TEST(ProfileJson, WhatIsNoneIsRefusedByName) {
            {[](Json& json) { json = nullptr; }, "it has no 'schema'"},
            {[](Json& json) { json["stages"][1].erase("grid"); }, "spoilt.json is not a profile (it has no 'grid')"},
            {[](Json& json) { json["timing"]["cold"]["median_us"] = "fast"; },
-            "spoilt.json is not a profile (one of its"},
+            "spoilt.json is not a profile (its 'median_us' is of another type)"},
+           {[](Json& json) { json["schema"] = 99; }, "its schema is 99, and this program reads 1 to 2"},
+           {[](Json& json) { json["problem"] = 3; }, "its 'problem' is of another type"},
+           {[](Json& json) {
+              json["stages"][0]["tiling"] = {1, 2};
+            },
+            "its 'tiling' is of another type"},
            {[](Json& json) { json["stages"] = 5; }, "spoilt.json is not a profile"}})
-    EXPECT_TRUE(contains(refusal(spoil), expected)) << refusal(spoil);
+    EXPECT_TRUE(contains(refusal(spoil), expected) && !contains(refusal(spoil), "json.exception")) << refusal(spoil);
   EXPECT_TRUE(contains(error_of([&] { load_profile(dir.write("torn.json", "{\"schema\": 2,")); }), "is not a profile"));
   EXPECT_TRUE(contains(error_of([&] { load_profile(dir.path()); }), "profile.json"));
   dir.write("run/profile.json", kProfile);

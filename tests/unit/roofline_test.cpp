@@ -357,7 +357,8 @@ TEST_F(Overlay, AFigureThatNobodyKnowsIsAnErrorNotAZero) {
             std::string::npos);
 }
 
-TEST_F(Overlay, MistakesInTheFileAreNamed) {
+// One bad generated file must not stop every command.
+TEST_F(Overlay, ABadFileIsLeftOutAndSaysWhy) {
   const struct {
     const char* text;
     const char* message;
@@ -371,12 +372,24 @@ TEST_F(Overlay, MistakesInTheFileAreNamed) {
       {R"({"X": {"note": 1}})", "must be a string"},
       {R"({"X": {"measured": {"read_GB": 1}}})", "did you mean 'read_GBps'"},
       {R"({"X": {"measured": 3}})", "measured is 3"},
+      {R"({"X": {"sm_count": 1e300}})", "no device has so many"},
+      {"{\"\xff\": {}}", "not valid JSON"},
   };
   for (const auto& [text, message] : cases) {
     write(text);
-    const std::string found = error_of([&] { load(); });
+    const DeviceTable table = load();
+    EXPECT_EQ(table.names(), DeviceTable::load(kDevices).names()) << text;
+    const std::string& found = table.ignored();
     EXPECT_NE(found.find(message), std::string::npos) << text << ": " << found;
+    EXPECT_EQ(found.rfind(path().string(), 0), 0u) << "it names the file: " << found;
+    EXPECT_EQ(found.find("json.exception"), std::string::npos) << found;
+    EXPECT_NE(error_of([&] { DeviceTable::load(path()); }).find(message), std::string::npos)
+        << "shipped, it is an error";
   }
+  save_measured(path(), "X", {{"read_GBps", 5.0}});
+  EXPECT_EQ(load().find("X").peak_gbps, 5);
+  EXPECT_TRUE(std::filesystem::exists(path().string() + ".unusable"));
+  EXPECT_EQ(load().ignored(), "");
   EXPECT_THROW(save_measured(path(), "X", {{"speed", 1.0}}), Error);
 }
 

@@ -39,7 +39,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
-  LatentPlan() { problem.b = 32; }
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
   }

@@ -16,7 +16,7 @@ bool has_extents(const HybridProblem& at) {
 void validate_hybrid(const HybridProblem& at) {
   validate_attention(at);
   require_power_of_two("k", at.k, 16, 1024);
-  if (at.prefixes < 0) fail("--prefixes={} is not supported: it must be 0 (none shared) or their number", at.prefixes);
+  validate_prefixes(at.prefixes, at.b);
   if (at.n < -1 || at.n > at.t)
     fail("--n={} is not supported: it must be from 0 to t={}, or -1 for the number that the cost model chooses", at.n,
          at.t);

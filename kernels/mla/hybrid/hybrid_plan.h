@@ -27,7 +27,8 @@ namespace hypermla {
 // products over 4.58 TB/s (docs/devices/nvidia-h200.md).
 inline constexpr double kHybridRidge = 158;
 
-// The decompressed tokens of a request: n, or for n = -1, where no device has chosen, what perfect overlap asks for.
+// The decompressed tokens of a request: n. For n = -1 KernelPlan::choose() has put a number in its place; where nobody
+// called it, as when a plan is only described, it is what perfect overlap asks for.
 int new_tokens(const HybridProblem& at);
 inline int latent_tokens(const HybridProblem& at) { return at.t - new_tokens(at); }
 inline bool has_both_parts(const HybridProblem& at) { return latent_tokens(at) > 0 && new_tokens(at) > 0; }

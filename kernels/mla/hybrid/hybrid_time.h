@@ -35,7 +35,7 @@ class TimedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
   using AttentionPlan<HybridProblem, Tiling>::problem;
 
   void choose(const DeviceSpec& device) override {
-    if (problem.n < 0 && problem.prefixes <= 0) problem.n = choose_n(*this, device);
+    if (problem.n == -1 && problem.prefixes <= 0) problem.n = choose_n(*this, device);
   }
   Path path() const override { return problem.prefixes > 0 ? Path::shared_prefix : Path::hybrid; }
   TimeEstimate time(const Ceilings& ceilings) const override { return hybrid_time(parts_of_time(), problem, ceilings); }

@@ -1,5 +1,6 @@
 #include "hypermla/hypermla.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "hypermla/api/shared.h"
@@ -21,6 +22,18 @@ ProfileSummary summary_of(const ProfileResult& result) {
   return summary;
 }
 
+// Thread blocks read inputs that others do not, and at other times: an output in the memory of an input, or of another
+// output, is overwritten before it was read.
+void refuse_shared_memory(const std::vector<TensorInfo>& infos, const Tensors& tensors) {
+  auto begin = [&](const TensorInfo& info) { return reinterpret_cast<std::uintptr_t>(tensors.at(info.name).data); };
+  for (const TensorInfo& written : infos)
+    for (const TensorInfo& other : infos)
+      if (!written.is_input && &written != &other && begin(written) < begin(other) + other.bytes &&
+          begin(other) < begin(written) + written.bytes)
+        fail("tensors '{}' and '{}' share memory, and the kernel writes the first; give each memory of its own",
+             written.name, other.name);
+}
+
 }  // namespace
 
 DeviceHandle::DeviceHandle(const std::string& name) : said_(name), device_(make_device(name)) {}
@@ -29,19 +42,20 @@ bool DeviceHandle::is_gpu() const { return device_->is_gpu(); }
 void DeviceHandle::synchronize() const { device_->synchronize(); }
 
 struct Kernel::State {
-  State(const std::string& kernel, const std::string& its_version, const Json& problem, const std::string& its_device,
-        std::shared_ptr<Device> present)
+  State(const std::string& kernel, const std::string& its_version, const std::string& its_language, const Json& problem,
+        const std::string& its_device, std::shared_ptr<Device> present)
       : name(kernel),
         version(its_version),
+        language(its_language),
         device_name(its_device),
         said{.problem = problem},
         device(std::move(present)) {}
 
   ConfiguredPlan configured_for(const PlannedDevice& on) const {
-    return configure(Registry::instance().find_all(name, version, on.target.arch), on, said);
+    return configure(Registry::instance().find_all(name, version, on.target.arch, language), on, said);
   }
 
-  std::string name, version, device_name;
+  std::string name, version, language, device_name;
   Settings said;
   std::shared_ptr<Device> device;
   PlannedDevice planned = planned_device(shared().devices, *device);
@@ -60,8 +74,8 @@ struct Kernel::State {
 };
 
 Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device,
-               const std::string& version)
-    : state_(std::make_unique<State>(name, version, problem, device.said_, device.device_)) {
+               const std::string& version, const std::string& language)
+    : state_(std::make_unique<State>(name, version, language, problem, device.said_, device.device_)) {
   state_->tensors = empty_tensors(*state_->configured.plan);
   for (const TensorSpec& spec : state_->specs)
     state_->infos.push_back({spec.name, spec.shape, spec.dtype, spec.role == Role::input, spec.role == Role::workspace,
@@ -73,7 +87,8 @@ Kernel& Kernel::operator=(Kernel&&) noexcept = default;
 
 std::vector<std::string> Kernel::list() {
   std::vector<std::string> names;
-  for (const KernelEntry& entry : Registry::instance().all()) names.push_back(entry.name());
+  for (const KernelEntry& entry : Registry::instance().all())
+    if (std::find(names.begin(), names.end(), entry.name()) == names.end()) names.push_back(entry.name());
   return names;
 }
 
@@ -97,6 +112,7 @@ void Kernel::prepare() {
   if (state_->executable) return;
   for (const auto& [name, tensor] : state_->tensors)
     if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
+  refuse_shared_memory(state_->infos, state_->tensors);
   auto executable = state_->configured.plan->plan(state_->tensors);
   for (TiledKernel* kernel : executable->kernels())
     for (const AutotuneResult::Stage& tuned : state_->tuning.stages)
@@ -146,13 +162,14 @@ double Kernel::predicted_seconds(const std::string& device) const {
   return plan_empty(*plan)->predict(on.spec, plan->dtype()).seconds;
 }
 
-std::vector<Choice> choose(const std::map<std::string, std::string>& problem, const std::string& device) {
+std::vector<Choice> choose(const std::map<std::string, std::string>& problem, const std::string& device,
+                           const std::string& language) {
   ChoiceProblem fields;
   set_fields("the choice", fields_of(fields), problem);
   const DeviceTable& table = shared().devices;
   const PlannedDevice on = device.empty() ? planned_device(table, *make_device("auto")) : planned_device(table, device);
   std::vector<Choice> choices;
-  for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, on))
+  for (const RankedKernel& one : rank_kernels(Registry::instance(), fields, on, language))
     choices.push_back({std::string(path_name(one.path)), one.entry.full_name(), one.n, one.burst.seconds,
                        one.sustained.seconds, std::string(limit_name(one.sustained.limit)), one.entry.draft});
   return choices;

@@ -1,6 +1,7 @@
 #include "hypermla/base/error.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace hypermla {
 namespace {
@@ -24,11 +25,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+bool holds(const std::string& name, std::string_view word) {
+  auto same = [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); };
+  return word.size() > 2 && std::search(name.begin(), name.end(), word.begin(), word.end(), same) != name.end();
+}
+
 }  // namespace
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   auto closer = [&](const std::string& x, const std::string& y) {
-    return edit_distance(word, x) < edit_distance(word, y);
+    return std::pair(!holds(x, word), edit_distance(word, x)) < std::pair(!holds(y, word), edit_distance(word, y));
   };
   const auto best = std::min_element(candidates.begin(), candidates.end(), closer);
   return best == candidates.end() ? std::string{} : *best;

@@ -38,7 +38,7 @@ const DTypeRow* find_dtype(std::string_view name) {
   return nullptr;
 }
 
-constexpr std::string_view kDTypeNames = "bfloat16, float16 or float32";
+constexpr std::string_view kDTypeNames = "bfloat16 or float16";  // what kernels compute with
 
 template <class... Functions>
 struct Overloaded : Functions... {

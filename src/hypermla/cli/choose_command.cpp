@@ -71,7 +71,7 @@ std::string measured_text(const std::optional<double>& measured, const TimeEstim
 
 int choose_command(const Words& words) {
   ChoiceProblem problem;
-  std::string device = "auto", device_name;
+  std::string device = "auto", device_name, language;
   bool measuring = false, json = false;
   double seconds = 1;
   CLI::App app(
@@ -83,6 +83,7 @@ int choose_command(const Words& words) {
   app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N")->group("Run");
   app.add_option("--device_name", device_name, "predict for this entry of devices.json, without having the device")
       ->group("Run");
+  app.add_option("--language", language, "rank only the kernels in cute or in cutile")->group("Run");
   app.add_flag("--measure", measuring, "measure each of them here, too, and say by how much the prediction is off")
       ->group("Run");
   app.add_option("--seconds", seconds, "how long a GPU is kept busy before a sustained figure (default 1)")
@@ -97,9 +98,8 @@ int choose_command(const Words& words) {
   set_fields("the choice", fields_of(problem), said);
   problem.settle();
   Session session(device_name.empty() ? device : "cpu");
-  const PlannedDevice on =
-      device_name.empty() ? session.planned : planned_device(session.environment.devices(), device_name);
-  const std::vector<RankedKernel> ranking = rank_kernels(Registry::instance(), problem, on);
+  const PlannedDevice on = device_name.empty() ? session.planned : planned_device(session.devices, device_name);
+  const std::vector<RankedKernel> ranking = rank_kernels(Registry::instance(), problem, on, language);
   const RankedKernel& best = choice(ranking);
 
   Json problem_json = fields_json(problem);

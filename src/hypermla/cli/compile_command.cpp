@@ -58,11 +58,11 @@ int compile_command(const Words& words) {
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
   if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
   Settings said;
-  add_fields(app, entries, said, false);
+  add_problem_fields(app, entries, said);
   if (!parse(app, rest)) return 0;
 
   const Environment environment = Environment::detect();
-  const DeviceTable devices = environment.devices();
+  const DeviceTable devices = known_devices(environment);
   Compiler compiler(worker_config(environment));
   std::vector<Job> jobs;
   if (archs.empty()) archs = {first};

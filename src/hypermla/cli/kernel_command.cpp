@@ -1,6 +1,5 @@
-#include <unistd.h>
-
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
+#include "hypermla/cli/progress.h"
 #include "hypermla/cli/session.h"
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/registry.h"
@@ -36,15 +36,25 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--language", flags.language, "cute or cutile (default: the fastest that runs on the device)")
       ->group("Run");
   app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
-  app.add_option("--seed", flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
-  app.add_flag("--no_autotune", flags.no_autotune, "use the tiling flags, or the default tiling")->group("Tune");
+  // CLI11 itself would take -1 for 2^64 - 1.
+  auto set_seed = [&flags](const std::string& text) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), flags.seed);
+    if (error != std::errc{} || end != text.data() + text.size())
+      fail("--seed={} is not supported: it must be a whole number from 0 to 18446744073709551615", text);
+  };
+  app.add_option_function<std::string>("--seed", set_seed, "of the random inputs; 0 draws a fresh one")
+      ->type_name("UINT")
+      ->group("Run");
+  app.add_flag("--no_autotune", flags.no_autotune,
+               "use the tiling flags; one that is not given has the default for the problem, as shown above")
+      ->group("Tune");
   app.add_flag("--retune", flags.retune, "forget what was measured before")->group("Tune");
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
       ->check(CLI::Range(0, 1'000'000).description(""))
       ->group("Tune");
   app.add_option("--prof_type", flags.prof_type, "annotation (default), event, ncu, nsys or disabled")
       ->group("Profile");
-  app.add_option("--bench_runs", flags.bench_runs, "repetitions of a measurement (default 20)")
+  app.add_option("--bench_runs", flags.bench_runs, "cold runs that are timed (default 20); bursts: up to 7 of them")
       ->check(CLI::Range(1, 1'000'000).description(""))
       ->group("Profile");
   app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
@@ -74,26 +84,49 @@ void require_memory(const KernelPlan& plan, const DeviceInfo& info) {
          info.memory_bytes * 1e-9);
 }
 
-// On a terminal one line that is rewritten, elsewhere a line for every kernel.
-class Progress {
- public:
-  void show(const AutotuneOptions::Progress& at) {
-    last_ = fmt::format("tuning {}: {} of at most {} measurements, best {:.1f} us", at.kernel, at.measured,
-                        std::max(at.measured, at.candidates), at.best_seconds * 1e6);
-    if (!::isatty(2)) return;
-    const int width = 24, done = std::min(width, width * at.measured / std::max(at.candidates, 1));
-    fmt::print(stderr, "\r\033[K[{:=<{}}{: <{}}] {}", "", done, "", width - done, last_);
-    std::fflush(stderr);
-  }
-  void finish() {
-    if (last_.empty()) return;
-    fmt::print(stderr, "{}{}\n", ::isatty(2) ? "\r\033[K" : "", last_);
-    last_.clear();
-  }
+// A flag that another flag makes meaningless is refused, for it would do nothing and say nothing.
+void refuse_idle_flags(const CLI::App& app, const Flags& flags, ProfileMode mode, const Settings& said) {
+  auto refuse = [&](std::initializer_list<const char*> idle, const char* beside) {
+    for (const char* flag : idle)
+      if (app.count(flag) > 0) fail("{} does nothing with {}: leave out one of the two", flag, beside);
+  };
+  if (flags.no_autotune)
+    refuse({"--retune", "--tune_max_iters"}, "--no_autotune");
+  else if (!said.tiling.empty())
+    fail("--{0} is for --no_autotune: add that, or leave out --{0} and let the tuner choose",
+         said.tiling.items().begin().key());
+  if (mode == ProfileMode::disabled) refuse({"--out_dir", "--label", "--bench_runs"}, "--prof_type=disabled");
+}
 
- private:
-  std::string last_;
-};
+// The help of one version. The defaults of its tiling are those for the problem that the command line describes, as far
+// as it can be read, on the present device or, where the version does not run there, on a Hopper GPU.
+void print_help(const KernelEntry& entry, const std::string& name, const Session& session, const Settings& asked) {
+  CLI::App app(fmt::format("{}\n", entry.summary), name);
+  Settings said;
+  Flags flags;
+  add_problem_fields(app, {entry}, said);
+  const bool here = entry.runs_on(session.planned.target.arch);
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = here ? session.planned.target : Target::of_arch("sm_90");
+  try {
+    set_fields(name, plan->problem_fields(), asked.problem);
+  } catch (const Error&) {
+  }
+  plan->choose(here ? session.planned.spec : session.devices.of_arch("sm_90"));
+  plan->use_default_tiling();
+  add_tiling_fields(app, *plan, said);
+  add_flags(app, flags);
+  parse(app, {"--help"});
+}
+
+std::string rejected_text(const AutotuneResult::Stage& stage) {
+  if (stage.rejected.empty()) return "";
+  int count = 0;
+  for (const auto& [why, times] : stage.rejected) count += times;
+  return fmt::format("rejected  {}: {} tiling{}, because {}{}\n", stage.kernel, count, count == 1 ? "" : "s",
+                     stage.rejected.begin()->first,
+                     stage.rejected.size() > 1 ? fmt::format(" (the others: {})", stage.history.string()) : "");
+}
 
 std::string fields_text(const Json& fields) {
   std::string text;
@@ -101,20 +134,43 @@ std::string fields_text(const Json& fields) {
   return text;
 }
 
-AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session) {
+// Compiles what the cache lacks, and says so where that takes long.
+void prepare(Executable& executable, Session& session, Progress& progress) {
+  auto compile = [&](TiledKernel* kernel) {
+    return session.compiler.compile_ahead(kernel->source(kernel->tiling()), session.device->info().arch);
+  };
+  for (TiledKernel* kernel : executable.kernels()) compile(kernel);
+  for (TiledKernel* kernel : executable.kernels()) {
+    const auto compiled = compile(kernel);
+    if (compiled.wait_for(std::chrono::milliseconds(500)) != std::future_status::ready)
+      progress.say("compiling " + kernel->name());
+    compiled.wait();
+  }
+  progress.clear();
+  executable.prepare(session.compiler, *session.device);
+}
+
+AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session,
+                              Progress& progress) {
   if (flags.no_autotune) {
-    executable.prepare(session.compiler, *session.device);
+    prepare(executable, session, progress);
     return {};
   }
   AutotuneOptions options;
   options.history_root = session.environment.history_root();
   options.retune = flags.retune;
   options.tuner.max_iterations = flags.tune_max_iters;
-  Progress progress;
-  options.progress = [&](const AutotuneOptions::Progress& at) { progress.show(at); };
-  AutotuneResult result = autotune(plan, executable, session.compiler, *session.device, session.planned.spec, options);
-  progress.finish();
-  return result;
+  options.progress = [&](const AutotuneOptions::Progress& at) {
+    const std::string counts =
+        fmt::format("tuning {}: {} of {} tilings measured{}{}", at.kernel, at.measured, at.planned - at.rejected,
+                    at.rejected ? fmt::format(", {} rejected", at.rejected) : "",
+                    at.best_seconds > 0 ? fmt::format(", best {:.1f} us", at.best_seconds * 1e6) : "");
+    if (at.doing == "done")
+      progress.keep(counts);
+    else
+      progress.show(counts + ", " + at.doing, double(at.measured + at.rejected) / std::max(at.planned, 1));
+  };
+  return autotune(plan, executable, session.compiler, *session.device, session.planned.spec, options);
 }
 
 std::vector<KernelEntry> find_kernels(const std::string& name, const std::string& version, const std::string& arch,
@@ -129,8 +185,11 @@ std::vector<KernelEntry> find_kernels(const std::string& name, const std::string
 
 void print_profile(const Profile& profile, const std::filesystem::path& directory) {
   profile.timing.for_each([](const char* flavour, const Times& times) {
-    fmt::print("{:<9} {:>10.1f} us  {:>8.2f} TFLOP/s  {:>7.1f} GB/s  {:>5.1f} % of the roofline\n", flavour,
-               times.median_us, times.tflops, times.gbps, 100 * times.roofline_fraction);
+    fmt::print(
+        "{:<9} {:>10.1f} us  {:>8.2f} TFLOP/s  {:>7.1f} GB/s  {:>5.1f} % of the roofline  ({} runs, 5 to 95 %: "
+        "{:.1f} to {:.1f} us)\n",
+        flavour, times.median_us, times.tflops, times.gbps, 100 * times.roofline_fraction, times.repetitions,
+        times.low_us, times.high_us);
   });
   if (profile.host_us_per_run) fmt::print("run()     {:>10.1f} us of host time\n", *profile.host_us_per_run);
   if (const auto& bottleneck = profile.bottleneck)
@@ -162,14 +221,30 @@ int kernel_command(const Words& words) {
   const std::vector<KernelEntry> entries = find_kernels(
       words[0], versioned ? words[1] : "", session.device->info().arch, flag_value(rest, "--language"), help);
 
-  CLI::App app(fmt::format("{}\n", entries.front().summary), "hypermla kernel " + words[0]);
+  const std::string name = "hypermla kernel " + words[0];
+  CLI::App app("", name);
+  app.set_help_flag();  // print_help() knows more
   Settings said;
-  add_fields(app, help ? std::vector{entries.front()} : entries, said, true);
+  add_problem_fields(app, entries, said);
+  for (const KernelEntry& one : entries) add_tiling_fields(app, *one.make(), said);
   Flags flags;
   add_flags(app, flags);
-  if (!parse(app, rest)) return 0;
+  if (help) {
+    Words others = rest;
+    std::erase_if(others, [](const std::string& word) { return word == "--help" || word == "-h"; });
+    try {
+      parse(app, others);
+    } catch (const Error&) {
+      said = {};
+    }
+    print_help(entries.front(), name, session, said);
+    return 0;
+  }
+  parse(app, rest);
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
   require_gpu_for(mode, *session.device);
+  refuse_idle_flags(app, flags, mode, said);
+  require_utf8("--label", flags.label);
   const auto [entry, plan, chosen] = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
@@ -182,19 +257,32 @@ int kernel_command(const Words& words) {
   require_memory(*plan, info);
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
-  const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
+  Progress progress;
+  const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session, progress);
   for (TiledKernel* kernel : launched_kernels(*executable))
     fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
+  for (const AutotuneResult::Stage& stage : tuning.stages) fmt::print("{}", rejected_text(stage));
 
   bool passed = true;
+  std::optional<Profile::Check> checked;
   if (flags.check) {
-    for (const auto& [inputs, result] :
-         check_inputs(entry, *plan, *executable, tensors, session.device, session.compiler, seed)) {
+    checked = Profile::Check{true, {}};
+    progress.show("checking against the reference");
+    const auto checks = check_inputs(entry, *plan, *executable, tensors, session.device, session.compiler, seed);
+    progress.clear();
+    for (const auto& [inputs, result] : checks) {
       fmt::print("check     {} (seed {}, {})\n{}", result.passed ? "passed" : "FAILED", seed, inputs, to_text(result));
       passed &= result.passed;
+      for (const OutputError& one : result.outputs) {
+        double& worst = checked->relative_errors[one.output];
+        worst = std::max(worst, one.relative_norm);
+      }
     }
+    checked->passed = passed;
   }
   if (mode != ProfileMode::disabled && passed) {
+    std::fflush(stdout);
+    progress.say("profiling, mode " + flags.prof_type);
     const auto [found, directory] = profile({.kernel = entry,
                                              .plan = *plan,
                                              .executable = *executable,
@@ -205,9 +293,11 @@ int kernel_command(const Words& words) {
                                              .bench_runs = flags.bench_runs,
                                              .label = flags.label,
                                              .device_name = flags.device,
-                                             .seed = flags.seed,
+                                             .seed = seed,
+                                             .check = checked,
                                              .tools = session.environment.profile_tools},
                                             mode);
+    progress.clear();
     print_profile(found, directory);
     if (!found.missing.empty()) return 1;
   }

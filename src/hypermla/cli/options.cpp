@@ -23,12 +23,12 @@ void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::s
   }
 }
 
-void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling) {
-  for (const KernelEntry& entry : entries) {
-    const std::unique_ptr<KernelPlan> plan = entry.make();
-    add_fields(app, plan->problem_fields(), "Problem", said.problem);
-    if (tiling) add_fields(app, plan->tiling_fields(), "Tiling (with --no_autotune)", said.tiling);
-  }
+void add_problem_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said) {
+  for (const KernelEntry& entry : entries) add_fields(app, entry.make()->problem_fields(), "Problem", said.problem);
+}
+
+void add_tiling_fields(CLI::App& app, KernelPlan& plan, Settings& said) {
+  add_fields(app, plan.tiling_fields(), "Tiling (with --no_autotune)", said.tiling);
 }
 
 std::string flag_value(const std::vector<std::string>& arguments, const std::string& name, const std::string& absent) {
@@ -40,7 +40,25 @@ std::string flag_value(const std::vector<std::string>& arguments, const std::str
   return value;
 }
 
+namespace {
+
+// A flag that takes a value and has none: `--b=`, or `--b` at the end or before the next flag.
+void refuse_missing_values(const CLI::App& app, const std::vector<std::string>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::size_t equals = arguments[i].find('=');
+    const std::string flag = arguments[i].substr(0, equals);
+    const CLI::Option* option = flag.rfind("--", 0) == 0 ? app.get_option_no_throw(flag) : nullptr;
+    if (!option) continue;
+    const bool last = i + 1 == arguments.size() || arguments[i + 1].rfind("--", 0) == 0;
+    if (equals == std::string::npos ? option->get_items_expected_min() > 0 && last : equals + 1 == arguments[i].size())
+      fail("{} needs a value; see {} --help", flag, app.get_name());
+  }
+}
+
+}  // namespace
+
 bool parse(CLI::App& app, std::vector<std::string> arguments) {
+  refuse_missing_values(app, arguments);
   app.allow_extras();
   app.get_formatter()->column_width(36);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back

@@ -12,8 +12,9 @@ namespace hypermla {
 // Adds --<name> for every field whose flag does not exist yet; the user's values go into `said`, as text. A bool field
 // is a flag: --causal, or --causal=false.
 void add_fields(CLI::App& app, const std::vector<FieldRef>& fields, const std::string& group, Json& said);
-// The problem fields, and with `tiling` also the tiling fields, of every plan that may be chosen.
-void add_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said, bool tiling);
+// The problem fields of every plan that may be chosen, and their tiling fields.
+void add_problem_fields(CLI::App& app, const std::vector<KernelEntry>& entries, Settings& said);
+void add_tiling_fields(CLI::App& app, KernelPlan& plan, Settings& said);
 
 // Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming
 // the nearest flag for an unknown one.

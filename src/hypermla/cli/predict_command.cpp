@@ -24,10 +24,10 @@ int predict_command(const Words& words) {
   const std::vector<KernelEntry> everywhere = Registry::instance().find_all(words[0], version);
   CLI::App app(fmt::format("{}\n", everywhere.front().summary), "hypermla predict " + words[0]);
   Settings said;
-  add_fields(app, everywhere, said, false);
+  add_problem_fields(app, everywhere, said);
   if (!parse(app, {words.begin() + (versioned ? 2 : 1), words.end()})) return 0;
 
-  const DeviceTable table = Environment::detect().devices();
+  const DeviceTable table = known_devices(Environment::detect());
   std::vector<std::pair<std::string, std::string>>
       groups;  // of devices with the same plan: what is planned, their lines
   std::string refusals;

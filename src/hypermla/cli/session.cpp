@@ -14,10 +14,19 @@ CompilerConfig worker_config(const Environment& environment) {
   return config;
 }
 
+DeviceTable known_devices(const Environment& environment) {
+  DeviceTable devices = environment.devices();
+  if (!devices.ignored().empty())
+    std::cerr << "hypermla: measured devices are left out: " << devices.ignored() << "; `hypermla device --measure`"
+              << " writes that file anew\n";
+  return devices;
+}
+
 Session::Session(const std::string& name)
     : environment(Environment::detect()),
+      devices(known_devices(environment)),
       device(make_device(name)),
-      planned(planned_device(environment.devices(), *device)),
+      planned(planned_device(devices, *device)),
       compiler(worker_config(environment)) {}
 
 int compile_job_command(const Words&) try {

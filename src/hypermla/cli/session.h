@@ -13,10 +13,14 @@ struct Session {
   explicit Session(const std::string& device);
 
   Environment environment;
+  DeviceTable devices;
   std::shared_ptr<Device> device;
   PlannedDevice planned;  // the device, as plans see it
   Compiler compiler;
 };
+
+// The table of devices; says on standard error where the measured ones had to be left out.
+DeviceTable known_devices(const Environment& environment);
 
 // The compiler of a command: its jobs are processes of this very program.
 CompilerConfig worker_config(const Environment& environment);

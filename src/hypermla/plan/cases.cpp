@@ -122,6 +122,7 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
       one["causal"] = shape.s > 1;
       if (decompressed) one["n"] = mixture(shape.t, turn++)["n"];
       one.update(variant);
+      if (one.contains("prefixes")) one["prefixes"] = std::min(one["prefixes"].get<int>(), shape.b);
       add_unique(cases, case_of(plan, one));
     }
   }

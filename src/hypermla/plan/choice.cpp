@@ -114,13 +114,14 @@ void ChoiceProblem::settle() {
   own = 0;
 }
 
-std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device) {
+std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device,
+                                       const std::string& language) {
   problem.settle();
   const Ceilings burst = ceilings_of(device.spec, problem.dtype, Load::burst),
                  sustained = ceilings_of(device.spec, problem.dtype, Load::sustained);
   std::vector<RankedKernel> ranking;
   for (const KernelEntry& entry : registry.all()) {
-    if (!entry.runs_on(device.target.arch)) continue;
+    if (!entry.runs_on(device.target.arch) || (!language.empty() && entry.language != language)) continue;
     const KernelEntry timed = counted(registry, entry);
     const auto add = [&](Path path, int n) {
       const Json values = values_of(problem, path, n);
@@ -156,8 +157,8 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
     }
   }
   if (ranking.empty())
-    fail("no kernel for {} takes this problem; `hypermla kernel flash_attention --help` says what is supported",
-         device.target.arch);
+    fail("no kernel{} for {} takes this problem; `hypermla kernel flash_attention --help` says what is supported",
+         language.empty() ? "" : " in the language '" + language + "'", device.target.arch);
   std::reverse(ranking.begin(), ranking.end());  // the registry lists older versions first
   std::stable_sort(ranking.begin(), ranking.end(), [](const RankedKernel& a, const RankedKernel& b) {
     return a.sustained.seconds < b.sustained.seconds;

@@ -55,8 +55,9 @@ struct RankedKernel {
 };
 
 // Fastest first, sustained; equal ones by version, the newest first. Leaves out what does not run on the target or
-// refuses the problem. Throws Error when nothing is left.
-std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device);
+// refuses the problem, and with a `language` all kernels in others. Throws Error when nothing is left.
+std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem problem, const PlannedDevice& device,
+                                       const std::string& language = "");
 
 // The one to take: the fastest that is no draft, or the fastest where all are.
 const RankedKernel& choice(const std::vector<RankedKernel>& ranking);

@@ -61,7 +61,7 @@ std::vector<KernelEntry> Registry::all() const {
 std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std::string& version,
                                             const std::string& arch, const std::string& language) const {
   const std::string wanted = underscored(kernel);
-  std::vector<std::string> names, versions;
+  std::vector<std::string> names, versions, languages;
   std::vector<KernelEntry> found;
   for (const KernelEntry& entry : all()) {
     const std::string design = entry.language + "." + entry.layer + "." + entry.design;
@@ -72,25 +72,41 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
     if (!by_name && !by_design) continue;
     if (!language.empty() && entry.language != language) continue;
     // A full name is that of a base version; a design's name alone leaves the version open.
-    if (by_name || entry.version == version || (version.empty() && wanted == entry.design))
+    if (by_name || entry.version == version || (version.empty() && wanted == entry.design)) {
       found.push_back(entry);
-    else
+    } else {
       versions.push_back(entry.version);
+      languages.push_back(entry.language);
+    }
   }
   // Explicitly scheduled kernels come first, since they exist because they are faster.
   std::stable_partition(found.begin(), found.end(), [](const KernelEntry& entry) { return entry.language == "cute"; });
   if (!found.empty()) {
-    const std::string first = found.front().full_name();
+    const KernelEntry first = found.front();
     std::erase_if(found, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
     if (std::any_of(found.begin(), found.end(), [](const KernelEntry& entry) { return !entry.draft; }))
       std::erase_if(found, [](const KernelEntry& entry) { return entry.draft; });
     if (!found.empty()) return found;
-    fail("{} is written for Hopper GPUs (sm_90) and this target is {}; take --language=cutile, which runs everywhere",
-         first, arch);
+    const std::string refusal =
+        fmt::format("{} is written for Hopper GPUs (sm_90) and this target is {}", first.full_name(), arch);
+    // Where the kernel exists in the language that runs everywhere, in this version or at least in another.
+    std::string other;
+    for (const KernelEntry& entry : all())
+      if (entry.design == first.design && entry.layer == first.layer && entry.runs_on(arch) &&
+          (other.empty() || entry.version == first.version))
+        other = entry.version;
+    if (other.empty()) fail("{}; it exists for no other target", refusal);
+    if (other == first.version) fail("{}; take --language=cutile, which runs everywhere", refusal);
+    fail("{}; this version exists for no other target, but {} {} --language=cutile runs everywhere", refusal,
+         first.design, other);
   }
-  if (!versions.empty())
+  if (!versions.empty()) {
+    std::vector<std::string> listed = versions;  // with their language where there are several
+    if (std::count(languages.begin(), languages.end(), languages.front()) != std::ptrdiff_t(languages.size()))
+      for (std::size_t i = 0; i < listed.size(); ++i) listed[i] = languages[i] + " " + listed[i];
     fail("{} has no version '{}'{}; did you mean {}? There are: {}", wanted, version,
-         language.empty() ? "" : " in " + language, nearest(version, versions), fmt::join(versions, ", "));
+         language.empty() ? "" : " in " + language, nearest(version, versions), fmt::join(listed, ", "));
+  }
   if (!language.empty())
     fail("there is no kernel '{}' in the language '{}'; `hypermla --list` shows all", kernel, language);
   fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));

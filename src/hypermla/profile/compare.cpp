@@ -32,7 +32,7 @@ void add_stage(std::vector<Comparison::Delta>& deltas, const ProfileStage& a, co
     if (a.signals.count(name) && b.signals.count(name))
       add_signal(deltas, b.name, name, a.signals.at(name), b.signals.at(name));
   for (const auto& [field, value] : a.tiling.items())
-    if (value.is_number() && b.tiling.contains(field) && b.tiling[field] != value)
+    if (value.is_number() && b.tiling.contains(field) && b.tiling[field].is_number() && b.tiling[field] != value)
       deltas.push_back({b.name, "tiling " + field, value, b.tiling[field], percent(value, b.tiling[field]), "%"});
 }
 
@@ -87,6 +87,12 @@ Verdict compare_intervals(const Interval& a, const Interval& b, double noise) {
 }
 
 Comparison compare_profiles(const Profile& a, const Profile& b, double noise) {
+  for (const Profile* run : {&a, &b})
+    run->timing.for_each([&](const char* name, const Times& times) {
+      if (!(times.median_us > 0 && std::isfinite(times.median_us)))
+        fail("the {} time of run {} is {:.1f} us, which no run takes; profile it again", name, run == &a ? "A" : "B",
+             times.median_us);
+    });
   if (a.problem != b.problem)
     fail("the runs are of different problems ({} and {}); profile both with the same flags", a.problem.dump(),
          b.problem.dump());

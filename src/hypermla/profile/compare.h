@@ -47,7 +47,7 @@ struct Comparison {
   std::vector<Delta> deltas;               // what changed by a percent or more, the most relevant first
 };
 
-// Throws Error when the problems differ.
+// Throws Error when the problems differ, or a time is none.
 Comparison compare_profiles(const Profile& a, const Profile& b, double noise = 0.01);
 Json to_json(const Comparison& comparison);
 std::string render_comparison(const Comparison& comparison);  // Markdown

@@ -111,7 +111,10 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   profile.date = utc_now("%Y-%m-%dT%H:%M:%SZ");
   profile.kernel = request.kernel.full_name();
   profile.version = request.kernel.version;
+  require_utf8("the label", request.label);
   profile.label = request.label;
+  if (request.seed) profile.seed = request.seed;
+  profile.check = request.check;
   profile.problem = to_json(plan.problem_fields());
   profile.device = {info.name, info.arch, info.processors, info.driver};
   if (request.device.is_gpu()) profile.clocks = clocks(request.tools.clock_lock);
@@ -127,6 +130,9 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   profile.cost = executable.cost();
   for (TiledKernel* kernel : launched_kernels(executable))
     profile.stages.push_back(describe_kernel(*kernel, spec, plan.dtype()));
+  for (ProfileStage& stage : profile.stages)
+    for (const AutotuneResult::Stage& tuned : request.tuning.stages)
+      if (tuned.kernel == stage.name) stage.rejected = tuned.rejected;
   for (ConcurrentKernels* group : launched_groups(executable))
     profile.stages.push_back(describe_group(*group, profile.stages, spec, plan.dtype()));
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -25,6 +26,7 @@ struct ProfileStage {
   std::vector<std::string> members;  // of a group: its kernels
   std::vector<int> partition;        // of a group: the SMs of each member, where they have their own
   Json tiling = Json::object();
+  std::map<std::string, int> rejected;           // why tilings do not work here, and how many for that
   std::array<std::int64_t, 3> grid = {1, 1, 1};  // of a group: all blocks of its members
   std::string artifact;                          // the directory in the cache; empty for a group
   std::string compiler;
@@ -115,11 +117,19 @@ struct Profile {
     std::vector<std::string> attempts = {};  // how engines failed
   };
 
+  // What --check found before the measurement.
+  struct Check {
+    bool passed = false;
+    std::map<std::string, double> relative_errors;  // of the outputs
+  };
+
   int schema = kSchema;
   std::string mode, date, kernel, version, label;
   Json problem = Json::object();
   ProfiledDevice device;
-  std::optional<Clocks> clocks;  // of a GPU
+  std::optional<Clocks> clocks;       // of a GPU
+  std::optional<std::uint64_t> seed;  // of random inputs; absent: the inputs were the caller's
+  std::optional<Check> check;
   Roofline roofline;
   Cost cost;
   Timing timing;

@@ -52,7 +52,11 @@ struct Reader {
   template <class T>
   Reader& operator()(const char* key, T& value) {
     if (!json.contains(key)) fail("it has no '{}'", key);
-    set(value, json[key]);
+    try {
+      set(value, json[key]);
+    } catch (const Json::exception&) {
+      fail("its '{}' is of another type", key);
+    }
     return *this;
   }
   template <class T>
@@ -73,8 +77,13 @@ struct Reader {
       from.get_to(value);
     }
   }
+  static void set(Json& value, const Json& from) {  // the fields of a problem or of a tiling
+    if (!from.is_object()) throw Json::type_error::create(302, "no object", &from);
+    value = from;
+  }
   template <class T>
   static void set(std::vector<T>& values, const Json& from) {
+    if (!from.is_array()) throw Json::type_error::create(302, "no array", &from);
     for (const Json& one : from) set(values.emplace_back(), one);
   }
 
@@ -109,12 +118,13 @@ void fields(auto& field, ProfileStage& x) {
   const bool is_group = !x.members.empty();
   const bool judged = x.bottleneck.has_value();
   field("name", x.name)("members", x.members, is_group)("partition", x.partition, !x.partition.empty())(
-      "tiling", x.tiling)("grid", x.grid)("artifact", x.artifact, !is_group)(
-      "compiler", x.compiler, !x.compiler.empty())("registers", x.registers)("frame_bytes", x.frame_bytes)(
-      "shared_bytes", x.shared_bytes)("flops", x.flops)("bytes", x.bytes)("predicted_us", x.predicted_us)(
-      "bound", x.bound)("group", x.group, !x.group.empty())("processors", x.processors)("burst", x.burst)(
-      "metrics", x.metrics, !x.metrics.empty())("metrics_source", x.metrics_source, !x.metrics.empty())(
-      "signals", x.signals, judged)("classification", x.bottleneck)("issues", x.issues, judged);
+      "tiling", x.tiling)("rejected", x.rejected, !x.rejected.empty())("grid", x.grid)(
+      "artifact", x.artifact, !is_group)("compiler", x.compiler, !x.compiler.empty())("registers", x.registers)(
+      "frame_bytes", x.frame_bytes)("shared_bytes", x.shared_bytes)("flops", x.flops)("bytes", x.bytes)(
+      "predicted_us", x.predicted_us)("bound", x.bound)("group", x.group, !x.group.empty())("processors", x.processors)(
+      "burst", x.burst)("metrics", x.metrics, !x.metrics.empty())("metrics_source", x.metrics_source,
+                                                                  !x.metrics.empty())("signals", x.signals, judged)(
+      "classification", x.bottleneck)("issues", x.issues, judged);
 }
 
 void fields(auto& field, TimelineFigures::Kernel& x) {
@@ -159,6 +169,8 @@ void fields(auto& field, Profile::Counters& x) {
                                                                                          !x.attempts.empty());
 }
 
+void fields(auto& field, Profile::Check& x) { field("passed", x.passed)("relative_errors", x.relative_errors); }
+
 struct NcuPage {
   std::string& report;
 };
@@ -167,8 +179,8 @@ void fields(auto& field, NcuPage& x) { field("report", x.report); }
 void fields(auto& field, Profile& x) {
   NcuPage ncu{x.ncu_report};
   field("schema", x.schema)("mode", x.mode)("date", x.date)("kernel", x.kernel)("version", x.version)(
-      "label", x.label, !x.label.empty())("problem", x.problem)("device", x.device)("clocks", x.clocks)(
-      "roofline", x.roofline)("cost", x.cost)("timing", x.timing)("stages", x.stages)(
+      "label", x.label, !x.label.empty())("problem", x.problem)("device", x.device)("clocks", x.clocks)("seed", x.seed)(
+      "check", x.check)("roofline", x.roofline)("cost", x.cost)("timing", x.timing)("stages", x.stages)(
       "host_us_per_run", x.host_us_per_run)("missing", x.missing, !x.missing.empty())("counters", x.counters)(
       "timeline", x.timeline)("ncu", ncu, !x.ncu_report.empty())("classification", x.bottleneck)(
       "opportunities", x.opportunities, x.bottleneck.has_value());
@@ -179,12 +191,13 @@ Json to_json(const Profile& profile) {
   return Writer::to_json_of(copy);
 }
 
-Profile profile_from_json(const Json& json) try {
+Profile profile_from_json(const Json& json) {
   Profile profile;
   Reader::set(profile, json);
+  // Older runs are read; what a newer program wrote may mean something else.
+  if (profile.schema < 1 || profile.schema > Profile::kSchema)
+    fail("its schema is {}, and this program reads 1 to {}", profile.schema, Profile::kSchema);
   return profile;
-} catch (const Json::exception& error) {
-  fail("one of its values is of another type ({})", error.what());
 }
 
 Profile load_profile(const std::filesystem::path& path) {

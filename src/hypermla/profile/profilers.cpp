@@ -65,6 +65,14 @@ ProfileResult profile(const ProfileRequest& request, ProfileMode mode) {
   fail("nothing is profiled in the mode disabled; choose annotation, event, ncu or nsys");
 }
 
+void require_utf8(std::string_view what, const std::string& text) {
+  try {
+    (void)Json(text).dump();
+  } catch (const Json::exception&) {
+    fail("{} is no UTF-8 text, which a profile could not hold; give it in UTF-8", what);
+  }
+}
+
 std::vector<std::string> relaunch_command(const ProfileRequest& request) {
   if (request.tools.program.empty()) fail("it runs this kernel again in the program hypermla, which was not found");
   const KernelEntry& kernel = request.kernel;

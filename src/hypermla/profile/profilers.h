@@ -10,7 +10,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hypermla/plan/plan.h"
@@ -56,9 +58,9 @@ struct ProfileRequest {
   int bench_runs = 20;                 // repetitions of a measurement
   double sustained_seconds = 1;  // annotation and event on GPUs: how long the board is busy before the sustained time
   std::string label = {};        // the user's own word for this run, kept in profile.json
-  // For tools that watch a second process: its device, as in make_device(), and the seed of its inputs; 0: any will do.
-  std::string device_name = "auto";
-  std::uint64_t seed = 0;
+  std::string device_name = "auto";          // for tools that watch a second process: its device, as in make_device()
+  std::uint64_t seed = 0;                    // of the inputs, where they are random; 0: they are the caller's
+  std::optional<Profile::Check> check = {};  // where the outputs were compared
   ProfileTools tools = {};
 };
 
@@ -70,6 +72,9 @@ struct ProfileResult {
 // Measures in that mode and writes the files. A profiler that fails leaves a report that says so: see Profile::missing.
 // Throws Error for a mode that the device or the installation cannot do at all, and for ProfileMode::disabled.
 ProfileResult profile(const ProfileRequest& request, ProfileMode mode);
+
+// Throws Error naming `what` where a text is no UTF-8, which profile.json could not hold.
+void require_utf8(std::string_view what, const std::string& text);
 
 // The command line that runs the request's kernel once, marked by run_for_profilers(): same problem, same tilings,
 // random inputs.

@@ -14,6 +14,14 @@ std::string fields_row(const Json& object) {
   return text;
 }
 
+std::string check_text(const Profile& profile) {
+  if (!profile.check) return "not asked for (--check)";
+  std::string errors;
+  for (const auto& [output, error] : profile.check->relative_errors)
+    errors += fmt::format("{}{} {:.1e}", errors.empty() ? "" : ", ", output, error);
+  return fmt::format("{} (relative error {})", profile.check->passed ? "passed" : "FAILED", errors);
+}
+
 std::string heading(const Profile& profile) {
   const auto& device = profile.device;
   const auto& roofline = profile.roofline;
@@ -23,6 +31,7 @@ std::string heading(const Profile& profile) {
                       profile.label.empty() ? "" : " " + profile.label + ".");
   if (!profile.missing.empty()) text += fmt::format("**Not measured: {}.**\n\n", profile.missing);
   text += "Configuration: " + fields_row(profile.problem) + "\n\n";
+  if (profile.seed) text += fmt::format("Inputs: random, seed {}. Check: {}.\n\n", *profile.seed, check_text(profile));
   text += fmt::format(
       "Roofline: {:.3g} GFLOP and {:.3g} GB, {:.1f} FLOP/byte; at {:.4g} TFLOP/s and {:.4g} GB/s (ridge {:.1f}) that "
       "is "
@@ -79,13 +88,19 @@ std::string against_roofline(const Profile& profile) {
   return text + "\n";
 }
 
+// Small ones, as of a CPU, keep two digits.
+std::string rate(double value, int decimals) {
+  return value < 1 ? fmt::format("{:.2g}", value) : fmt::format("{:.{}f}", value, decimals);
+}
+
 std::string times(const Profile& profile) {
   std::string text =
-      "| time | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power "
-      "|\n|---|---|---|---|---|---|---|\n";
+      "| time | runs | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power "
+      "|\n|---|---|---|---|---|---|---|---|\n";
   profile.timing.for_each([&](const char* name, const Times& one) {
-    text += fmt::format("| {} | {:.1f} | {:.1f} to {:.1f} | {:.1f} | {:.0f} | {:.1f} % |", name, one.median_us,
-                        one.low_us, one.high_us, one.tflops, one.gbps, 100 * one.roofline_fraction);
+    text += fmt::format("| {} | {} | {:.1f} | {:.1f} to {:.1f} | {} | {} | {:.1f} % |", name, one.repetitions,
+                        one.median_us, one.low_us, one.high_us, rate(one.tflops, 1), rate(one.gbps, 0),
+                        100 * one.roofline_fraction);
     text += one.sm_mhz && one.watts ? fmt::format(" {:.0f} MHz, {:.0f} W |\n", *one.sm_mhz, *one.watts) : " |\n";
   });
   return text;
@@ -94,11 +109,18 @@ std::string times(const Profile& profile) {
 std::string stage_resources(const Profile& profile) {
   auto number = [](const std::optional<int>& value) { return value ? std::to_string(*value) : "-"; };
   std::string text =
-      "\n| stage | grid | tiling | registers | frame B/thread | shared B | burst us |\n|---|---|---|---|---|---|---|\n";
+      "\n| stage | grid | tiling | registers | frame B/thread | shared B | burst us | 5 to 95 % "
+      "|\n|---|---|---|---|---|---|---|---|\n";
   for (const ProfileStage& stage : profile.stages)
     text += fmt::format("| {} | [{}] | {} | {} | {} | {} | {} |\n", stage.name, fmt::join(stage.grid, ","),
                         fields_row(stage.tiling), number(stage.registers), number(stage.frame_bytes),
-                        number(stage.shared_bytes), stage.burst ? fmt::format("{:.1f}", stage.burst->median_us) : "-");
+                        number(stage.shared_bytes),
+                        stage.burst ? fmt::format("{:.1f} | {:.1f} to {:.1f}", stage.burst->median_us,
+                                                  stage.burst->low_us, stage.burst->high_us)
+                                    : "- | -");
+  for (const ProfileStage& stage : profile.stages)
+    for (const auto& [why, count] : stage.rejected)
+      text += fmt::format("\n{}: {} tiling{} rejected, because {}.\n", stage.name, count, count == 1 ? "" : "s", why);
   return text;
 }
 
@@ -145,12 +167,12 @@ std::string all_metrics(const Profile& profile) {
   return text.empty() ? "" : header + "\n" + rule + "\n" + text + "\n";
 }
 
-std::string counters_note(const Profile::Counters& counters) {
+std::string counters_note(const Profile::Counters& counters, bool on_gpu) {
   std::string text = "Source of the profile: " + counters.source;
   if (counters.chip)
     text += fmt::format(", {}, {} passes, L2 flushed before each", *counters.chip, counters.passes.value_or(0));
   text += ".";
-  if (counters.source != "none") text += " Times: events. Registers, frame, shared memory: the compiler's.";
+  if (counters.source != "none" && on_gpu) text += " Times: events. Registers, frame, shared memory: the compiler's.";
   for (const auto& [group, why] : counters.missing_groups)
     text += fmt::format(" No counters of {} as a whole: {}.", group, why);
   for (const std::string& attempt : counters.attempts) text += " " + attempt + ".";
@@ -175,10 +197,11 @@ std::string render_report(const Profile& profile) {
   if (profile.host_us_per_run)
     text += fmt::format("\nA call of run() costs the host {:.1f} us.\n", *profile.host_us_per_run);
   text += "\n" + groups_note(profile) + all_metrics(profile);
-  if (profile.counters) text += counters_note(*profile.counters);
-  text +=
-      "Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the "
-      "board was kept busy. Graph replays, events.";
+  const bool on_gpu = profile.clocks || profile.device.arch.rfind("sm_", 0) == 0;  // older records lack the clocks
+  if (profile.counters) text += counters_note(*profile.counters, on_gpu);
+  text += "Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest.";
+  if (!on_gpu) return text + " Times by the clock of the host.\n";
+  text += " Sustained: after the board was kept busy. Graph replays, events.";
   return text + clocks_note(profile.clocks) + "\n";
 }
 

@@ -38,8 +38,8 @@ Json parse_devices(const std::filesystem::path& path) {
   Json devices;
   try {
     devices = Json::parse(read_file(path));
-  } catch (const Json::parse_error& error) {
-    fail("{} is not valid JSON: mend or remove it ({})", path.string(), error.what());
+  } catch (const Json::exception&) {
+    fail("{} is not valid JSON: mend or remove it", path.string());
   }
   if (!devices.is_object()) fail("{} must be a JSON object of device name -> entry", path.string());
   for (const auto& [name, entry] : devices.items()) {
@@ -49,8 +49,20 @@ Json parse_devices(const std::filesystem::path& path) {
 }
 
 Json parse_overlay(const std::filesystem::path& path) {
-  if (path.empty() || !std::filesystem::exists(path)) return Json::object();
+  std::error_code unreadable;  // parse_devices() says why
+  if (path.empty() || std::filesystem::status(path, unreadable).type() == std::filesystem::file_type::not_found)
+    return Json::object();
   return parse_devices(path);
+}
+
+std::map<std::string, DeviceSpec> specs_of(const Json& entries, const std::filesystem::path& path) {
+  std::map<std::string, DeviceSpec> specs;
+  try {
+    for (const auto& [name, entry] : entries.items()) specs.emplace(name, device_spec_from_json(name, entry));
+  } catch (const Error& error) {
+    fail("{}: {}", path.string(), error.what());
+  }
+  return specs;
 }
 
 }  // namespace
@@ -84,8 +96,11 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
   read("peak_float32_float32_tflops", number(spec.float32_tflops));
   read("peak_dram_bw_GBps", number(spec.peak_gbps));
   read("l2_MB", number(spec.l2_mb));
-  read("sm_count",
-       [&](std::string_view key, const Json& value) { spec.sm_count = static_cast<int>(number_of(name, key, value)); });
+  read("sm_count", [&](std::string_view key, const Json& value) {
+    if (!(number_of(name, key, value) < 1e6))
+      fail("device '{}': {} is {}, but no device has so many", name, key, value.dump());
+    spec.sm_count = value.get<int>();
+  });
   read("arch", [&](std::string_view key, const Json& value) { spec.arch = text_of(name, key, value); });
   read("note", [&](std::string_view key, const Json& value) { spec.note = text_of(name, key, value); });
   read("measured", [&](std::string_view, const Json& value) {
@@ -109,12 +124,16 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
 
 DeviceTable DeviceTable::load(const std::filesystem::path& devices, const std::filesystem::path& overlay) {
   Json entries = parse_devices(devices);
-  const Json changes = parse_overlay(overlay);
-  for (const auto& [name, entry] : changes.items()) {
-    for (const auto& [key, value] : entry.items()) entries[name][key] = value;
-  }
   DeviceTable table;
-  for (const auto& [name, entry] : entries.items()) table.specs_.emplace(name, device_spec_from_json(name, entry));
+  table.specs_ = specs_of(entries, devices);
+  try {
+    const Json changes = parse_overlay(overlay);
+    for (const auto& [name, entry] : changes.items())
+      for (const auto& [key, value] : entry.items()) entries[name][key] = value;
+    table.specs_ = specs_of(entries, overlay);
+  } catch (const Error& error) {
+    table.ignored_ = error.what();
+  }
   return table;
 }
 
@@ -143,7 +162,13 @@ const DeviceSpec& DeviceTable::of_arch(const std::string& arch) const {
 
 void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured) {
   check_measured(name, measured);
-  Json devices = parse_overlay(overlay);
+  Json devices = Json::object();
+  try {
+    devices = parse_overlay(overlay);
+  } catch (const Error&) {  // it was not used either, but somebody may want to mend it
+    std::error_code failed;
+    std::filesystem::rename(overlay, overlay.string() + ".unusable", failed);
+  }
   devices[name]["measured"] = measured;
   if (overlay.has_parent_path()) make_directories(overlay.parent_path());
   write_file_atomic(overlay, devices.dump(2) + "\n");

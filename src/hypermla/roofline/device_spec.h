@@ -62,8 +62,11 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry);
 class DeviceTable {
  public:
   // `overlay` has the same format; it may be empty or not exist. A key in it replaces the same key of the same device,
-  // "measured" as a whole, so that figures of two dates do not mix. Throws Error when a file cannot be read or parsed.
+  // "measured" as a whole, so that figures of two dates do not mix. Throws Error naming the file when `devices` cannot
+  // be read or holds what it must not. An overlay is generated, so a bad one is left out, and ignored() says why.
   static DeviceTable load(const std::filesystem::path& devices, const std::filesystem::path& overlay = {});
+
+  const std::string& ignored() const { return ignored_; }  // empty: nothing
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return specs_.count(name) != 0; }
@@ -74,10 +77,12 @@ class DeviceTable {
 
  private:
   std::map<std::string, DeviceSpec> specs_;
+  std::string ignored_;
 };
 
 // Sets the "measured" object of one device in the overlay file and keeps the rest of the file; makes the file and its
-// directory when there is none. Throws Error for a key outside kMeasuredKeys.
+// directory when there is none. A file that cannot be used is put aside as
+// <overlay>.unusable. Throws Error for a key outside kMeasuredKeys.
 void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured);
 
 }  // namespace hypermla

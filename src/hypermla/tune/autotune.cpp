@@ -1,6 +1,7 @@
 #include "hypermla/tune/autotune.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "hypermla/device/measure.h"
 #include "hypermla/tune/history.h"
@@ -49,14 +50,24 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
   Tuner tuner(candidates, options.tuner, options.retune ? Json(nullptr) : store.load());
   AutotuneResult::Stage stage{kernel.name(), {}, store.path(), 0};
 
+  auto tell = [&](const char* doing) {
+    if (!options.progress) return;
+    AutotuneOptions::Progress at{kernel.name(), doing, tuner.measured(), 0, tuner.planned(), 0};
+    for (const auto& [why, times] : tuner.rejected()) at.rejected += times;
+    if (tuner.best()) at.best_seconds = tuner.median_seconds(*tuner.best());
+    options.progress(at);
+  };
   const int ahead = std::max(1, compiler.config().jobs);
   while (auto index = tuner.next()) {
     const Json& tiling = candidates[*index].tiling;
     std::shared_future<CacheEntry> compiled = compiler.compile_ahead(kernel.source(tiling), device.info().arch);
     for (int next : tuner.upcoming(ahead))
       compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
+    const bool known = tuner.median_seconds(*index) < INFINITY;
     try {
+      tell(known ? "comparing the best" : "compiling");
       compiled.get();
+      if (!known) tell("measuring");
       kernel.set_tiling(tiling);
       executable.prepare(compiler, device);
       const Timing timing = measure_hot(
@@ -67,10 +78,9 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
     }
     store.save(tuner.history());
     ++stage.measured;
-    if (options.progress && tuner.best())
-      options.progress({kernel.name(), stage.measured, int(candidates.size()), tuner.median_seconds(*tuner.best()),
-                        candidates[*tuner.best()].tiling});
   }
+  if (stage.measured) tell("done");
+  stage.rejected = tuner.rejected();
   if (!tuner.best()) {
     std::string why;
     for (const Json& entry : tuner.history()) why = entry.value("rejected", why);

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "hypermla/plan/plan.h"
@@ -15,12 +16,13 @@ struct AutotuneOptions {
   std::filesystem::path history_root;  // of the results; see tune/history.h
   bool retune = false;                 // forget what was measured before
   TunerOptions tuner;
-  // Told after every step; may be empty.
+  // Told before every step, and at the end of a kernel where there was one; may be empty.
   struct Progress {
     std::string kernel;
-    int measured = 0, candidates = 0;
-    double best_seconds = 0;
-    Json best_tiling;
+    std::string doing;  // "compiling", "measuring", "comparing the best" or "done"
+    // Of the candidates: those with a time, those without one for good, and how many there will be of both.
+    int measured = 0, rejected = 0, planned = 0;
+    double best_seconds = 0;  // 0: none yet
   };
   std::function<void(const Progress&)> progress;
 };
@@ -29,8 +31,9 @@ struct AutotuneResult {
   struct Stage {
     std::string kernel;
     Json tiling;
-    std::filesystem::path history;  // autotuning.json
-    int measured = 0;               // in this call; 0 when everything was remembered
+    std::filesystem::path history;             // autotuning.json
+    int measured = 0;                          // measurements in this call; 0 when everything was remembered
+    std::map<std::string, int> rejected = {};  // why tilings do not work here, and how many for that
   };
   std::vector<Stage> stages;
 };

@@ -117,8 +117,20 @@ int Tuner::check(int index) const {
 }
 
 int Tuner::measured() const {
-  return static_cast<int>(
-      std::count_if(order_.begin(), order_.end(), [&](int i) { return !states_[i].seconds.empty(); }));
+  return static_cast<int>(std::count_if(
+      order_.begin(), order_.end(), [&](int i) { return states_[i].rejected.empty() && !states_[i].seconds.empty(); }));
+}
+
+int Tuner::planned() const {
+  const auto rejects = std::count_if(order_.begin(), order_.end(), [&](int i) { return !states_[i].rejected.empty(); });
+  return measured() + static_cast<int>(rejects) + static_cast<int>(upcoming(static_cast<int>(order_.size())).size());
+}
+
+std::map<std::string, int> Tuner::rejected() const {
+  std::map<std::string, int> reasons;
+  for (const int index : order_)
+    if (!states_[index].rejected.empty()) ++reasons[states_[index].rejected];
+  return reasons;
 }
 
 std::vector<int> Tuner::upcoming(int n) const {

@@ -22,6 +22,7 @@
 // David, H. N. Nagaraja: Order Statistics, section 7.1); six samples are the fewest that have one.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,6 +63,9 @@ class Tuner {
   bool done() const { return !next(); }
   std::optional<int> best() const;         // lowest median; empty when nothing was measured
   double median_seconds(int index) const;  // infinite when nothing was measured
+  int measured() const;                    // how many candidates have samples and are not rejected
+  int planned() const;                     // how many will be measured or rejected in the end, as far as is known now
+  std::map<std::string, int> rejected() const;  // why, and how many candidates for that
   // [{"tiling": {}, "predicted_seconds": s, "median_seconds": s, "seconds": [s...], "rejected": "why"}], in order of
   // prediction, without what is unknown.
   Json history() const;
@@ -76,7 +80,6 @@ class Tuner {
   static void set_seconds(State& state, std::vector<double> seconds);
   int check(int index) const;  // the index; throws Error when it is none
   void resume(const Json& history);
-  int measured() const;  // how many candidates have samples
 
   std::vector<Candidate> candidates_;
   TunerOptions options_;

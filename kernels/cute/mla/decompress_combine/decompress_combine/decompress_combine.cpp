@@ -13,7 +13,6 @@ constexpr unsigned kThreads = 320;
 
 class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCombineTiling> {
  public:
-  DecompressCombinePlan() { problem.b = 32, problem.s = 16; }
   void validate() const override {
     const CombineProblem& at = problem;
     validate_combine(at);

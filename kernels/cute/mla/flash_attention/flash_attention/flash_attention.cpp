@@ -16,7 +16,6 @@ constexpr std::size_t kCounterBytes = 16;
 
 class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttentionTiling> {
  public:
-  FlashAttentionPlan() { problem.b = 32, problem.s = 128; }
   void validate() const override {
     const DecompressedProblem& at = problem;
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}};
@@ -158,8 +157,9 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
 
   void validate_prefixes() const {
     const DecompressedProblem& at = problem;
-    if (at.prefixes < 0 || at.prefixes > kMaxPrefixes)
-      fail("--prefixes={} is not supported: it must be from 0 (none shared) to {}", at.prefixes, kMaxPrefixes);
+    hypermla::validate_prefixes(at.prefixes, at.b);
+    if (at.prefixes > kMaxPrefixes)
+      fail("--prefixes={} is not supported: it must be at most {}", at.prefixes, kMaxPrefixes);
     if (at.prefixes == 0 && (at.after != 0 || at.parts != 1))
       fail("--after={} --parts={} need a prefix: add --prefixes=1", at.after, at.parts);
     if (at.prefixes > 1 && at.b > kMaxPrefixRequests)

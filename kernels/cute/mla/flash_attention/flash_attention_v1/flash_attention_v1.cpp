@@ -14,7 +14,7 @@ constexpr unsigned kThreads = 384;
 
 class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAttentionV1Tiling> {
  public:
-  FlashAttentionV1Plan() : AttentionPlan({"prefixes", "after", "parts"}) { problem.b = 32, problem.s = 16; }
+  FlashAttentionV1Plan() : AttentionPlan({"prefixes", "after", "parts"}) {}
   void validate() const override {
     const DecompressedProblem& at = problem;
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}};

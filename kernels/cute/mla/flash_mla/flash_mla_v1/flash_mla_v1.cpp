@@ -8,7 +8,6 @@ namespace {
 
 class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
  public:
-  FlashMlaV1Plan() { problem.h = 16; }
   void validate() const override {
     LatentPlan::validate();
     if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);

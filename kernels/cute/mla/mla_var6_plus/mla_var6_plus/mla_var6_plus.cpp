@@ -10,7 +10,6 @@ namespace {
 
 class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
  public:
-  MlaVar6PlusPlan() { problem.b = 32, problem.s = 4; }
   void validate() const override {
     validate_hybrid(problem);
     require_positive("parts", tiling.parts);

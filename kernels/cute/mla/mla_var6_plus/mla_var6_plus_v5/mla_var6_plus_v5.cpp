@@ -23,7 +23,6 @@ double seconds_of_paths(const HybridProblem& at, int readers, int processors) {
 
 class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
  public:
-  MlaVar6PlusV5Plan() { problem.b = 32, problem.s = 32; }
   void validate() const override {
     validate_hybrid(problem);
     if (problem.prefixes > 0)

@@ -1,0 +1,21 @@
+"""How the package raises its one exception."""
+
+import functools
+
+from hypermla._hypermla import Error
+
+
+def raises_error(function):
+    """Makes Error of what Python itself raises for a value that cannot be: a number too large, text without UTF-8 or
+    with a NUL, a tensor without dimensions. An argument of a wrong type is a TypeError, as everywhere in Python."""
+
+    @functools.wraps(function)
+    def checked(*arguments, **keywords):
+        try:
+            return function(*arguments, **keywords)
+        except (OverflowError, ValueError, IndexError) as error:
+            raise Error(f"{function.__qualname__}() was given a value that cannot be: {error}") from error
+        except AttributeError as error:
+            raise TypeError(f"{function.__qualname__}() was given an object of a wrong type: {error}") from error
+
+    return checked
