@@ -9,6 +9,7 @@ die() {
   echo "${0##*/}: $*" >&2
   exit 2
 }
+[[ $note_file == /* ]] || die "HYPERMLA_CACHE_DIR=$HYPERMLA_CACHE_DIR is not an absolute path"
 for word; do
   case $word in
     --dry-run) dry_run=--dry-run ;;

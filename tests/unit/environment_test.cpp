@@ -103,9 +103,28 @@ TEST_F(EnvironmentTest, AnInstallationCachesInTheUsersDirectory) {
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "home/.cache/hypermla");
   set("XDG_CACHE_HOME", dir_.path() / "xdg");
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "xdg/hypermla");
-  set("HYPERMLA_CACHE_DIR", "mine");
+  set("HYPERMLA_CACHE_DIR", dir_.path() / "mine");
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "mine");
   EXPECT_FALSE(fs::exists(dir_.path() / "mine"));  // looking around creates nothing
+}
+
+TEST_F(EnvironmentTest, RefusesACacheThatDependsOnWhereItIsStarted) {
+  set("HYPERMLA_ROOT", tree("share/hypermla", false));
+  for (const char* name : {"HOME", "XDG_CACHE_HOME", "HYPERMLA_CACHE_DIR"}) {
+    set(name, "mine");
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, std::string(name) + "=mine is not an absolute path")) << message;
+  }
+}
+
+TEST_F(EnvironmentTest, RefusesACacheThatOthersMayWrite) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  const fs::path cache = dir_.path() / "checkout/.cache";
+  fs::create_directory(cache);
+  Environment::detect();
+  fs::permissions(cache, fs::perms(0777));
+  const std::string message = error_of([] { Environment::detect(); });
+  EXPECT_TRUE(contains(message, cache.string() + "' may be written by other users")) << message;
 }
 
 TEST_F(EnvironmentTest, FindsToolkitsInTheirOrder) {

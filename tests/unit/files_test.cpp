@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -134,6 +135,63 @@ TEST_F(Files, SweepTakesTheDeadAndLeavesTheLivingAndTheForeign) {
   EXPECT_EQ(count(), 1);
   EXPECT_TRUE(fs::exists(dir_ / "notes.tmp"));
   sweep_scratch(dir_ / "absent");
+}
+
+TEST_F(Files, WhatIsTheOwnersAloneDoesNotFollowTheUmask) {
+  for (const mode_t mask : {0, 0022, 0777}) {
+    const fs::path dir = dir_ / std::to_string(mask);
+    const mode_t before = ::umask(mask);
+    make_directories(dir / "a/b", Access::owner);
+    write_file_atomic(dir / "a/b/f", "x", Access::owner);
+    write_new_file(dir / "a/b/g", "x");
+    const Scratch scratch(dir / "a/b/s", Scratch::Kind::directory);
+    ::umask(before);
+    for (const fs::path& path : {dir, dir / "a", dir / "a/b", scratch.path()})
+      EXPECT_EQ(fs::status(path).permissions(), fs::perms(0700)) << path;
+    for (const fs::path& path : {dir / "a/b/f", dir / "a/b/g"})
+      EXPECT_EQ(fs::status(path).permissions(), fs::perms(0600)) << path;
+  }
+  const mode_t before = ::umask(0027);
+  make_directories(dir_ / "d");
+  write_file_atomic(dir_ / "d/f", "x");
+  ::umask(before);
+  EXPECT_EQ(fs::status(dir_ / "d").permissions(), fs::perms(0750));
+  EXPECT_EQ(fs::status(dir_ / "d/f").permissions(), fs::perms(0640));
+}
+
+TEST_F(Files, TrustsWhatNoOneElseMayWrite) {
+  const fs::path cache = dir_ / "parent/cache";
+  require_trusted(cache);  // it does not exist yet
+  make_directories(cache, Access::owner);
+  require_trusted(cache);
+  for (const auto mode : {0770, 0702}) {
+    fs::permissions(cache, fs::perms(mode));
+    EXPECT_FALSE(trusted(cache));
+    EXPECT_NE(error_of([&] { require_trusted(cache); }).find("chmod -R go-w '" + cache.string()), std::string::npos);
+  }
+  fs::permissions(cache, fs::perms(0755));
+  fs::permissions(dir_ / "parent", fs::perms(0777));
+  const std::string replaceable = error_of([&] { require_trusted(cache / "not/there/yet"); });
+  EXPECT_NE(replaceable.find("chmod o-w '" + (dir_ / "parent").string()), std::string::npos) << replaceable;
+  fs::permissions(dir_ / "parent", fs::perms(01777));
+  require_trusted(cache);
+
+  fs::create_symlink(cache, dir_ / "link");
+  require_trusted(dir_ / "link");
+  EXPECT_FALSE(trusted(dir_ / "link"));
+  fs::permissions(cache, fs::perms(0777));
+  EXPECT_THROW(require_trusted(dir_ / "link"), Error);
+  if (::geteuid() != 0) return;
+  fs::permissions(cache, fs::perms(0700));
+  ASSERT_EQ(::chown(cache.c_str(), 65534, 65534), 0);
+  EXPECT_NE(error_of([&] { require_trusted(cache); }).find("belongs to another user (uid 65534)"), std::string::npos);
+}
+
+TEST_F(Files, APipeIsNoFile) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  ::alarm(20);
+  EXPECT_NE(error_of([&] { read_file(dir_ / "pipe"); }).find("is not a regular file"), std::string::npos);
+  ::alarm(0);
 }
 
 TEST_F(Files, MakeDirectoriesIsRepeatableAndRefusesAFile) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
 
 namespace hypermla {
 namespace {
@@ -17,6 +18,14 @@ namespace fs = std::filesystem;
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
+}
+
+// Where a relative path would lie depends on where the program is started: someone else's directory, perhaps.
+fs::path absolute_variable(const char* name) {
+  const fs::path path = variable(name);
+  if (!path.empty() && !path.is_absolute())
+    fail("{}={} is not an absolute path; set it to one, or unset it", name, path.string());
+  return path;
 }
 
 bool is_root(const fs::path& path) {
@@ -51,10 +60,10 @@ fs::path find_root() {
 }
 
 fs::path find_cache(const fs::path& root) {
-  if (const std::string path = variable("HYPERMLA_CACHE_DIR"); !path.empty()) return fs::absolute(path);
+  if (const fs::path path = absolute_variable("HYPERMLA_CACHE_DIR"); !path.empty()) return path;
   if (fs::exists(root / "CMakeLists.txt")) return root / ".cache";
-  if (const std::string path = variable("XDG_CACHE_HOME"); !path.empty()) return fs::path(path) / "hypermla";
-  if (const std::string path = variable("HOME"); !path.empty()) return fs::path(path) / ".cache/hypermla";
+  if (const fs::path path = absolute_variable("XDG_CACHE_HOME"); !path.empty()) return path / "hypermla";
+  if (const fs::path path = absolute_variable("HOME"); !path.empty()) return path / ".cache/hypermla";
   fail("there is no place for a cache: set HYPERMLA_CACHE_DIR");
 }
 
@@ -108,6 +117,7 @@ Environment Environment::detect() {
   Environment environment;
   environment.root = find_root();
   environment.cache = find_cache(environment.root);
+  require_trusted(environment.cache);
   std::vector<fs::path> roots = {variable("HYPERMLA_CUDA_ROOT")};
   for (const fs::path& root : wheel_roots(environment.root)) roots.push_back(root);
   roots.push_back(variable("CUDA_HOME"));

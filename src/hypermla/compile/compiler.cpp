@@ -96,7 +96,7 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   if (auto entry = cache_.find(entry_key)) return *entry;
   const Toolchain& tools = config_.toolchain;
   const BackendInput input{translation_unit(source), source.instance, arch, include_paths(arch), config_.cache};
-  make_directories(config_.cache);
+  make_directories(config_.cache, Access::owner);
   BackendOutput output;
   if (is_gpu_arch(arch)) {
     if (tools.cuda_root.empty())

@@ -145,8 +145,8 @@ void save_measured(const std::filesystem::path& overlay, const std::string& name
   check_measured(name, measured);
   Json devices = parse_overlay(overlay);
   devices[name]["measured"] = measured;
-  if (overlay.has_parent_path()) make_directories(overlay.parent_path());
-  write_file_atomic(overlay, devices.dump(2) + "\n");
+  if (overlay.has_parent_path()) make_directories(overlay.parent_path(), Access::owner);
+  write_file_atomic(overlay, devices.dump(2) + "\n", Access::owner);
 }
 
 }  // namespace hypermla
