@@ -156,12 +156,6 @@ PyObject* kernel_bind(PyObject* self, PyObject* arguments) {
   return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.bind(name, data); });
 }
 
-PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
-  int max_iterations;
-  if (!PyArg_ParseTuple(arguments, "i", &max_iterations)) return nullptr;
-  return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.tune(max_iterations); });
-}
-
 PyObject* kernel_prepare(PyObject* self, PyObject*) {
   return guarded_unlocked(as_kernel(self), [](hypermla::Kernel& kernel) { kernel.prepare(); });
 }
@@ -189,6 +183,19 @@ PyObject* list_of(const Values& values, Row&& row) {
     Py_XDECREF(one);
   }
   return list;
+}
+
+// tune(max_iterations, retune) -> [what was left out, and why]
+PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
+  int max_iterations, retune;
+  if (!PyArg_ParseTuple(arguments, "ip", &max_iterations, &retune)) return nullptr;
+  std::vector<std::string> remarks;
+  PyObject* done = guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) {
+    remarks = kernel.tune({.max_iterations = max_iterations, .retune = retune != 0});
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return list_of(remarks, [](const std::string& remark) { return PyUnicode_FromString(remark.c_str()); });
 }
 
 // profile(mode, out_dir, label, bench_runs) -> (directory, missing, cold, burst, sustained, (bottleneck, confidence,

@@ -11,6 +11,7 @@ run() neither allocates nor synchronises, and may be captured in a CUDA graph. E
 message says what to do next.
 """
 
+import warnings
 from typing import NamedTuple
 
 from hypermla import _hypermla
@@ -275,10 +276,13 @@ class Kernel:
         if memory.ordinal is not None and memory.ordinal != self._ordinal:
             wants(f"on GPU {self._ordinal}", f"on GPU {memory.ordinal}")
 
-    def tune(self, max_iterations=0):
+    def tune(self, max_iterations=0, retune=False):
         """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs
-        it writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
-        self._kernel.tune(max_iterations)
+        it writes. `max_iterations` limits the candidates per kernel; 0: all. `retune` forgets what was measured, and
+        which tilings were rejected, before. Without it, run() uses the defaults. Warns of tilings that were left out
+        because they do not compile or run, or could not be compiled now."""
+        for remark in self._kernel.tune(max_iterations, retune):
+            warnings.warn(remark, stacklevel=2)
 
     def prepare(self):
         """Compiles and loads, which the first run() otherwise does."""

@@ -98,13 +98,15 @@ void Kernel::prepare() {
   state_->executable = std::move(executable);
 }
 
-void Kernel::tune(int max_iterations) {
+std::vector<std::string> Kernel::tune(const TuneOptions& asked) {
   prepare();
   AutotuneOptions options;
   options.history_root = shared().environment.history_root();
-  options.tuner.max_iterations = max_iterations;
+  options.retune = asked.retune;
+  options.tuner.max_iterations = asked.max_iterations;
   state_->tuning = autotune(*state_->configured.plan, *state_->executable, shared().compiler, *state_->device,
                             state_->planned.spec, options);
+  return remarks(state_->tuning);
 }
 
 void Kernel::run(void* stream) {

@@ -38,7 +38,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
   app.add_option("--seed", flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
   app.add_flag("--no_autotune", flags.no_autotune, "use the tiling flags, or the default tiling")->group("Tune");
-  app.add_flag("--retune", flags.retune, "forget what was measured before")->group("Tune");
+  app.add_flag("--retune", flags.retune, "forget what was measured, and which tilings were rejected, before")
+      ->group("Tune");
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
       ->check(CLI::Range(0, 1'000'000).description(""))
       ->group("Tune");
@@ -183,6 +184,7 @@ int kernel_command(const Words& words) {
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
   const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session);
+  for (const std::string& remark : remarks(tuning)) fmt::print("tuning    {}\n", remark);
   for (TiledKernel* kernel : launched_kernels(*executable))
     fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
 

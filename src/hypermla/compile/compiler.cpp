@@ -86,6 +86,21 @@ std::string Compiler::fingerprint(const std::string& header) const {
   return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90"), without_comments));
 }
 
+std::string Compiler::compiler(const std::string& arch) const {
+  const bool gpu = is_gpu_arch(arch);
+  const Toolchain& tools = config_.toolchain;
+  if ((gpu ? tools.cuda_root : tools.cxx).empty()) return "";
+  std::lock_guard lock(mutex_);
+  std::string& text = compilers_[gpu];
+  if (text.empty()) {
+    text = gpu ? "NVRTC " + nvrtc_version(tools.cuda_root) + ", " + tileiras_version(tools.cuda_root)
+               : cxx_version(tools.cxx);
+    if (!gpu)
+      for (const std::string& flag : config_.host_flags) text += " " + flag;
+  }
+  return text;
+}
+
 bool Compiler::available(const KernelSource& source, const std::string& arch) const {
   const bool has_compiler = !(is_gpu_arch(arch) ? config_.toolchain.cuda_root : config_.toolchain.cxx).empty();
   return has_compiler || cache_.find(key(source, arch)).has_value();
@@ -141,8 +156,9 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
       constexpr std::string_view kPrefix = "hypermla: ";  // of a program's message; the caller adds its own
       std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);
       if (said.rfind(kPrefix, 0) == 0) said.erase(0, kPrefix.size());
-      fail("{}", said.empty() ? fmt::format("the compiler process for {} died (status {})", source.name, result.status)
-                              : said);
+      if (said.empty()) fail("the compiler process for {} died (status {})", source.name, result.status);
+      if (result.status == kRefused) throw CompileError(said);
+      fail("{}", said);
     }
     if (auto entry = cache_.find(entry_key)) return *entry;
     fail("{} was compiled, but its cache entry is gone; check that {} is on a working disk", source.name,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hypermla/compile/backends.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/tune/history.h"
 
@@ -46,8 +47,14 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
       present_candidates(kernel, executable, compiler, device.info().arch, spec, plan.dtype());
   const TuningHistory store(options.history_root, kernel.name() + "-" + compiler.fingerprint(kernel.header()),
                             problem_key(plan), device.info().name + "-" + device.info().arch);
-  Tuner tuner(candidates, options.tuner, options.retune ? Json(nullptr) : store.load());
-  AutotuneResult::Stage stage{kernel.name(), {}, store.path(), 0};
+  TunerOptions tuner_options = options.tuner;
+  tuner_options.compiler = compiler.compiler(device.info().arch);
+  Tuner tuner(candidates, tuner_options, options.retune ? Json(nullptr) : store.load());
+  AutotuneResult::Stage stage{.kernel = kernel.name(), .history = store.path()};
+
+  // What fails here is no fault of this kernel's candidates.
+  for (TiledKernel* other : executable.kernels())
+    if (other != &kernel) compiler.compile(other->source(other->tiling()), device.info().arch);
 
   const int ahead = std::max(1, compiler.config().jobs);
   while (auto index = tuner.next()) {
@@ -55,15 +62,19 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
     std::shared_future<CacheEntry> compiled = compiler.compile_ahead(kernel.source(tiling), device.info().arch);
     for (int next : tuner.upcoming(ahead))
       compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
+    bool loaded = false;
     try {
       compiled.get();
       kernel.set_tiling(tiling);
       executable.prepare(compiler, device);
+      loaded = true;
       const Timing timing = measure_hot(
           device, [&](StreamHandle stream) { executable.run(stream); }, tuner.samples_wanted(*index));
       tuner.record(*index, timing.seconds);
-    } catch (const Error& error) {
+    } catch (const CompileError& error) {
       tuner.reject(*index, error.what());
+    } catch (const Error& error) {
+      loaded ? tuner.reject(*index, error.what()) : tuner.skip(*index, error.what());
     }
     store.save(tuner.history());
     ++stage.measured;
@@ -71,11 +82,10 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
       options.progress({kernel.name(), stage.measured, int(candidates.size()), tuner.median_seconds(*tuner.best()),
                         candidates[*tuner.best()].tiling});
   }
-  if (!tuner.best()) {
-    std::string why;
-    for (const Json& entry : tuner.history()) why = entry.value("rejected", why);
-    fail("no tiling of {} works here; the last one failed so: {}", kernel.name(), why);
-  }
+  stage.rejected = tuner.rejected();
+  stage.skipped = tuner.skipped();
+  if (!tuner.best())
+    fail("no tiling of {} works here; {}", kernel.name(), fmt::join(remarks({.stages = {stage}}), "; "));
   stage.tiling = candidates[*tuner.best()].tiling;
   kernel.set_tiling(stage.tiling);
   executable.prepare(compiler, device);
@@ -83,6 +93,21 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
 }
 
 }  // namespace
+
+std::vector<std::string> remarks(const AutotuneResult& result) {
+  std::vector<std::string> sentences;
+  auto say = [&](const Tuner::LeftOut& left_out, std::string_view kernel, std::string_view consequence,
+                 std::string_view hint) {
+    if (left_out.count == 0) return;
+    sentences.push_back(fmt::format("{} tiling{} of {} {} ({}), because {}", left_out.count,
+                                    left_out.count == 1 ? "" : "s", kernel, consequence, hint, left_out.why));
+  };
+  for (const AutotuneResult::Stage& stage : result.stages) {
+    say(stage.skipped, stage.kernel, "could not be tried", "they will be the next time");
+    say(stage.rejected, stage.kernel, "rejected", "which is remembered: --retune, or tune(retune=True), forgets it");
+  }
+  return sentences;
+}
 
 AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
                         const DeviceSpec& spec, const AutotuneOptions& options) {
