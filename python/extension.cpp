@@ -1,7 +1,8 @@
-// hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it
-// convenient and checks what is bound. Only the stable ABI of Python 3.11 is used.
+// hypermla._hypermla: include/hypermla/hypermla.h for Python. python/hypermla/__init__.py makes it convenient and
+// checks what is bound. Only the stable ABI of Python 3.11 is used.
 #include "extension.h"
 
+#include "hypermla/base/process.h"
 #include "hypermla/hypermla.h"
 
 namespace {
@@ -191,7 +192,14 @@ PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "ip", &max_iterations, &retune)) return nullptr;
   std::vector<std::string> remarks;
   PyObject* done = guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) {
-    remarks = kernel.tune({.max_iterations = max_iterations, .retune = retune != 0});
+    // For Ctrl-C: Python's handlers of signals run when asked for only, and raise KeyboardInterrupt.
+    auto interrupted = [] {
+      const PyGILState_STATE state = PyGILState_Ensure();
+      const bool raised = PyErr_CheckSignals() != 0;
+      PyGILState_Release(state);
+      return raised;
+    };
+    remarks = kernel.tune({.max_iterations = max_iterations, .retune = retune != 0, .stop = interrupted});
   });
   if (!done) return nullptr;
   Py_DECREF(done);
@@ -347,5 +355,7 @@ PyMODINIT_FUNC PyInit__hypermla() {
     return nullptr;
   }
   Py_DECREF(kernel);
+  // Compilers may still run for a tune() that Ctrl-C ended. Python then ends by the signal, without destructors.
+  Py_AtExit(hypermla::end_programs);
   return module;
 }

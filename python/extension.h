@@ -9,13 +9,13 @@
 
 inline PyObject* g_error = nullptr;  // hypermla.Error
 
-// Calls `body`, turning what it throws into a Python exception; null then.
+// Calls `body`, turning what it throws into a Python exception; null then. One that is raised already stays.
 template <class Body>
 PyObject* guarded(Body&& body) {
   try {
     return body();
   } catch (const hypermla::Error& error) {
-    PyErr_SetString(g_error, error.what());
+    if (!PyErr_Occurred()) PyErr_SetString(g_error, error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {

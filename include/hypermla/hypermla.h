@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -56,6 +57,9 @@ struct TensorInfo {
 struct TuneOptions {
   int max_iterations = 0;  // limits the candidates per kernel; 0: all
   bool retune = false;     // forget what was measured, and which tilings were rejected, before
+  // Called several times a second, in the thread that tunes; true ends tune() with an Error. What was measured stays
+  // remembered.
+  std::function<bool()> stop = {};
 };
 
 struct ProfileOptions {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import time
 import unittest
@@ -205,6 +206,44 @@ class Caches(CommandCase):
             self.assertEqual(process.returncode, -signal.SIGKILL)
         self.assertIn("check     passed", self.succeed(*QUICK, HYPERMLA_CACHE_DIR=cache).out)
         self.assertEqual(len(entries(cache)), 1)
+
+
+class Interruption(CommandCase):
+    """A compiler that would take ten minutes ends with the program that started it."""
+
+    def interrupt(self, number):
+        pid = self.directory / "pid"
+        compiler = self.directory / "slow-c++"
+        compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >"{pid}.new"\nmv "{pid}.new" "{pid}"\n'
+                            "exec sleep 600\n")
+        compiler.chmod(0o755)
+        process = start(*QUICK, cwd=self.directory, CXX=compiler, HYPERMLA_CACHE_DIR=self.directory / "cache")
+        while not pid.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -number)
+        self.expect_end(int(pid.read_text()))
+
+    def expect_end(self, pid):
+        for _ in range(1000):
+            try:
+                if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":  # which nobody reaps
+                    return
+            except FileNotFoundError:
+                return
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        self.fail("the compiler is still running")
+
+    def test_a_signal(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                self.interrupt(number)
+                (self.directory / "pid").unlink()
+
+    def test_a_kill(self):
+        self.interrupt(signal.SIGKILL)
 
 
 class Compilation(CommandCase):

@@ -204,6 +204,16 @@ TEST_F(AutotuneTest, AnInterruptionLosesNothingThatWasMeasured) {
   EXPECT_TRUE(launches_.empty());
 }
 
+// The compiler would take ten minutes; neither the tuner nor the destructor of Compiler waits for it.
+TEST_F(AutotuneTest, CanBeEndedWhileItWaitsForACompiler) {
+  dir_.write_program(config_.toolchain.cxx.filename(), "#!/bin/sh\n[ \"$1\" = --version ] || exec sleep 600\n");
+  int calls = 0;
+  options_.poll = [&] {
+    if (++calls == 3) throw Interrupted();
+  };
+  EXPECT_THROW(tune(), Interrupted);
+}
+
 TEST_F(AutotuneTest, ACandidateThatFailsIsRejectedWithItsReason) {
   plan_.candidates = {{13}, {16}, {32}, {128}};  // 13 does not compile; the default, 64, is tried as well
   broken_[32] = true;

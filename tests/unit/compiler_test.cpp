@@ -250,6 +250,13 @@ TEST_F(CompilerTest, AWorkersVerdictIsAVerdict) {
   }
 }
 
+TEST_F(CompilerTest, SweepsWhatKilledCompilationsLeft) {
+  const fs::path left = dir_.path() / "cache/compile.999999999.0123456789abcdef.tmp";
+  dir_.write(fs::relative(left / "kernel.cpp", dir_.path()), "");
+  Compiler(with_compiler()).compile(source(), kArch);
+  EXPECT_FALSE(fs::exists(left));
+}
+
 TEST_F(CompilerTest, AMissingHeaderIsAnError) {
   Compiler compiler(with_compiler());
   EXPECT_TRUE(contains(error_of([&] { compiler.compile({"c", "cutile/mla/c/c/c.cuh", "c<1>"}, kArch); }), "c.cuh"));

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <functional>
+#include <thread>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/hash.h"
@@ -273,6 +274,31 @@ TEST(RunProcess, TimeoutEndsTheProgramAndItsChildren) {
   // The grandchild is gone, or a zombie that no process of this container reaps.
   const std::string state = shell("sleep 0.2; cut -d' ' -f3 /proc/" + result.out + "/stat 2>/dev/null");
   EXPECT_TRUE(state.empty() || state == "Z\n") << state;
+}
+
+TEST(RunProcess, AStopEndsTheProgram) {
+  std::stop_source stop;
+  std::thread later([&] {
+    ::usleep(50000);
+    stop.request_stop();
+  });
+  const ProcessResult result = run_process({"sh", "-c", "sleep 600 & wait"}, {.stop = stop.get_token()});
+  later.join();
+  EXPECT_EQ(result.status, 128 + SIGTERM);
+  EXPECT_FALSE(result.timed_out);
+}
+
+TEST(RunProcess, EndProgramsEndsThoseThatRunAndStartsNone) {
+  const int status = in_child([] {
+    std::thread later([] {
+      ::usleep(50000);
+      end_programs();
+    });
+    const int ended = run_process({"sleep", "600"}).status;
+    later.join();
+    return ended == 128 + SIGTERM && error_of([] { run_process({"true"}); }) != "no error" ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
 }
 
 TEST(RunProcess, SaysWhatCouldNotBeStarted) {

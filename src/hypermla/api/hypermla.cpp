@@ -46,6 +46,17 @@ struct Kernel::State {
   std::shared_ptr<Device> device;
   PlannedDevice planned = planned_device(shared().devices, *device);
   ConfiguredPlan configured = configured_for(planned);
+  // Over the bound tensors, with the tilings that tune() chose; not prepared.
+  std::unique_ptr<Executable> plan() const {
+    for (const auto& [tensor, its] : tensors)
+      if (!its.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", tensor, tensor);
+    auto planned_executable = configured.plan->plan(tensors);
+    for (TiledKernel* kernel : planned_executable->kernels())
+      for (const AutotuneResult::Stage& tuned : tuning.stages)
+        if (tuned.kernel == kernel->name()) kernel->set_tiling(tuned.tiling);
+    return planned_executable;
+  }
+
   std::vector<TensorInfo> infos;
   Tensors tensors;
   AutotuneResult tuning;                   // what tune() chose
@@ -88,24 +99,23 @@ void Kernel::bind(const std::string& tensor, void* data) {
 
 void Kernel::prepare() {
   if (state_->executable) return;
-  for (const auto& [name, tensor] : state_->tensors)
-    if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
-  auto executable = state_->configured.plan->plan(state_->tensors);
-  for (TiledKernel* kernel : executable->kernels())
-    for (const AutotuneResult::Stage& tuned : state_->tuning.stages)
-      if (tuned.kernel == kernel->name()) kernel->set_tiling(tuned.tiling);
+  auto executable = state_->plan();
   executable->prepare(shared().compiler, *state_->device);
   state_->executable = std::move(executable);
 }
 
 std::vector<std::string> Kernel::tune(const TuneOptions& asked) {
-  prepare();
+  auto executable = state_->plan();
   AutotuneOptions options;
   options.history_root = shared().environment.history_root();
   options.retune = asked.retune;
   options.tuner.max_iterations = asked.max_iterations;
-  state_->tuning = autotune(*state_->configured.plan, *state_->executable, shared().compiler, *state_->device,
+  options.poll = [&] {
+    if (asked.stop && asked.stop()) fail("tuning was stopped; call tune() again to go on where it was");
+  };
+  state_->tuning = autotune(*state_->configured.plan, *executable, shared().compiler, *state_->device,
                             state_->planned.spec, options);
+  state_->executable = std::move(executable);
   return remarks(state_->tuning);
 }
 

@@ -6,6 +6,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
+#include "hypermla/cli/signals.h"
 #include "hypermla/version.h"
 
 namespace {
@@ -63,6 +64,7 @@ int run(const hypermla::Words& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  hypermla::end_programs_with_this_one();
   try {
     return run({argv + 1, argv + argc});
   } catch (const std::bad_alloc&) {

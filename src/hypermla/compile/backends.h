@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct BackendInput {
   std::string arch;      // sm_90, x86-64-v4
   std::vector<std::filesystem::path> include_paths;
   std::filesystem::path work_directory;  // where intermediate files may be written
+  std::stop_token stop = {};             // ends the compiler, where it is a program
 };
 
 // The verdict of a compiler about a source: it does not compile, and it will not until one of the two changes. Whatever

@@ -62,6 +62,7 @@ Compiler::~Compiler() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  stop_.request_stop();
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
@@ -110,8 +111,10 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   const std::string entry_key = key(source, arch);
   if (auto entry = cache_.find(entry_key)) return *entry;
   const Toolchain& tools = config_.toolchain;
-  const BackendInput input{translation_unit(source), source.instance, arch, include_paths(arch), config_.cache};
+  const BackendInput input{translation_unit(source), source.instance, arch,
+                           include_paths(arch),      config_.cache,   stop_.get_token()};
   make_directories(config_.cache, Access::owner);
+  cache_.sweep();
   BackendOutput output;
   if (is_gpu_arch(arch)) {
     if (tools.cuda_root.empty())
@@ -151,7 +154,8 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
     if (auto entry = cache_.find(entry_key)) return *entry;
     if (config_.worker.empty()) return compile_here(source, arch);
     const ProcessResult result =
-        run_process({config_.worker.string(), "compile-job"}, {.input = to_json(source, arch, config_).dump()});
+        run_process({config_.worker.string(), "compile-job"},
+                    {.input = to_json(source, arch, config_).dump(), .stop = stop_.get_token()});
     if (result.status != 0) {
       constexpr std::string_view kPrefix = "hypermla: ";  // of a program's message; the caller adds its own
       std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);

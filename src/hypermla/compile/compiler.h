@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,7 +48,7 @@ struct CompilerConfig {
 class Compiler {
  public:
   explicit Compiler(CompilerConfig config);
-  ~Compiler();
+  ~Compiler();  // ends what compiles in the background
 
   const CompilerConfig& config() const { return config_; }
   const KernelCache& cache() const { return cache_; }
@@ -86,6 +87,7 @@ class Compiler {
   std::map<std::string, std::shared_future<CacheEntry>> pending_;
   std::vector<std::thread> threads_;
   bool stopping_ = false;
+  std::stop_source stop_;  // of the programs that compile
 };
 
 // The job a worker reads from its standard input, and back. A worker ends with the status kRefused on a CompileError.

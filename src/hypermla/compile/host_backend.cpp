@@ -46,7 +46,7 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   command.insert(command.end(), {source_path, "-o", library_path});
   // In English, which fail_compilation() reads; and with its own files on the disk of the cache.
   const ProcessResult compiled =
-      run_process(command, {.environment = {{"LC_ALL", "C"}, {"TMPDIR", scratch.path().string()}}});
+      run_process(command, {.environment = {{"LC_ALL", "C"}, {"TMPDIR", scratch.path().string()}}, .stop = input.stop});
   if (compiled.status != 0) fail_compilation(input, cxx.string(), compiled.status, compiled.err);
 
   BackendOutput output;

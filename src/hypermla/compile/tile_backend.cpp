@@ -40,7 +40,8 @@ BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input)
                                                {"CUDA_HOME", cuda_root.string()},
                                                {"LC_ALL", "C"},
                                                {"PATH", (cuda_root / "bin").string() + ":/usr/bin:/bin"},
-                                               {"TMPDIR", scratch.path().string()}}};
+                                               {"TMPDIR", scratch.path().string()}},
+                               .stop = input.stop};
   const ProcessResult assembled = run_process({(cuda_root / "bin/tileiras").string(), "--gpu-name=" + input.arch,
                                                "--lineinfo", "--remarks=all", "-o", cubin_path, ir_path},
                                               options);

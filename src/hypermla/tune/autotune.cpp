@@ -1,6 +1,7 @@
 #include "hypermla/tune/autotune.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "hypermla/compile/backends.h"
 #include "hypermla/device/measure.h"
@@ -41,6 +42,12 @@ std::vector<Candidate> present_candidates(TiledKernel& kernel, Executable& execu
   return candidates;
 }
 
+void wait(const std::shared_future<CacheEntry>& compiled, const std::function<void()>& poll) {
+  do
+    if (poll) poll();
+  while (compiled.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready);
+}
+
 AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
                                   Device& device, const DeviceSpec& spec, const AutotuneOptions& options) {
   const std::vector<Candidate> candidates =
@@ -53,8 +60,13 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
   AutotuneResult::Stage stage{.kernel = kernel.name(), .history = store.path()};
 
   // What fails here is no fault of this kernel's candidates.
+  std::vector<std::shared_future<CacheEntry>> others;
   for (TiledKernel* other : executable.kernels())
-    if (other != &kernel) compiler.compile(other->source(other->tiling()), device.info().arch);
+    if (other != &kernel) others.push_back(compiler.compile_ahead(other->source(other->tiling()), device.info().arch));
+  for (const auto& compiled : others) {
+    wait(compiled, options.poll);
+    compiled.get();
+  }
 
   const int ahead = std::max(1, compiler.config().jobs);
   while (auto index = tuner.next()) {
@@ -62,6 +74,7 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
     std::shared_future<CacheEntry> compiled = compiler.compile_ahead(kernel.source(tiling), device.info().arch);
     for (int next : tuner.upcoming(ahead))
       compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
+    wait(compiled, options.poll);
     bool loaded = false;
     try {
       compiled.get();

@@ -23,6 +23,9 @@ struct AutotuneOptions {
     Json best_tiling;
   };
   std::function<void(const Progress&)> progress;
+  // Called several times a second while compilers are waited for, and between measurements. What it throws ends the
+  // tuning; what was measured is remembered. May be empty.
+  std::function<void()> poll;
 };
 
 struct AutotuneResult {
