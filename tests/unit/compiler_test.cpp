@@ -105,14 +105,27 @@ TEST_F(CompilerTest, TheKeyDependsOnInstanceTargetAndFlags) {
   EXPECT_NE(key(flags), key(with_compiler()));
 }
 
-TEST_F(CompilerTest, TheKeyDependsNeitherOnThePlaceNorOnTheCompiler) {
+TEST_F(CompilerTest, TheKeyDoesNotDependOnThePlace) {
   const std::string here = key(with_compiler());
   write_checkout("somewhere/else");
   EXPECT_EQ(key(with_compiler("somewhere/else")), here);
   EXPECT_EQ(key(config()), here);  // and needs no compiler then
-  CompilerConfig other = config();
-  other.toolchain.cxx = dir_.write_program("other", "#!/bin/sh\nexit 1\n");
-  EXPECT_EQ(key(other), here);
+}
+
+// Another compiler, or another version of one, may make other code of the same source.
+TEST_F(CompilerTest, OnACpuTheKeyDependsOnTheCompiler) {
+  const CompilerConfig first = with_compiler();
+  const std::string before = key(first), script = read_file(first.toolchain.cxx);
+  CompilerConfig other = first;
+  other.toolchain.cxx = dir_.write_program("other-c++", script);
+  const std::string with_other = key(other);
+  EXPECT_NE(with_other, before);
+  std::string newer = script;
+  newer.replace(newer.find("compiler 1.0"), 12, "compiler 1.1");
+  dir_.write_program("other-c++", newer);
+  EXPECT_NE(key(other), with_other);
+  EXPECT_EQ(key(first), before);
+  EXPECT_EQ(cached().size(), 3u);
 }
 
 TEST_F(CompilerTest, AGpuEntryIsServedWithoutAnyToolchain) {

@@ -149,6 +149,12 @@ TEST_F(EnvironmentTest, FindsTheCompilerAndItsFlags) {
   const fs::path gxx = dir_.write_program("bin/g++", "#!/bin/sh\n");
   EXPECT_EQ(Environment::detect().toolchain.cxx, gxx);
   set("CXX", "clang++");
+  for (const fs::path& absent : {fs::path("icpx"), dir_.path() / "absent/g++"}) {
+    set("CXX", absent);
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, "CXX=" + absent.string() + " is no program")) << message;
+  }
+  set("CXX", "clang++");
   set("HYPERMLA_HOST_FLAGS", "  -DA=1\t-g ");
   EXPECT_EQ(Environment::detect().toolchain.cxx, clang);
   EXPECT_EQ(Environment::detect().compiler_config().host_flags, (std::vector<std::string>{"-DA=1", "-g"}));

@@ -122,7 +122,13 @@ Environment Environment::detect() {
   for (const fs::path& root : wheel_roots(environment.root)) roots.push_back(root);
   roots.push_back(variable("CUDA_HOME"));
   roots.push_back("/usr/local/cuda");
-  environment.toolchain = Toolchain::find(roots, {variable("CXX"), "g++", "c++", "clang++"}, variable("PATH"));
+  std::vector<std::string> compilers = {"g++", "c++", "clang++"};
+  const std::string cxx = variable("CXX");
+  if (!cxx.empty()) compilers = {cxx};
+  environment.toolchain = Toolchain::find(roots, compilers, variable("PATH"));
+  if (!cxx.empty() && environment.toolchain.cxx.empty())
+    fail("CXX={} is no program that can be run; set it to the path of a C++20 compiler, without flags, or unset it",
+         cxx);
   environment.host_flags = words(variable("HYPERMLA_HOST_FLAGS"));
   environment.profile_tools = find_tools(environment);
   return environment;

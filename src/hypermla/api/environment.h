@@ -27,7 +27,8 @@ struct Environment {
   std::vector<std::string> host_flags;
   ProfileTools profile_tools;
 
-  // Throws Error when the kernels' sources are not found, or when another user may write the cache.
+  // Throws Error when the kernels' sources or the program that CXX names are not found, or when another user may write
+  // the cache.
   static Environment detect();
 
   std::filesystem::path kernel_root() const { return root / "kernels"; }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
@@ -99,6 +100,17 @@ std::optional<CacheEntry> KernelCache::find(const std::string& key) const {
   if (auto entry = read_whole(dir)) return entry;
   discard_damaged(root_, dir);
   return read_whole(dir);  // absent, unless another process has published it anew
+}
+
+std::vector<std::string> KernelCache::keys(const std::string& prefix) const {
+  std::vector<std::string> found;
+  std::error_code absent;
+  for (fs::directory_iterator item(root_, absent), end; !absent && item != end; item.increment(absent)) {
+    const std::string name = item->path().filename();
+    if (name.rfind(prefix, 0) == 0 && item->path().extension() != ".tmp") found.push_back(name);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 CacheEntry KernelCache::publish(const std::string& key, const std::map<std::string, std::string>& files,

@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hypermla/base/fields.h"
 
@@ -38,6 +39,9 @@ class KernelCache {
   // could have written, is removed and reported as absent, so that its kernel is compiled again. Throws Error when
   // another user may write the root.
   std::optional<CacheEntry> find(const std::string& key) const;
+
+  // The keys of the entries that begin so, in their order. Nothing was read of them.
+  std::vector<std::string> keys(const std::string& prefix) const;
 
   // Stores an entry made of `files` (name to bytes) and returns it, or the one that another process had published
   // meanwhile. Throws Error, leaving nothing behind, when the disk is full or not writable.

@@ -1,8 +1,9 @@
 // From a kernel's source to a loadable artifact, through the cache.
 //
 // The key is what the artifact depends on: the text of the instance, every file it includes from this project, the
-// target and the flags; never the presence or the version of a compiler. So a machine without one runs what was
-// compiled elsewhere, and the version is recorded in the entry's report.json instead.
+// target, the flags and, for a CPU, the compiler: its path and its version. For a GPU requirements.txt pins the
+// compilers, and the entry's report.json records their version instead. A machine without a compiler runs what was
+// compiled elsewhere, for a CPU by any compiler.
 #pragma once
 
 #include <condition_variable>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -62,7 +64,7 @@ class Compiler {
   // Whether compile() can succeed: it is cached, or there is a compiler for the target.
   bool available(const KernelSource& source, const std::string& arch) const;
 
-  // The compiler for a target, with its version and the user's flags: what a verdict about a source holds for. Empty:
+  // The compiler for a target, with its version, and the user's flags: what a verdict about a source holds for. Empty:
   // there is none.
   std::string compiler(const std::string& arch) const;
 
@@ -76,6 +78,7 @@ class Compiler {
 
  private:
   std::string key(const KernelSource& source, const std::string& arch) const;
+  std::optional<CacheEntry> find(const KernelSource& source, const std::string& arch) const;  // in the cache
   std::vector<std::filesystem::path> include_paths(const std::string& arch) const;
 
   CompilerConfig config_;

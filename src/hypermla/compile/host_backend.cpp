@@ -22,7 +22,7 @@ std::vector<std::string> arch_flags(const std::string& arch) {
 }  // namespace
 
 std::string cxx_version(const fs::path& cxx) {
-  const std::string text = run_process({cxx.string(), "--version"}).out;
+  const std::string text = run_process({cxx.string(), "--version"}, {.environment = {{"LC_ALL", "C"}}}).out;
   return text.substr(0, text.find('\n'));
 }
 
