@@ -63,7 +63,7 @@ struct TuneOptions {
 };
 
 struct ProfileOptions {
-  std::string out_dir = {};  // receives the files; empty: out/profiles/<mode>/<kernel>/... below the working directory
+  std::string out_dir = {};  // a new or empty directory; "": out/profiles/<mode>/<kernel>/... below the working one
   std::string label = {};    // a word of yours, kept in the profile
   int bench_runs = 20;       // repetitions of a measurement
 };

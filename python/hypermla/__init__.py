@@ -297,10 +297,10 @@ class Kernel:
         """Measures the kernel on the bound tensors, whose outputs it writes, and sets that against the roofline.
 
         Modes: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight Compute) and "nsys" (the
-        timeline). `out_dir` receives report.md, profile.json and the files of the mode; None: out/profiles/... below
-        the working directory. `label` is a word of yours, kept in the profile. A profiler that is absent, denied or
-        fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the
-        program `hypermla`.
+        timeline). `out_dir`, a new or empty directory, receives report.md, profile.json and the files of the mode;
+        None: out/profiles/... below the working directory. `label` is a word of yours, kept in the profile. A profiler
+        that is absent, denied or fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of
+        random inputs, in the program `hypermla`.
         """
         directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = self._kernel.profile(
             mode, str(out_dir or ""), label, bench_runs)

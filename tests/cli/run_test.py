@@ -115,6 +115,18 @@ class Profile(CommandCase):
         made = list(self.directory.glob("out/profiles/annotation/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
         self.assertEqual(len(made), 1)
 
+    def test_an_out_dir_that_will_not_do_is_refused_first(self):
+        """Before anything is compiled: /bin/false would fail."""
+        used = self.directory / "used"
+        used.mkdir()
+        (used / "report.md").write_text("of another run")
+        cache = {"CXX": "/bin/false", "HYPERMLA_CACHE_DIR": self.directory / "cache"}
+        for out, why in ((used, "holds files already"), (used / "report.md", "Not a directory"),
+                         (used / "report.md/below", "Not a directory")):
+            self.assertIn(why, self.refuse(*KERNEL, f"--out_dir={out}", **cache))
+        (self.directory / "out").write_text("in the way")
+        self.assertIn("Not a directory", self.refuse(*KERNEL, **cache))
+
     def test_disabled_writes_nothing(self):
         self.succeed(*QUICK)
         self.assertEqual(list(self.directory.iterdir()), [])

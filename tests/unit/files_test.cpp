@@ -204,6 +204,23 @@ TEST_F(Files, MakeDirectoriesIsRepeatableAndRefusesAFile) {
   EXPECT_THROW(make_directories(dir_ / "f/g"), Error);
 }
 
+TEST_F(Files, WhatCannotBeWrittenIsKnownBefore) {
+  require_writable(dir_);
+  require_writable(dir_ / "a/b");
+  EXPECT_EQ(count(), 0);
+  write_file_atomic(dir_ / "f", "");
+  EXPECT_NE(error_of([&] { require_writable(dir_ / "f/a"); }).find("check the path"), std::string::npos);
+  ::chmod(dir_.c_str(), 0555);
+  const int status = in_child([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 77;  // permissions do not bind root
+    return error_of([&] { require_writable(dir_ / "a/b"); }).find("change its permissions") == std::string::npos ? 1
+                                                                                                                 : 0;
+  });
+  ::chmod(dir_.c_str(), 0755);
+  if (status == 77) GTEST_SKIP() << "root cannot give up its rights here";
+  EXPECT_EQ(status, 0);
+}
+
 // Vectors of FIPS 180-4's examples (the first three and the last) and of lengths around the padding's edges.
 TEST(ContentHash, IsSha256CutTo128Bits) {
   EXPECT_EQ(content_hash(""), "e3b0c44298fc1c149afbf4c8996fb924");

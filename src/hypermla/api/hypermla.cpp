@@ -127,6 +127,7 @@ void Kernel::run(void* stream) {
 ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& options) {
   const ProfileMode wanted = profile_mode_from_name(mode);
   if (options.bench_runs < 1) fail("bench_runs is {}; a measurement takes at least 1", options.bench_runs);
+  require_out_dir(options.out_dir);
   prepare();
   return summary_of(hypermla::profile({.kernel = state_->configured.entry,
                                        .plan = *state_->configured.plan,

@@ -188,6 +188,16 @@ void make_directories(const fs::path& path, Access access) {
   if (!fs::is_directory(path, unreadable)) fail_file("write", path, ENOTDIR);
 }
 
+void require_writable(const fs::path& path) {
+  std::error_code unreadable;  // is as good as absent
+  fs::path present = path;
+  while (!present.empty() && present != present.parent_path() && !fs::exists(present, unreadable))
+    present = present.parent_path();
+  if (present.empty()) present = ".";
+  if (!fs::is_directory(present, unreadable)) fail_file("write", path, ENOTDIR);
+  if (::access(present.c_str(), W_OK | X_OK) != 0) fail_file("write", path, errno);
+}
+
 void sync_directory(const fs::path& path) {
   const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
   if (!directory) fail_file("write", path, errno);

@@ -49,7 +49,8 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(1, 1'000'000).description(""))
       ->group("Profile");
   app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
-  app.add_option("--out_dir", flags.out_dir, "where the profile goes (default out/profiles/<mode>/<kernel>/...)")
+  app.add_option("--out_dir", flags.out_dir,
+                 "where the profile goes: a new or empty directory (default out/profiles/<mode>/<kernel>/...)")
       ->group("Profile");
 }
 
@@ -171,6 +172,7 @@ int kernel_command(const Words& words) {
   if (!parse(app, rest)) return 0;
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
   require_gpu_for(mode, *session.device);
+  if (mode != ProfileMode::disabled) require_out_dir(flags.out_dir);
   const auto [entry, plan, chosen] = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
