@@ -2,7 +2,8 @@
 #
 # While clocks are locked, a file in the cache says so, and profiles repeat it.
 
-root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+file=$(readlink -f "${BASH_SOURCE[0]}")
+root=${file%/scripts/*}
 note_file=${HYPERMLA_CACHE_DIR:-$root/.cache}/locked-clocks.json
 dry_run=
 die() {

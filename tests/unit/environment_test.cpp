@@ -187,6 +187,11 @@ TEST(Relocation, ACopiedProgramFindsItsOwnFiles) {
   EXPECT_EQ(result.status, 0) << result.out << result.err;
   EXPECT_TRUE(contains(result.out, "root=" + (dir.path() / "prefix/share/hypermla").string() + "\n")) << result.out;
 
+  // By another name, from elsewhere.
+  fs::create_symlink(program, dir.path() / "other");
+  const ProcessResult linked = run_process({(dir.path() / "other").string(), command[1], command[2]}, options);
+  EXPECT_TRUE(contains(linked.out, "root=" + (dir.path() / "prefix/share/hypermla").string() + "\n")) << linked.out;
+
   fs::remove_all(dir.path() / "prefix/share");
   const ProcessResult lost = run_process(command, options);
   EXPECT_NE(lost.status, 0);

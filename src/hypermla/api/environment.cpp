@@ -1,6 +1,7 @@
 #include "hypermla/api/environment.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -36,12 +37,12 @@ bool is_root(const fs::path& path) {
 // The image (program or library) that this code was linked into.
 fs::path own_image() {
   Dl_info info{};
-  dladdr(reinterpret_cast<void*>(&is_root), &info);
+  void* found = nullptr;
+  dladdr1(reinterpret_cast<void*>(&is_root), &info, &found, RTLD_DL_LINKMAP);
+  const char* library = found ? static_cast<const link_map*>(found)->l_name : "";
+  // The program itself has no name there; the kernel knows its file, by whatever name or link it was started.
   std::error_code error;
-  // A program is known to dladdr by the name it was started with; the kernel knows better.
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  const fs::path image = info.dli_fname ? fs::absolute(info.dli_fname, error) : program;
-  return image.filename() == program.filename() ? program : image;
+  return *library ? fs::absolute(library, error) : fs::read_symlink("/proc/self/exe", error);
 }
 
 fs::path find_root() {
