@@ -1,10 +1,11 @@
-// hypermla._hypermla: include/hypermla/hypermla.h for Python, nothing more; python/hypermla/__init__.py makes it
-// convenient and checks what is bound. Only the stable ABI of Python 3.11 is used.
+// hypermla._hypermla: include/hypermla/hypermla.h for Python. python/hypermla/__init__.py makes it convenient and
+// checks what is bound. Only the stable ABI of Python 3.11 is used.
 #include "extension.h"
 
 #include <algorithm>
 #include <regex>
 
+#include "hypermla/base/process.h"
 #include "hypermla/hypermla.h"
 
 namespace {
@@ -148,12 +149,6 @@ PyObject* kernel_bind(PyObject* self, PyObject* arguments) {
   return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.bind(name, data); });
 }
 
-PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
-  int max_iterations;
-  if (!PyArg_ParseTuple(arguments, "i", &max_iterations)) return nullptr;
-  return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.tune(max_iterations); });
-}
-
 PyObject* kernel_prepare(PyObject* self, PyObject*) {
   return guarded_unlocked(as_kernel(self), [](hypermla::Kernel& kernel) { kernel.prepare(); });
 }
@@ -181,6 +176,26 @@ PyObject* list_of(const Values& values, Row&& row) {
     Py_XDECREF(one);
   }
   return list;
+}
+
+// tune(max_iterations, retune) -> [what was left out, and why]
+PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
+  int max_iterations, retune;
+  if (!PyArg_ParseTuple(arguments, "ip", &max_iterations, &retune)) return nullptr;
+  std::vector<std::string> remarks;
+  PyObject* done = guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) {
+    // For Ctrl-C: Python's handlers of signals run when asked for only, and raise KeyboardInterrupt.
+    auto interrupted = [] {
+      const PyGILState_STATE state = PyGILState_Ensure();
+      const bool raised = PyErr_CheckSignals() != 0;
+      PyGILState_Release(state);
+      return raised;
+    };
+    remarks = kernel.tune({.max_iterations = max_iterations, .retune = retune != 0, .stop = interrupted});
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return list_of(remarks, [](const std::string& remark) { return PyUnicode_FromString(remark.c_str()); });
 }
 
 // profile(mode, out_dir, label, bench_runs) -> (directory, missing, cold, burst, sustained, (bottleneck, confidence,
@@ -361,5 +376,7 @@ PyMODINIT_FUNC PyInit__hypermla() {
     return nullptr;
   }
   Py_DECREF(kernel);
+  // Compilers may still run for a tune() that Ctrl-C ended. Python then ends by the signal, without destructors.
+  Py_AtExit(hypermla::end_programs);
   return module;
 }

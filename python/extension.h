@@ -15,13 +15,13 @@ inline PyObject* g_error = nullptr;  // hypermla.Error
 // What stands between backticks is a command, and stays one.
 std::string python_words(const std::string& sentence);
 
-// Calls `body`, turning what it throws into a Python exception; null then.
+// Calls `body`, turning what it throws into a Python exception; null then. One that is raised already stays.
 template <class Body>
 PyObject* guarded(Body&& body) {
   try {
     return body();
   } catch (const hypermla::Error& error) {
-    PyErr_SetString(g_error, python_words(error.what()).c_str());
+    if (!PyErr_Occurred()) PyErr_SetString(g_error, python_words(error.what()).c_str());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {

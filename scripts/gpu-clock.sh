@@ -2,13 +2,15 @@
 #
 # While clocks are locked, a file in the cache says so, and profiles repeat it.
 
-root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+file=$(readlink -f "${BASH_SOURCE[0]}")
+root=${file%/scripts/*}
 note_file=${HYPERMLA_CACHE_DIR:-$root/.cache}/locked-clocks.json
 dry_run=
 die() {
   echo "${0##*/}: $*" >&2
   exit 2
 }
+[[ $note_file == /* ]] || die "HYPERMLA_CACHE_DIR=$HYPERMLA_CACHE_DIR is not an absolute path"
 for word; do
   case $word in
     --dry-run) dry_run=--dry-run ;;

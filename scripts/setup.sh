@@ -94,6 +94,7 @@ install_all() {
 # Arguments: CMake settings to change. A build directory that was copied from another place, or whose configuration was
 # interrupted, is configured from scratch.
 configure() {
+  [[ $root != *'${'* ]] || die "CMake takes \${ in a path for a variable of its own; rename a directory of $root"
   local cache=$root/build/CMakeCache.txt log=$root/build/cmake.log begin=()
   if [[ ! -e $root/build/build.ninja ]] || ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" 2>/dev/null; then
     begin=(--fresh --preset default -DHYPERMLA_BUILD_TESTS=OFF "-DPython_EXECUTABLE=$python")

@@ -17,7 +17,7 @@ int main() try {
     kernel.bind(tensor.name, data);
   }
   kernel.run();
-  const hypermla::ProfileSummary profile = kernel.profile("event", {.out_dir = "profile", .bench_runs = 3});
+  const hypermla::ProfileSummary profile = kernel.profile("event", {.bench_runs = 3});
   std::printf("flash_attention took %.1f us on %s, see %s/report.md; an H200 would take %.1f us\n",
               profile.cold.median_us, device.name().c_str(), profile.directory.c_str(),
               kernel.predicted_seconds("NVIDIA H200") * 1e6);

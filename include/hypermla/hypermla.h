@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,8 +54,16 @@ struct TensorInfo {
   std::size_t bytes;
 };
 
+struct TuneOptions {
+  int max_iterations = 0;  // limits the candidates per kernel; 0: all
+  bool retune = false;     // forget what was measured, and which tilings were rejected, before
+  // Called several times a second, in the thread that tunes; true ends tune() with an Error. What was measured stays
+  // remembered.
+  std::function<bool()> stop = {};
+};
+
 struct ProfileOptions {
-  std::string out_dir = {};  // receives the files; empty: out/profiles/<mode>/<kernel>/... below the working directory
+  std::string out_dir = {};  // a new or empty directory; "": out/profiles/<mode>/<kernel>/... below the working one
   std::string label = {};    // a word of yours, kept in the profile
   int bench_runs = 20;       // repetitions of a measurement
 };
@@ -81,8 +90,9 @@ class HYPERMLA_API Kernel {
   void bind(const std::string& tensor, void* data);
 
   // Chooses the tilings for this device: remembered ones, else measured now on the bound tensors (whose outputs it
-  // writes). Without it, run() uses the defaults. `max_iterations` limits the candidates per kernel; 0: all.
-  void tune(int max_iterations = 0);
+  // writes). Without it, run() uses the defaults. Returns a sentence for every kernel of which tilings were left out,
+  // because they do not compile or run, or could not be compiled now.
+  std::vector<std::string> tune(const TuneOptions& options = {});
   // Compiles and loads, which the first run() otherwise does.
   void prepare();
   // Enqueues the kernel on a CUstream (or cudaStream_t) of the caller's; null is the default stream. On the CPU it

@@ -12,6 +12,7 @@ RuntimeError whose message says what to do next; but an argument of a wrong Pyth
 memory is short MemoryError comes.
 """
 
+import warnings
 from typing import NamedTuple
 
 from hypermla import _hypermla
@@ -283,10 +284,13 @@ class Kernel:
             wants(f"on GPU {self._ordinal}", f"on GPU {memory.ordinal}")
 
     @raises_error
-    def tune(self, max_iterations=0):
+    def tune(self, max_iterations=0, retune=False):
         """Chooses the tilings for this device: remembered ones, else measured now on the bound tensors, whose outputs
-        it writes. `max_iterations` limits the candidates per kernel; 0: all. Without it, run() uses the defaults."""
-        self._kernel.tune(max_iterations)
+        it writes. `max_iterations` limits the candidates per kernel; 0: all. `retune` forgets what was measured, and
+        which tilings were rejected, before. Without it, run() uses the defaults. Warns of tilings that were left out
+        because they do not compile or run, or could not be compiled now."""
+        for remark in self._kernel.tune(max_iterations, retune):
+            warnings.warn(remark, stacklevel=2)
 
     def prepare(self):
         """Compiles and loads, which the first run() otherwise does."""
@@ -307,10 +311,10 @@ class Kernel:
         """Measures the kernel on the bound tensors, whose outputs it writes, and sets that against the roofline.
 
         Modes: "annotation" (counters of the hardware), "event" (times only), "ncu" (Nsight Compute) and "nsys" (the
-        timeline). `out_dir` receives report.md, profile.json and the files of the mode; None: out/profiles/... below
-        the working directory. `label` is a word of yours, kept in the profile. A profiler that is absent, denied or
-        fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of random inputs, in the
-        program `hypermla`.
+        timeline). `out_dir`, a new or empty directory, receives report.md, profile.json and the files of the mode;
+        None: out/profiles/... below the working directory. `label` is a word of yours, kept in the profile. A profiler
+        that is absent, denied or fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of
+        random inputs, in the program `hypermla`.
         """
         directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = self._kernel.profile(
             mode, str(out_dir or ""), label, bench_runs)

@@ -1,9 +1,10 @@
 """What the command line says: help, lists, and the sentence for everything that is wrong."""
 
 import re
+import subprocess
 import unittest
 
-from support import CHECKOUT, SMALL, CommandCase, kernel_directories, run
+from support import BINARY, CHECKOUT, SMALL, CommandCase, kernel_directories, run
 
 USAGE = """\
 HyperMLA: Multi-head Latent Attention kernels, and the framework they are written, tuned and checked in.
@@ -219,6 +220,15 @@ class Refusals(CommandCase):
         for mode in ("ncu", "nsys"):
             self.check(f"--prof_type={mode} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation "
                        "or --prof_type=event", "kernel", "flash_attention", "--device=cpu", f"--prof_type={mode}")
+
+
+class FullDevice(unittest.TestCase):
+    def test_lost_output_is_an_error(self):
+        for words in (["--list"], ["--help"], ["predict", "flash_mla"]):
+            with self.subTest(words), open("/dev/full", "w") as full:
+                done = subprocess.run([BINARY, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(done.stderr, "hypermla: could not write the output (No space left on device)\n")
 
 
 class Spellings(CommandCase):

@@ -19,7 +19,7 @@ class Launcher(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory(prefix="hypermla-test-")
         self.addCleanup(temporary.cleanup)
-        self.root = pathlib.Path(temporary.name) / "checkout"
+        self.root = pathlib.Path(temporary.name).resolve() / "a $checkout"
         for name in ("src", "kernels", "include", "build/bin", ".venv"):
             (self.root / name).mkdir(parents=True)
         shutil.copy(CHECKOUT / "hypermla", self.root)
@@ -75,6 +75,24 @@ class Launcher(unittest.TestCase):
         link.symlink_to(self.root / "hypermla")
         done = subprocess.run([link, "a b c"], text=True, check=False, capture_output=True, env={"PATH": str(self.tools)})
         self.expect_program(done)
+
+    def test_from_any_directory_by_any_words(self):
+        """`cd` with CDPATH may print where it goes, and a script that bash is given by its name has no directory."""
+        for cwd, words in ((self.root, ["bash", "hypermla"]), (self.root, ["bash", "./hypermla"]),
+                           (self.root.parent, ["bash", f"{self.root.name}/hypermla"]),
+                           (self.root / "src", ["../hypermla"])):
+            with self.subTest(words):
+                done = subprocess.run([*words, "a", "b c"], text=True, check=False, capture_output=True, cwd=cwd,
+                                      env={"PATH": str(self.tools), "CDPATH": f".:{self.root.parent}"})
+                self.expect_program(done)
+
+    def test_a_path_that_cmake_cannot_take_is_a_sentence(self):
+        self.root = self.root.rename(self.root.parent / "a${b}")
+        (self.root / "build/build.ninja").unlink()
+        (self.root / "build/built").unlink()
+        done = self.launch("a")
+        self.assertEqual((done.returncode, self.called), (1, ""))
+        self.assertRegex(done.stderr, r"^hypermla: CMake takes \$\{ in a path .*; rename a directory of .*\n$")
 
     def test_a_newer_source_is_built_once(self):
         self.edit()

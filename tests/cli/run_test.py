@@ -121,6 +121,18 @@ class Profile(CommandCase):
         made = list(self.directory.glob("out/profiles/annotation/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
         self.assertEqual(len(made), 1)
 
+    def test_an_out_dir_that_will_not_do_is_refused_first(self):
+        """Before anything is compiled: /bin/false would fail."""
+        used = self.directory / "used"
+        used.mkdir()
+        (used / "report.md").write_text("of another run")
+        cache = {"CXX": "/bin/false", "HYPERMLA_CACHE_DIR": self.directory / "cache"}
+        for out, why in ((used, "holds files already"), (used / "report.md", "Not a directory"),
+                         (used / "report.md/below", "Not a directory")):
+            self.assertIn(why, self.refuse(*KERNEL, f"--out_dir={out}", **cache))
+        (self.directory / "out").write_text("in the way")
+        self.assertIn("Not a directory", self.refuse(*KERNEL, **cache))
+
     def test_disabled_writes_nothing(self):
         self.succeed(*QUICK)
         self.assertEqual(list(self.directory.iterdir()), [])
@@ -181,7 +193,7 @@ class Tuning(CommandCase):
         others[0].update({"seconds": [], "rejected": "of a test"})
         history.write_text(json.dumps([best, others[0]]))
         done = self.succeed(*KERNEL, "--tune_max_iters=1", "--bench_runs=1", "--out_dir=second")
-        self.assertIn("rejected  flash_attention: 1 tiling, because of a test\n", done.out)
+        self.assertRegex(done.out, r"tuning    1 tiling of flash_attention rejected \(.*\), because of a test\n")
         self.assertIn("flash_attention: 1 tiling rejected, because of a test.", (self.directory / "second/report.md").read_text())
 
 
@@ -249,6 +261,44 @@ class Caches(CommandCase):
         self.assertEqual(len(entries(cache)), 1)
 
 
+class Interruption(CommandCase):
+    """A compiler that would take ten minutes ends with the program that started it."""
+
+    def interrupt(self, number):
+        pid = self.directory / "pid"
+        compiler = self.directory / "slow-c++"
+        compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >"{pid}.new"\nmv "{pid}.new" "{pid}"\n'
+                            "exec sleep 600\n")
+        compiler.chmod(0o755)
+        process = start(*QUICK, cwd=self.directory, CXX=compiler, HYPERMLA_CACHE_DIR=self.directory / "cache")
+        while not pid.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -number)
+        self.expect_end(int(pid.read_text()))
+
+    def expect_end(self, pid):
+        for _ in range(1000):
+            try:
+                if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":  # which nobody reaps
+                    return
+            except FileNotFoundError:
+                return
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        self.fail("the compiler is still running")
+
+    def test_a_signal(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                self.interrupt(number)
+                (self.directory / "pid").unlink()
+
+    def test_a_kill(self):
+        self.interrupt(signal.SIGKILL)
+
+
 class Compilation(CommandCase):
     """For a GPU, without one."""
 
@@ -289,7 +339,7 @@ class Compilation(CommandCase):
         done = run("compile", "flash_attention", "--arch=cpu", cwd=self.directory, CXX="/bin/false",
                    HYPERMLA_CACHE_DIR=self.directory / "cache")
         self.assertEqual(done.status, 1, done)
-        self.assertRegex(done.out, r"(?m)^flash_attention +\S+ +FAILED hypermla::flash_attention<.* does not compile")
+        self.assertRegex(done.out, r"(?m)^flash_attention +\S+ +FAILED /bin/false could not compile hypermla::flash_attention<")
         self.assertIn("0 compiled, 1 failed", done.out)
 
     def test_an_unknown_target_is_a_sentence(self):

@@ -83,8 +83,8 @@ class Installation(unittest.TestCase):
                      "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
         self.succeed("cmake", "--build", build)
         self.assertRegex(self.succeed(build / "example"),
-                         r"^flash_attention took [\d.]+ us on .+, see profile/report\.md; an H200 would take [\d.]+ us\n$")
-        self.assertTrue((self.directory / "profile/profile.json").is_file())
+                         r"^flash_attention took [\d.]+ us on .+, see out/profiles/event/\S+/report\.md; an H200 would take [\d.]+ us\n$")
+        self.assertEqual(len(list(self.directory.glob("out/profiles/event/*/*/*/profile.json"))), 1)
         self.assertRegex(self.succeed(build / "decode"), r"reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
 
 

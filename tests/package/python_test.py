@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
@@ -256,6 +257,33 @@ class Buffers(unittest.TestCase):
             kernel.bind(name, address[name] + -address[name] % 16)
             kernel.bind("k", address["v"] + -address["v"] % 16)  # inputs may
             kernel.run()
+
+    # With a compiler that would take ten minutes: neither tune() nor the end of the program waits for it.
+    def test_ctrl_c_ends_tune(self):
+        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+            started, compiler = pathlib.Path(directory) / "started", pathlib.Path(directory) / "slow-c++"
+            compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >>"{started}"\nexec sleep 600\n')
+            compiler.chmod(0o755)
+            script = ("import hypermla\nkernel = hypermla.Kernel('flash_attention', b=1, s=3, t=40, h=2, device='cpu')\n"
+                      "for one in kernel.tensors: kernel.bind(one.name, 4096)\nkernel.tune(retune=True)")
+            variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]), "CXX": str(compiler),
+                         "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
+            process = subprocess.Popen([sys.executable, "-c", script], env=variables, text=True, stderr=subprocess.PIPE)
+            while not started.exists() and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=120)[1]
+            self.assertIn("KeyboardInterrupt", said)
+            self.assertEqual(process.returncode, -signal.SIGINT)
+            for pid in started.read_text().split():
+                for _ in range(1000):
+                    state = pathlib.Path(f"/proc/{pid}/status")
+                    if not state.exists() or "State:\tZ" in state.read_text():  # a zombie that nobody reaps
+                        break
+                    time.sleep(0.01)
+                else:
+                    os.kill(int(pid), signal.SIGKILL)
+                    self.fail("a compiler is still running")
 
     def test_bound_memory_is_kept(self):
         kernel = new_kernel()

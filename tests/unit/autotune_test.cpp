@@ -204,6 +204,16 @@ TEST_F(AutotuneTest, AnInterruptionLosesNothingThatWasMeasured) {
   EXPECT_TRUE(launches_.empty());
 }
 
+// The compiler would take ten minutes; neither the tuner nor the destructor of Compiler waits for it.
+TEST_F(AutotuneTest, CanBeEndedWhileItWaitsForACompiler) {
+  dir_.write_program(config_.toolchain.cxx.filename(), "#!/bin/sh\n[ \"$1\" = --version ] || exec sleep 600\n");
+  int calls = 0;
+  options_.poll = [&] {
+    if (++calls == 3) throw Interrupted();
+  };
+  EXPECT_THROW(tune(), Interrupted);
+}
+
 TEST_F(AutotuneTest, ACandidateThatFailsIsRejectedWithItsReason) {
   plan_.candidates = {{13}, {16}, {32}, {128}};  // 13 does not compile; the default, 64, is tried as well
   broken_[32] = true;
@@ -218,6 +228,54 @@ TEST_F(AutotuneTest, ACandidateThatFailsIsRejectedWithItsReason) {
   EXPECT_TRUE(launches_.count(64));
   EXPECT_EQ(chosen(tune()), 128);
   EXPECT_FALSE(launches_.count(32));  // not tried again
+}
+
+// The compiler, with one more way to fail while the file "full" exists.
+void fill_disk(const TempDir& dir, const fs::path& compiler) {
+  dir.write("full", "");
+  const std::string script = read_file(compiler);
+  const std::size_t at = script.find("if grep");
+  dir.write_program(compiler.filename(),
+                    script.substr(0, at) + "if [ -e '" + (dir.path() / "full").string() +
+                        "' ] && grep -q 'Bm = 32}' \"$source\"; then echo 'ld: final link failed: No space left on "
+                        "device' >&2; exit 1; fi\n" +
+                        script.substr(at));
+}
+
+TEST_F(AutotuneTest, AFailureThatPassesIsSaidAndNotRemembered) {
+  fill_disk(dir_, config_.toolchain.cxx);
+  const AutotuneResult result = tune();
+  EXPECT_EQ(chosen(result), 128);
+  EXPECT_EQ(result.stages[0].skipped.begin()->second, 1);
+  ASSERT_EQ(remarks(result).size(), 1u);
+  EXPECT_TRUE(contains(remarks(result)[0], "1 tiling of first could not be tried")) << remarks(result)[0];
+  EXPECT_TRUE(contains(remarks(result)[0], "No space left on device")) << remarks(result)[0];
+  EXPECT_FALSE(contains(read_file(result.stages[0].history), "rejected"));
+  fs::remove(dir_.path() / "full");
+  const AutotuneResult again = tune();
+  EXPECT_EQ(chosen(again), 32);
+  EXPECT_EQ(remarks(again), std::vector<std::string>{});
+}
+
+TEST_F(AutotuneTest, AVerdictHoldsForTheCompilerThatGaveIt) {
+  plan_.candidates = {{13}, {64}};
+  seconds_["first"][13] = 0.001;
+  const std::string script = read_file(config_.toolchain.cxx);
+  for (int run = 0; run < 2; ++run) {  // the second remembers
+    const AutotuneResult result = tune();
+    EXPECT_EQ(chosen(result), 64);
+    ASSERT_EQ(remarks(result).size(), 1u);
+    EXPECT_TRUE(contains(remarks(result)[0], "1 tiling of first rejected")) << remarks(result)[0];
+    EXPECT_TRUE(contains(remarks(result)[0], "--retune")) << remarks(result)[0];
+    const std::string better = script.substr(0, script.find("if grep")) + "cp \"$source\" \"$output\"\n";
+    dir_.write_program(config_.toolchain.cxx.filename(), better);  // of the same version
+  }
+  std::string newer = read_file(config_.toolchain.cxx);
+  newer.replace(newer.find("compiler 1.0"), 12, "compiler 1.1");
+  dir_.write_program(config_.toolchain.cxx.filename(), newer);
+  const AutotuneResult result = tune();
+  EXPECT_EQ(chosen(result), 13);
+  EXPECT_EQ(remarks(result), std::vector<std::string>{});
 }
 
 TEST_F(AutotuneTest, NoneLeftIsASentenceWithTheReason) {

@@ -99,6 +99,7 @@ TEST_F(Cache, PublishesAndFinds) {
   EXPECT_EQ(found->report, published.report);
   EXPECT_EQ(found->dir, root_ / "k");
   EXPECT_EQ(found->report["registers"], 128);
+  EXPECT_EQ(found->report["uid"], ::geteuid());
   EXPECT_EQ(found->report["files"]["kernel.cubin"]["bytes"], 200000);
   EXPECT_EQ(found->report["files"]["kernel.cubin"]["hash"], content_hash(contents_of("k")["kernel.cubin"]));
   EXPECT_NE(error_of([&] { (void)found->path("kernel.so"); }).find("kernel.so"), std::string::npos);
@@ -267,7 +268,7 @@ TEST_F(Cache, FileSizeLimitIsASentence) {
 
 TEST_F(Cache, FullDiskIsASentenceAndTheCacheGoesOn) {
   make_directories(root_);
-  if (::mount("tmpfs", root_.c_str(), "tmpfs", 0, "size=512k") != 0)
+  if (::mount("tmpfs", root_.c_str(), "tmpfs", 0, "size=512k,mode=0700") != 0)
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   const KernelCache cache(root_);
   expect_sentence_and_nothing_left(cache, "free some space");
@@ -309,7 +310,13 @@ TEST_F(Cache, DamageOfAnyKindIsFoundRemovedAndRepaired) {
       {"empty directory", [&] { fs::remove_all(dir), fs::create_directory(dir); }},
       {"a file in its place", [&] { fs::remove_all(dir), overwrite(dir, "x"); }},
       {"a link to nowhere", [&] { fs::remove_all(dir), fs::create_symlink("nowhere", dir); }},
+      {"a pipe in place of the artifact", [&] { fs::remove(cubin), ::mkfifo(cubin.c_str(), 0600); }},
+      {"a pipe in place of the report", [&] { fs::remove(report), ::mkfifo(report.c_str(), 0600); }},
+      {"an artifact that others may write", [&] { ::chmod(cubin.c_str(), 0666); }},
+      {"a directory that others may write", [&] { ::chmod(dir.c_str(), 0770); }},
+      {"a link to an artifact", [&] { fs::rename(cubin, dir_ / "k"), fs::create_symlink(dir_ / "k", cubin); }},
   };
+  ::alarm(60);  // a pipe that is opened for reading waits for ever
   for (const auto& [what, damage] : damages) {
     for (const bool look_first : {true, false}) {
       cache.publish("k", contents_of("k"), report_of("k"));
@@ -323,6 +330,36 @@ TEST_F(Cache, DamageOfAnyKindIsFoundRemovedAndRepaired) {
       EXPECT_TRUE(cache.find("k")) << what;
     }
   }
+  ::alarm(0);
+}
+
+TEST_F(Cache, IsForItsOwnerAloneWhateverTheUmask) {
+  const mode_t before = ::umask(0);
+  KernelCache(root_).publish("k", contents_of("k"), report_of("k"));
+  ::umask(before);
+  EXPECT_EQ(fs::status(root_).permissions(), fs::perms(0700));
+  EXPECT_EQ(fs::status(root_ / "k").permissions(), fs::perms(0700));
+  for (const auto& file : fs::directory_iterator(root_ / "k"))
+    EXPECT_EQ(file.status().permissions(), fs::perms(0600)) << file.path();
+}
+
+TEST_F(Cache, AnotherUsersEntriesAreNotServed) {
+  const KernelCache cache(root_);
+  cache.publish("k", contents_of("k"), report_of("k"));
+  ::chmod(root_.c_str(), 0777);
+  for (const std::string key : {"k", "new"}) {
+    const auto publish = [&] { cache.publish(key, contents_of(key), report_of(key)); };
+    EXPECT_NE(error_of(publish).find("may be written by other users"), std::string::npos);
+  }
+  EXPECT_THROW(cache.find("k"), Error);
+  ::chmod(root_.c_str(), 0700);
+  EXPECT_TRUE(cache.find("k"));
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  for (const char* name : {"", "kernel.cubin", "report.json"}) {
+    ASSERT_EQ(::chown((root_ / "k" / name).c_str(), 65534, 65534), 0);
+    EXPECT_FALSE(cache.find("k")) << name;
+    cache.publish("k", contents_of("k"), report_of("k"));
+  }
 }
 
 TEST_F(Cache, ReadOnlyCacheServesAndSaysThatItCannotStore) {
@@ -330,6 +367,8 @@ TEST_F(Cache, ReadOnlyCacheServesAndSaysThatItCannotStore) {
   cache.publish("good", contents_of("good"), report_of("good"));
   cache.publish("damaged", contents_of("damaged"), report_of("damaged"));
   fs::resize_file(root_ / "damaged/kernel.cubin", 1);
+  for (const auto& item : fs::recursive_directory_iterator(root_))  // for others to read, as its owner would
+    ::chmod(item.path().c_str(), item.is_directory() ? 0755 : 0644);
   ::chmod(root_.c_str(), 0555);
   const int status = finish(start([&] {
     if (::geteuid() == 0 && ::setuid(65534) != 0) return 77;  // permissions do not bind root

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hypermla/compile/backends.h"
 #include "hypermla/compile/source_text.h"
 #include "support.h"
 
@@ -104,14 +105,27 @@ TEST_F(CompilerTest, TheKeyDependsOnInstanceTargetAndFlags) {
   EXPECT_NE(key(flags), key(with_compiler()));
 }
 
-TEST_F(CompilerTest, TheKeyDependsNeitherOnThePlaceNorOnTheCompiler) {
+TEST_F(CompilerTest, TheKeyDoesNotDependOnThePlace) {
   const std::string here = key(with_compiler());
   write_checkout("somewhere/else");
   EXPECT_EQ(key(with_compiler("somewhere/else")), here);
   EXPECT_EQ(key(config()), here);  // and needs no compiler then
-  CompilerConfig other = config();
-  other.toolchain.cxx = dir_.write_program("other", "#!/bin/sh\nexit 1\n");
-  EXPECT_EQ(key(other), here);
+}
+
+// Another compiler, or another version of one, may make other code of the same source.
+TEST_F(CompilerTest, OnACpuTheKeyDependsOnTheCompiler) {
+  const CompilerConfig first = with_compiler();
+  const std::string before = key(first), script = read_file(first.toolchain.cxx);
+  CompilerConfig other = first;
+  other.toolchain.cxx = dir_.write_program("other-c++", script);
+  const std::string with_other = key(other);
+  EXPECT_NE(with_other, before);
+  std::string newer = script;
+  newer.replace(newer.find("compiler 1.0"), 12, "compiler 1.1");
+  dir_.write_program("other-c++", newer);
+  EXPECT_NE(key(other), with_other);
+  EXPECT_EQ(key(first), before);
+  EXPECT_EQ(cached().size(), 3u);
 }
 
 TEST_F(CompilerTest, AGpuEntryIsServedWithoutAnyToolchain) {
@@ -185,10 +199,75 @@ TEST(SourceText, LosesCommentsAndTheSpaceThatSeparatesNothing) {
 TEST_F(CompilerTest, AnErrorIsTheCompilersOwnAndLeavesNothing) {
   Compiler compiler(with_compiler());
   const std::string message = error_of([&] { compiler.compile(source("a<REFUSED>"), kArch); });
-  EXPECT_TRUE(contains(message, "a<REFUSED> does not compile for generic: error: this tiling is refused")) << message;
+  EXPECT_TRUE(
+      contains(message, "a<REFUSED> does not compile for generic: kernel.cpp:1:1: error: this tiling is refused"))
+      << message;
   EXPECT_EQ(cached(), std::vector<std::string>{});
   EXPECT_NO_THROW(compiler.compile(source(), kArch));  // and the next one compiles
   EXPECT_EQ(cached().size(), 1u);
+}
+
+// What g++ 12, NVRTC 13.5 and tileiras 13.5 write when they fail.
+TEST(CompileVerdict, IsWhatHasAPlaceInTheSource) {
+  const BackendInput input{"", "a<1>", "generic", {}, {}};
+  auto message = [&](bool verdict, int status, const std::string& log) {
+    try {
+      fail_compilation(input, "compiler", status, log);
+    } catch (const CompileError& error) {
+      EXPECT_TRUE(verdict) << log;
+      return std::string(error.what());
+    } catch (const Error& error) {
+      EXPECT_FALSE(verdict) << log;
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* log :
+       {"a.cuh:1:26: error: static assertion failed: no\n", "a.cuh:7: error: wrong\n",
+        "kernel.cu(1): error: no \"y\"\n",
+        "ptxas error   : Entry function 'f' uses too much shared data (0x61a80 bytes, 0x38c00 max)\n",
+        "ptxas application ptx input, line 23; error   : Unknown modifier\n", "error[]: tile too large\n"}) {
+    EXPECT_TRUE(contains(message(true, 1, std::string("In file included from b.h\n") + log),
+                         "a<1> does not compile for generic: " + std::string(log).substr(0, 10)));
+    message(false, 128 + 9, log);  // it was killed: there may be more to say
+  }
+  for (const char* log :
+       {"a.cpp:4:89: fatal error: error writing to /tmp/a.s: No space left on device\n",
+        "/usr/bin/ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status\n",
+        "{standard input}: Fatal error: can't write 312 bytes to section .text of a.o: 'No space left on device'\n",
+        "LLVM ERROR: IO failure on output stream: No space left on device\n"})
+    EXPECT_TRUE(contains(message(false, 1, std::string("a.h:1:1: warning: odd\n") + log), "No space left on device"));
+  for (const char* log :
+       {"g++: error: unrecognized command-line option '-funknown'\n",
+        "virtual memory exhausted: Cannot allocate memory\n",
+        "cc1plus: error: bad value 'x86-64-v9' for '-march=' switch\n", "g++: fatal error: Killed signal terminated\n",
+        "a.h:1:10: fatal error: x.h: No such file or directory\n", "nvrtc: error: unrecognized option -foo found\n",
+        "kernel.cu(1): catastrophic error: could not open source file\n", "error: failed to compile Tile IR program\n",
+        "a.cpp:3:4: internal compiler error: Segmentation fault\n", "ptxas fatal   : Memory allocation failure\n"})
+    EXPECT_TRUE(contains(message(false, 1, log), std::string(log, 20)));
+  EXPECT_TRUE(contains(message(false, 137, ""), "it ended with status 137 and said nothing"));
+}
+
+TEST_F(CompilerTest, AWorkersVerdictIsAVerdict) {
+  for (const int status : {1, 2}) {
+    CompilerConfig failing = with_compiler();
+    failing.worker = dir_.write_program("worker", fmt::format("#!/bin/sh\necho no >&2\nexit {}\n", status));
+    try {
+      Compiler(failing).compile(source(), kArch);
+      ADD_FAILURE();
+    } catch (const CompileError&) {
+      EXPECT_EQ(status, kRefused);
+    } catch (const Error&) {
+      EXPECT_NE(status, kRefused);
+    }
+  }
+}
+
+TEST_F(CompilerTest, SweepsWhatKilledCompilationsLeft) {
+  const fs::path left = dir_.path() / "cache/compile.999999999.0123456789abcdef.tmp";
+  dir_.write(fs::relative(left / "kernel.cpp", dir_.path()), "");
+  Compiler(with_compiler()).compile(source(), kArch);
+  EXPECT_FALSE(fs::exists(left));
 }
 
 TEST_F(CompilerTest, AMissingHeaderIsAnError) {

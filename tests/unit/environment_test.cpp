@@ -103,9 +103,28 @@ TEST_F(EnvironmentTest, AnInstallationCachesInTheUsersDirectory) {
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "home/.cache/hypermla");
   set("XDG_CACHE_HOME", dir_.path() / "xdg");
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "xdg/hypermla");
-  set("HYPERMLA_CACHE_DIR", "mine");
+  set("HYPERMLA_CACHE_DIR", dir_.path() / "mine");
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "mine");
   EXPECT_FALSE(fs::exists(dir_.path() / "mine"));  // looking around creates nothing
+}
+
+TEST_F(EnvironmentTest, RefusesACacheThatDependsOnWhereItIsStarted) {
+  set("HYPERMLA_ROOT", tree("share/hypermla", false));
+  for (const char* name : {"HOME", "XDG_CACHE_HOME", "HYPERMLA_CACHE_DIR"}) {
+    set(name, "mine");
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, std::string(name) + "=mine is not an absolute path")) << message;
+  }
+}
+
+TEST_F(EnvironmentTest, RefusesACacheThatOthersMayWrite) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  const fs::path cache = dir_.path() / "checkout/.cache";
+  fs::create_directory(cache);
+  Environment::detect();
+  fs::permissions(cache, fs::perms(0777));
+  const std::string message = error_of([] { Environment::detect(); });
+  EXPECT_TRUE(contains(message, cache.string() + "' may be written by other users")) << message;
 }
 
 TEST_F(EnvironmentTest, FindsToolkitsInTheirOrder) {
@@ -129,6 +148,12 @@ TEST_F(EnvironmentTest, FindsTheCompilerAndItsFlags) {
   EXPECT_EQ(Environment::detect().toolchain.cxx, clang);
   const fs::path gxx = dir_.write_program("bin/g++", "#!/bin/sh\n");
   EXPECT_EQ(Environment::detect().toolchain.cxx, gxx);
+  set("CXX", "clang++");
+  for (const fs::path& absent : {fs::path("icpx"), dir_.path() / "absent/g++"}) {
+    set("CXX", absent);
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, "CXX=" + absent.string() + " is no program")) << message;
+  }
   set("CXX", "clang++");
   set("HYPERMLA_HOST_FLAGS", "  -DA=1\t-g ");
   EXPECT_EQ(Environment::detect().toolchain.cxx, clang);
@@ -161,6 +186,11 @@ TEST(Relocation, ACopiedProgramFindsItsOwnFiles) {
   const ProcessResult result = run_process(command, options);
   EXPECT_EQ(result.status, 0) << result.out << result.err;
   EXPECT_TRUE(contains(result.out, "root=" + (dir.path() / "prefix/share/hypermla").string() + "\n")) << result.out;
+
+  // By another name, from elsewhere.
+  fs::create_symlink(program, dir.path() / "other");
+  const ProcessResult linked = run_process({(dir.path() / "other").string(), command[1], command[2]}, options);
+  EXPECT_TRUE(contains(linked.out, "root=" + (dir.path() / "prefix/share/hypermla").string() + "\n")) << linked.out;
 
   fs::remove_all(dir.path() / "prefix/share");
   const ProcessResult lost = run_process(command, options);

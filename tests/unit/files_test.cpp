@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <functional>
+#include <thread>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/hash.h"
@@ -136,6 +138,63 @@ TEST_F(Files, SweepTakesTheDeadAndLeavesTheLivingAndTheForeign) {
   sweep_scratch(dir_ / "absent");
 }
 
+TEST_F(Files, WhatIsTheOwnersAloneDoesNotFollowTheUmask) {
+  for (const mode_t mask : {0, 0022, 0777}) {
+    const fs::path dir = dir_ / std::to_string(mask);
+    const mode_t before = ::umask(mask);
+    make_directories(dir / "a/b", Access::owner);
+    write_file_atomic(dir / "a/b/f", "x", Access::owner);
+    write_new_file(dir / "a/b/g", "x");
+    const Scratch scratch(dir / "a/b/s", Scratch::Kind::directory);
+    ::umask(before);
+    for (const fs::path& path : {dir, dir / "a", dir / "a/b", scratch.path()})
+      EXPECT_EQ(fs::status(path).permissions(), fs::perms(0700)) << path;
+    for (const fs::path& path : {dir / "a/b/f", dir / "a/b/g"})
+      EXPECT_EQ(fs::status(path).permissions(), fs::perms(0600)) << path;
+  }
+  const mode_t before = ::umask(0027);
+  make_directories(dir_ / "d");
+  write_file_atomic(dir_ / "d/f", "x");
+  ::umask(before);
+  EXPECT_EQ(fs::status(dir_ / "d").permissions(), fs::perms(0750));
+  EXPECT_EQ(fs::status(dir_ / "d/f").permissions(), fs::perms(0640));
+}
+
+TEST_F(Files, TrustsWhatNoOneElseMayWrite) {
+  const fs::path cache = dir_ / "parent/cache";
+  require_trusted(cache);  // it does not exist yet
+  make_directories(cache, Access::owner);
+  require_trusted(cache);
+  for (const auto mode : {0770, 0702}) {
+    fs::permissions(cache, fs::perms(mode));
+    EXPECT_FALSE(trusted(cache));
+    EXPECT_NE(error_of([&] { require_trusted(cache); }).find("chmod -R go-w '" + cache.string()), std::string::npos);
+  }
+  fs::permissions(cache, fs::perms(0755));
+  fs::permissions(dir_ / "parent", fs::perms(0777));
+  const std::string replaceable = error_of([&] { require_trusted(cache / "not/there/yet"); });
+  EXPECT_NE(replaceable.find("chmod o-w '" + (dir_ / "parent").string()), std::string::npos) << replaceable;
+  fs::permissions(dir_ / "parent", fs::perms(01777));
+  require_trusted(cache);
+
+  fs::create_symlink(cache, dir_ / "link");
+  require_trusted(dir_ / "link");
+  EXPECT_FALSE(trusted(dir_ / "link"));
+  fs::permissions(cache, fs::perms(0777));
+  EXPECT_THROW(require_trusted(dir_ / "link"), Error);
+  if (::geteuid() != 0) return;
+  fs::permissions(cache, fs::perms(0700));
+  ASSERT_EQ(::chown(cache.c_str(), 65534, 65534), 0);
+  EXPECT_NE(error_of([&] { require_trusted(cache); }).find("belongs to another user (uid 65534)"), std::string::npos);
+}
+
+TEST_F(Files, APipeIsNoFile) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  ::alarm(20);
+  EXPECT_NE(error_of([&] { read_file(dir_ / "pipe"); }).find("is not a regular file"), std::string::npos);
+  ::alarm(0);
+}
+
 TEST_F(Files, MakeDirectoriesIsRepeatableAndRefusesAFile) {
   make_directories(dir_ / "a/b/c");
   make_directories(dir_ / "a/b/c");
@@ -143,6 +202,23 @@ TEST_F(Files, MakeDirectoriesIsRepeatableAndRefusesAFile) {
   write_file_atomic(dir_ / "f", "");
   EXPECT_THROW(make_directories(dir_ / "f"), Error);
   EXPECT_THROW(make_directories(dir_ / "f/g"), Error);
+}
+
+TEST_F(Files, WhatCannotBeWrittenIsKnownBefore) {
+  require_writable(dir_);
+  require_writable(dir_ / "a/b");
+  EXPECT_EQ(count(), 0);
+  write_file_atomic(dir_ / "f", "");
+  EXPECT_NE(error_of([&] { require_writable(dir_ / "f/a"); }).find("check the path"), std::string::npos);
+  ::chmod(dir_.c_str(), 0555);
+  const int status = in_child([&] {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 77;  // permissions do not bind root
+    return error_of([&] { require_writable(dir_ / "a/b"); }).find("change its permissions") == std::string::npos ? 1
+                                                                                                                 : 0;
+  });
+  ::chmod(dir_.c_str(), 0755);
+  if (status == 77) GTEST_SKIP() << "root cannot give up its rights here";
+  EXPECT_EQ(status, 0);
 }
 
 // Vectors of FIPS 180-4's examples (the first three and the last) and of lengths around the padding's edges.
@@ -215,6 +291,31 @@ TEST(RunProcess, TimeoutEndsTheProgramAndItsChildren) {
   // The grandchild is gone, or a zombie that no process of this container reaps.
   const std::string state = shell("sleep 0.2; cut -d' ' -f3 /proc/" + result.out + "/stat 2>/dev/null");
   EXPECT_TRUE(state.empty() || state == "Z\n") << state;
+}
+
+TEST(RunProcess, AStopEndsTheProgram) {
+  std::stop_source stop;
+  std::thread later([&] {
+    ::usleep(50000);
+    stop.request_stop();
+  });
+  const ProcessResult result = run_process({"sh", "-c", "sleep 600 & wait"}, {.stop = stop.get_token()});
+  later.join();
+  EXPECT_EQ(result.status, 128 + SIGTERM);
+  EXPECT_FALSE(result.timed_out);
+}
+
+TEST(RunProcess, EndProgramsEndsThoseThatRunAndStartsNone) {
+  const int status = in_child([] {
+    std::thread later([] {
+      ::usleep(50000);
+      end_programs();
+    });
+    const int ended = run_process({"sleep", "600"}).status;
+    later.join();
+    return ended == 128 + SIGTERM && error_of([] { run_process({"true"}); }) != "no error" ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
 }
 
 TEST(RunProcess, SaysWhatCouldNotBeStarted) {

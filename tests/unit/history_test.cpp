@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,6 +65,27 @@ TEST_F(History, CorruptFilesAreSetAsideAndTunedAgain) {
     store.save(results_);
     EXPECT_EQ(store.load(), results_);
   }
+}
+
+// Opening a pipe that nobody writes would wait for ever: then the alarm ends this program.
+TEST_F(History, APipeInItsPlaceIsSetAside) {
+  const TuningHistory store(dir_, "k", "p", "d");
+  make_directories(store.path().parent_path());
+  ASSERT_EQ(::mkfifo(store.path().c_str(), 0600), 0);
+  ::alarm(20);
+  EXPECT_EQ(store.load(), Json::array());
+  ::alarm(0);
+  store.save(results_);
+  EXPECT_EQ(store.load(), results_);
+}
+
+TEST_F(History, IsForItsOwnerAlone) {
+  const TuningHistory store(dir_, "k", "p", "d");
+  const mode_t before = ::umask(0);
+  store.save(results_);
+  ::umask(before);
+  EXPECT_EQ(fs::status(store.path()).permissions(), fs::perms(0600));
+  EXPECT_EQ(fs::status(store.path().parent_path()).permissions(), fs::perms(0700));
 }
 
 TEST_F(History, AFailedSaveKeepsTheLastOne) {

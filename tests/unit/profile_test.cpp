@@ -329,6 +329,7 @@ class OnAGpu : public testing::Test {
     return config;
   }
   ProfileResult run(ProfileMode mode) {
+    std::filesystem::remove_all(dir.path() / "out");  // of the run before
     return profile({.kernel = entry,
                     .plan = *plan,
                     .executable = *executable,

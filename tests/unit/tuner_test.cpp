@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -115,6 +117,24 @@ TEST(Tuner, MeasuresInOrderOfPredictionUnknownLastAndHopelessNever) {
   tuner.reject(4, "does not compile");
   EXPECT_EQ(tuner.next(), 0);
   EXPECT_EQ(tuner.upcoming(100), (std::vector<int>{0, 6, 1, 5}));
+}
+
+TEST(Tuner, WhatIsSkippedIsTriedAgainAndWhatIsRejectedWithThisCompilerIsNot) {
+  const std::vector<Candidate> candidates{candidate(0, 1), candidate(1, 2), candidate(2, 3)};
+  Tuner tuner(candidates, {.compiler = "g++ 12"});
+  tuner.skip(0, "the disk is full");
+  tuner.reject(1, "does not compile");
+  EXPECT_EQ(tuner.next(), 2);
+  tuner.record(2, {1, 1, 1});
+  EXPECT_EQ(tuner.best(), 2);
+  EXPECT_EQ(tuner.skipped(), (Tuner::LeftOut{{"the disk is full", 1}}));
+  EXPECT_EQ(tuner.rejected(), (Tuner::LeftOut{{"does not compile", 1}}));
+  const std::map<std::string, std::vector<int>> left{{"g++ 12", {0}}, {"", {0}}, {"g++ 13", {0, 1}}};
+  for (const auto& [compiler, upcoming] : left)
+    EXPECT_EQ(Tuner(candidates, {.compiler = compiler}, tuner.history()).upcoming(100), upcoming) << compiler;
+  Json before = tuner.history();  // as histories were, that do not name the compiler
+  for (Json& entry : before) entry.erase("compiler");
+  EXPECT_EQ(Tuner(candidates, {.compiler = "g++ 12"}, before).upcoming(100), (std::vector<int>{0, 1}));
 }
 
 TEST(Tuner, MeasuresARepeatedTilingOnce) {

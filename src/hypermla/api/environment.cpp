@@ -1,6 +1,7 @@
 #include "hypermla/api/environment.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
 
 namespace hypermla {
 namespace {
@@ -19,6 +21,14 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+// Where a relative path would lie depends on where the program is started: someone else's directory, perhaps.
+fs::path absolute_variable(const char* name) {
+  const fs::path path = variable(name);
+  if (!path.empty() && !path.is_absolute())
+    fail("{}={} is not an absolute path; set it to one, or unset it", name, path.string());
+  return path;
+}
+
 bool is_root(const fs::path& path) {
   std::error_code unreadable;  // is as good as absent
   return fs::exists(path / "kernels/cutile/tile.h", unreadable);
@@ -27,12 +37,12 @@ bool is_root(const fs::path& path) {
 // The image (program or library) that this code was linked into.
 fs::path own_image() {
   Dl_info info{};
-  dladdr(reinterpret_cast<void*>(&is_root), &info);
+  void* found = nullptr;
+  dladdr1(reinterpret_cast<void*>(&is_root), &info, &found, RTLD_DL_LINKMAP);
+  const char* library = found ? static_cast<const link_map*>(found)->l_name : "";
+  // The program itself has no name there; the kernel knows its file, by whatever name or link it was started.
   std::error_code error;
-  // A program is known to dladdr by the name it was started with; the kernel knows better.
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  const fs::path image = info.dli_fname ? fs::absolute(info.dli_fname, error) : program;
-  return image.filename() == program.filename() ? program : image;
+  return *library ? fs::absolute(library, error) : fs::read_symlink("/proc/self/exe", error);
 }
 
 fs::path find_root() {
@@ -51,10 +61,10 @@ fs::path find_root() {
 }
 
 fs::path find_cache(const fs::path& root) {
-  if (const std::string path = variable("HYPERMLA_CACHE_DIR"); !path.empty()) return fs::absolute(path);
+  if (const fs::path path = absolute_variable("HYPERMLA_CACHE_DIR"); !path.empty()) return path;
   if (fs::exists(root / "CMakeLists.txt")) return root / ".cache";
-  if (const std::string path = variable("XDG_CACHE_HOME"); !path.empty()) return fs::path(path) / "hypermla";
-  if (const std::string path = variable("HOME"); !path.empty()) return fs::path(path) / ".cache/hypermla";
+  if (const fs::path path = absolute_variable("XDG_CACHE_HOME"); !path.empty()) return path / "hypermla";
+  if (const fs::path path = absolute_variable("HOME"); !path.empty()) return path / ".cache/hypermla";
   fail("there is no place for a cache: set HYPERMLA_CACHE_DIR");
 }
 
@@ -108,11 +118,18 @@ Environment Environment::detect() {
   Environment environment;
   environment.root = find_root();
   environment.cache = find_cache(environment.root);
+  require_trusted(environment.cache);
   std::vector<fs::path> roots = {variable("HYPERMLA_CUDA_ROOT")};
   for (const fs::path& root : wheel_roots(environment.root)) roots.push_back(root);
   roots.push_back(variable("CUDA_HOME"));
   roots.push_back("/usr/local/cuda");
-  environment.toolchain = Toolchain::find(roots, {variable("CXX"), "g++", "c++", "clang++"}, variable("PATH"));
+  std::vector<std::string> compilers = {"g++", "c++", "clang++"};
+  const std::string cxx = variable("CXX");
+  if (!cxx.empty()) compilers = {cxx};
+  environment.toolchain = Toolchain::find(roots, compilers, variable("PATH"));
+  if (!cxx.empty() && environment.toolchain.cxx.empty())
+    fail("CXX={} is no program that can be run; set it to the path of a C++20 compiler, without flags, or unset it",
+         cxx);
   environment.host_flags = words(variable("HYPERMLA_HOST_FLAGS"));
   environment.profile_tools = find_tools(environment);
   return environment;

@@ -1,12 +1,10 @@
 // The one place that reads the environment and looks around the file system: where kernels, conf and caches are, and
 // which compilers there are. Everything below takes paths.
 //
-// HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's own
-// place)
+//   HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's place)
 //   HYPERMLA_CACHE_DIR   compiled kernels, tuning results, measured devices  (default: .cache in a checkout, else
-//                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla)
-// HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, then
-// CUDA_HOME)
+//                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla); absolute, and of this user or root alone
+//   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, CUDA_HOME)
 //   CXX                  C++20 compiler for kernels on the CPU               (default: g++, then c++, then clang++)
 //   HYPERMLA_HOST_FLAGS  further compiler flags for CPU kernels, such as -DHYPERMLA_TILE_DEBUG
 #pragma once
@@ -29,7 +27,8 @@ struct Environment {
   std::vector<std::string> host_flags;
   ProfileTools profile_tools;
 
-  // Throws Error when the kernels' sources are not found.
+  // Throws Error when the kernels' sources or the program that CXX names are not found, or when another user may write
+  // the cache.
   static Environment detect();
 
   std::filesystem::path kernel_root() const { return root / "kernels"; }

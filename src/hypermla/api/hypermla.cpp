@@ -65,6 +65,17 @@ struct Kernel::State {
   void require_indices() const {
     if (!device->is_gpu()) hypermla::require_indices(specs, tensors);
   }
+  // Over the bound tensors, with the tilings that tune() chose; not prepared.
+  std::unique_ptr<Executable> plan() const {
+    for (const auto& [tensor, its] : tensors)
+      if (!its.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", tensor, tensor);
+    refuse_shared_memory(infos, tensors);
+    auto planned_executable = configured.plan->plan(tensors);
+    for (TiledKernel* kernel : planned_executable->kernels())
+      for (const AutotuneResult::Stage& tuned : tuning.stages)
+        if (tuned.kernel == kernel->name()) kernel->set_tiling(tuned.tiling);
+    return planned_executable;
+  }
 
   std::vector<TensorSpec> specs = configured.plan->tensors();
   std::vector<TensorInfo> infos;
@@ -110,25 +121,25 @@ void Kernel::bind(const std::string& tensor, void* data) {
 
 void Kernel::prepare() {
   if (state_->executable) return;
-  for (const auto& [name, tensor] : state_->tensors)
-    if (!tensor.data) fail("tensor '{}' is not bound; call bind(\"{}\", pointer) first", name, name);
-  refuse_shared_memory(state_->infos, state_->tensors);
-  auto executable = state_->configured.plan->plan(state_->tensors);
-  for (TiledKernel* kernel : executable->kernels())
-    for (const AutotuneResult::Stage& tuned : state_->tuning.stages)
-      if (tuned.kernel == kernel->name()) kernel->set_tiling(tuned.tiling);
+  auto executable = state_->plan();
   executable->prepare(shared().compiler, *state_->device);
   state_->executable = std::move(executable);
 }
 
-void Kernel::tune(int max_iterations) {
+std::vector<std::string> Kernel::tune(const TuneOptions& asked) {
+  auto executable = state_->plan();
   state_->require_indices();
-  prepare();
   AutotuneOptions options;
   options.history_root = shared().environment.history_root();
-  options.tuner.max_iterations = max_iterations;
-  state_->tuning = autotune(*state_->configured.plan, *state_->executable, shared().compiler, *state_->device,
+  options.retune = asked.retune;
+  options.tuner.max_iterations = asked.max_iterations;
+  options.poll = [&] {
+    if (asked.stop && asked.stop()) fail("tuning was stopped; call tune() again to go on where it was");
+  };
+  state_->tuning = autotune(*state_->configured.plan, *executable, shared().compiler, *state_->device,
                             state_->planned.spec, options);
+  state_->executable = std::move(executable);
+  return remarks(state_->tuning);
 }
 
 void Kernel::run(void* stream) {
@@ -141,6 +152,7 @@ ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& op
   const ProfileMode wanted = profile_mode_from_name(mode);
   if (options.bench_runs < 1) fail("bench_runs is {}; a measurement takes at least 1", options.bench_runs);
   state_->require_indices();
+  require_out_dir(options.out_dir);
   prepare();
   return summary_of(hypermla::profile({.kernel = state_->configured.entry,
                                        .plan = *state_->configured.plan,

@@ -25,6 +25,24 @@ FileDescriptor open_file(const fs::path& path, int flags) {
   return FileDescriptor(number);
 }
 
+FileDescriptor create_file(const fs::path& path, Access access) {
+  const mode_t mode = access == Access::owner ? 0600 : 0666;
+  FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (file && access == Access::owner) ::fchmod(file.number(), mode);  // a umask may have taken the owner's own rights
+  return file;
+}
+
+bool create_directory(const fs::path& path, Access access) {
+  const mode_t mode = access == Access::owner ? 0700 : 0777;
+  if (::mkdir(path.c_str(), mode) != 0) return false;
+  if (access == Access::owner) ::chmod(path.c_str(), mode);
+  return true;
+}
+
+bool trusted(const struct stat& status) {
+  return (status.st_uid == ::geteuid() || status.st_uid == 0) && !(status.st_mode & (S_IWGRP | S_IWOTH));
+}
+
 // Writes and syncs; returns an errno, 0 for success.
 int write_all(int descriptor, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -101,12 +119,42 @@ FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) ::close(number_);
 }
 
+bool trusted(const fs::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0 && !S_ISLNK(status.st_mode) && trusted(status);
+}
+
+void require_trusted(const fs::path& path) {
+  constexpr const char* kDanger = "they could put code there that would run as you";
+  std::error_code ignored;
+  const fs::path real = fs::weakly_canonical(path, ignored);
+  struct stat status {};
+  if (::stat(real.c_str(), &status) == 0 && !trusted(status)) {
+    if (status.st_uid != ::geteuid() && status.st_uid != 0)
+      fail(
+          "'{}' belongs to another user (uid {}) and is not used, because {}; choose a directory of your own "
+          "(HYPERMLA_CACHE_DIR)",
+          path.string(), status.st_uid, kDanger);
+    fail("'{}' may be written by other users and is not used, because {}; run `chmod -R go-w '{}'`", path.string(),
+         kDanger, path.string());
+  }
+  for (fs::path above = real.parent_path(); !above.empty(); above = above.parent_path()) {
+    if (::stat(above.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) && !(status.st_mode & S_ISVTX))
+      fail("'{}' is not used, because all users may write '{}': {}; choose another directory, or run `chmod o-w '{}'`",
+           path.string(), above.string(), kDanger, above.string());
+    if (above == above.parent_path()) break;
+  }
+}
+
 std::string read_file(const fs::path& path) {
-  const FileDescriptor file = open_file(path, O_RDONLY);
+  const FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK);  // which a pipe without a writer needs
   if (!file) fail_file("read", path, errno);
   struct stat status {};
+  if (::fstat(file.number(), &status) != 0) fail_file("read", path, errno);
+  if (S_ISDIR(status.st_mode)) fail_file("read", path, EISDIR);
+  if (!S_ISREG(status.st_mode)) fail("'{}' is not a regular file; give the path of one", path.string());
   std::string bytes;
-  if (::fstat(file.number(), &status) == 0) bytes.reserve(static_cast<std::size_t>(status.st_size));
+  bytes.reserve(static_cast<std::size_t>(status.st_size));
   char block[1 << 16];
   for (;;) {
     const ssize_t count = ::read(file.number(), block, sizeof block);
@@ -116,24 +164,38 @@ std::string read_file(const fs::path& path) {
   }
 }
 
-void write_file_atomic(const fs::path& path, std::string_view bytes) {
-  const Scratch scratch(path, Scratch::Kind::file);
+void write_file_atomic(const fs::path& path, std::string_view bytes, Access access) {
+  const Scratch scratch(path, Scratch::Kind::file, access);
   if (const int error = write_all(scratch.descriptor(), bytes)) fail_file("write", path, error);
   if (::rename(scratch.path().c_str(), path.c_str()) != 0) fail_file("write", path, errno);
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
 void write_new_file(const fs::path& path, std::string_view bytes) {
-  const FileDescriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
+  const FileDescriptor file = create_file(path, Access::owner);
   if (!file) fail_file("write", path, errno);
   if (const int error = write_all(file.number(), bytes)) fail_file("write", path, error);
 }
 
-void make_directories(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_file("write", path, error.value());
-  if (!fs::is_directory(path)) fail_file("write", path, ENOTDIR);
+void make_directories(const fs::path& path, Access access) {
+  if (create_directory(path, access)) return;
+  if (errno == ENOENT && path.has_relative_path() && path.has_parent_path()) {
+    make_directories(path.parent_path(), access);
+    if (create_directory(path, access)) return;
+  }
+  if (errno != EEXIST) fail_file("write", path, errno);
+  std::error_code unreadable;  // is no directory for this user
+  if (!fs::is_directory(path, unreadable)) fail_file("write", path, ENOTDIR);
+}
+
+void require_writable(const fs::path& path) {
+  std::error_code unreadable;  // is as good as absent
+  fs::path present = path;
+  while (!present.empty() && present != present.parent_path() && !fs::exists(present, unreadable))
+    present = present.parent_path();
+  if (present.empty()) present = ".";
+  if (!fs::is_directory(present, unreadable)) fail_file("write", path, ENOTDIR);
+  if (::access(present.c_str(), W_OK | X_OK) != 0) fail_file("write", path, errno);
 }
 
 void sync_directory(const fs::path& path) {
@@ -154,12 +216,12 @@ fs::path scratch_path(const fs::path& target) {
   return fmt::format("{}.{}.{:08x}{:08x}.tmp", target.string(), ::getpid(), random(), random());
 }
 
-Scratch::Scratch(const fs::path& target, Kind kind) {
+Scratch::Scratch(const fs::path& target, Kind kind, Access access) {
   // Another process may sweep the file away between its creation and its lock: then try again.
   for (struct stat status{}; status.st_nlink == 0;) {
     path_ = scratch_path(target);
-    if (kind == Kind::directory && ::mkdir(path_.c_str(), 0777) != 0) fail_file("write", target, errno);
-    lock_ = open_file(path_, kind == Kind::directory ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL);
+    if (kind == Kind::directory && !create_directory(path_, Access::owner)) fail_file("write", target, errno);
+    lock_ = kind == Kind::directory ? open_file(path_, O_RDONLY | O_DIRECTORY) : create_file(path_, access);
     if (!lock_ && kind == Kind::directory && errno == ENOENT) continue;
     if (!lock_) fail_file("write", target, errno);
     lock(lock_.number(), LOCK_EX);

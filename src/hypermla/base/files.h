@@ -8,17 +8,32 @@
 
 namespace hypermla {
 
+// Who may read what is written: whoever the umask lets, or this user alone (files 0600, directories 0700) whatever the
+// umask.
+enum class Access { by_umask, owner };
+
+// Throws Error unless `path` is trusted, if it exists: it belongs to this user or to root, and no one else may write
+// it. Neither may everyone write a directory above it, unless that has the sticky bit, as /tmp does. Code is loaded
+// from such places only.
+void require_trusted(const std::filesystem::path& path);
+// Whether `path` itself belongs to this user or to root, and no one else may write it. A symbolic link is not trusted.
+bool trusted(const std::filesystem::path& path);
+
+// Throws Error, too, when it is no regular file: reading a pipe could wait for ever.
 std::string read_file(const std::filesystem::path& path);
 
 // Replaces `path` by `bytes`: written beside it, synced, renamed, and the directory synced. Readers see the old
 // contents or the new ones. On failure the old ones stay, and no temporary file is left. The directory must exist.
-void write_file_atomic(const std::filesystem::path& path, std::string_view bytes);
+void write_file_atomic(const std::filesystem::path& path, std::string_view bytes, Access access = Access::by_umask);
 
-// Writes and syncs a file that must not exist yet, as part of a directory that is not published yet.
+// Writes and syncs a file that must not exist yet, as part of a directory that is not published yet: Access::owner.
 void write_new_file(const std::filesystem::path& path, std::string_view bytes);
 
 // Creates `path` and its parents. It is no error when they exist.
-void make_directories(const std::filesystem::path& path);
+void make_directories(const std::filesystem::path& path, Access access = Access::by_umask);
+
+// Throws Error unless this process may create files in `path` or, where it does not exist, make it. Creates nothing.
+void require_writable(const std::filesystem::path& path);
 
 // Syncs a directory, so that names created or renamed in it survive a power cut.
 void sync_directory(const std::filesystem::path& path);
@@ -42,11 +57,11 @@ class FileDescriptor {
 FileDescriptor lock_directory(const std::filesystem::path& path);
 
 // A file or directory under construction beside its final place, named "<target>.<pid>.<random>.tmp" and locked as long
-// as the process that made it lives. Destroying it removes what was not renamed away.
+// as the process that made it lives. Destroying it removes what was not renamed away. A directory is Access::owner.
 class Scratch {
  public:
   enum class Kind { file, directory };
-  Scratch(const std::filesystem::path& target, Kind kind);
+  Scratch(const std::filesystem::path& target, Kind kind, Access access = Access::owner);
   Scratch(const Scratch&) = delete;
   ~Scratch();
   const std::filesystem::path& path() const { return path_; }

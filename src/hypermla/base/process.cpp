@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <mutex>
+#include <set>
 #include <system_error>
 #include <thread>
 
@@ -95,14 +97,27 @@ pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>
   return pid;
 }
 
+// The programs that run now, each of which leads a process group. The lock is held while one starts, so that
+// end_programs() misses none.
+struct Running {
+  std::mutex mutex;
+  std::set<pid_t> programs;
+  bool ending = false;
+};
+Running& running() {
+  static Running* const instance = new Running;  // for good: threads may wait for programs until the process ends
+  return *instance;
+}
+
 // The wait status, and whether the timeout ended the program.
-std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milliseconds timeout) {
+std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milliseconds timeout,
+                          const std::stop_token& stop) {
   using namespace std::chrono_literals;
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  bool timed_out = false;
+  bool timed_out = false, stopped = false;
   auto pause = 500us;
   for (int status = 0;;) {
-    const bool watch = timeout.count() > 0 && !timed_out;
+    const bool timed = timeout.count() > 0 && !timed_out, watch = timed || (stop.stop_possible() && !stopped);
     const pid_t ended = ::waitpid(pid, &status, watch ? WNOHANG : 0);
     if (ended == pid) return {status, timed_out};
     if (ended < 0 && errno != EINTR) {
@@ -110,7 +125,10 @@ std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milli
            std::generic_category().message(errno));
     }
     if (!watch) continue;
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (stop.stop_requested() && !stopped) {
+      stopped = true;
+      ::kill(-pid, SIGTERM);
+    } else if (timed && std::chrono::steady_clock::now() >= deadline) {
       timed_out = true;
       ::kill(-pid, SIGKILL);
     } else {
@@ -125,10 +143,31 @@ std::pair<int, bool> wait(pid_t pid, const std::string& name, std::chrono::milli
 ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options) {
   if (argv.empty()) fail("there is no program to run; give its path as the first argument");
   const FileDescriptor in = memory_file(options.input), out = memory_file(), err = memory_file();
-  const pid_t pid = spawn(argv, environment_with(options.environment), in.number(), out.number(), err.number());
-  const auto [status, timed_out] = wait(pid, argv[0], options.timeout);
+  const std::vector<std::string> environment = environment_with(options.environment);
+  struct Listed {
+    pid_t pid;
+    ~Listed() {
+      std::lock_guard lock(running().mutex);
+      running().programs.erase(pid);
+    }
+  };
+  auto start = [&]() -> Listed {
+    std::lock_guard lock(running().mutex);
+    if (running().ending) fail("'{}' is not started, since this process is about to end", argv[0]);
+    const pid_t pid = spawn(argv, environment, in.number(), out.number(), err.number());
+    running().programs.insert(pid);
+    return {pid};
+  };
+  const Listed program = start();
+  const auto [status, timed_out] = wait(program.pid, argv[0], options.timeout, options.stop);
   const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return {code, timed_out, contents_of(out), contents_of(err)};
+}
+
+void end_programs() {
+  std::lock_guard lock(running().mutex);
+  running().ending = true;
+  for (const pid_t program : running().programs) ::kill(-program, SIGTERM);
 }
 
 }  // namespace hypermla

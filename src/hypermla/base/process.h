@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <map>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@ struct ProcessOptions {
   std::map<std::string, std::string> environment = {};  // set on top of what this process has
   std::string input = {};                               // what the program reads from its standard input
   std::chrono::milliseconds timeout{0};                 // 0: as long as it takes
+  std::stop_token stop = {};                            // ends the program by SIGTERM, with everything it had started
 };
 
 struct ProcessResult {
@@ -24,5 +26,9 @@ struct ProcessResult {
 // argv[0] is a path or a name to be found on PATH. The program inherits no open file but its three standard ones.
 // Throws Error when it cannot be started; that it failed is told by `status`.
 ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options = {});
+
+// Ends every program that run_process() is waiting for, with everything it had started; none is started after it. For a
+// process that is about to end.
+void end_programs();
 
 }  // namespace hypermla

@@ -48,7 +48,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--no_autotune", flags.no_autotune,
                "use the tiling flags; one that is not given has the default for the problem, as shown above")
       ->group("Tune");
-  app.add_flag("--retune", flags.retune, "forget what was measured before")->group("Tune");
+  app.add_flag("--retune", flags.retune, "forget what was measured, and which tilings were rejected, before")
+      ->group("Tune");
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
       ->check(CLI::Range(0, 1'000'000).description(""))
       ->group("Tune");
@@ -58,7 +59,8 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(1, 1'000'000).description(""))
       ->group("Profile");
   app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
-  app.add_option("--out_dir", flags.out_dir, "where the profile goes (default out/profiles/<mode>/<kernel>/...)")
+  app.add_option("--out_dir", flags.out_dir,
+                 "where the profile goes: a new or empty directory (default out/profiles/<mode>/<kernel>/...)")
       ->group("Profile");
 }
 
@@ -117,15 +119,6 @@ void print_help(const KernelEntry& entry, const std::string& name, const Session
   add_tiling_fields(app, *plan, said);
   add_flags(app, flags);
   parse(app, {"--help"});
-}
-
-std::string rejected_text(const AutotuneResult::Stage& stage) {
-  if (stage.rejected.empty()) return "";
-  int count = 0;
-  for (const auto& [why, times] : stage.rejected) count += times;
-  return fmt::format("rejected  {}: {} tiling{}, because {}{}\n", stage.kernel, count, count == 1 ? "" : "s",
-                     stage.rejected.begin()->first,
-                     stage.rejected.size() > 1 ? fmt::format(" (the others: {})", stage.history.string()) : "");
 }
 
 std::string fields_text(const Json& fields) {
@@ -245,6 +238,7 @@ int kernel_command(const Words& words) {
   require_gpu_for(mode, *session.device);
   refuse_idle_flags(app, flags, mode, said);
   require_utf8("--label", flags.label);
+  if (mode != ProfileMode::disabled) require_out_dir(flags.out_dir);
   const auto [entry, plan, chosen] = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
@@ -259,9 +253,9 @@ int kernel_command(const Words& words) {
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
   Progress progress;
   const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session, progress);
+  for (const std::string& remark : remarks(tuning)) fmt::print("tuning    {}\n", remark);
   for (TiledKernel* kernel : launched_kernels(*executable))
     fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));
-  for (const AutotuneResult::Stage& stage : tuning.stages) fmt::print("{}", rejected_text(stage));
 
   bool passed = true;
   std::optional<Profile::Check> checked;

@@ -1,11 +1,14 @@
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <functional>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
+#include "hypermla/cli/signals.h"
 #include "hypermla/version.h"
 
 namespace {
@@ -63,8 +66,12 @@ int run(const hypermla::Words& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  hypermla::end_programs_with_this_one();
   try {
-    return run({argv + 1, argv + argc});
+    const int status = run({argv + 1, argv + argc});
+    // What was printed may still lie in the buffer, and the disk may be full.
+    if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
+    fmt::print(stderr, "hypermla: could not write the output ({})\n", std::generic_category().message(errno));
   } catch (const std::bad_alloc&) {
     std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
   } catch (const std::length_error&) {  // more than a vector can hold

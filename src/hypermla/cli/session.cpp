@@ -5,6 +5,8 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/cli/commands.h"
+#include "hypermla/cli/signals.h"
+#include "hypermla/compile/backends.h"
 
 namespace hypermla {
 
@@ -30,10 +32,14 @@ Session::Session(const std::string& name)
       compiler(worker_config(environment)) {}
 
 int compile_job_command(const Words&) try {
+  end_with_the_caller();
   run_compile_job(Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {})));
   return 0;
+} catch (const CompileError& error) {  // the parent process reports both as its own error
+  std::cerr << error.what() << "\n";
+  return kRefused;
 } catch (const Error& error) {
-  std::cerr << error.what() << "\n";  // the parent process reports it as its own error
+  std::cerr << error.what() << "\n";
   return 2;
 }
 

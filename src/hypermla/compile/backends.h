@@ -3,10 +3,12 @@
 
 #include <filesystem>
 #include <map>
+#include <stop_token>
 #include <string>
 #include <vector>
 
 #include "hypermla/base/fields.h"
+#include "hypermla/error.h"
 
 namespace hypermla {
 
@@ -21,13 +23,28 @@ struct BackendInput {
   std::string arch;      // sm_90, x86-64-v4
   std::vector<std::filesystem::path> include_paths;
   std::filesystem::path work_directory;  // where intermediate files may be written
+  std::stop_token stop = {};             // ends the compiler, where it is a program
 };
 
+// The verdict of a compiler about a source: it does not compile, and it will not until one of the two changes. Whatever
+// else keeps a kernel from being compiled is another Error: a full disk, too little memory, a wrong flag, a compiler
+// that was killed or is missing.
+class CompileError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Throws for a compiler that failed with this log: CompileError if the log names an error in the source. `status` is
+// that of a process (base/process.h).
+[[noreturn]] void fail_compilation(const BackendInput& input, const std::string& compiler, int status,
+                                   const std::string& log);
+
+// The backends throw CompileError or another Error, with the compiler's own first lines.
+//
 // CUDA Tile C++ -> Tile IR (NVRTC, in this process, one at a time) -> cubin (tileiras).
-// Throws Error with the compiler's own first lines.
 BackendOutput compile_tile(const std::filesystem::path& cuda_root, const BackendInput& input);
-// CUDA C++ for one architecture (sm_90 means sm_90a) -> cubin, by NVRTC alone. Throws Error when ptxas serialises
-// wgmma.
+// CUDA C++ for one architecture (sm_90 means sm_90a) -> cubin, by NVRTC alone. Throws CompileError when ptxas
+// serialises wgmma.
 BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const BackendInput& input);
 // CUDA Tile C++ -> shared library for this CPU, through the host compiler.
 BackendOutput compile_host(const std::filesystem::path& cxx, const BackendInput& input,
@@ -35,6 +52,7 @@ BackendOutput compile_host(const std::filesystem::path& cxx, const BackendInput&
 
 std::filesystem::path nvrtc_library(const std::filesystem::path& cuda_root);  // empty when there is none
 std::string nvrtc_version(const std::filesystem::path& cuda_root);
+std::string tileiras_version(const std::filesystem::path& cuda_root);  // "tileiras V13.5.37"
 std::string cxx_version(const std::filesystem::path& cxx);
 
 // What a cubin says of its one kernel, read from the ELF without a GPU or a tool.

@@ -1,5 +1,8 @@
 #include "hypermla/compile/cache.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
@@ -27,17 +30,20 @@ std::string sealed_text(Json report, const std::map<std::string, std::string>& f
   Json listed = Json::object();
   for (const auto& [name, bytes] : files) listed[name] = {{"bytes", bytes.size()}, {"hash", content_hash(bytes)}};
   report["files"] = std::move(listed);
+  report["uid"] = ::geteuid();
   report.erase("hash");
   report = Json::parse(text_of(report));  // as a reader will see it, with bytes replaced that JSON cannot hold
   report["hash"] = own_hash(report);
   return text_of(report);
 }
 
-// The entry in `dir`, or nothing when any of it is missing or differs from what was published.
+// The entry in `dir`, or nothing when any of it is missing, differs from what was published or may be another user's.
 std::optional<CacheEntry> read_whole(const fs::path& dir) try {
+  if (!trusted(dir) || !trusted(dir / kReport)) return std::nullopt;
   CacheEntry entry{dir, Json::parse(read_file(dir / kReport))};
   if (entry.report.at("hash") != own_hash(entry.report)) return std::nullopt;
   for (const auto& [name, listed] : entry.report.at("files").items()) {
+    if (!trusted(dir / name)) return std::nullopt;
     const std::string bytes = read_file(dir / name);
     if (listed.at("bytes") != bytes.size() || listed.at("hash") != content_hash(bytes)) return std::nullopt;
   }
@@ -90,9 +96,21 @@ fs::path KernelCache::entry_path(const std::string& key) const {
 std::optional<CacheEntry> KernelCache::find(const std::string& key) const {
   const fs::path dir = entry_path(key);
   if (!occupied(dir)) return std::nullopt;
+  require_trusted(root_);
   if (auto entry = read_whole(dir)) return entry;
   discard_damaged(root_, dir);
   return read_whole(dir);  // absent, unless another process has published it anew
+}
+
+std::vector<std::string> KernelCache::keys(const std::string& prefix) const {
+  std::vector<std::string> found;
+  std::error_code absent;
+  for (fs::directory_iterator item(root_, absent), end; !absent && item != end; item.increment(absent)) {
+    const std::string name = item->path().filename();
+    if (name.rfind(prefix, 0) == 0 && item->path().extension() != ".tmp") found.push_back(name);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 CacheEntry KernelCache::publish(const std::string& key, const std::map<std::string, std::string>& files,
@@ -102,7 +120,8 @@ CacheEntry KernelCache::publish(const std::string& key, const std::map<std::stri
     if (!plain_name(name) || name == kReport)
       fail("'{}' cannot be a file of a cache entry; give it a plain file name", name);
   }
-  make_directories(root_);
+  make_directories(root_, Access::owner);
+  require_trusted(root_);
   const Scratch scratch(dir, Scratch::Kind::directory);
   for (const auto& [name, bytes] : files) write_new_file(scratch.path() / name, bytes);
   const std::string text = sealed_text(std::move(report), files);

@@ -62,6 +62,7 @@ Compiler::~Compiler() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  stop_.request_stop();
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
@@ -79,24 +80,50 @@ std::string Compiler::key(const KernelSource& source, const std::string& arch) c
     for (const std::string& flag : config_.host_flags) text += flag + "\n";
   text += closure_text(config_.kernel_root / source.header, include_paths(arch));
   if (!is_gpu_arch(arch)) text += closure_text(config_.kernel_root / "cutile/tile_host/entry.h", include_paths(arch));
-  return source.name + "-" + arch + "-" + content_hash(text);
+  const std::string without_compiler = source.name + "-" + arch + "-" + content_hash(text);
+  if (is_gpu_arch(arch) || config_.toolchain.cxx.empty()) return without_compiler;
+  return without_compiler + "-" + content_hash(compiler(arch)).substr(0, 8);
+}
+
+std::optional<CacheEntry> Compiler::find(const KernelSource& source, const std::string& arch) const {
+  const std::string sought = key(source, arch);
+  if (is_gpu_arch(arch) || !config_.toolchain.cxx.empty()) return cache_.find(sought);
+  for (const std::string& present : cache_.keys(sought + "-"))
+    if (auto entry = cache_.find(present)) return entry;
+  return std::nullopt;
 }
 
 std::string Compiler::fingerprint(const std::string& header) const {
   return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90"), without_comments));
 }
 
+std::string Compiler::compiler(const std::string& arch) const {
+  const bool gpu = is_gpu_arch(arch);
+  const Toolchain& tools = config_.toolchain;
+  if ((gpu ? tools.cuda_root : tools.cxx).empty()) return "";
+  std::lock_guard lock(mutex_);
+  std::string& text = compilers_[gpu];
+  if (text.empty()) {
+    text = gpu ? "NVRTC " + nvrtc_version(tools.cuda_root) + ", " + tileiras_version(tools.cuda_root)
+               : fs::weakly_canonical(tools.cxx).string() + ", " + cxx_version(tools.cxx);
+    if (!gpu)
+      for (const std::string& flag : config_.host_flags) text += " " + flag;
+  }
+  return text;
+}
+
 bool Compiler::available(const KernelSource& source, const std::string& arch) const {
   const bool has_compiler = !(is_gpu_arch(arch) ? config_.toolchain.cuda_root : config_.toolchain.cxx).empty();
-  return has_compiler || cache_.find(key(source, arch)).has_value();
+  return has_compiler || find(source, arch).has_value();
 }
 
 CacheEntry Compiler::compile_here(const KernelSource& source, const std::string& arch) {
-  const std::string entry_key = key(source, arch);
-  if (auto entry = cache_.find(entry_key)) return *entry;
+  if (auto entry = find(source, arch)) return *entry;
   const Toolchain& tools = config_.toolchain;
-  const BackendInput input{translation_unit(source), source.instance, arch, include_paths(arch), config_.cache};
-  make_directories(config_.cache);
+  const BackendInput input{translation_unit(source), source.instance, arch,
+                           include_paths(arch),      config_.cache,   stop_.get_token()};
+  make_directories(config_.cache, Access::owner);
+  cache_.sweep();
   BackendOutput output;
   if (is_gpu_arch(arch)) {
     if (tools.cuda_root.empty())
@@ -117,7 +144,7 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   output.report["name"] = source.name;
   output.report["instance"] = source.instance;
   output.report["arch"] = arch;
-  return cache_.publish(entry_key, output.files, output.report);
+  return cache_.publish(key(source, arch), output.files, output.report);
 }
 
 CacheEntry Compiler::compile(const KernelSource& source, const std::string& arch) {
@@ -132,19 +159,21 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
     if (found->second.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return found->second;
     pending_.erase(found);
   }
-  auto find_or_compile = [this, source, arch, entry_key]() -> CacheEntry {
-    if (auto entry = cache_.find(entry_key)) return *entry;
+  auto find_or_compile = [this, source, arch]() -> CacheEntry {
+    if (auto entry = find(source, arch)) return *entry;
     if (config_.worker.empty()) return compile_here(source, arch);
     const ProcessResult result =
-        run_process({config_.worker.string(), "compile-job"}, {.input = to_json(source, arch, config_).dump()});
+        run_process({config_.worker.string(), "compile-job"},
+                    {.input = to_json(source, arch, config_).dump(), .stop = stop_.get_token()});
     if (result.status != 0) {
       constexpr std::string_view kPrefix = "hypermla: ";  // of a program's message; the caller adds its own
       std::string said = result.err.substr(0, result.err.find_last_not_of("\n") + 1);
       if (said.rfind(kPrefix, 0) == 0) said.erase(0, kPrefix.size());
-      fail("{}", said.empty() ? fmt::format("the compiler process for {} died (status {})", source.name, result.status)
-                              : said);
+      if (said.empty()) fail("the compiler process for {} died (status {})", source.name, result.status);
+      if (result.status == kRefused) throw CompileError(said);
+      fail("{}", said);
     }
-    if (auto entry = cache_.find(entry_key)) return *entry;
+    if (auto entry = find(source, arch)) return *entry;
     fail("{} was compiled, but its cache entry is gone; check that {} is on a working disk", source.name,
          config_.cache.string());
   };

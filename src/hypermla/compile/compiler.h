@@ -1,8 +1,9 @@
 // From a kernel's source to a loadable artifact, through the cache.
 //
 // The key is what the artifact depends on: the text of the instance, every file it includes from this project, the
-// target and the flags; never the presence or the version of a compiler. So a machine without one runs what was
-// compiled elsewhere, and the version is recorded in the entry's report.json instead.
+// target, the flags and, for a CPU, the compiler: its path and its version. For a GPU requirements.txt pins the
+// compilers, and the entry's report.json records their version instead. A machine without a compiler runs what was
+// compiled elsewhere, for a CPU by any compiler.
 #pragma once
 
 #include <condition_variable>
@@ -12,6 +13,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,18 +50,23 @@ struct CompilerConfig {
 class Compiler {
  public:
   explicit Compiler(CompilerConfig config);
-  ~Compiler();
+  ~Compiler();  // ends what compiles in the background
 
   const CompilerConfig& config() const { return config_; }
   const KernelCache& cache() const { return cache_; }
 
   // The entry for `source` on `arch` (sm_90, x86-64-v4, ...): cached, or compiled now. Throws Error when it neither is
-  // cached nor compiles, when no compiler was found, or when the kernel takes other arguments than its plan passes.
+  // cached nor compiles (CompileError if that is the compiler's verdict about the source), when no compiler was found,
+  // or when the kernel takes other arguments than its plan passes.
   CacheEntry compile(const KernelSource& source, const std::string& arch);
   // The same in the background, at most `jobs` at a time, in the order of the calls.
   std::shared_future<CacheEntry> compile_ahead(const KernelSource& source, const std::string& arch);
   // Whether compile() can succeed: it is cached, or there is a compiler for the target.
   bool available(const KernelSource& source, const std::string& arch) const;
+
+  // The compiler for a target, with its version, and the user's flags: what a verdict about a source holds for. Empty:
+  // there is none.
+  std::string compiler(const std::string& arch) const;
 
   // 32 hex digits over the header and everything of this project that it includes, as compiled for GPUs: what a tuning
   // result and a correctness record are valid for. Comments and white space do not count, since they change no machine
@@ -70,19 +78,23 @@ class Compiler {
 
  private:
   std::string key(const KernelSource& source, const std::string& arch) const;
+  std::optional<CacheEntry> find(const KernelSource& source, const std::string& arch) const;  // in the cache
   std::vector<std::filesystem::path> include_paths(const std::string& arch) const;
 
   CompilerConfig config_;
   KernelCache cache_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  mutable std::map<bool, std::string> compilers_;  // for a GPU, and for this CPU; asked once
   std::condition_variable wake_;
   std::deque<std::packaged_task<CacheEntry()>> queue_;
   std::map<std::string, std::shared_future<CacheEntry>> pending_;
   std::vector<std::thread> threads_;
   bool stopping_ = false;
+  std::stop_source stop_;  // of the programs that compile
 };
 
-// The job a worker reads from its standard input, and back.
+// The job a worker reads from its standard input, and back. A worker ends with the status kRefused on a CompileError.
+constexpr int kRefused = 1;
 Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config);
 void run_compile_job(const Json& job);
 

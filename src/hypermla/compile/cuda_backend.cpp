@@ -19,8 +19,8 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
   // ptxas serialises wgmma where it cannot prove that no other code touches the accumulators. It reports that only as
   // advice.
   if (const std::size_t at = compiled.log.find("(C75"); at != std::string::npos)
-    fail("{} would lose the asynchrony of wgmma on {}; ptxas says: {}", input.instance, input.arch,
-         compiled.log.substr(at, compiled.log.find('\n', at) - at));
+    throw CompileError(fmt::format("{} would lose the asynchrony of wgmma on {}; ptxas says: {}", input.instance,
+                                   input.arch, compiled.log.substr(at, compiled.log.find('\n', at) - at)));
 
   BackendOutput output;
   const CubinResources resources = read_cubin(compiled.code);

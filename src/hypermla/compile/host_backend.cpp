@@ -22,7 +22,7 @@ std::vector<std::string> arch_flags(const std::string& arch) {
 }  // namespace
 
 std::string cxx_version(const fs::path& cxx) {
-  const std::string text = run_process({cxx.string(), "--version"}).out;
+  const std::string text = run_process({cxx.string(), "--version"}, {.environment = {{"LC_ALL", "C"}}}).out;
   return text.substr(0, text.find('\n'));
 }
 
@@ -44,12 +44,10 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   for (const std::string& flag : extra_flags) command.push_back(flag);
   for (const fs::path& path : input.include_paths) command.push_back("-I" + path.string());
   command.insert(command.end(), {source_path, "-o", library_path});
-  const ProcessResult compiled = run_process(command);
-  if (compiled.status != 0) {
-    const std::size_t at = compiled.err.find("error");
-    fail("{} does not compile for {}: {}", input.instance, input.arch,
-         compiled.err.substr(at == std::string::npos ? 0 : at, 600));
-  }
+  // In English, which fail_compilation() reads; and with its own files on the disk of the cache.
+  const ProcessResult compiled =
+      run_process(command, {.environment = {{"LC_ALL", "C"}, {"TMPDIR", scratch.path().string()}}, .stop = input.stop});
+  if (compiled.status != 0) fail_compilation(input, cxx.string(), compiled.status, compiled.err);
 
   BackendOutput output;
   output.files["kernel.cpp"] = source;

@@ -68,12 +68,6 @@ std::string nvrtc_version(const fs::path& cuda_root) {
   return fmt::format("{}.{}", major, minor);
 }
 
-std::string first_errors(const std::string& log) {
-  const std::size_t at = log.find("error");
-  const std::size_t begin = at == std::string::npos ? 0 : log.rfind('\n', at) + 1;
-  return log.substr(begin, 600);
-}
-
 NvrtcResult nvrtc_compile(const fs::path& cuda_root, const BackendInput& input, NvrtcCode wanted,
                           std::vector<std::string> options) {
   static std::mutex one_at_a_time;  // NVRTC compiles serially within a process anyway
@@ -103,7 +97,7 @@ NvrtcResult nvrtc_compile(const fs::path& cuda_root, const BackendInput& input, 
   NvrtcResult result;
   result.log = get(compiler.log_size, compiler.log);
   if (const std::size_t end = result.log.find('\0'); end != std::string::npos) result.log.resize(end);
-  if (status != 0) fail("{} does not compile for {}: {}", input.instance, input.arch, first_errors(result.log));
+  if (status != 0) fail_compilation(input, "NVRTC", status, result.log);
   result.code =
       wanted == NvrtcCode::tile_ir ? get(compiler.tile_size, compiler.tile) : get(compiler.cubin_size, compiler.cubin);
   return result;

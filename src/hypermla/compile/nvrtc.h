@@ -17,11 +17,8 @@ struct NvrtcResult {
 };
 
 // Instantiates input.instance and compiles it with `options` and the include paths of the input and of the toolkit.
-// Throws Error with the compiler's own first lines.
+// Throws as the backends do.
 NvrtcResult nvrtc_compile(const std::filesystem::path& cuda_root, const BackendInput& input, NvrtcCode wanted,
                           std::vector<std::string> options);
-
-// The first lines of a log that name an error: a template's backtrace is of no use in one sentence.
-std::string first_errors(const std::string& log);
 
 }  // namespace hypermla

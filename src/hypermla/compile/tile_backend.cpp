@@ -16,6 +16,12 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
+std::string tileiras_version(const fs::path& cuda_root) {
+  const std::string text = run_process({(cuda_root / "bin/tileiras").string(), "--version"}).out;
+  const std::size_t at = text.find(", V");
+  return "tileiras" + (at == std::string::npos ? "" : text.substr(at + 1, text.find('\n', at) - at - 1));
+}
+
 BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string tile_ir =
@@ -32,13 +38,14 @@ BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input)
   // cause.
   const ProcessOptions options{.environment = {{"CUDA_ROOT", cuda_root.string()},
                                                {"CUDA_HOME", cuda_root.string()},
+                                               {"LC_ALL", "C"},
                                                {"PATH", (cuda_root / "bin").string() + ":/usr/bin:/bin"},
-                                               {"TMPDIR", scratch.path().string()}}};
+                                               {"TMPDIR", scratch.path().string()}},
+                               .stop = input.stop};
   const ProcessResult assembled = run_process({(cuda_root / "bin/tileiras").string(), "--gpu-name=" + input.arch,
                                                "--lineinfo", "--remarks=all", "-o", cubin_path, ir_path},
                                               options);
-  if (assembled.status != 0)
-    fail("tileiras refuses {} for {}: {}", input.instance, input.arch, first_errors(assembled.err + assembled.out));
+  if (assembled.status != 0) fail_compilation(input, "tileiras", assembled.status, assembled.err + assembled.out);
 
   BackendOutput output;
   output.files["kernel.cubin"] = read_file(cubin_path);

@@ -100,6 +100,14 @@ std::vector<Executable*> profiled_stages(Executable& executable) {
   return stages;
 }
 
+void require_out_dir(const fs::path& out_dir) {
+  std::error_code no_directory;
+  if (fs::directory_iterator(out_dir, no_directory) != fs::directory_iterator())
+    fail("'{}' holds files already; a profile goes to a new or an empty directory, so that runs are never mixed",
+         out_dir.string());
+  require_writable(out_dir.empty() ? "out/profiles" : out_dir);
+}
+
 Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   KernelPlan& plan = request.plan;
   Executable& executable = request.executable;
@@ -136,6 +144,7 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   for (ConcurrentKernels* group : launched_groups(executable))
     profile.stages.push_back(describe_group(*group, profile.stages, spec, plan.dtype()));
 
+  require_out_dir(request.out_dir);
   directory = request.out_dir;
   if (directory.empty())
     directory = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /

@@ -54,7 +54,7 @@ struct ProfileRequest {
   Device& device;
   const DeviceSpec& spec;              // its roofline
   const AutotuneResult& tuning;        // no stages when the tuner did not run
-  std::filesystem::path out_dir = {};  // receives the files; empty: out/profiles/... below the working directory
+  std::filesystem::path out_dir = {};  // new or empty; "": out/profiles/... below the working directory
   int bench_runs = 20;                 // repetitions of a measurement
   double sustained_seconds = 1;  // annotation and event on GPUs: how long the board is busy before the sustained time
   std::string label = {};        // the user's own word for this run, kept in profile.json
@@ -68,6 +68,10 @@ struct ProfileResult {
   Profile profile;
   std::filesystem::path directory;
 };
+
+// Throws Error unless a profile can go to `out_dir` (empty: to out/profiles): this process can write it, and it is new
+// or empty, so that the files of two runs are never mixed. profile() asks, too; ask before work that takes long.
+void require_out_dir(const std::filesystem::path& out_dir);
 
 // Measures in that mode and writes the files. A profiler that fails leaves a report that says so: see Profile::missing.
 // Throws Error for a mode that the device or the installation cannot do at all, and for ProfileMode::disabled.

@@ -170,8 +170,8 @@ void save_measured(const std::filesystem::path& overlay, const std::string& name
     std::filesystem::rename(overlay, overlay.string() + ".unusable", failed);
   }
   devices[name]["measured"] = measured;
-  if (overlay.has_parent_path()) make_directories(overlay.parent_path());
-  write_file_atomic(overlay, devices.dump(2) + "\n");
+  if (overlay.has_parent_path()) make_directories(overlay.parent_path(), Access::owner);
+  write_file_atomic(overlay, devices.dump(2) + "\n", Access::owner);
 }
 
 }  // namespace hypermla

@@ -1,8 +1,10 @@
 #include "hypermla/tune/autotune.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
+#include "hypermla/compile/backends.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/tune/history.h"
 
@@ -41,19 +43,37 @@ std::vector<Candidate> present_candidates(TiledKernel& kernel, Executable& execu
   return candidates;
 }
 
+void wait(const std::shared_future<CacheEntry>& compiled, const std::function<void()>& poll) {
+  do
+    if (poll) poll();
+  while (compiled.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready);
+}
+
 AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executable& executable, Compiler& compiler,
                                   Device& device, const DeviceSpec& spec, const AutotuneOptions& options) {
   const std::vector<Candidate> candidates =
       present_candidates(kernel, executable, compiler, device.info().arch, spec, plan.dtype());
   const TuningHistory store(options.history_root, kernel.name() + "-" + compiler.fingerprint(kernel.header()),
                             problem_key(plan), device.info().name + "-" + device.info().arch);
-  Tuner tuner(candidates, options.tuner, options.retune ? Json(nullptr) : store.load());
-  AutotuneResult::Stage stage{kernel.name(), {}, store.path(), 0};
+  TunerOptions tuner_options = options.tuner;
+  tuner_options.compiler = compiler.compiler(device.info().arch);
+  Tuner tuner(candidates, tuner_options, options.retune ? Json(nullptr) : store.load());
+  AutotuneResult::Stage stage{.kernel = kernel.name(), .history = store.path()};
+
+  // What fails here is no fault of this kernel's candidates.
+  std::vector<std::shared_future<CacheEntry>> others;
+  for (TiledKernel* other : executable.kernels())
+    if (other != &kernel) others.push_back(compiler.compile_ahead(other->source(other->tiling()), device.info().arch));
+  for (const auto& compiled : others) {
+    wait(compiled, options.poll);
+    compiled.get();
+  }
 
   auto tell = [&](const char* doing) {
     if (!options.progress) return;
     AutotuneOptions::Progress at{kernel.name(), doing, tuner.measured(), 0, tuner.planned(), 0};
-    for (const auto& [why, times] : tuner.rejected()) at.rejected += times;
+    for (const Tuner::LeftOut& out : {tuner.rejected(), tuner.skipped()})
+      for (const auto& [why, times] : out) at.rejected += times;
     if (tuner.best()) at.best_seconds = tuner.median_seconds(*tuner.best());
     options.progress(at);
   };
@@ -64,28 +84,31 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
     for (int next : tuner.upcoming(ahead))
       compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
     const bool known = tuner.median_seconds(*index) < INFINITY;
+    bool loaded = false;
     try {
       tell(known ? "comparing the best" : "compiling");
+      wait(compiled, options.poll);
       compiled.get();
       if (!known) tell("measuring");
       kernel.set_tiling(tiling);
       executable.prepare(compiler, device);
+      loaded = true;
       const Timing timing = measure_hot(
           device, [&](StreamHandle stream) { executable.run(stream); }, tuner.samples_wanted(*index));
       tuner.record(*index, timing.seconds);
-    } catch (const Error& error) {
+    } catch (const CompileError& error) {
       tuner.reject(*index, error.what());
+    } catch (const Error& error) {
+      loaded ? tuner.reject(*index, error.what()) : tuner.skip(*index, error.what());
     }
     store.save(tuner.history());
     ++stage.measured;
   }
   if (stage.measured) tell("done");
   stage.rejected = tuner.rejected();
-  if (!tuner.best()) {
-    std::string why;
-    for (const Json& entry : tuner.history()) why = entry.value("rejected", why);
-    fail("no tiling of {} works here; the last one failed so: {}", kernel.name(), why);
-  }
+  stage.skipped = tuner.skipped();
+  if (!tuner.best())
+    fail("no tiling of {} works here; {}", kernel.name(), fmt::join(remarks({.stages = {stage}}), "; "));
   stage.tiling = candidates[*tuner.best()].tiling;
   kernel.set_tiling(stage.tiling);
   executable.prepare(compiler, device);
@@ -93,6 +116,24 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
 }
 
 }  // namespace
+
+std::vector<std::string> remarks(const AutotuneResult& result) {
+  std::vector<std::string> sentences;
+  auto say = [&](const Tuner::LeftOut& left_out, std::string_view kernel, std::string_view consequence,
+                 std::string_view hint) {
+    if (left_out.empty()) return;
+    int count = 0;
+    for (const auto& [why, times] : left_out) count += times;
+    sentences.push_back(fmt::format("{} tiling{} of {} {} ({}), because {}{}", count, count == 1 ? "" : "s", kernel,
+                                    consequence, hint, left_out.begin()->first,
+                                    left_out.size() > 1 ? ", and others for other reasons" : ""));
+  };
+  for (const AutotuneResult::Stage& stage : result.stages) {
+    say(stage.skipped, stage.kernel, "could not be tried", "they will be the next time");
+    say(stage.rejected, stage.kernel, "rejected", "which is remembered: --retune, or tune(retune=True), forgets it");
+  }
+  return sentences;
+}
 
 AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
                         const DeviceSpec& spec, const AutotuneOptions& options) {

@@ -25,23 +25,31 @@ struct AutotuneOptions {
     double best_seconds = 0;  // 0: none yet
   };
   std::function<void(const Progress&)> progress;
+  // Called several times a second while compilers are waited for, and between measurements. What it throws ends the
+  // tuning; what was measured is remembered. May be empty.
+  std::function<void()> poll;
 };
 
 struct AutotuneResult {
   struct Stage {
-    std::string kernel;
-    Json tiling;
-    std::filesystem::path history;             // autotuning.json
-    int measured = 0;                          // measurements in this call; 0 when everything was remembered
-    std::map<std::string, int> rejected = {};  // why tilings do not work here, and how many for that
+    std::string kernel = {};
+    Json tiling = {};
+    std::filesystem::path history = {};  // autotuning.json
+    int measured = 0;                    // in this call; 0 when everything was remembered
+    Tuner::LeftOut rejected = {};        // they do not compile or run, as this call or an earlier one found
+    Tuner::LeftOut skipped = {};         // they could not be compiled or loaded now: the next call tries them again
   };
   std::vector<Stage> stages;
 };
 
 // Measures the whole executable for every candidate of one kernel at a time, in launch order, since a stage also
 // affects the stages behind it (cache contents). The executable is left prepared with the best tilings. Candidates that
-// do not compile or run are rejected with the reason; throws Error when none is left.
+// the compiler refuses or that do not run are rejected: remembered with the reason and the compiler. Those that could
+// not be compiled or loaded for another reason, such as a full disk, are skipped. Throws Error when none is left.
 AutotuneResult autotune(KernelPlan& plan, Executable& executable, Compiler& compiler, Device& device,
                         const DeviceSpec& spec, const AutotuneOptions& options);
+
+// For the user: a sentence for every kernel and reason for which tilings were left out.
+std::vector<std::string> remarks(const AutotuneResult& result);
 
 }  // namespace hypermla

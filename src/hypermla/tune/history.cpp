@@ -31,7 +31,9 @@ TuningHistory::TuningHistory(const std::filesystem::path& root, std::string_view
 Json TuningHistory::load() const {
   std::error_code ignored;
   if (!std::filesystem::exists(path_, ignored)) return Json::array();
-  Json history = Json::parse(read_file(path_), nullptr, /*allow_exceptions=*/false);
+  Json history;  // null for what is no file, such as a pipe
+  if (std::filesystem::is_regular_file(path_, ignored))
+    history = Json::parse(read_file(path_), nullptr, /*allow_exceptions=*/false);
   if (history.is_array()) return history;
   std::filesystem::path corrupt = path_;
   corrupt += ".corrupt";
@@ -40,9 +42,9 @@ Json TuningHistory::load() const {
 }
 
 void TuningHistory::save(const Json& history) const {
-  make_directories(path_.parent_path());
+  make_directories(path_.parent_path(), Access::owner);
   sweep_scratch(path_.parent_path());
-  write_file_atomic(path_, history.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file_atomic(path_, history.dump(1, ' ', false, Json::error_handler_t::replace) + "\n", Access::owner);
 }
 
 }  // namespace hypermla

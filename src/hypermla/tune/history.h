@@ -22,7 +22,7 @@ class TuningHistory {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // What was saved last; an empty array if nothing was. A file that is no JSON array is renamed to "*.corrupt" and
+  // What was saved last; an empty array if nothing was. What is no file with a JSON array is renamed to "*.corrupt" and
   // ignored, so the kernel is tuned again. Throws Error when the file exists but cannot be read.
   Json load() const;
 

@@ -62,7 +62,7 @@ Tuner::Tuner(std::vector<Candidate> candidates, TunerOptions options, const Json
   for (Candidate& candidate : candidates_) {
     if (!valid(candidate.predicted_seconds)) candidate.predicted_seconds = kInfinity;
     best_prediction = std::min(best_prediction, candidate.predicted_seconds);
-    states_.push_back({identity(candidate.tiling), {}, {}, kInfinity, kInfinity, -kInfinity, kInfinity});
+    states_.push_back({identity(candidate.tiling), {}, {}, {}, kInfinity, kInfinity, -kInfinity, kInfinity});
   }
   resume(history);
 
@@ -93,7 +93,8 @@ void Tuner::resume(const Json& history) {
         if (sample.is_number() && valid(sample.get<double>())) seconds.push_back(sample.get<double>());
       }
       set_seconds(state, std::move(seconds));
-      if (entry.contains("rejected") && entry["rejected"].is_string())
+      if (entry.contains("rejected") && entry["rejected"].is_string() &&
+          (options_.compiler.empty() || entry.value("compiler", Json()) == options_.compiler))
         state.rejected = entry["rejected"].get<std::string>();
     }
     if (!known) foreign_.push_back(entry);
@@ -117,20 +118,13 @@ int Tuner::check(int index) const {
 }
 
 int Tuner::measured() const {
-  return static_cast<int>(std::count_if(
-      order_.begin(), order_.end(), [&](int i) { return states_[i].rejected.empty() && !states_[i].seconds.empty(); }));
+  return static_cast<int>(std::count_if(order_.begin(), order_.end(),
+                                        [&](int i) { return !states_[i].out() && !states_[i].seconds.empty(); }));
 }
 
 int Tuner::planned() const {
-  const auto rejects = std::count_if(order_.begin(), order_.end(), [&](int i) { return !states_[i].rejected.empty(); });
-  return measured() + static_cast<int>(rejects) + static_cast<int>(upcoming(static_cast<int>(order_.size())).size());
-}
-
-std::map<std::string, int> Tuner::rejected() const {
-  std::map<std::string, int> reasons;
-  for (const int index : order_)
-    if (!states_[index].rejected.empty()) ++reasons[states_[index].rejected];
-  return reasons;
+  const auto out = std::count_if(order_.begin(), order_.end(), [&](int i) { return states_[i].out(); });
+  return measured() + static_cast<int>(out) + static_cast<int>(upcoming(static_cast<int>(order_.size())).size());
 }
 
 std::vector<int> Tuner::upcoming(int n) const {
@@ -138,7 +132,7 @@ std::vector<int> Tuner::upcoming(int n) const {
   std::vector<int> indices;
   for (const int index : order_) {
     if (static_cast<int>(indices.size()) >= n) break;
-    if (states_[index].rejected.empty() && states_[index].seconds.empty()) indices.push_back(index);
+    if (!states_[index].out() && states_[index].seconds.empty()) indices.push_back(index);
   }
   return indices;
 }
@@ -148,7 +142,7 @@ std::optional<int> Tuner::next() const {
   for (const int index : order_) {
     const State& state = states_[index];
     const int count = static_cast<int>(state.seconds.size());
-    if (state.rejected.empty() && count > 0 && count < options_.samples_first) return index;
+    if (!state.out() && count > 0 && count < options_.samples_first) return index;
   }
   if (const std::vector<int> first = upcoming(1); !first.empty()) return first[0];
 
@@ -159,7 +153,7 @@ std::optional<int> Tuner::next() const {
   bool contested = false;
   for (const int index : order_) {
     const State& state = states_[index];
-    const bool in_race = state.rejected.empty() && !state.seconds.empty();
+    const bool in_race = !state.out() && !state.seconds.empty();
     if (!in_race || state.fastest > options_.drop_ratio * states_[*leader].median) continue;
     if (state.low > states_[*leader].high) continue;
     contested = contested || index != *leader;
@@ -187,11 +181,22 @@ void Tuner::reject(int index, std::string why) {
   states_[check(index)].rejected = why.empty() ? "rejected" : std::move(why);
 }
 
+void Tuner::skip(int index, std::string why) {
+  states_[check(index)].skipped = why.empty() ? "skipped" : std::move(why);
+}
+
+Tuner::LeftOut Tuner::left_out(std::string State::*why) const {
+  LeftOut all;
+  for (const int index : order_)
+    if (!(states_[index].*why).empty()) ++all[states_[index].*why];
+  return all;
+}
+
 std::optional<int> Tuner::best() const {
   std::optional<int> best;
   for (const int index : order_) {
     const State& state = states_[index];
-    if (!state.rejected.empty() || state.seconds.empty()) continue;
+    if (state.out() || state.seconds.empty()) continue;
     if (!best || state.median < states_[*best].median) best = index;
   }
   return best;
@@ -208,7 +213,10 @@ Json Tuner::history() const {
     if (valid(candidates_[index].predicted_seconds)) entry["predicted_seconds"] = candidates_[index].predicted_seconds;
     if (!state.seconds.empty()) entry["median_seconds"] = state.median;
     entry["seconds"] = state.seconds;
-    if (!state.rejected.empty()) entry["rejected"] = state.rejected;
+    if (!state.rejected.empty()) {
+      entry["rejected"] = state.rejected;
+      entry["compiler"] = options_.compiler;
+    }
     entries.push_back(std::move(entry));
   }
   for (const Json& entry : foreign_) entries.push_back(entry);

@@ -4,7 +4,7 @@
 //   Tuner tuner(candidates, options, store.load());
 //   while (auto index = tuner.next()) {
 //     compile ahead what tuner.upcoming(cores) names;
-//     tuner.record(*index, measure(*index, tuner.samples_wanted(*index)));   // or tuner.reject(*index, "why")
+//     tuner.record(*index, measure(*index, tuner.samples_wanted(*index)));   // or reject(), or skip()
 //     store.save(tuner.history());
 //   }
 //   use(candidates[*tuner.best()])
@@ -42,6 +42,8 @@ struct TunerOptions {
   int samples_max = 15;      // samples of one candidate
   double drop_ratio = 1.25;  // clearly slower: fastest sample above this times the best median
   double prune_ratio = 4;    // never measured: prediction above this times the best prediction
+  std::string compiler =
+      {};  // a rejection of the history counts if it was with this one; empty: there is none, all count
 };
 
 class Tuner {
@@ -57,29 +59,35 @@ class Tuner {
 
   // Adds samples. Those that are not finite and positive are discarded; when none is left the candidate is rejected.
   void record(int index, const std::vector<double>& seconds);
-  // Takes a candidate out for good: it does not compile, run or give the right result.
+  // Takes a candidate out for good: it does not compile, or does not run.
   void reject(int index, std::string why);
+  // Takes a candidate out for now, and leaves nothing of it in the history: what failed was not the candidate.
+  void skip(int index, std::string why);
 
   bool done() const { return !next(); }
   std::optional<int> best() const;         // lowest median; empty when nothing was measured
   double median_seconds(int index) const;  // infinite when nothing was measured
   int measured() const;                    // how many candidates have samples and are not rejected
   int planned() const;                     // how many will be measured or rejected in the end, as far as is known now
-  std::map<std::string, int> rejected() const;  // why, and how many candidates for that
-  // [{"tiling": {}, "predicted_seconds": s, "median_seconds": s, "seconds": [s...], "rejected": "why"}], in order of
-  // prediction, without what is unknown.
+  using LeftOut = std::map<std::string, int>;  // why, and how many candidates for that
+  LeftOut rejected() const { return left_out(&State::rejected); }
+  LeftOut skipped() const { return left_out(&State::skipped); }
+  // [{"tiling": {}, "predicted_seconds": s, "median_seconds": s, "seconds": [s...], "rejected": "why",
+  // "compiler": "which"}], in order of prediction, without what is unknown.
   Json history() const;
 
  private:
   struct State {
     std::string tiling;  // as text with sorted keys: its identity
     std::vector<double> seconds;
-    std::string rejected;               // why; empty when it is not
+    std::string rejected, skipped;  // why; empty when it is not
+    bool out() const { return !rejected.empty() || !skipped.empty(); }
     double fastest, median, low, high;  // of `seconds`; low to high is the 95 % interval around the median
   };
   static void set_seconds(State& state, std::vector<double> seconds);
   int check(int index) const;  // the index; throws Error when it is none
   void resume(const Json& history);
+  LeftOut left_out(std::string State::*why) const;
 
   std::vector<Candidate> candidates_;
   TunerOptions options_;

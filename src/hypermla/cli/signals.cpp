@@ -1,0 +1,34 @@
+#include "hypermla/cli/signals.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <thread>
+
+#include "hypermla/base/process.h"
+
+namespace hypermla {
+
+void end_programs_with_this_one() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    struct sigaction present {};
+    ::sigaction(number, nullptr, &present);
+    if (present.sa_handler != SIG_IGN) sigaddset(&signals, number);  // nohup ignores, and so does a shell's `&`
+  }
+  // All threads inherit the mask, so the signals come to the one that waits for them, where any code may run.
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals] {
+    int number = 0;
+    if (::sigwait(&signals, &number) != 0) return;
+    end_programs();
+    ::signal(number, SIG_DFL);
+    ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    ::raise(number);
+  }).detach();
+}
+
+void end_with_the_caller() { ::prctl(PR_SET_PDEATHSIG, SIGTERM); }
+
+}  // namespace hypermla

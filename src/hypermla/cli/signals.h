@@ -1,0 +1,12 @@
+#pragma once
+
+namespace hypermla {
+
+// Ends what run_process() has started when a signal ends this program: Ctrl-C reaches this process only, since programs
+// run in process groups of their own. To be called before there is a second thread.
+void end_programs_with_this_one();
+
+// For a program that run_process() has started: it ends when the thread that waits for it does, even by SIGKILL.
+void end_with_the_caller();
+
+}  // namespace hypermla
