@@ -265,7 +265,8 @@ class Buffers(unittest.TestCase):
             compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >>"{started}"\nexec sleep 600\n')
             compiler.chmod(0o755)
             script = ("import hypermla\nkernel = hypermla.Kernel('flash_attention', b=1, s=3, t=40, h=2, device='cpu')\n"
-                      "for one in kernel.tensors: kernel.bind(one.name, 4096)\nkernel.tune(retune=True)")
+                      "for i, one in enumerate(kernel.tensors): kernel.bind(one.name, (i + 1) << 20)\n"
+                      "kernel.tune(retune=True)")
             variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]), "CXX": str(compiler),
                          "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
             process = subprocess.Popen([sys.executable, "-c", script], env=variables, text=True, stderr=subprocess.PIPE)

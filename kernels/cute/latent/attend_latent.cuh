@@ -135,16 +135,17 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     barrier_arrive(shared.weights_ready[half]);
   };
 
+  WorkItem item = *work;
 #pragma unroll 1
-  for (;; ++work) {
-    const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
+  for (;;) {
+    const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
-    const int tile_row = uniform(work->row_tile) * kTile, queries = uniform(work->queries);
+    const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
     int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after)
-      masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(work->request)] : with.after), 1);
+      masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
     const int seen_by_all = tokens - masked + 1;
     int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
     maximum = {kLeastScore, kLeastScore};
@@ -326,6 +327,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       phase ^= 1;
     }
 
+    // What is needed of this item, and the next one: they arrive during the exchange.
+    const int request = work->request, first_row = work->first_row, slot_of_item = work->slot;
+    item = *++work;
     // Both warpgroups summed their own blocks, against the same maximum by now.
     sum = sum_of_rows(sum);
     if ((lane_id() & 3) == 0) {
@@ -337,7 +341,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     sum = {shared.sum[0][row()] + shared.sum[1][row()], shared.sum[0][row() + 8] + shared.sum[1][row() + 8]};
     item_phase ^= 1;
     const float2 inverse = {sum.x == 0.0f ? 0.0f : 1.0f / sum.x, sum.y == 0.0f ? 0.0f : 1.0f / sum.y};
-    const int request = work->request, first_row = work->first_row, slot = uniform(work->slot);
+    const int slot = uniform(slot_of_item);
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     if (half == 0 && (lane_id() & 3) == 0) {
       const float lse0 = log_sum(maximum.x, sum.x);

@@ -41,7 +41,7 @@ WorkTimes& WorkTimes::operator+=(const WorkTimes& other) {
 }
 
 WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings) {
-  const double waves = work.tiles / ceilings.processors;
+  const double waves = work.tiles / figures.tiles_of_block / ceilings.processors;
   const double rate = ceilings.load == Load::burst ? figures.burst : figures.sustained;
   const auto& [full, half, few] = figures.launches;
   const bool whole = figures.readers > 0;

@@ -54,6 +54,7 @@ struct Figures {
   // The part of the processors that must read to reach `memory`, where a block owns its tile; 0: work is cut over all
   // processors.
   double readers = 0;
+  int tiles_of_block = 1;  // that a block works on at a time, where it owns them
   // What start, merges and end cost, in launches: where tiles fill all processors, half of them, or fewer.
   struct {
     double full = 1, half = 1, few = 1;

@@ -85,9 +85,9 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
       compiler.compile_ahead(kernel.source(candidates[next].tiling), device.info().arch);
     const bool known = tuner.median_seconds(*index) < INFINITY;
     bool loaded = false;
+    tell(known ? "comparing the best" : "compiling");
+    wait(compiled, options.poll);
     try {
-      tell(known ? "comparing the best" : "compiling");
-      wait(compiled, options.poll);
       compiled.get();
       if (!known) tell("measuring");
       kernel.set_tiling(tiling);

@@ -99,12 +99,13 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 
   auto place_of = [&](int at, int pair) { return (kPairs * static_cast<u32>(at) + pair) % Layout::kRing; };
 
+  WorkItem item = *work;
 #pragma unroll 1
-  for (;; ++work) {
-    const int begin = uniform(work->begin), end = uniform(work->end), tokens = uniform(work->tokens);
+  for (;;) {
+    const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
-    const int tile_row = uniform(work->row_tile) * N, request = uniform(work->request), slot = uniform(work->slot);
-    const int queries = uniform(work->queries), first_row = uniform(work->first_row);
+    const int tile_row = uniform(item.row_tile) * N, request = uniform(item.request), slot = uniform(item.slot);
+    const int queries = uniform(item.queries), first_row = uniform(item.first_row);
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
@@ -123,6 +124,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     if (consumer == 1 && !both) {
       warp_arrive(shared.queries_empty);
       ++sequence;
+      item = *++work;
       continue;
     }
 
@@ -213,6 +215,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     }
     at -= 2;  // the consumer's last block, whose latents are still in their places
 
+    item = *++work;  // arrives during the exchange
     // The row values of the consumer.
     auto& sums = shared.sums[parity];
     auto& maxima = shared.maxima[parity];
