@@ -30,6 +30,7 @@ struct LatentVersion {
 struct WorkSizes {
   std::int64_t slots = 0, items = 0, combines = 0, rounds = 0;
   int workers = 0;
+  int most_parts = 0;  // of a tile; 0 where only the device knows
 };
 
 template <class Tiling>
@@ -199,15 +200,13 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
                      problem.h * problem.s, problem.s);
   }
-  int most_parts(const Tiling& at) const {
-    int most = 0;
-    for (const CombineItem& item : work_plan(at).combines) most = std::max(most, item.slots);
-    return most;
-  }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
       const WorkPlan plan = work_plan(at);
-      return {plan.slots, std::int64_t(plan.items.size()), std::int64_t(plan.combines.size()), plan.rounds, plan.grid};
+      int most = 0;
+      for (const CombineItem& item : plan.combines) most = std::max(most, item.slots);
+      return {plan.slots, std::int64_t(plan.items.size()), std::int64_t(plan.combines.size()), plan.rounds, plan.grid,
+              most};
     }
     const WorkCosts costs = version(at).costs;
     const std::int64_t tiles = row_tiles(at);
@@ -272,7 +271,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     // No more groups of threads than merge the parts of one tile. Where cuts are fixed, and where only the device knows
     // how many parts there are, always as many: the groups decide in which order parts are added.
     const bool fixed = problem.ragged || split_blocks() > 0;
-    spec.tiling = {128 * (fixed ? kCombineGroups : groups_for(most_parts(tiling)))};
+    spec.tiling = {128 * (fixed ? kCombineGroups : groups_for(sizes(tiling).most_parts))};
     spec.candidates = {spec.tiling};
     spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{.threads = 0}; };
     spec.problem = {.dtype = problem.dtype};

@@ -18,14 +18,6 @@ Json values_of(const ChoiceProblem& problem, Path path, int n) {
   return values;
 }
 
-// A plan with those of `values` that it has, which need not suit it.
-std::unique_ptr<KernelPlan> plan_with(const KernelEntry& entry, const Json& values, const PlannedDevice& device) {
-  std::unique_ptr<KernelPlan> plan = entry.make();
-  plan->target = device.target;
-  set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, values));
-  return plan;
-}
-
 // The version whose path and time count: this one or, where it says nothing of them, the base version of its design.
 KernelEntry counted(const Registry& registry, const KernelEntry& entry) {
   if (entry.version == "v0" || entry.make()->path() != Path::none) return entry;
@@ -130,12 +122,12 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
       } catch (const Error&) {
         return;  // it does not take this problem
       }
-      const std::unique_ptr<KernelPlan> plan = plan_with(timed, values, device);
+      const std::unique_ptr<KernelPlan> plan = plan_with(timed, device, {.offered = values});
       const auto time = [&](const Ceilings& ceilings) {
         TimeEstimate time = plan->time(ceilings);
         // On every device as where it was measured: it is short.
         if (const std::string next = plan->followed_by(); !next.empty())
-          time.seconds += plan_with(registry.find(next), values, device)->time(ceilings).seconds;
+          time.seconds += plan_with(registry.find(next), device, {.offered = values})->time(ceilings).seconds;
         return time;
       };
       ranking.push_back({path, entry, n, time(burst), time(sustained)});
@@ -151,7 +143,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
         break;
       case Path::hybrid:
       case Path::shared_prefix:  // one kernel takes both
-        const auto plan = plan_with(timed, values_of(problem, Path::hybrid, 0), device);
+        const auto plan = plan_with(timed, device, {.offered = values_of(problem, Path::hybrid, 0)});
         if (const int between = best_interior_n(*plan, device.spec); between > 0) add(Path::hybrid, between);
         if (problem.prefix > 0) add(Path::shared_prefix, problem.prefix);
     }

@@ -9,24 +9,14 @@
 #include "hypermla/roofline/kernel_time.h"
 
 namespace hypermla {
-
 namespace {
 
-std::unique_ptr<KernelPlan> plan_of(const KernelEntry& entry, const PlannedDevice& device, const Settings& said) {
-  std::unique_ptr<KernelPlan> plan = entry.make();
-  plan->target = device.target;
-  set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, said.offered));
-  set_fields(entry.full_name(), plan->problem_fields(), said.problem);
-  require_extents(plan->problem_fields());
-  return plan;
-}
-
-// The problem of `other` for a kernel that may lack some of its fields, which are then as in `unsaid`: switched off.
-Json problem_for(KernelPlan& plan, const Json& other, const Json& unsaid) {
-  const Json known = known_fields(plan, other);
-  for (const auto& [name, value] : other.items())
-    if (!known.contains(name) && value != unsaid.at(name)) fail("this kernel has no --{}", name);
-  return known;
+// Whether the fields of a problem that a plan lacks are all as in `unsaid`: switched off.
+bool has_what_is_on(KernelPlan& plan, const Json& problem, const Json& unsaid) {
+  const Json known = known_fields(plan, problem);
+  for (const auto& [name, value] : problem.items())
+    if (!known.contains(name) && value != unsaid.at(name)) return false;
+  return true;
 }
 
 ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> plan, const DeviceSpec& device,
@@ -45,6 +35,15 @@ ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> pl
 
 }  // namespace
 
+std::unique_ptr<KernelPlan> plan_with(const KernelEntry& entry, const PlannedDevice& device, const Settings& said) {
+  std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = device.target;
+  set_fields(entry.full_name(), plan->problem_fields(), known_fields(*plan, said.offered));
+  set_fields(entry.full_name(), plan->problem_fields(), said.problem);
+  require_extents(plan->problem_fields());
+  return plan;
+}
+
 double expected_seconds(const KernelPlan& plan, const DeviceSpec& device) {
   if (device.arch.empty()) return INFINITY;  // a CPU, or a device without an entry
   try {
@@ -57,8 +56,8 @@ double expected_seconds(const KernelPlan& plan, const DeviceSpec& device) {
 ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said) {
   if (entries.empty()) fail("there is no kernel to choose from");
   const KernelEntry& first = entries.front();
-  std::unique_ptr<KernelPlan> plan = plan_of(first, device, said);
-  const Json problem = to_json(plan->problem_fields()), unsaid = to_json(first.make()->problem_fields());
+  std::unique_ptr<KernelPlan> plan = plan_with(first, device, said);
+  const Json problem = to_json(plan->problem_fields());  // before n is chosen, which every version does for itself
   std::optional<ConfiguredPlan> best;
   std::exception_ptr refused;
   try {
@@ -66,11 +65,13 @@ ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedD
   } catch (const Error&) {
     refused = std::current_exception();
   }
+  if (best && (entries.size() == 1 || device.spec.arch.empty())) return std::move(*best);  // nothing to rank by
+  const Json unsaid = to_json(first.make()->problem_fields());
   double least = best ? expected_seconds(*best->plan, device.spec) : INFINITY;
   for (std::size_t i = 1; i < entries.size(); ++i) {
     try {
-      std::unique_ptr<KernelPlan> other = plan_of(entries[i], device, {});
-      set_fields(entries[i].full_name(), other->problem_fields(), problem_for(*other, problem, unsaid));
+      std::unique_ptr<KernelPlan> other = plan_with(entries[i], device, {.offered = problem});
+      if (!has_what_is_on(*other, problem, unsaid)) continue;
       ConfiguredPlan made = finished(entries[i], std::move(other), device.spec, said.tiling);
       const double seconds = expected_seconds(*made.plan, device.spec);
       if (best && !(seconds < least)) continue;

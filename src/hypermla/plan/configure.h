@@ -30,8 +30,12 @@ struct ConfiguredPlan {
   Json chosen;  // the problem fields that the model settled, with their values
 };
 
-// How long a kernel takes by its own account under the load that lasts: what kernels are ranked by, here and in
-// rank_kernels(). Infinite where it gives no account, or the device's figures are not known.
+// A plan of a kernel with what was said of its problem, which it need not take: nothing is settled, tiled or validated.
+// Throws Error for an unknown field, and where require_extents() does.
+std::unique_ptr<KernelPlan> plan_with(const KernelEntry& entry, const PlannedDevice& device, const Settings& said);
+
+// How long a kernel takes by its own account (KernelPlan::time) under the load that lasts, by which rank_kernels()
+// ranks kernels of all designs, too. Infinite where it gives no account, or the device's figures are not known.
 double expected_seconds(const KernelPlan& plan, const DeviceSpec& device);
 
 // The plan of that one of `entries` (as Registry::find_all() gives them) which is the fastest for the problem on the
