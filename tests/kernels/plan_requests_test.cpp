@@ -36,16 +36,15 @@ class PlanRequests : public testing::Test {
     const RequestListSizes sizes =
         request_list_sizes(workers, b, tiles(most_queries), tiles(starts.back()) + b, (most_tokens + 63) / 64, split,
                            overhead, kCosts.combine, kCosts.partial);
-    const int rounds = int(sizes.rounds), combines = int(sizes.combines);
-    std::vector<WorkItem> items(std::size_t(rounds) * workers, WorkItem{-7, -7, 1, -7, -7, -7, -7, -7});
-    std::vector<CombineItem> merges(combines + 1, CombineItem{-7, -7, -7, -7, -7, -7, {}});
+    const int rounds = int(sizes.rounds);
+    std::vector<WorkItem> items(std::size_t(rounds) * workers, WorkItem{-7, -7, 1, -7, -7, -7, -7, -7, -7, -7, {}});
+    std::vector<MergeState> merges(std::size_t(sizes.slots) + 1, MergeState{~0ull, 7});
     static constexpr PlanRequestsProblem problem{split};
-    int status = -1, count = -1;
+    int status = -1;
     const PlanRequestsArguments arguments = {.lengths = lengths.data(),
                                              .query_starts = equal ? nullptr : starts.data(),
                                              .items = items.data(),
-                                             .combines = merges.data(),
-                                             .combine_count = &count,
+                                             .merges = merges.data(),
                                              .status = &status,
                                              .requests = b,
                                              .heads = heads,
@@ -63,7 +62,7 @@ class PlanRequests : public testing::Test {
     EXPECT_EQ(status, 0);
 
     Result result;
-    std::map<std::pair<int, int>, std::map<int, std::pair<int, int>>> pieces;  // begin -> end, slot
+    std::map<std::pair<int, int>, std::map<int, WorkItem>> pieces;  // by begin
     std::set<int> slots;
     for (int w = 0; w < workers; ++w) {
       int load = 0;
@@ -74,10 +73,12 @@ class PlanRequests : public testing::Test {
         EXPECT_EQ(item->queries, queries.at(item->request));
         EXPECT_EQ(item->first_row, starts.at(item->request) * heads);
         auto& of_tile = pieces[std::pair(item->request, item->row_tile)];
-        EXPECT_TRUE(of_tile.emplace(item->begin, std::pair(item->end, item->slot)).second);
+        EXPECT_TRUE(of_tile.emplace(item->begin, *item).second);
         if (item->slot >= 0) {
           EXPECT_TRUE(slots.insert(item->slot).second) << "slot " << item->slot << " is used twice";
           EXPECT_LT(item->slot, sizes.slots);
+          EXPECT_EQ(merges.at(item->slot).arrived, 0u);
+          EXPECT_EQ(merges.at(item->slot).left, 0);
         }
         load += item->end - item->begin + overhead;
         if (HasFailure()) return result;
@@ -85,32 +86,24 @@ class PlanRequests : public testing::Test {
       result.load = std::max(result.load, load);
       result.sum += load;
     }
-    EXPECT_EQ(merges[combines].slots, -7) << "written behind the end";
-    std::map<std::pair<int, int>, CombineItem> merge_of;
-    EXPECT_LE(count, combines);
-    for (int i = 0; i < count; ++i) {
-      if (merges[i].slots == 0) continue;
-      EXPECT_EQ(merges[i].queries, queries.at(merges[i].request));
-      EXPECT_EQ(merges[i].first_row, starts.at(merges[i].request) * heads);
-      EXPECT_TRUE(merge_of.emplace(std::pair(merges[i].request, merges[i].row_tile), merges[i]).second);
-    }
+    EXPECT_EQ(merges.back().left, 7) << "written behind the end";
     std::size_t row_tiles = 0;
     for (int n : queries) row_tiles += tiles(n);
     EXPECT_EQ(pieces.size(), row_tiles);
     for (const auto& [tile, list] : pieces) {
       EXPECT_LT(tile.second, tiles(queries[tile.first]));
-      int at = 0, slot = merge_of.count(tile) ? merge_of[tile].first_slot : -1;
-      for (const auto& [begin, end_and_slot] : list) {
+      int at = 0, part = 0;
+      for (const auto& [begin, item] : list) {
         EXPECT_EQ(begin, at);
-        EXPECT_EQ(end_and_slot.second, slot);
-        at = end_and_slot.first;
-        slot += slot >= 0;
+        EXPECT_EQ(item.part, part);
+        EXPECT_EQ(item.parts, int(list.size()));
+        EXPECT_EQ(item.slot, list.size() > 1 ? list.begin()->second.slot + part : -1);
+        at = item.end;
+        ++part;
       }
       EXPECT_EQ(at, std::max(1, (lengths[tile.first] + 63) / 64));
-      EXPECT_EQ(merge_of.count(tile) ? merge_of[tile].slots : 1, int(list.size()));
       result.merges += list.size() > 1;
     }
-    EXPECT_EQ(merge_of.size(), std::size_t(result.merges));
     return result;
   }
   // Of requests of one query each, of `row_tiles` tiles.
@@ -149,7 +142,7 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
       most = std::max(most, load);
     }
     EXPECT_LE(device.load, most + kCosts.overhead()) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
-    EXPECT_EQ(device.merges > 0, !host.combines.empty()) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
+    EXPECT_EQ(device.merges > 0, host.slots > 0) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
   }
 }
 
@@ -169,28 +162,13 @@ TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {
 
 TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   std::vector<WorkItem> items(132 * 16);
-  std::vector<CombineItem> merges(132);
-  int status = -1, count = -1;
+  std::vector<MergeState> merges(264);
+  int status = -1;
   auto status_of = [&](std::vector<int> lengths, std::vector<int> starts) {
     static constexpr PlanRequestsProblem problem;
-    const PlanRequestsArguments arguments = {lengths.data(),
-                                             starts.data(),
-                                             items.data(),
-                                             merges.data(),
-                                             &count,
-                                             &status,
-                                             2,
-                                             16,
-                                             16,
-                                             132,
-                                             16,
-                                             2,
-                                             1000,
-                                             4,
-                                             2,
-                                             2,
-                                             0.01f,
-                                             0.012f};
+    const PlanRequestsArguments arguments = {
+        lengths.data(), starts.data(), items.data(), merges.data(), &status, 2, 16, 16, 132, 16, 2, 1000, 4, 2, 2,
+        0.01f,          0.012f};
     block_.run(kSides, [&] { plan_requests<problem, kTiling>(arguments); });
     for (int w = 0; w < 132; ++w)
       for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {

@@ -206,19 +206,23 @@ class DecodeOnHopper : public testing::Test {
     device_->copy_to_host(values.data(), buffer.data(), buffer.bytes());
     return values;
   }
-  // The bits of the last run's outputs.
-  std::pair<std::vector<std::uint16_t>, std::vector<float>> run(MlaDecode& decode, Step& step) {
+  // The bits of the last run's outputs. On `stream`, or as a recording.
+  std::pair<std::vector<std::uint16_t>, std::vector<float>> run(MlaDecode& decode, Step& step,
+                                                                StreamHandle stream = nullptr) {
     const Buffer q = copy_of(step.q), cache = copy_of(step.cache), table = copy_of(step.table), o = copy_of(step.o),
                  lse = copy_of(step.lse), lengths = copy_of(step.lengths), starts = copy_of(step.starts);
     const MlaDecodeTensors tensors = MlaDecodeTensors::fused(
         step.at.heads, step.at.page, q.data(), step.starts.back() + 1, cache.data(), std::max(step.pages, 1),
         static_cast<const int*>(table.data()), step.width, o.data(), static_cast<float*>(lse.data()));
-    const auto recording = device_->record([&](StreamHandle stream) {
+    const auto work = [&](StreamHandle stream) {
       decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()),
                   int(step.lengths.size()), stream);
       for (int layer = 0; layer < 2; ++layer) decode.run(tensors, stream);
-    });
-    recording->replay(device_->stream());
+    };
+    if (stream)
+      work(stream);
+    else
+      device_->record(work)->replay(device_->stream());
     device_->synchronize();
     decode.check();
     return {back<std::uint16_t>(o), back<float>(lse)};
@@ -256,6 +260,37 @@ TEST_F(DecodeOnHopper, FixedCutsGiveTheSameBitsInAnyBatch) {
   EXPECT_TRUE(std::equal(&o[0], &o[0] + 2 * 64 * kLatent, &all_o[std::size_t(5) * 64 * kLatent]));
   EXPECT_TRUE(std::equal(&lse[0], &lse[0] + 2 * 64, &all_lse[5 * 64]));
   batch.check(all_o, all_lse);
+}
+
+// A list of more cut items than a thread block looks at at a time.
+TEST_F(DecodeOnHopper, ManyCutsGiveTheSameBits) {
+  const MlaDecodeOptions options = {
+      .heads = 128, .max_requests = 13, .max_queries = 4, .max_tokens = 3000, .split = 64};
+  MlaDecode decode(options, DeviceHandle("cuda"));
+  Step alone(options, {3000}, {1}, 5);
+  const auto [o, lse] = run(decode, alone);
+  alone.check(o, lse);
+  Step batch(options, std::vector<int>(13, 3000), {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1}, 6);
+  for (int token = 0; token < 3000; ++token)
+    std::copy_n(&alone.cache[(std::size_t(alone.table[token / 64]) * 64 + token % 64) * kWidth], kWidth,
+                &batch.cache[(std::size_t(batch.table[12 * batch.width + token / 64]) * 64 + token % 64) * kWidth]);
+  std::copy_n(&alone.q[0], 128 * kWidth, &batch.q[std::size_t(48) * 128 * kWidth]);
+  const auto [all_o, all_lse] = run(decode, batch);
+  EXPECT_TRUE(std::equal(&o[0], &o[0] + 128 * kLatent, &all_o[std::size_t(48) * 128 * kLatent]));
+  EXPECT_TRUE(std::equal(&lse[0], &lse[0] + 128, &all_lse[48 * 128]));
+}
+
+// Thread blocks that wait for others leave them room in the end.
+TEST_F(DecodeOnHopper, AStreamOfFewerProcessorsMergesWhatWasCut) {
+  const auto streams = device_->streams(2, {32, device_->info().processors - 32});
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"}) {
+    SCOPED_TRACE(kernel);
+    const MlaDecodeOptions options = {.heads = 16, .max_requests = 3, .max_tokens = 9000, .kernel = kernel};
+    MlaDecode decode(options, DeviceHandle("cuda"));
+    Step step(options, {9000, 5000, 70}, {1, 1, 1}, 7);
+    const auto [o, lse] = run(decode, step, streams->stream(0));
+    step.check(o, lse);
+  }
 }
 
 TEST_F(DecodeOnHopper, LengthsBeyondTheCapacityAreReported) {

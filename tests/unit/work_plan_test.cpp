@@ -39,15 +39,15 @@ TEST(WorkPlan, CoversEveryTileOnce) {
     ASSERT_LE(plan.grid, 132);
     ASSERT_EQ(plan.items.size(), std::size_t(plan.grid) * plan.rounds);
     std::map<std::pair<int, int>, std::vector<std::pair<int, int>>> ranges;  // (request, row tile) -> token blocks
-    std::map<std::pair<int, int>, std::set<int>> slots;
+    std::map<std::pair<int, int>, std::map<int, WorkItem>> parts;            // by begin
     std::set<int> all_slots;
     for (int worker = 0; worker < plan.grid; ++worker) {
       const WorkItem* item = &plan.items[std::size_t(worker) * plan.rounds];
       for (; item->begin != item->end; ++item) {
         ranges[{item->request, item->row_tile}].push_back({item->begin, item->end});
         ASSERT_EQ(item->tokens, one.lengths[item->request]);
+        parts[{item->request, item->row_tile}][item->begin] = *item;
         if (item->slot < 0) continue;
-        slots[{item->request, item->row_tile}].insert(item->slot);
         ASSERT_TRUE(all_slots.insert(item->slot).second);
       }
       ASSERT_LT(item, &plan.items[std::size_t(worker) * plan.rounds] + plan.rounds);  // the list is closed
@@ -65,17 +65,15 @@ TEST(WorkPlan, CoversEveryTileOnce) {
         at = end;
       }
       ASSERT_EQ(at, std::max(1, (one.lengths[tile.first] + 63) / 64));
-      ASSERT_EQ(slots[tile].size(), pieces.size() > 1 ? pieces.size() : 0);
+      int part = 0;
+      for (const auto& [begin, item] : parts[tile]) {
+        ASSERT_EQ(item.part, part);
+        ASSERT_EQ(item.parts, int(pieces.size()));
+        ASSERT_EQ(item.slot, pieces.size() > 1 ? parts[tile].begin()->second.slot + part : -1);
+        ++part;
+      }
     }
     ASSERT_EQ(int(all_slots.size()), plan.slots);
-    std::set<std::pair<int, int>> combined;
-    for (const CombineItem& item : plan.combines) {
-      ASSERT_TRUE(combined.insert({item.request, item.row_tile}).second);
-      std::set<int> expected;
-      for (int i = 0; i < item.slots; ++i) expected.insert(item.first_slot + i);
-      ASSERT_EQ((slots[{item.request, item.row_tile}]), expected);
-    }
-    for (const auto& [tile, of_tile] : slots) ASSERT_EQ(combined.count(tile), of_tile.empty() ? 0u : 1u);
   }
 }
 
@@ -106,29 +104,6 @@ TEST(WorkPlan, EvenWorkIsCutEvenly) {
   EXPECT_GE(plan.grid, 128);
   EXPECT_LE(*std::max_element(load.begin(), load.end()),
             1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
-}
-
-// The order in which parts are added decides the last bits: where the cuts are fixed, nothing of it may follow the
-// batch.
-TEST(LatentPlans, FixedCutsAreMergedByTheSameThreadsInAnyBatch) {
-  for (const char* version : {"v0", "v1"}) {
-    std::set<unsigned> threads;
-    for (bool ragged : {false, true})
-      for (int b : {1, 3, 41, 300}) {
-        const auto plan = Registry::instance().find("cute.mla.flash_mla", version).make();
-        plan->target = {"sm_90", 132};
-        set_problem(*plan, {{"b", b}, {"t", 9000}, {"h", 16}, {"split", 1024}, {"ragged", ragged}});
-        plan->use_default_tiling();
-        const auto executable = plan_empty(*plan);
-        TiledKernel& merge = *executable->kernels().back();
-        ASSERT_EQ(merge.name().find("combine_"), 0u);
-        for (const Json& tiling : merge.candidates()) {
-          merge.set_tiling(tiling);
-          threads.insert(merge.shape().threads);
-        }
-      }
-    EXPECT_EQ(threads.size(), 1u) << version;
-  }
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ struct LatentArguments {
   // Latents and RoPE keys as (64 columns, tokens, groups, batch), where a page of a paged cache is a batch element.
   TensorMap z_map = {}, kpe_map = {};
   const WorkItem* work = nullptr;  // [workers, rounds]
+  MergeState* merges = nullptr;    // [slots]
   const void* z = nullptr;         // the pools where pages are smaller than a box, z_stride and kpe_stride bytes a page
   const void* kpe = nullptr;
   const int* block_table = nullptr;    // [requests, table_width]: the pages of every request
@@ -81,21 +82,6 @@ struct LatentArguments {
   int table_width = 0;
   int z_stride = 0, kpe_stride = 0;
   int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
-};
-
-// What the kernel that merges parts is given.
-struct CombineArguments {
-  const CombineItem* items = nullptr;
-  const int* count = nullptr;  // of items, on the device; null: item_count
-  const void* o_part = nullptr;
-  const float* lse_part = nullptr;
-  void* o = nullptr;
-  float* lse = nullptr;
-  RowLayout o_rows = {}, lse_rows = {};
-  float lse_unit = 0, empty_lse = 0;
-  int heads = 0;
-  int tile_rows = 0;
-  int item_count = 0;
 };
 
 }  // namespace hypermla::cute

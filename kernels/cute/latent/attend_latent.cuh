@@ -10,6 +10,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/merge_tiles.cuh"
 
 namespace hypermla::cute::latent {
 
@@ -30,13 +31,50 @@ struct Shared {
   volatile int raised[2][4];         // [slot][warp]: did the warp raise its maximum
   volatile float maximum[2][kTile];  // [slot][row]
   volatile float sum[2][kTile];      // [warpgroup][row]
+  CutItems cut;
 };
-static_assert(sizeof(Shared) <= kMaxSharedBytes);
+static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= kOperandBytes);
 
 enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4 };
 
 // The pairs of a slot in the order in which their readers free them.
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
+
+// How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
+struct RowsOnM {
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kLoads = 16;
+  static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
+
+  struct Output {
+    u32 *first, *second;  // of column 2 (lane % 4) of the two rows; null behind the end of the request
+
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
+                                      const RowSums& sums) {
+      const int at = item.row_tile * kTile + row(chunk, lane_id()), rows = item.queries * with.heads;
+      const bool writes_lse = chunk < kPeriod && (lane_id() & 3) == 0;
+      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
+      auto place = [&](int at, float lse) -> u32* {
+        if (at >= rows) return nullptr;
+        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
+        return reinterpret_cast<u32*>(static_cast<unsigned short*>(with.o) +
+                                      with.o_rows.offset(item.request, item.first_row, at) + 2 * (lane_id() & 3));
+      };
+      first = place(at, lse.x);
+      second = place(at + kNextRow, lse.y);
+    }
+    template <DType dtype>
+    __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
+      const int column = (chunk >> 2 & 1) * 256 + (chunk >> 3) * 16;
+      auto write = [&](u32* row, float4 y) {
+        if (!row) return;
+        row[column / 2] = pack<dtype>(y.x, y.y);
+        row[column / 2 + 4] = pack<dtype>(y.z, y.w);
+      };
+      write(first, x.first);
+      write(second, x.second);
+    }
+  };
+};
 
 // One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
@@ -385,7 +423,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         if (first + r < rows)
           *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
       }
-    } else {  // [slot][i][half][thread]: the order of the fragments, so that every access is whole lines
+    } else {  // see RowsOnM: every access is whole lines
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);

@@ -59,14 +59,15 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
          at.split, at.max_tokens, divided_up(blocks, split), kMaxParts);
   sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
                               spec_.costs.combine, spec_.costs.partial);
-  std::size_t end = 256;
+  std::size_t end = 0;
   auto take = [&](std::size_t bytes) {
     const std::size_t begin = end;
     end += (bytes + 255) / 256 * 256;
     return begin;
   };
+  take(sizeof(int));
   items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
-  combines_at_ = take(std::size_t(sizes_.combines) * sizeof(CombineItem));
+  merges_at_ = take(std::size_t(sizes_.slots) * sizeof(MergeState));
   lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * 4);
   o_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * kLatent * 2);
   workspace_bytes_ = end;
@@ -87,23 +88,18 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
     return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
   };
   const auto attention = compiler.compile_ahead(spec_.attention, device.info().arch);
-  const auto merge = compiler.compile_ahead(spec_.merge, device.info().arch);
   planner_ = load(spec_.planner, {spec_.planner_threads, 0, 1, true});
-  merge.get();
   attention.get();
-  merge_ = load(spec_.merge, spec_.merge_shape);
   attention_ = load(spec_.attention, spec_.shape);
 
   char* const base = static_cast<char*>(workspace);
   auto* const items = reinterpret_cast<WorkItem*>(base + items_at_);
-  auto* const combines = reinterpret_cast<CombineItem*>(base + combines_at_);
+  auto* const merges = reinterpret_cast<MergeState*>(base + merges_at_);
   auto* const lse_part = reinterpret_cast<float*>(base + lse_part_at_);
-  device.fill(base, 0, 256);
-  device.fill(items, 0, o_part_at_ - items_at_);  // without a plan there is no work
+  device.fill(base, 0, o_part_at_);  // without a plan there is no work
   const MlaDecodeOptions& at = options_;
   plan_ = {.items = items,
-           .combines = combines,
-           .combine_count = reinterpret_cast<int*>(base) + 1,
+           .merges = merges,
            .status = reinterpret_cast<int*>(base),
            .heads = at.heads,
            .tile_rows = spec_.tile_rows,
@@ -116,26 +112,17 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
            .merge_cost = float(spec_.costs.combine),
            .part_cost = float(spec_.costs.partial),
            .traffic = spec_.traffic};
-  const float unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>;
-  const float empty = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity();
   with_ = {.work = items,
+           .merges = merges,
            .o_part = base + o_part_at_,
            .lse_part = lse_part,
            .scale_log2 = at.scale * std::numbers::log2e_v<float>,
-           .lse_unit = unit,
-           .empty_lse = empty,
+           .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+           .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
            .query_inner = Divisor(at.heads),
            .heads = at.heads,
            .rounds = int(sizes_.rounds),
            .planned = 1};
-  combine_ = {.items = combines,
-              .count = plan_.combine_count,
-              .o_part = base + o_part_at_,
-              .lse_part = lse_part,
-              .lse_unit = unit,
-              .empty_lse = empty,
-              .heads = at.heads,
-              .tile_rows = spec_.tile_rows};
 }
 
 void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {
@@ -169,8 +156,13 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   const CacheShape shape = {options_.page, with.pages, options_.page};
-  CacheMaps& maps = caches_[reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56];
-  if (maps.latent != with.cache_latent || maps.rope != with.cache_rope) {
+  // The place of its hash or one of the next: two layers of one hash would make their maps anew in every step.
+  std::size_t place = reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56;
+  const auto is_its = [&](const CacheMaps& of) { return of.latent == with.cache_latent && of.rope == with.cache_rope; };
+  for (int next = 0; next < 16 && caches_[place].latent && !is_its(caches_[place]); ++next)
+    place = (place + 1) % caches_.size();
+  CacheMaps& maps = caches_[place];
+  if (!is_its(maps)) {
     maps.latent = nullptr;
     maps.z = tokens_map(options_.dtype, with.cache_latent, kLatent, shape, with.latent_token_stride,
                         with.latent_page_stride);
@@ -214,18 +206,15 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride);
     }
     with_.block_table = with.block_table;
-    combine_.o = with_.o = with.o;
-    combine_.lse = with_.lse = with.lse;
+    with_.o = with.o;
+    with_.lse = with.lse;
     const int heads = options_.heads;
-    combine_.o_rows = with_.o_rows = {Divisor(heads), with.o_token_stride, with.o_head_stride, 0};
-    combine_.lse_rows =
-        with_.lse_rows = {Divisor(heads), with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
+    with_.o_rows = {Divisor(heads), with.o_token_stride, with.o_head_stride, 0};
+    with_.lse_rows = {Divisor(heads), with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
     last_ = with;
   }
   void* arguments[] = {&with_};
   attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
-  void* of_merge[] = {&combine_};
-  merge_->launch({unsigned(spec_.workers), 1, 1}, of_merge, stream);
 }
 
 int LatentDecode::status() const {

@@ -1,13 +1,12 @@
-// The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then per
-// layer attention and the merge of its parts, both over the caller's pointers. A launch copies a struct of arguments;
-// maps of tensors are made anew only for addresses that were not seen before.
+// The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then one
+// launch per layer over the caller's pointers. A launch copies a struct of arguments; maps of tensors are made anew only
+// for addresses that were not seen before.
 #pragma once
 
 #include <array>
 #include <functional>
 
 #include "cute/latent/arguments.h"
-#include "cute/latent/combine_parts.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
 #include "hypermla/device/tensor_map.h"
@@ -35,8 +34,8 @@ TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShap
 struct LatentDecodeSpec {
   std::string name;                                  // full
   std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
-  KernelSource attention, merge, planner;
-  LaunchShape shape, merge_shape;  // of the attention and of the merge
+  KernelSource attention, planner;
+  LaunchShape shape;  // of the attention
   int tile_rows = 64;
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
@@ -64,12 +63,11 @@ class LatentDecode : public DecodeKernels {
   MlaDecodeOptions options_;
   LatentDecodeSpec spec_;
   RequestListSizes sizes_;
-  std::size_t items_at_, combines_at_, lse_part_at_, o_part_at_, workspace_bytes_;  // bytes; the status word is first
+  std::size_t items_at_, merges_at_, lse_part_at_, o_part_at_, workspace_bytes_;  // bytes; the status is first
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Function> attention_, merge_, planner_;
+  std::unique_ptr<Function> attention_, planner_;
   PlanRequestsArguments plan_ = {};
   LatentArguments with_ = {};
-  CombineArguments combine_ = {};
   MlaDecodeTensors last_;  // what with_ was made from
   // Maps of the caches of a model's layers, by their addresses.
   struct CacheMaps {

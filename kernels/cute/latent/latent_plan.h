@@ -1,5 +1,5 @@
 // What the plans of all versions of the latent kernel for Hopper share: limits, workspace, and the planning of their
-// work, on the host or on the device. A version adds its tilings, its kernel and the merge of its parts.
+// work, on the host or on the device. A version adds its tilings and its kernel.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,7 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 
 // What a version is, with one of its tilings.
 struct LatentVersion {
-  std::string name, header;              // of its kernel
-  std::string merge_name, merge_header;  // of the kernel that merges its parts
+  std::string name, header;  // of its kernel
   LaunchShape shape;
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
@@ -28,9 +27,8 @@ struct LatentVersion {
 
 // How much room a work list takes.
 struct WorkSizes {
-  std::int64_t slots = 0, items = 0, combines = 0, rounds = 0;
+  std::int64_t slots = 0, items = 0, rounds = 0;
   int workers = 0;
-  int most_parts = 0;  // of a tile; 0 where only the device knows
 };
 
 template <class Tiling>
@@ -93,30 +91,30 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
     std::vector<Tiling> tilings = candidates();
     tilings.push_back(tiling);
-    std::int64_t part_rows = 1, items = 0, combines = 0;
+    std::int64_t part_rows = 1, items = 0, slots = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
       part_rows = std::max(part_rows, sizes.slots * version(one).rows);
       items = std::max(items, sizes.items);
-      combines = std::max(combines, sizes.combines);
+      slots = std::max(slots, sizes.slots);
     }
     add("o_part", Role::workspace, at.dtype, {part_rows, at.k});
     add("lse_part", Role::workspace, DType::float32, {part_rows});
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
-      add("combine_work", Role::workspace, DType::int32, {combines, sizeof(CombineItem) / 4});
-      add("plan_status", Role::workspace, DType::int32, {2});
+      add("merges", Role::workspace, DType::int32, {slots, sizeof(MergeState) / 4});
+      add("plan_status", Role::workspace, DType::int32, {1});
     }
     return all;
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
-    std::unique_ptr<CuteKernel> main = attention(tensors), merge = combine(tensors, *main);
+    std::unique_ptr<CuteKernel> main = attention(tensors);
+    if (!problem.ragged) return main;
     const std::string name = main->name();
     std::vector<std::unique_ptr<Executable>> stages;
-    if (problem.ragged) stages.push_back(planning(tensors, *main));
+    stages.push_back(planning(tensors, *main));
     stages.push_back(std::move(main));
-    stages.push_back(std::move(merge));
     return std::make_unique<KernelPipeline>(name, std::move(stages));
   }
 
@@ -136,7 +134,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
-    const std::unique_ptr<CuteKernel> merge = self->combine(tensors, *main), planner = self->planning(tensors, *main);
+    const std::unique_ptr<CuteKernel> planner = self->planning(tensors, *main);
     const auto source = [](const CuteKernel& kernel) { return kernel.source(kernel.tiling()); };
     const LatentVersion of = self->version(self->tiling);
     return std::make_unique<LatentDecode>(
@@ -144,10 +142,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         LatentDecodeSpec{.name = "cute.mla." + of.name,
                          .seconds = [self](const DeviceSpec& device) { return expected_seconds(*self, device); },
                          .attention = source(*main),
-                         .merge = source(*merge),
                          .planner = source(*planner),
                          .shape = main->shape(),
-                         .merge_shape = merge->shape(),
                          .tile_rows = of.rows,
                          .query_groups = of.query_groups,
                          .costs = of.costs,
@@ -189,13 +185,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
   }
-  Cost combine_cost() const {
-    const WorkSizes now = sizes(tiling);
-    const auto tiles = std::min<std::int64_t>(now.combines, std::int64_t{problem.b} * row_tiles(tiling));
-    return {0, part_bytes(tiling) * double(now.slots) +
-                   double(tiles) * version(tiling).rows * problem.k * dtype_bytes(problem.dtype)};
-  }
-
   WorkPlan work_plan(const Tiling& at) const {
     return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
                      problem.h * problem.s, problem.s);
@@ -203,10 +192,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
       const WorkPlan plan = work_plan(at);
-      int most = 0;
-      for (const CombineItem& item : plan.combines) most = std::max(most, item.slots);
-      return {plan.slots, std::int64_t(plan.items.size()), std::int64_t(plan.combines.size()), plan.rounds, plan.grid,
-              most};
+      return {plan.slots, std::int64_t(plan.items.size()), plan.rounds, plan.grid};
     }
     const WorkCosts costs = version(at).costs;
     const std::int64_t tiles = row_tiles(at);
@@ -215,7 +201,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                            split_blocks(), costs.overhead(), costs.combine, costs.partial);
     return {.slots = lists.slots,
             .items = lists.rounds * target.processors,
-            .combines = lists.combines,
             .rounds = lists.rounds,
             .workers = target.processors};
   }
@@ -254,57 +239,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       launch.shape = version.shape;
       // A place beside each other is all that the blocks of a cluster want of it: of an odd number each has its own.
       if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
-      if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).items);
-      launch.arguments = [self, tensors, version, rounds = int(sizes.rounds)](void* constants) {
-        return Arguments(self->arguments(tensors, version, constants, rounds));
-      };
-      return launch;
-    };
-    return std::make_unique<CuteKernel>(std::move(spec));
-  }
-
-  // Merges what `main` leaves in parts; follows its tiling.
-  std::unique_ptr<CuteKernel> combine(const Tensors& tensors, const CuteKernel& main) const {
-    CuteKernelSpec<CombinePartsProblem, CombinePartsTiling> spec;
-    spec.name = version(tiling).merge_name;
-    spec.header = version(tiling).merge_header;
-    // No more groups of threads than merge the parts of one tile. Where cuts are fixed, and where only the device knows
-    // how many parts there are, always as many: the groups decide in which order parts are added.
-    const bool fixed = problem.ragged || split_blocks() > 0;
-    spec.tiling = {128 * (fixed ? kCombineGroups : groups_for(sizes(tiling).most_parts))};
-    spec.candidates = {spec.tiling};
-    spec.at_compile_time = [](CombinePartsTiling) { return CombinePartsTiling{.threads = 0}; };
-    spec.problem = {.dtype = problem.dtype};
-    spec.cost = combine_cost();
-    spec.executed = [cost = spec.cost](const CombinePartsTiling&) { return cost; };
-    spec.launch = [self = shared_copy(), tensors, &main](const CombinePartsTiling& with) {
-      const auto at = fields_from_json<Tiling>(main.tiling());
-      const int combines = int(self->sizes(at).combines), rows = self->version(at).rows;
-      KernelLaunch launch;
-      // Blocks without work would keep the next kernel from starting: a tile of 64 rows is 32 units, of fewer rows half
-      // as many as it has rows.
-      const int units = combines * (rows == 64 ? 32 : rows / 2);
-      const int groups = with.threads / 128;
-      launch.grid = {unsigned(std::min(units, self->target.processors * kCombineGroups / groups)), 1, 1};
-      launch.shape = {unsigned(with.threads), combine_shared_bytes(groups), 1, true};
-      if (!self->problem.ragged) launch.constants = bytes_of(self->work_plan(at).combines);
-      launch.arguments = [self, tensors, combines, rows](void* constants) {
-        const LatentProblem& of = self->problem;
-        auto data = [&](const char* name) { return tensors.at(name).data; };
-        return Arguments(
-            CombineArguments{.items = static_cast<const CombineItem*>(of.ragged ? data("combine_work") : constants),
-                             .count = of.ragged ? static_cast<const int*>(data("plan_status")) + 1 : nullptr,
-                             .o_part = data("o_part"),
-                             .lse_part = static_cast<const float*>(data("lse_part")),
-                             .o = data("o"),
-                             .lse = static_cast<float*>(data("lse")),
-                             .o_rows = {Divisor(1), of.k, 0, 0},
-                             .lse_rows = {Divisor(1), 1, 0, 0},
-                             .lse_unit = self->lse_unit(),
-                             .empty_lse = -std::numeric_limits<float>::infinity(),
-                             .heads = of.h,
-                             .tile_rows = rows,
-                             .item_count = combines});
+      if (!self->problem.ragged) launch.constants = self->constants(at);
+      launch.arguments = [self, tensors, version, sizes](void* constants) {
+        return Arguments(self->arguments(tensors, version, constants, sizes));
       };
       return launch;
     };
@@ -330,8 +267,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         return Arguments(PlanRequestsArguments{.lengths = data("lengths"),
                                                .query_starts = nullptr,
                                                .items = reinterpret_cast<WorkItem*>(data("work")),
-                                               .combines = reinterpret_cast<CombineItem*>(data("combine_work")),
-                                               .combine_count = data("plan_status") + 1,
+                                               .merges = reinterpret_cast<MergeState*>(data("merges")),
                                                .status = data("plan_status"),
                                                .requests = of.b,
                                                .heads = of.h,
@@ -352,13 +288,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
  private:
-  template <class Item>
-  static std::string bytes_of(const std::vector<Item>& items) {
-    return {reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item)};
+  // A work list made here: items, and a MergeState of each slot.
+  std::string constants(const Tiling& at) const {
+    const WorkPlan plan = work_plan(at);
+    std::string all(reinterpret_cast<const char*>(plan.items.data()), plan.items.size() * sizeof(WorkItem));
+    all.append(plan.slots * sizeof(MergeState), '\0');
+    return all;
   }
 
   // Over the tensors of the plan, all dense.
-  LatentArguments arguments(const Tensors& tensors, const LatentVersion& version, void* constants, int rounds) const {
+  LatentArguments arguments(const Tensors& tensors, const LatentVersion& version, void* constants,
+                            const WorkSizes& sizes) const {
     const LatentProblem& of = problem;
     const auto data = [&](const char* name) { return tensors.at(name).data; };
     // The operands, fused or not, from their first columns on.
@@ -377,11 +317,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
     void* const z = operand("cache", "z", 0);
     void* const kpe = operand("cache", "kpe", of.k);
+    auto* const work = static_cast<WorkItem*>(of.ragged ? data("work") : constants);
     return {.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups),
             .qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1),
             .z_map = tokens_map(of.dtype, z, of.k, shape, latent_width, std::int64_t{latent_width} * shape.tokens),
             .kpe_map = tokens_map(of.dtype, kpe, of.p, shape, rope_width, std::int64_t{rope_width} * shape.tokens),
-            .work = static_cast<const WorkItem*>(of.ragged ? data("work") : constants),
+            .work = work,
+            .merges = of.ragged ? static_cast<MergeState*>(data("merges"))
+                                : reinterpret_cast<MergeState*>(work + sizes.items),
             .z = z,
             .kpe = kpe,
             .block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr,
@@ -397,7 +340,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
             .empty_lse = -std::numeric_limits<float>::infinity(),
             .query_inner = Divisor(std::numeric_limits<int>::max()),
             .heads = of.h,
-            .rounds = rounds,
+            .rounds = int(sizes.rounds),
             .planned = of.ragged,
             .table_width = table_width(of),
             .z_stride = 2 * latent_width,

@@ -12,8 +12,8 @@
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
 // grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without
-// tokens has a block, all masked. Combine items of row tiles that do not exist or are not cut get 0 slots. Lengths and
-// numbers of queries beyond the arguments' limits are cut to them, and reported.
+// tokens has a block, all masked. Lengths and numbers of queries beyond the arguments' limits are cut to them, and
+// reported.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -32,6 +32,13 @@ struct BoundarySet {
     int count = __popc(words[g / 32] & ((1u << g % 32) - 1));
     for (int w = 0; w < g / 32; ++w) count += __popc(words[w]);
     return count;
+  }
+  // The last boundary of the set at or before g, which there must be.
+  __device__ int last_to(int g) const {
+    int w = g / 32;
+    unsigned left = words[w] & ((2u << g % 32) - 1);
+    while (!left) left = words[--w];
+    return w * 32 + 31 - __clz(left);
   }
   // The first boundary from g on that is not in the set.
   __device__ int first_without(int g) const {
@@ -104,8 +111,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   constexpr int kSums = kMaxPlannedRequests + 1;
   __shared__ int tokens_of[kMaxPlannedRequests];
   __shared__ unsigned short tiles_of[kMaxPlannedRequests];
-  // Sums over the requests before one: `overhead` and blocks of all passes; passes; row tiles; pieces.
-  __shared__ int start[kSums], first_pass[kSums], first_tile[split ? kSums : 1], first_part[kSums];
+  // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
+  __shared__ int start[kSums], first_pass[kSums], first_part[kSums];
   __shared__ int sums[kWarps], other_sums[kWarps];
   // Where a group begins: the pass among all, and the token block in it.
   __shared__ int cut_pass[kMaxWorkers + 1], cut_block[kMaxWorkers + 1];
@@ -153,7 +160,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     most_tiles = max(most_tiles, sums[w]);
     least_tiles = min(least_tiles, other_sums[w]);
   }
-  if (with.status && blockIdx.x == 0 && thread == 0) *with.status = wrong;
+  if (blockIdx.x == 0 && thread == 0) *with.status = wrong;
   __syncthreads();
 
   // Who attends what: requests of as many row tiles each are divided among all workers at once, by one thread block. Of
@@ -229,7 +236,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   if (blockIdx.x == 0)
     for (int worker = used + thread; worker < workers; worker += kThreads)
       with.items[static_cast<long long>(worker) * with.rounds] = {};
-  if (blockIdx.x == 0 && thread == 0 && shared_out && !split) *with.combine_count = used;
   if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
   auto passes_of = [&](int request) {
     const int tiles = tiles_of[request];
@@ -251,7 +257,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   write_sums(first_pass, other_sums, passes_of);
   if constexpr (split) {
     __syncthreads();
-    write_sums(first_tile, sums, [&](int r) { return static_cast<int>(tiles_of[r]); });
     write_sums(first_part, other_sums, [&](int r) { return tiles_of[r] * parts_of_split(blocks_of(r)); });
   }
   __syncthreads();
@@ -364,7 +369,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     __syncthreads();
   }
 
-  CombineItem* const combines = with.combines + (split ? 0 : first_worker);
   for (int worker = thread; worker < side * groups; worker += kThreads) {
     const int g = worker / side, m = worker % side;
     WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
@@ -379,42 +383,26 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (row_tile >= tiles_of[request]) {
       } else if (split) {
         const int parts = parts_of_split(blocks), first_slot = first_part[request] + row_tile * parts;
-        for (int at = begin; at < end; at += split)
-          *out++ = {request,   row_tile, at, min(at + split, end), tokens, parts ? first_slot + at / split : -1,
-                    first_row, queries};
-        if (begin == 0)
-          combines[first_tile[request] + row_tile] = {request, row_tile, first_slot, parts, first_row, queries, {}};
+        for (int at = begin; at < end; at += split) {
+          const int part = at / split, slot = parts ? first_slot + part : -1;
+          if (parts) with.merges[slot] = {};
+          *out++ = {request,          row_tile,      at, min(at + split, end), tokens, slot, first_row, queries,
+                    parts ? part : 0, max(parts, 1), {}};
+        }
       } else {
-        int slot = -1;
+        int slot = -1, part = 0, parts = 1;
         if (begin > 0 || end < blocks) {
           // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
-          const int boundary = begin > 0 ? g : g + 1;
-          const int run = starts_run.count_below(boundary) - !starts_run.has(boundary);
-          slot = 2 * first_worker + m * 2 * groups + g + run;
-          if (begin == 0) {
-            const int parts = continues_run.first_without(boundary + 1) - boundary + 1;
-            combines[run * side + m] = {request, row_tile, slot, parts, first_row, queries, {}};
-          }
+          const int first = begin > 0 ? starts_run.last_to(g) : g + 1;
+          part = g + 1 - first;
+          parts = continues_run.first_without(first + 1) - first + 1;
+          slot = 2 * first_worker + m * 2 * groups + g + starts_run.count_below(first);
+          with.merges[slot] = {};
         }
-        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries};
+        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, {}};
       }
     }
     *out = {};
-  }
-  if constexpr (split) {
-    if (thread == 0) *with.combine_count = first_tile[b];
-  } else {
-    const int runs = starts_run.count_below(groups);
-    if (thread == 0 && !shared_out) *with.combine_count = runs * side;
-    for (int i = runs * side + thread; shared_out && i < side * groups; i += kThreads) combines[i] = {};
-    // A cut request has row tiles m < side in every pass but maybe the last.
-    for (int worker = thread; worker < side * groups; worker += kThreads) {
-      const int g = worker / side, m = worker % side;
-      if (!starts_run.has(g)) continue;
-      const int request = range_of(first_pass, b, cut_pass[g]);
-      if ((cut_pass[g] - first_pass[request]) * side + m >= tiles_of[request])
-        combines[starts_run.count_below(g) * side + m] = {};
-    }
   }
 }
 

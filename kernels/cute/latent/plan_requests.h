@@ -1,6 +1,8 @@
 // The work list of the latent kernel, made on the device from lengths that the host does not know.
 #pragma once
 
+#include "work.h"
+
 namespace hypermla::cute {
 
 inline constexpr int kMaxPlannedRequests = 2048;
@@ -25,9 +27,6 @@ struct PlanRequestsTiling {
   }
 };
 
-struct WorkItem;
-struct CombineItem;
-
 // Bits of a planner's status word: a length below 0 or beyond max_tokens; query starts that fall, or go beyond
 // `queries` of a request or all_queries in all.
 enum PlanStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
@@ -37,10 +36,9 @@ struct PlanRequestsArguments {
   const int* lengths = nullptr;  // [requests] tokens
   const int* query_starts =
       nullptr;  // [requests + 1], the first 0: queries of all requests before one; null: `queries` of each
-  WorkItem* items = nullptr;  // [workers, rounds]
-  CombineItem* combines = nullptr;
-  int* combine_count = nullptr;  // of `combines`
-  int* status = nullptr;         // of PlanStatus, 0 if all is well; null: not wanted
+  WorkItem* items = nullptr;     // [workers, rounds]
+  MergeState* merges = nullptr;  // [slots]
+  int* status = nullptr;         // of PlanStatus, 0 if all is well
   int requests = 0;
   int heads = 0;
   int tile_rows = 0;
@@ -56,9 +54,8 @@ struct PlanRequestsArguments {
 
 // How much room the lists take, whatever the lengths.
 struct RequestListSizes {
-  long long rounds = 0;    // items of a worker, the closing one included
-  long long combines = 0;  // merges
-  long long slots = 0;     // partial outputs
+  long long rounds = 0;  // items of a worker, the closing one included
+  long long slots = 0;   // partial outputs
 };
 
 // For at most `b` requests of at most `blocks` token blocks and `row_tiles` row tiles each, `tiles` row tiles in all.
@@ -76,7 +73,6 @@ inline RequestListSizes request_list_sizes(int workers, long long b, long long r
   const long long load = share + overhead + static_cast<long long>(merge_cost + part_cost * 2 * workers) + 1;
   const long long shortest = split ? least_of(split, overhead + 1) : overhead + 1;
   return {.rounds = least_of(least_of(b * row_tiles, tiles) * parts, load / shortest + 3) + 2,
-          .combines = split ? tiles : workers,
           .slots = !split      ? 2 * workers
                    : parts > 1 ? tiles * parts
                                : 1};

@@ -2,12 +2,15 @@
 //
 // The rows of a request (heads * queries) fall into tiles of 16, 32 or 64, its tokens into blocks of 64. One item is
 // one row tile and a range of token blocks. A tile that one item covers is written as output; else its items write
-// partial outputs into consecutive slots, which combine_parts.cuh or combine_rows.cuh merges. Thread block c takes the
-// items from c * rounds on, until one with begin == end. The list is made on the host (work_plan.h) or, where lengths
-// live on the device, there (plan_requests.cuh).
+// partial outputs into consecutive slots, in the order of the tokens, and the thread blocks that wrote them merge them
+// when all have come to the end of their lists (merge_tiles.cuh). Thread block c takes the items from c * rounds on,
+// until one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the device, there
+// (plan_requests.cuh).
 #pragma once
 
 namespace hypermla::cute {
+
+inline constexpr int kMaxParts = 160;  // of one tile
 
 struct alignas(16) WorkItem {
   int request;
@@ -18,22 +21,15 @@ struct alignas(16) WorkItem {
   int slot;       // of the partial output; -1: the item covers all tokens of its tile
   int first_row;  // of the request, among the rows of all requests
   int queries;    // of the request
-};
-
-struct alignas(16) CombineItem {
-  int request;
-  int row_tile;
-  int first_slot;
-  int slots;      // 0: nothing to merge
-  int first_row;  // as in WorkItem
-  int queries;
+  int part;       // of the tile: its slots are slot - part .. slot - part + parts - 1
+  int parts;
   int unused[2];
 };
 
-// Groups of 128 threads of a block that merges parts, at most; how many of them merge so many parts, a power of two;
-// and the block's dynamic shared memory: a place for each group but the first.
-inline constexpr int kCombineGroups = 8;
-constexpr int groups_for(int parts) { return parts <= 8 ? 1 : parts <= 16 ? 4 : kCombineGroups; }
-constexpr unsigned combine_shared_bytes(int groups) { return (groups - 1) * 6144; }
+// One for each slot; 0 when a list is new. Launches leave it as it was but for the highest bit of `arrived`.
+struct alignas(16) MergeState {
+  unsigned long long arrived;  // in the tile's first slot, see arrive() in merge_tiles.cuh
+  int left;                    // 1: the part's thread block has left its share of the merge to the others
+};
 
 }  // namespace hypermla::cute

@@ -34,7 +34,6 @@ struct WorkPlan {
   int grid = 0;                 // thread blocks
   int rounds = 0;               // items per thread block, the closing one included
   std::vector<WorkItem> items;  // [grid][rounds]
-  std::vector<CombineItem> combines;
   int slots = 0;
   double cost = 0;  // in blocks of 64 x 64
 };
@@ -105,15 +104,16 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
       parts[static_cast<size_t>(p.request) * row_tiles + p.row_tile].push_back(
           {p.worker, static_cast<int>(of[p.worker].size())});
       of[p.worker].push_back(
-          {p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, p.request * rows, queries});
+          {p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, p.request * rows, queries, 0, 1, {}});
       load[p.worker] += p.end - p.begin + costs.item;
     }
-    for (int r = 0; r < requests; ++r) {
-      for (int m = 0; m < row_tiles; ++m) {
-        const auto& list = parts[static_cast<size_t>(r) * row_tiles + m];
-        if (list.size() < 2) continue;
-        plan.combines.push_back({r, m, plan.slots, static_cast<int>(list.size()), r * rows, queries, {}});
-        for (auto [worker, index] : list) of[worker][index].slot = plan.slots++;
+    for (const auto& list : parts) {
+      if (list.size() < 2) continue;
+      for (int part = 0; part < static_cast<int>(list.size()); ++part) {
+        WorkItem& item = of[list[part].first][list[part].second];
+        item.slot = plan.slots++;
+        item.part = part;
+        item.parts = static_cast<int>(list.size());
       }
     }
     size_t most = 0;

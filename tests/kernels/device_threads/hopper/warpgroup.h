@@ -125,6 +125,7 @@ inline int __reduce_or_sync(unsigned, int value) {
 }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
+inline int __clz(unsigned x) { return std::countl_zero(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
 }  // namespace hypermla::cute

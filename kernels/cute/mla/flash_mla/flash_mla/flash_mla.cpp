@@ -26,8 +26,6 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   LatentVersion version(const FlashMlaTiling&) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .merge_name = "combine_parts",
-            .merge_header = "cute/latent/combine_parts.cuh",
             .shape = {384, kFlashMlaSharedBytes, 1, true},
             .rows = 64,
             .query_groups = 2,

@@ -25,7 +25,8 @@
 // page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
 // warpgroup 2. Pages behind the end of a request are not loaded; their scores are masked and their values zeroed.
 //
-// The consumers and the loads of boxes are in latent/attend_latent.cuh.
+// The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
+// consumers do at the end, in latent/merge_tiles.cuh.
 //
 // grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
@@ -142,23 +143,26 @@ __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ Late
     }
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  launch_next();        // the combine kernel may start; the inputs of both kernels are complete
+  launch_next();
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
-  if (role == 0) {
-    take_registers<gathered ? 216 : 232>();
-    attend<problem, 0>(shared, work, with);
-  } else if (role == 1) {
-    take_registers<gathered ? 216 : 232>();
-    attend<problem, 1>(shared, work, with);
-  } else {
+  if (role == 2) {
     give_registers<gathered ? 72 : 40>();
+    if (!gathered) collect_ahead(shared.cut, work, with);
     if constexpr (gathered) {
       gather<tiling>(shared, work, with);
+      collect_ahead(shared.cut, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, with);
     }
+    return;
   }
+  take_registers<gathered ? 216 : 232>();
+  if (role == 0)
+    attend<problem, 0>(shared, work, with);
+  else
+    attend<problem, 1>(shared, work, with);
+  merge_tiles<problem.dtype, RowsOnM>(with, work, shared.cut, *reinterpret_cast<MergeScratch*>(shared.queries.bytes));
 }
 
 }  // namespace hypermla::cute

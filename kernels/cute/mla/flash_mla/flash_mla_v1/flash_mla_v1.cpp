@@ -37,8 +37,6 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   LatentVersion version(const FlashMlaV1Tiling& at) const override {
     return {.name = "flash_mla_v1",
             .header = beside(__FILE__, "flash_mla_v1.cuh"),
-            .merge_name = "combine_rows",
-            .merge_header = "cute/latent/combine_rows.cuh",
             .shape = {384, flash_mla_v1_shared_bytes(at.rows), unsigned(at.cluster), true},
             .rows = at.rows,
             .query_groups = 8,

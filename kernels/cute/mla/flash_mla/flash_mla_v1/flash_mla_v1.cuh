@@ -38,6 +38,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/merge_tiles.cuh"
 
 namespace hypermla::cute {
 
@@ -64,7 +65,47 @@ struct Shared {
   float2 sums[2][2][4][N / 2];               // [item parity][consumer][warp]
   float2 maxima[2][2][N / 2];                // [item parity][consumer]
   float4 factors[2][N / 2];                  // [consumer] {own, other} of two rows: of the outputs that are merged
+  latent::CutItems cut;
   static_assert(kRowBytes % 1024 == 0);
+};
+
+// How partial outputs lie: [slot][pair of fragments][octet of rows][thread of a warpgroup], in the order of the
+// consumers' fragments.
+template <int N>
+struct RowsOnNTile {
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kLoads = N == 16 ? 8 : 16;
+  static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
+
+  struct Output {
+    unsigned short* out;  // of the lane's first column of row lane / 4 of the octet; null behind the end of the request
+
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
+                                      const latent::RowSums& sums) {
+      const int first = item.row_tile * N + row(chunk, 0), rows = item.queries * with.heads, lane = lane_id();
+      if (chunk < kPeriod && (chunk & 3) == 0 && lane < 4) {
+        const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
+        auto write = [&](int at, float lse) {
+          if (at < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
+        };
+        write(first + 2 * lane, lse.x);
+        write(first + 2 * lane + 1, lse.y);
+      }
+      const int at = first + (lane >> 2);
+      out = at < rows ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
+                            (chunk & 3) * 16 + 2 * (lane & 3)
+                      : nullptr;
+    }
+    template <DType dtype>
+    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
+      const u32 words[4] = {pack<dtype>(x.first.x, x.second.x), pack<dtype>(x.first.y, x.second.y),
+                            pack<dtype>(x.first.z, x.second.z), pack<dtype>(x.first.w, x.second.w)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 word = transpose_fragment(words[i]);  // row lane / 4 of the octet
+        if (out) *reinterpret_cast<u32*>(out + (2 * (chunk / kPeriod) + i / 2) * 64 + i % 2 * 8) = word;
+      }
+    }
+  };
 };
 
 // Named barriers of consumer 0; those of consumer 1 have the next number.
@@ -310,7 +351,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     // Columns 256 consumer .. from o[0] to o[3] on, and where a consumer is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
       if (slot >= 0) {
-        // [slot][pair of m][octet][thread]: the order of the fragments, so that every access is whole lines.
+        // See RowsOnNTile: every access is whole lines.
         uint4* out = static_cast<uint4*>(with.o_part) + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
 #pragma unroll
         for (int i = 0; i < 2 * kOctets; ++i) {
@@ -367,7 +408,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
     }
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  launch_next();        // the combine kernel may start; the inputs of both kernels are complete
+  launch_next();
   for (int sequence = 0; item.begin != item.end; item = *++work) {
     const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
     auto page_at = [&](int token) { return token < item.tokens ? table[token / max(problem.page, 1)] : 0; };
@@ -481,17 +522,21 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   // kernel makes the work list.
   if (with.planned) wait_for_previous();
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
-  if (role < 2) {
-    if constexpr (trades_registers) take_registers<232>();
-    const int consumer = uniform(role);
-    attend<problem, tiling>(consumer, shared, work, with);
-  } else {
+  if (role == 2) {
     if constexpr (trades_registers) give_registers<40>();
+    latent::collect_ahead(shared.cut, work, with);
     if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load_tokens<problem, tiling>(shared, work, with);
     }
     if (threadIdx.x == 288) load_queries<tiling>(shared, work, with);
+    return;
   }
+  if constexpr (trades_registers) take_registers<232>();
+  const int consumer = uniform(role);
+  attend<problem, tiling>(consumer, shared, work, with);
+  static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.latents));
+  latent::merge_tiles<problem.dtype, RowsOnNTile<tiling.rows>>(
+      with, work, shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.latents.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
