@@ -69,6 +69,11 @@ PyObject* decode_workspace_bytes(PyObject* self, PyObject*) {
 PyObject* decode_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(as_decode(self)->decode->explain().c_str()); });
 }
+// "cpu" or "cuda:0"
+PyObject* decode_device(PyObject* self, PyObject*) {
+  const DLDevice& device = as_decode(self)->device;
+  return device.type == kCpu ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", int(device.id));
+}
 PyObject* decode_check(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     as_decode(self)->decode->check();
@@ -172,6 +177,7 @@ PyCFunction fast(F* function) {
 }
 PyMethodDef methods[] = {{"workspace_bytes", decode_workspace_bytes, METH_NOARGS, nullptr},
                          {"explain", decode_explain, METH_NOARGS, nullptr},
+                         {"device", decode_device, METH_NOARGS, nullptr},
                          {"check", decode_check, METH_NOARGS, nullptr},
                          {"plan", fast(decode_plan), METH_FASTCALL, nullptr},
                          {"run", fast(decode_run), METH_FASTCALL, nullptr},

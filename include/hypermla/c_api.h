@@ -110,9 +110,9 @@ HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused(hypermla_decode_ten
                                                              const void* cache, int64_t pages, void* o, float* lse);
 
 /* `device`: "cpu", "cuda", "cuda:1", or "auto" (as NULL): the first GPU, else the CPU. `workspace`: as many bytes of
- * the device's memory as hypermla_decode_workspace_bytes() says, aligned to 256, which the caller owns and no other work
- * uses between a plan and the last run after it; NULL: memory of its own. Takes seconds where kernels are not in the
- * cache and have to be compiled. */
+ * the device's memory as hypermla_decode_workspace_bytes() says, aligned to 256, which the caller owns and no other
+ * work uses between a plan and the last run after it; NULL: memory of its own. Takes seconds where kernels are not in
+ * the cache and have to be compiled. */
 HYPERMLA_C_API hypermla_status hypermla_decode_create(const hypermla_decode_options* options, const char* device,
                                                       void* workspace, hypermla_decode** decode);
 HYPERMLA_C_API hypermla_status hypermla_decode_workspace_bytes(const hypermla_decode_options* options,

@@ -7,6 +7,11 @@ _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}  # DLPack's
 _CPU, _CUDA = 1, 2
 
 
+def is_compiling():
+    """True while torch.compile() traces: torch_operators.py puts PyTorch's function here."""
+    return False
+
+
 def is_torch(tensor):
     return hasattr(tensor, "data_ptr")
 

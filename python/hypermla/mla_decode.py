@@ -1,7 +1,10 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
-from hypermla import _hypermla
+import sys
+
+from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
+from hypermla._hypermla import Error
 from hypermla._tensors import address as _address
 from hypermla._tensors import current_stream as _current_stream  # noqa: F401
 from hypermla._tensors import dtype as _dtype  # noqa: F401
@@ -30,7 +33,12 @@ class MlaDecode:
     output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead
     of -inf for a query that sees no token. kernel: pins one by its full name. workspace: a tensor of workspace_bytes of
     another MlaDecode of the same options; None: memory of its own.
+
+    torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
+    made: they are operators then (torch_operators.py).
     """
+
+    handle = order = None  # what torch_operators.py names it by
 
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
@@ -42,6 +50,15 @@ class MlaDecode:
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive))
         self._heads = heads
+        if "torch" in sys.modules:
+            from hypermla import torch_operators
+
+            torch_operators.adopt(self)
+
+    @property
+    def device(self):
+        """"cpu" or "cuda:0"."""
+        return self._decode.device()
 
     @property
     def workspace_bytes(self):
@@ -59,6 +76,8 @@ class MlaDecode:
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
         1], the first 0; None: max_queries of each request. stream: an address or an object with .cuda_stream; None:
         PyTorch's current stream."""
+        if _tensors.is_compiling():
+            return _operators(self, stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
         self._decode.plan(lengths, query_starts, stream)
 
     def run(self, q, cache, block_table, out=None, lse=None, stream=None):
@@ -70,7 +89,12 @@ class MlaDecode:
         """
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
-        self._decode.run(q, cache, block_table, out, lse, stream)
+        if _tensors.is_compiling():
+            (q, q_rope), (cache, cache_rope) = (one if isinstance(one, tuple) else (one, None) for one in (q, cache))
+            _operators(self, stream).mla_decode_run(self.handle, self.order, q, q_rope, cache, cache_rope, block_table,
+                                                    out, lse)
+        else:
+            self._decode.run(q, cache, block_table, out, lse, stream)
         return out, lse
 
     @raises_error
@@ -78,6 +102,17 @@ class MlaDecode:
         """Those that are given, else new ones."""
         return (_empty(q, (q.shape[0], self._heads, LATENT)) if out is None else out,
                 _empty(q, (q.shape[0], self._heads), "float32") if lse is None else lse)
+
+
+def _operators(decode, stream):
+    """PyTorch's operators, under torch.compile()."""
+    import torch
+
+    if stream is not None:
+        raise Error("torch.compile() has no streams: leave out `stream`, and PyTorch's current one is taken")
+    if decode.handle is None:
+        raise Error("torch.compile() cannot trace this MlaDecode; import torch before it is made")
+    return torch.ops.hypermla
 
 
 def _name(dtype):
