@@ -123,6 +123,14 @@ class Decode(unittest.TestCase):
                               capture_output=True, timeout=600)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "lse 4.9199 4.9299 3.7260\n", ""))
 
+    def test_a_layer_decodes_with_drafts(self):
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        small = ["--arrays=numpy", "--hidden=256", "--heads=2", "--steps=4"]
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/mla_layer.py", *small], env=variables,
+                              text=True, check=False, capture_output=True, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
+
 
 class Plan(unittest.TestCase):
     def test_list(self):

@@ -7,7 +7,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
-from support import BUILD
+from support import BUILD, CHECKOUT
 
 try:
     import torch
@@ -104,6 +104,17 @@ class Tensors(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
                               text=True, capture_output=True, check=False, timeout=120)
         self.assertEqual((done.stdout, done.stderr), ("False\n", ""))
+
+
+class Example(unittest.TestCase):
+    def test_a_layer_decodes_with_drafts(self):
+        """On a GPU where there is one."""
+        small = ["--arrays=torch", "--hidden=256", "--heads=2", "--steps=4"]
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/mla_layer.py", *small], text=True,
+                              env={**os.environ, "PYTHONPATH": str(BUILD / "python")}, capture_output=True,
+                              check=False, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
 
 
 class Operators(unittest.TestCase):
