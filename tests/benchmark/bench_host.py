@@ -156,18 +156,18 @@ def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     flags.add_argument("--bursts", type=int, default=200, help=f"of {CALLS} calls (default 200)")
-    flags.add_argument("--library", type=pathlib.Path, default=harness.CHECKOUT / "build/libhypermla.so",
-                       help="libhypermla.so (default: the one of build)")
+    flags.add_argument("--library", type=pathlib.Path, help="libhypermla.so (default: beside the Python package)")
     flags.add_argument("--record", help="file for the figures")
     at = flags.parse_args()
     if not torch:
         harness.stop("it needs a Python with PyTorch")
+    library = at.library or pathlib.Path(hypermla.__file__).parents[2] / "libhypermla.so"
     device = at.device or ("cuda" if torch.cuda.is_available() else "cpu")
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     rows, medians = [], {}
     print(f"microseconds of the host, {name}, torch {torch.__version__}\n{'one layer':>10}{'61 layers':>11}")
-    for what, call, base in calls(device, at.library):
+    for what, call, base in calls(device, library):
         row = {"call": what}
         for key, layers in (("one_layer_us", 1), ("layers_us", LAYERS)):
             medians[what, key] = statistics.median(measured(call, layers, at.bursts, wait))
