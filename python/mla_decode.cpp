@@ -146,6 +146,7 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                      out.strides[2] != 1 ? "out" : "block_table");
     if (table.shape[0] < of.requests)
       hypermla::fail("block_table has {} rows, but the plan has {} requests", table.shape[0], of.requests);
+    if (tokens == 0) Py_RETURN_NONE;
     if (out.data == q.latent.data || out.data == cache.latent.data)
       hypermla::fail("out must have memory of its own: blocks read q and the cache after others have written");
     as_decode(self)->decode->run({.q_latent = {q.latent.data, q.latent.strides[0], q.latent.strides[1]},

@@ -87,6 +87,11 @@ class Tensors(unittest.TestCase):
         odd = self.q[:1].as_strided((1, HEADS, 576), (3, 576, 1))
         self.same(one.run(self.q[:1], self.cache, self.table[1:]), one.run(odd, self.cache, self.table[1:]))
 
+    def test_a_step_without_requests_is_no_error(self):
+        self.decode.plan(self.lengths[:0], self.starts[:1])
+        o, lse = self.decode.run(self.q[:0], self.cache, self.table)
+        self.assertEqual((o.shape, lse.shape), ((0, HEADS, 512), (0, HEADS)))
+
     def test_what_does_not_fit_is_refused(self):
         q, cache, table = self.q, self.cache, self.table
         for wrong, said in ((lambda: self.decode.plan(self.lengths.long()), "lengths must be int32"),
@@ -184,6 +189,24 @@ class Operators(unittest.TestCase):
             decode = new_decode(scale=scale)
             decode.plan(lengths, starts)
             self.assertTrue(torch.equal(compiled(decode, q), decode.run(q, cache, table)[1]))
+
+    def test_one_graph_takes_any_number_of_tokens(self):
+        lengths, starts, q, cache, table = step()
+        decode = new_decode()
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+        def compiled(starts, q):
+            decode.plan(lengths, starts)
+            return decode.run(q, cache, table)[1]
+
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for counts in ((0, 2, 3), (0, 2, 4), (0, 1, 3), (0, 0, 1)):
+                starts = torch.tensor(counts, dtype=torch.int32)
+                rows = torch.cat([q, q])[:counts[-1] + 1]  # one that pads
+                decode.plan(lengths, starts)
+                expected = decode.run(rows, cache, table)[1]
+                self.assertTrue(torch.equal(compiled(starts, rows)[:counts[-1]], expected[:counts[-1]]), counts)
 
     def test_an_exported_program_gives_the_same(self):
         lengths, starts, *tensors = step()

@@ -117,8 +117,8 @@ MlaDecodeOptions options_of(const hypermla_decode_options* given) {
 }
 
 int query_tokens_of(std::int64_t tokens) {
-  if (tokens < 1 || tokens > std::numeric_limits<int>::max())
-    fail("query_tokens={} is not supported: there must be at least one, and it must fit 31 bits", tokens);
+  if (tokens < 0 || tokens > std::numeric_limits<int>::max())
+    fail("query_tokens={} is not supported: it must be from 0 to 2^31 - 1", tokens);
   return int(tokens);
 }
 
