@@ -270,6 +270,16 @@ class OnAGpu(unittest.TestCase):
             run()
             self.assertTrue(torch.equal(o, expected[0]) and torch.equal(lse, expected[1]))
 
+    def test_a_step_without_requests_leaves_the_next_one_right(self):
+        self.decode.plan(self.lengths, self.starts)
+        expected = self.decode.run(self.q, self.cache, self.table)
+        self.decode.plan(self.lengths[:0], self.starts[:1])
+        self.decode.run(self.q[:0], self.cache, self.table)
+        self.decode.check()
+        self.decode.plan(self.lengths, self.starts)
+        for one, other in zip(self.decode.run(self.q, self.cache, self.table), expected):
+            self.assertTrue(torch.equal(one, other))
+
     def test_tensors_of_the_other_memory_are_refused(self):
         with self.assertRaisesRegex(hypermla.Error, "lengths must be on GPU 0, not in the memory of the CPU"):
             self.decode.plan(self.host[0])

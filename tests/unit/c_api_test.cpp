@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <limits>
 #include <thread>
 
+#include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
 #include "support.h"
 
@@ -169,6 +174,50 @@ TEST_F(CApi, WhatIsWrongGivesAStatusAndASentence) {
   tensors_.query_tokens = 3;
   EXPECT_EQ(hypermla_decode_run(decode_, &tensors_, nullptr), HYPERMLA_OK);
   EXPECT_TRUE(contains(hypermla_last_error(), "query_tokens")) << "it stays";
+}
+
+TEST(CApiOnAGpu, WorkspaceAndStreamAreTheCallers) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const auto device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  hypermla_decode_options options = small_options();
+  options.heads = 16;
+  std::size_t bytes = 0;
+  ASSERT_EQ(hypermla_decode_workspace_bytes(&options, "cuda", &bytes), HYPERMLA_OK) << hypermla_last_error();
+  const Buffer workspace(device, bytes), ints(device, 4096), q(device, 3 * 16 * 576 * 2),
+      cache(device, 3 * 16 * 576 * 2), o(device, 3 * 16 * 512 * 2), lse(device, 3 * 16 * 4);
+  const int host[] = {20, 3, /* query starts */ 0, 2, 3, /* pages */ 2, 0, 1, -1};
+  device->copy_to_device(ints.data(), host, sizeof host);
+  device->fill(q.data(), 0x3c, q.bytes());
+  device->fill(cache.data(), 0x3c, cache.bytes());
+  device->fill(workspace.data(), 0xff, bytes);
+  const auto* lengths = static_cast<const int*>(ints.data());
+
+  hypermla_decode* decode = nullptr;
+  ASSERT_EQ(hypermla_decode_create(&options, "cuda", workspace.data(), &decode), HYPERMLA_OK) << hypermla_last_error();
+  hypermla_decode_tensors tensors;
+  hypermla_decode_tensors_init(&tensors, sizeof tensors);
+  ASSERT_EQ(hypermla_decode_tensors_fused(&tensors, 16, 16, q.data(), 3, cache.data(), 3, o.data(),
+                                          static_cast<float*>(lse.data())),
+            HYPERMLA_OK);
+  tensors.block_table = lengths + 5;
+  tensors.table_stride = 2;
+  // Only a stream that reaches the calls can be captured.
+  const auto recording = device->record([&](StreamHandle stream) {
+    EXPECT_EQ(hypermla_decode_plan(decode, lengths, lengths + 2, 2, stream), HYPERMLA_OK) << hypermla_last_error();
+    EXPECT_EQ(hypermla_decode_run(decode, &tensors, stream), HYPERMLA_OK) << hypermla_last_error();
+  });
+  recording->replay(device->stream());
+  EXPECT_EQ(hypermla_decode_check(decode), HYPERMLA_OK) << hypermla_last_error();
+  std::vector<float> sums(3 * 16);
+  device->copy_to_host(sums.data(), lse.data(), lse.bytes());
+  // All scores are the same: a query of the first request sees 19 or 20 tokens, the second's 3.
+  EXPECT_NEAR(sums[16] - sums[0], std::log(20.0 / 19), 1e-4);
+  EXPECT_NEAR(sums[16] - sums[32], std::log(20.0 / 3), 1e-4);
+  std::vector<unsigned char> left(bytes);
+  device->copy_to_host(left.data(), workspace.data(), bytes);
+  EXPECT_TRUE(std::any_of(left.begin(), left.end(), [](unsigned char byte) { return byte != 0xff; }));
+  hypermla_decode_destroy(decode);
 }
 
 }  // namespace
