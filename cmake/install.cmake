@@ -1,7 +1,7 @@
 # What an installation holds:
 #
 #   bin/hypermla            the command line, one file that needs no library
-#   lib/libhypermla.so      include/hypermla/hypermla.h, and find_package(hypermla)
+#   lib/libhypermla.so      include/hypermla/, C++ and C, and find_package(hypermla)
 #   share/hypermla/         conf and the sources of kernels, which are compiled at run time; program and library find it
 #                           relative to themselves, so an installation can be moved
 #

@@ -5,33 +5,11 @@
 #include <algorithm>
 #include <regex>
 
+#include "dlpack.h"
 #include "hypermla/base/process.h"
 #include "hypermla/hypermla.h"
 
 namespace {
-
-// DLPack's structures (its specification, version 1.0): what __dlpack__() puts into a capsule.
-struct DLDevice {
-  std::int32_t type, id;
-};
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  std::int32_t ndim;
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
-  std::int64_t* shape;
-  std::int64_t* strides;  // in elements; null: dense and row-major
-  std::uint64_t byte_offset;
-};
-struct DLManagedTensorVersioned {
-  std::uint32_t major, minor;
-  void* manager_context;
-  void (*deleter)(DLManagedTensorVersioned*);
-  std::uint64_t flags;
-  DLTensor tensor;
-};
-constexpr std::uint64_t kReadOnly = 1;
 
 struct KernelObject {
   PyObject_HEAD hypermla::Kernel* kernel;

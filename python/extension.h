@@ -15,6 +15,9 @@ inline PyObject* g_error = nullptr;  // hypermla.Error
 // What stands between backticks is a command, and stays one.
 std::string python_words(const std::string& sentence);
 
+// A Python exception is raised already; guarded() returns null for it.
+struct PythonError {};
+
 // Calls `body`, turning what it throws into a Python exception; null then. One that is raised already stays.
 template <class Body>
 PyObject* guarded(Body&& body) {
@@ -22,6 +25,7 @@ PyObject* guarded(Body&& body) {
     return body();
   } catch (const hypermla::Error& error) {
     if (!PyErr_Occurred()) PyErr_SetString(g_error, python_words(error.what()).c_str());
+  } catch (const PythonError&) {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::exception& error) {

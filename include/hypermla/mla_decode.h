@@ -54,7 +54,7 @@ struct MlaDecodeTensors {
     std::int64_t token_stride = 0, head_stride = 0;
   };
   Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
-  int query_tokens = 0;                // of these tensors and of o: at least as many as the plan has queries
+  int query_tokens = 0;                // of these tensors and of o: the queries of the plan or more; 0: no work
   const void* cache_latent = nullptr;  // [pages, page, 512]
   const void* cache_rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;

@@ -1,5 +1,6 @@
 """`cmake --install`: what is installed works from wherever it lies, for the command line and for a C++ user."""
 
+import ctypes
 import os
 import pathlib
 import subprocess
@@ -77,11 +78,29 @@ class Installation(unittest.TestCase):
         self.assertTrue(any("hypermla::Kernel::run" in name for name in own))
         self.assertFalse([name for name in own if "hypermla::Compiler" in name or "hypermla::Registry" in name])
 
-    def test_the_example_builds_against_it_and_runs(self):
-        build = self.directory / "example"
-        self.succeed("cmake", "-G", "Ninja", "-S", CHECKOUT / "examples/cpp", "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
-                     "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+    def example(self, language, *flags):
+        """The directory of a built example."""
+        build = self.directory / f"example-{language}"
+        self.succeed("cmake", "-G", "Ninja", "-S", CHECKOUT / "examples" / language, "-B", build,
+                     f"-DCMAKE_PREFIX_PATH={self.prefix}", *flags)
         self.succeed("cmake", "--build", build)
+        return build
+
+    def test_the_c_example_builds_against_it_and_runs(self):
+        build = self.example("c", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror")  # standard C11
+        self.assertRegex(self.succeed(build / "decode"),
+                         r"^HyperMLA [\d.]+, .*reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
+
+    def test_other_languages_call_the_c_interface(self):
+        (path,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]
+        library = ctypes.CDLL(str(path))
+        library.hypermla_version.restype = library.hypermla_last_error.restype = ctypes.c_char_p
+        self.assertEqual(path.name, f"libhypermla.so.{library.hypermla_version().decode()}")
+        self.assertEqual(library.hypermla_decode_create(None, b"cpu", None, ctypes.byref(ctypes.c_void_p())), 1)
+        self.assertIn(b"options is NULL", library.hypermla_last_error())
+
+    def test_the_example_builds_against_it_and_runs(self):
+        build = self.example("cpp", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
         self.assertRegex(self.succeed(build / "example"),
                          r"^flash_attention took [\d.]+ us on .+, see out/profiles/event/\S+/report\.md; an H200 would take [\d.]+ us\n$")
         self.assertEqual(len(list(self.directory.glob("out/profiles/event/*/*/*/profile.json"))), 1)

@@ -101,11 +101,20 @@ class Decode(unittest.TestCase):
                             (lambda: decode.plan(lengths, lengths), "query_starts"),
                             (lambda: decode.run(q[:, :1], cache, table), "q must be"),
                             (lambda: decode.run(q, cache[:, :8], table), "cache must be"),
+                            (lambda: decode.plan(numpy.repeat(lengths, 2)[::2]), "lengths must be dense"),
+                            (lambda: decode.run((q[..., :512],) * 3, cache, table), "q must be a tensor or a pair"),
+                            (lambda: decode.run((q[..., :512], q[:1, :, 512:]), cache, table), r"q\[1\] must be"),
+                            (lambda: decode.run(q.copy("F"), cache, table), "q must be dense"),
                             (lambda: decode.run(q, cache, table[0]), "block_table"),
+                            (lambda: decode.run(q, cache, table[:1]), "1 rows, but the plan has 2 requests"),
                             (lambda: decode.run(q, cache, table, out=q), "out must be"),
                             (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent), "memory of its own")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)
+                wrong()
+        for wrong in (lambda: decode.plan(None), lambda: decode.run(q, cache, 7),
+                      lambda: decode.run(None, cache, table), lambda: decode.run(q, cache, table, stream="x")):
+            with self.assertRaises(TypeError):
                 wrong()
 
     def test_the_example_runs(self):
@@ -113,6 +122,14 @@ class Decode(unittest.TestCase):
         done = subprocess.run([sys.executable, CHECKOUT / "examples/python/decode.py"], env=variables, text=True, check=False,
                               capture_output=True, timeout=600)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "lse 4.9199 4.9299 3.7260\n", ""))
+
+    def test_a_layer_decodes_with_drafts(self):
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        small = ["--arrays=numpy", "--hidden=256", "--heads=2", "--steps=4"]
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/mla_layer.py", *small], env=variables,
+                              text=True, check=False, capture_output=True, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
 
 
 class Plan(unittest.TestCase):

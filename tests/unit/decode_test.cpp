@@ -149,6 +149,15 @@ TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
     }
 }
 
+TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
+  MlaDecode decode({.heads = 1}, DeviceHandle("cpu"));
+  decode.plan(nullptr, nullptr, 0);
+  MlaDecodeTensors tensors;
+  decode.run(tensors);
+  tensors.query_tokens = 1;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "q_latent"));
+}
+
 TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   const auto refusal = [](MlaDecodeOptions options) {
     return error_of([&] { MlaDecode(options, DeviceHandle("cpu")); });

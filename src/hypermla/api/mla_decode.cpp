@@ -78,11 +78,13 @@ void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, 
   if (requests < 0 || requests > state_->options.max_requests)
     fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests,
          state_->options.max_requests);
-  if (!lengths) fail("lengths is missing: give the address of the requests' numbers of tokens");
+  if (!lengths && requests > 0) fail("lengths is missing: give the address of the requests' numbers of tokens");
   state_->kernels->plan(lengths, query_starts, requests, stream);
 }
 
-void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) { state_->kernels->run(tensors, stream); }
+void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) {
+  if (tensors.query_tokens != 0) state_->kernels->run(tensors, stream);
+}
 
 void MlaDecode::check() const {
   const int status = state_->kernels->status();

@@ -143,6 +143,7 @@ class DecodeReference : public DecodeKernels {
       fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", with.query_tokens,
            starts_.back());
     for (int r = 0; r < int(lengths_.size()); ++r) {
+      if (starts_[r + 1] == starts_[r]) continue;
       const std::vector<float> tokens = read_tokens(with, r);
       const std::string error =
           pool_.run(std::uint64_t(starts_[r + 1] - starts_[r]) * options_.heads, threads_, [&](std::uint64_t i) {

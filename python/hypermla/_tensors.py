@@ -1,0 +1,50 @@
+"""What an object says of its memory, for tensors without DLPack's C functions: NumPy's arrays and older PyTorch's
+tensors (python/tensor_view.h reads the others)."""
+
+import re
+
+_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}  # DLPack's
+_CPU, _CUDA = 1, 2
+
+
+def is_compiling():
+    """True while torch.compile() traces: torch_operators.py puts PyTorch's function here."""
+    return False
+
+
+def is_torch(tensor):
+    return hasattr(tensor, "data_ptr")
+
+
+def address(tensor):
+    return tensor.data_ptr() if is_torch(tensor) else tensor.__array_interface__["data"][0]
+
+
+def strides(tensor):
+    """In elements."""
+    return tensor.stride() if is_torch(tensor) else tuple(stride // tensor.itemsize for stride in tensor.strides)
+
+
+def dtype(tensor):
+    return str(tensor.dtype).removeprefix("torch.").replace("uint16", "bfloat16")  # NumPy has no bfloat16
+
+
+def current_stream(tensor):
+    """Of PyTorch, on the tensor's device; the default stream for everything else."""
+    if not is_torch(tensor) or not tensor.is_cuda:
+        return 0
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream(tensor.device.index)
+
+
+def described(tensor):
+    """(address, DLPack's type code, bits, shape, strides, DLPack's device type, device id, current stream)"""
+    try:
+        code, bits = re.fullmatch(r"([a-z]+?)(\d*)", dtype(tensor)).groups()
+        gpu = is_torch(tensor) and tensor.is_cuda
+        return (address(tensor), _CODES.get(code, 255), min(int(bits or 0), 255), tuple(tensor.shape),
+                tuple(strides(tensor)), _CUDA if gpu else _CPU, tensor.device.index if gpu else 0,
+                current_stream(tensor))
+    except AttributeError as error:
+        raise TypeError(f"a tensor or an array is expected, not a {type(tensor).__name__}") from error

@@ -1,0 +1,164 @@
+#include "tensor_view.h"
+
+#include <iterator>
+
+#include "extension.h"
+#include "hypermla/base/error.h"
+
+namespace {
+
+constexpr const char* kTypeNames[] = {"bfloat16", "float16", "float32", "int32"};
+
+// The table of a type; null where it has none. The last type that had one is remembered: it is PyTorch's.
+const DLPackExchangeAPI* api_of(PyTypeObject* type) {
+  static PyTypeObject* known = nullptr;
+  static const DLPackExchangeAPI* its = nullptr;
+  if (type == known) return its;
+  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+  if (!capsule) return PyErr_Clear(), nullptr;
+  auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_IsValid(capsule, "dlpack_exchange_api")
+                                                        ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+                                                        : nullptr);
+  Py_DECREF(capsule);
+  while (api && api->major != 1) api = api->previous;
+  if (!api || !api->view) return nullptr;
+  Py_XDECREF(reinterpret_cast<PyObject*>(known));
+  known = reinterpret_cast<PyTypeObject*>(Py_NewRef(reinterpret_cast<PyObject*>(type)));
+  return its = api;
+}
+
+void copy_axes(PyObject* tuple, std::int64_t* values, int count) {
+  for (int i = 0; i < count; ++i) {
+    values[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+    if (PyErr_Occurred()) throw PythonError();
+  }
+}
+
+// By Python: (address, type code, bits, shape, strides, device type, device id, stream)
+void describe(PyObject* tensor, TensorView& view) {
+  static PyObject* described = nullptr;
+  if (!described) {
+    PyObject* module = PyImport_ImportModule("hypermla._tensors");
+    described = module ? PyObject_GetAttrString(module, "described") : nullptr;
+    Py_XDECREF(module);
+    if (!described) throw PythonError();
+  }
+  PyObject* row = PyObject_CallFunctionObjArgs(described, tensor, nullptr);
+  if (!row) throw PythonError();
+  const struct Release {
+    PyObject* row;
+    ~Release() { Py_DECREF(row); }
+  } release{row};
+  unsigned long long address, stream;
+  PyObject *shape, *strides;
+  if (!PyArg_ParseTuple(row, "KbbO!O!iiK", &address, &view.code, &view.bits, &PyTuple_Type, &shape, &PyTuple_Type,
+                        &strides, &view.device.type, &view.device.id, &stream))
+    throw PythonError();
+  view.data = reinterpret_cast<void*>(address);
+  view.stream = reinterpret_cast<void*>(stream);
+  view.ndim = int(PyTuple_Size(shape));
+  if (view.ndim > TensorView::kMostAxes) return;
+  copy_axes(shape, view.shape, view.ndim);
+  copy_axes(strides, view.strides, view.ndim);
+}
+
+bool read_api(PyObject* tensor, TensorView& view) {
+  DLTensor of;
+  if (view.api->view(tensor, &of) != 0) return PyErr_Clear(), false;  // a tensor without memory of a device
+  view.data = static_cast<char*>(of.data) + of.byte_offset;
+  view.device = of.device;
+  view.code = of.code;
+  view.bits = of.lanes == 1 ? of.bits : 0;
+  view.ndim = of.ndim;
+  if (view.ndim > TensorView::kMostAxes) return true;
+  std::int64_t dense = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    view.shape[i] = of.shape[i];
+    view.strides[i] = of.strides ? of.strides[i] : dense;
+    dense *= of.shape[i];
+  }
+  return true;
+}
+
+std::string shape_text(std::initializer_list<WantedAxis> shape) {
+  std::string text;
+  for (const WantedAxis& axis : shape)
+    text += (text.empty() ? "" : ", ") + (axis.name ? std::string(axis.name) : std::to_string(axis.size));
+  return "[" + text + "]";
+}
+
+std::string device_text(const DLDevice& device) {
+  if (device.type == kCpu || device.type == kCudaHost) return "in the memory of the CPU";
+  return device.type == kCuda ? fmt::format("on GPU {}", device.id) : fmt::format("on a device of another kind");
+}
+
+bool is_on(const DLDevice& given, const DLDevice& wanted) {
+  if (given.type == kCudaManaged) return true;
+  return wanted.type == kCpu ? given.type == kCpu || given.type == kCudaHost
+                             : given.type == kCuda && given.id == wanted.id;
+}
+
+}  // namespace
+
+bool TensorView::is_dense() const {
+  std::int64_t dense = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != dense) return false;
+    dense *= shape[i];
+  }
+  return true;
+}
+
+std::string TensorView::said() const {
+  const char* const kinds[] = {"int", "uint", "float", "", "bfloat"};
+  const bool known = code < std::size(kinds) && code != 3 && bits;
+  return fmt::format("{}{} [{}]", known ? kinds[code] : "another type", known ? std::to_string(bits) : "",
+                     fmt::join(shape, shape + ndim, ", "));
+}
+
+void* TensorView::current_stream() const {
+  if (device.type != kCuda) return nullptr;
+  if (!api) return stream;
+  void* current = nullptr;
+  if (api->current_stream(device.type, device.id, &current) != 0) throw PythonError();
+  return current;
+}
+
+TensorView view_of(PyObject* tensor) {
+  TensorView view;
+  view.api = api_of(Py_TYPE(tensor));
+  view.stream = nullptr;
+  if (!view.api || !read_api(tensor, view)) {
+    view.api = nullptr;
+    describe(tensor, view);
+  }
+  if (view.ndim > TensorView::kMostAxes)
+    hypermla::fail("a tensor of {} dimensions is not supported: at most {} are", view.ndim, TensorView::kMostAxes);
+  for (int i = view.ndim - 1; i >= 0; --i)
+    if (view.shape[i] == 1) view.strides[i] = i + 1 < view.ndim ? view.shape[i + 1] * view.strides[i + 1] : 1;
+  return view;
+}
+
+void require(const char* name, const TensorView& view, ElementType type, std::initializer_list<WantedAxis> shape,
+             const DLDevice& device) {
+  const std::uint8_t bits = type == ElementType::bfloat16 || type == ElementType::float16 ? 16 : 32;
+  const std::uint8_t code = type == ElementType::bfloat16 ? kBfloat : type == ElementType::int32 ? kInt : kFloat;
+  bool fits = view.bits == bits && (view.code == code || (type == ElementType::bfloat16 && view.code == kUInt)) &&
+              view.ndim == int(shape.size());
+  const std::int64_t* size = view.shape;
+  for (auto axis = shape.begin(); fits && axis != shape.end(); ++axis, ++size) fits = axis->name || axis->size == *size;
+  if (!fits) hypermla::fail("{} must be {} {}, not {}", name, kTypeNames[int(type)], shape_text(shape), view.said());
+  if (!is_on(view.device, device))
+    hypermla::fail("{} must be {}, not {}; copy it first", name, device_text(device), device_text(view.device));
+}
+
+void* stream_of(PyObject* stream, const TensorView& tensor) {
+  if (stream == Py_None) return tensor.current_stream();
+  PyObject* address = PyLong_Check(stream) ? Py_NewRef(stream) : PyObject_GetAttrString(stream, "cuda_stream");
+  void* value = address ? PyLong_AsVoidPtr(address) : nullptr;
+  Py_XDECREF(address);
+  if (!PyErr_Occurred()) return value;
+  if (PyErr_ExceptionMatches(PyExc_AttributeError))
+    PyErr_SetString(PyExc_TypeError, "stream must be an address or an object with .cuda_stream");
+  throw PythonError();
+}

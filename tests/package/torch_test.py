@@ -1,0 +1,294 @@
+"""MlaDecode with PyTorch's tensors and under torch.compile(). Skipped (77) where PyTorch is not installed."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+try:
+    import torch
+except ImportError:
+    print("PyTorch is not installed")
+    sys.exit(77)
+
+sys.path.insert(0, str(BUILD / "python"))
+import hypermla
+
+HEADS, PAGE = 2, 16
+
+
+def new_decode(**options):
+    return hypermla.MlaDecode(**{"heads": HEADS, "max_requests": 2, "max_queries": 2, "max_tokens": 40, "page": PAGE,
+                                 "device": "cpu", **options})
+
+
+def step():
+    """Lengths, query starts, queries, cache and table of two requests."""
+    torch.manual_seed(1)
+    integers = lambda *values: torch.tensor(values, dtype=torch.int32)
+    bfloat16 = lambda *shape: torch.randn(shape).bfloat16()
+    return (integers(40, 17), integers(0, 2, 3), bfloat16(3, HEADS, 576), bfloat16(5, PAGE, 576),
+            integers([3, 1, 4], [0, 2, -1]))
+
+
+class Older:
+    """A tensor without DLPack's C functions, as those of PyTorch before 2.10."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+
+class Tensors(unittest.TestCase):
+    def setUp(self):
+        self.lengths, self.starts, self.q, self.cache, self.table = step()
+        self.decode = new_decode()
+        self.decode.plan(self.lengths, self.starts)
+
+    def same(self, *outputs):
+        for one in outputs[1:]:
+            self.assertTrue(torch.equal(one[0], outputs[0][0]) and torch.equal(one[1], outputs[0][1]))
+
+    def test_it_attends(self):
+        o, lse = self.decode.run(self.q, self.cache, self.table)
+        self.assertEqual((o.dtype, lse.dtype), (torch.bfloat16, torch.float32))
+        for request, length in enumerate((40, 17)):
+            tokens = self.cache[self.table[request, :-(-length // PAGE)].long()].reshape(-1, 576)[:length].float()
+            for row in range(self.starts[request], self.starts[request + 1]):
+                seen = tokens[:length - int(self.starts[request + 1]) + row + 1]
+                scores = self.q[row].float() @ seen.T / 192**0.5
+                torch.testing.assert_close(lse[row], scores.logsumexp(-1), atol=1e-4, rtol=0)
+                torch.testing.assert_close(o[row].float(), scores.softmax(-1) @ seen[:, :512], atol=0.03, rtol=0)
+
+    def test_any_strides_give_the_same_bits(self):
+        q, cache = self.q, self.cache
+        heads_first = q[..., :512].transpose(0, 1).contiguous().transpose(0, 1)
+        wide = torch.zeros(3, HEADS, 640, dtype=torch.bfloat16)
+        self.same(self.decode.run(q, cache, self.table),
+                  self.decode.run((heads_first, q[..., 512:]), (cache[..., :512], cache[..., 512:]), self.table,
+                                  out=wide[..., :512]),
+                  self.decode.run(q, cache, torch.cat([self.table, self.table], 1)[:, :3]),
+                  self.decode.run(Older(q), Older(cache), Older(self.table),
+                                  torch.empty(3, HEADS, 512, dtype=torch.bfloat16), torch.empty(3, HEADS)),
+                  self.decode.run(torch.nn.Parameter(q, requires_grad=False), cache, self.table))
+        self.assertEqual(wide[..., 512:].abs().max(), 0)
+
+    def test_the_stride_of_a_single_element_does_not_matter(self):
+        one = new_decode(max_requests=1, max_queries=1)
+        one.plan(self.lengths[1:])
+        odd = self.q[:1].as_strided((1, HEADS, 576), (3, 576, 1))
+        self.same(one.run(self.q[:1], self.cache, self.table[1:]), one.run(odd, self.cache, self.table[1:]))
+
+    def test_a_step_without_requests_is_no_error(self):
+        self.decode.plan(self.lengths[:0], self.starts[:1])
+        o, lse = self.decode.run(self.q[:0], self.cache, self.table)
+        self.assertEqual((o.shape, lse.shape), ((0, HEADS, 512), (0, HEADS)))
+
+    def test_what_does_not_fit_is_refused(self):
+        q, cache, table = self.q, self.cache, self.table
+        for wrong, said in ((lambda: self.decode.plan(self.lengths.long()), "lengths must be int32"),
+                            (lambda: self.decode.plan(self.lengths, self.starts[:2]), "query_starts must be"),
+                            (lambda: self.decode.run(q.float(), cache, table), "q must be bfloat16 .* not float32"),
+                            (lambda: self.decode.run(q.half(), cache, table), "q must be bfloat16 .* not float16"),
+                            (lambda: self.decode.run(q, cache[:, :, :512], table), "cache must be"),
+                            (lambda: self.decode.run(q, cache, table.long()), "block_table must be int32"),
+                            (lambda: self.decode.run(q, cache, table, lse=torch.empty(2, HEADS)), "lse must be"),
+                            (lambda: self.decode.run(q[:, None].expand(3, 9, HEADS, 576)[:, 0], cache,
+                                                     table, out=q[..., :512]), "memory of its own")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                wrong()
+
+    def test_nothing_imports_torch(self):
+        script = "import sys, hypermla; hypermla.MlaDecode(device='cpu'); print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              text=True, capture_output=True, check=False, timeout=120)
+        self.assertEqual((done.stdout, done.stderr), ("False\n", ""))
+
+
+class Example(unittest.TestCase):
+    def test_a_layer_decodes_with_drafts(self):
+        """On a GPU where there is one."""
+        small = ["--arrays=torch", "--hidden=256", "--heads=2", "--steps=4"]
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/mla_layer.py", *small], text=True,
+                              env={**os.environ, "PYTHONPATH": str(BUILD / "python")}, capture_output=True,
+                              check=False, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
+
+
+class HostTime(unittest.TestCase):
+    def test_the_benchmark_writes_its_record(self):
+        with tempfile.TemporaryDirectory() as directory:
+            record = pathlib.Path(directory) / "host.json"
+            words = [CHECKOUT / "tests/benchmark/bench_host.py", "--device=cpu", "--bursts=3", f"--record={record}"]
+            done = subprocess.run([sys.executable, *words], text=True, capture_output=True, check=False, timeout=600)
+            self.assertEqual(done.returncode, 0, done)
+            times = {row["call"]: row["layers_us"] for row in json.loads(record.read_text())["rows"]}
+        # 0.6 us against 13 where nothing else runs.
+        self.assertLess(times["MlaDecode.run"], times["an empty operator (torch.library.custom_op)"])
+        if (BUILD / "libhypermla.so").exists():
+            self.assertIn("hypermla_decode_run, C and C++", times)
+
+
+class Operators(unittest.TestCase):
+    def test_they_pass_the_checks_of_pytorch(self):
+        lengths, starts, q, cache, table = step()
+        decode = new_decode()
+        ops = torch.ops.hypermla
+        out, lse = torch.zeros(3, HEADS, 512, dtype=torch.bfloat16), torch.zeros(3, HEADS)
+        for query_starts in (starts, None):
+            torch.library.opcheck(ops.mla_decode_plan.default, (decode.handle, decode.order, lengths, query_starts))
+        decode.plan(lengths, starts)
+        pairs = (q[..., :512], q[..., 512:]), (cache[..., :512], cache[..., 512:])
+        for of_q, of_cache in (((q, None), (cache, None)), pairs):
+            torch.library.opcheck(ops.mla_decode_run.default,
+                                  (decode.handle, decode.order, *of_q, *of_cache, table, out, lse))
+
+    def test_compiled_steps_give_the_same(self):
+        """Two plans in one graph: if one were dropped, or a run moved before it, the numbers would differ."""
+        lengths, starts, q, cache, table = step()
+        decode = new_decode()
+
+        def two_steps(lengths, q):
+            decode.plan(lengths, starts)
+            first, first_lse = decode.run(q, cache, table)
+            decode.plan(lengths - 3, starts)
+            out = torch.zeros(3, HEADS, 512, dtype=torch.bfloat16)
+            decode.run((q[..., :512] * 2, q[..., 512:]), (cache[..., :512], cache[..., 512:]), table, out=out)
+            return first.float() * 2 + out.float(), first_lse
+
+        expected, (_, left) = two_steps(lengths, q), decode.run(q, cache, table)
+        for backend in ("aot_eager", "inductor"):
+            with self.subTest(backend):
+                torch._dynamo.reset()
+                compiled = torch.compile(two_steps, fullgraph=True, backend=backend)
+                for _ in range(2):
+                    decode.plan(lengths, starts)
+                    for one, other in zip(compiled(lengths, q), expected):
+                        self.assertTrue(torch.equal(one, other))
+                    self.assertTrue(torch.equal(decode.run(q, cache, table)[1], left), "the last plan stays")
+
+    def test_one_compiled_step_serves_several_objects(self):
+        lengths, starts, q, cache, table = step()
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def compiled(decode, q):
+            decode.plan(lengths, starts)
+            return decode.run(q, cache, table)[1]
+
+        for scale in (0.0, 0.1, 0.2):
+            decode = new_decode(scale=scale)
+            decode.plan(lengths, starts)
+            self.assertTrue(torch.equal(compiled(decode, q), decode.run(q, cache, table)[1]))
+
+    def test_one_graph_takes_any_number_of_tokens(self):
+        lengths, starts, q, cache, table = step()
+        decode = new_decode()
+        torch._dynamo.reset()
+
+        @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+        def compiled(starts, q):
+            decode.plan(lengths, starts)
+            return decode.run(q, cache, table)[1]
+
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for counts in ((0, 2, 3), (0, 2, 4), (0, 1, 3), (0, 0, 1)):
+                starts = torch.tensor(counts, dtype=torch.int32)
+                rows = torch.cat([q, q])[:counts[-1] + 1]  # one that pads
+                decode.plan(lengths, starts)
+                expected = decode.run(rows, cache, table)[1]
+                self.assertTrue(torch.equal(compiled(starts, rows)[:counts[-1]], expected[:counts[-1]]), counts)
+
+    def test_an_exported_program_gives_the_same(self):
+        lengths, starts, *tensors = step()
+        decode = new_decode()
+
+        class Step(torch.nn.Module):
+            def forward(self, lengths, q, cache, table):
+                decode.plan(lengths, starts)
+                return decode.run(q, cache, table)
+
+        for one, other in zip(torch.export.export(Step(), (lengths, *tensors)).module()(lengths - 3, *tensors),
+                              Step()(lengths - 3, *tensors)):
+            self.assertTrue(torch.equal(one, other))
+
+    def test_what_cannot_be_traced_is_said(self):
+        lengths, *_ = step()
+        decode = new_decode()
+        for change, said in ((lambda: decode.plan(lengths, stream=1), "leave out `stream`"),
+                             (lambda: setattr(decode, "handle", None) or decode.plan(lengths), "import torch before")):
+            torch._dynamo.reset()
+            with self.assertRaisesRegex(Exception, said):
+                torch.compile(change, fullgraph=True, backend="aot_eager")()
+
+    def test_an_object_that_is_gone_is_said(self):
+        lengths, starts, *_ = step()
+        handle, order = (decode := new_decode()).handle, decode.order
+        del decode
+        with self.assertRaisesRegex(hypermla.Error, f"handle {handle} names no MlaDecode"):
+            torch.ops.hypermla.mla_decode_plan(handle, order, lengths, starts)
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")
+class OnAGpu(unittest.TestCase):
+    def setUp(self):
+        self.host = step()
+        self.lengths, self.starts, self.q, self.cache, self.table = (one.cuda() for one in self.host)
+        self.decode = new_decode(heads=HEADS, device="cuda")
+
+    def test_it_attends_as_the_cpu(self):
+        lengths, starts, q, cache, table = self.host
+        reference = new_decode()
+        reference.plan(lengths, starts)
+        self.decode.plan(self.lengths, self.starts)
+        for one, other in zip(self.decode.run(self.q, self.cache, self.table), reference.run(q, cache, table)):
+            torch.testing.assert_close(one.cpu(), other, atol=0.03, rtol=0)
+        self.decode.check()
+
+    def test_a_graph_of_a_side_stream_and_compiled_code_give_the_same_bits(self):
+        o, lse = torch.zeros(3, HEADS, 512, dtype=torch.bfloat16, device="cuda"), torch.zeros(3, HEADS, device="cuda")
+
+        def call(lengths):
+            self.decode.plan(lengths, self.starts)
+            return self.decode.run(self.q, self.cache, self.table, out=o, lse=lse)
+
+        expected = [one.clone() for one in call(self.lengths)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # on a stream of its own, which the calls find
+            call(self.lengths)
+        for run in (graph.replay, lambda: torch.compile(call, fullgraph=True)(self.lengths)):
+            o.zero_(), lse.zero_()
+            run()
+            self.assertTrue(torch.equal(o, expected[0]) and torch.equal(lse, expected[1]))
+
+    def test_a_step_without_requests_leaves_the_next_one_right(self):
+        self.decode.plan(self.lengths, self.starts)
+        expected = self.decode.run(self.q, self.cache, self.table)
+        self.decode.plan(self.lengths[:0], self.starts[:1])
+        self.decode.run(self.q[:0], self.cache, self.table)
+        self.decode.check()
+        self.decode.plan(self.lengths, self.starts)
+        for one, other in zip(self.decode.run(self.q, self.cache, self.table), expected):
+            self.assertTrue(torch.equal(one, other))
+
+    def test_tensors_of_the_other_memory_are_refused(self):
+        with self.assertRaisesRegex(hypermla.Error, "lengths must be on GPU 0, not in the memory of the CPU"):
+            self.decode.plan(self.host[0])
+        self.decode.plan(self.lengths, self.starts)
+        with self.assertRaisesRegex(hypermla.Error, "block_table must be on GPU 0"):
+            self.decode.run(self.q, self.cache, self.host[4])
+        with self.assertRaisesRegex(hypermla.Error, "lengths must be in the memory of the CPU, not on GPU 0"):
+            new_decode().plan(self.lengths)
+
+
+if __name__ == "__main__":
+    unittest.main()
