@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cute/decompressed/attend_tiles.h"
+#include "cute/decompressed/prefill_plan.h"
 #include "hypermla/plan/registry.h"
 #include "mla/attention_time.h"
 #include "mla/decompressed/decompressed_plan.h"
@@ -51,6 +52,10 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
       all.push_back({"chunks", Role::workspace, DType::int32, {chunk_words}});
     }
     return all;
+  }
+
+  std::unique_ptr<PrefillKernels> prefill(const MlaPrefillOptions& options) const override {
+    return std::make_unique<PrefillPlan>(options, target);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
