@@ -40,6 +40,7 @@ class HYPERMLA_API DeviceHandle {
  private:
   friend class Kernel;
   friend class MlaDecode;
+  friend class MlaPrefill;
   std::string said_;
   std::shared_ptr<Device> device_;
 };

@@ -19,9 +19,10 @@ from hypermla import _hypermla
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error, list
 from hypermla.mla_decode import MlaDecode
+from hypermla.mla_prefill import MlaPrefill
 
-__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "Opportunity", "Profile", "StageProfile",
-           "TensorInfo", "Times", "choose", "list"]
+__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "MlaPrefill", "Opportunity", "Profile",
+           "StageProfile", "TensorInfo", "Times", "choose", "list"]
 
 
 class TensorInfo(NamedTuple):

@@ -132,6 +132,73 @@ class Decode(unittest.TestCase):
         self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
 
 
+@unittest.skipUnless(numpy, "NumPy is not installed")
+class Prefill(unittest.TestCase):
+    HEADS, QUERIES, TOKENS = 2, numpy and numpy.array([0, 3, 7], numpy.int32), numpy and numpy.array([0, 9, 20], numpy.int32)
+
+    def prefill(self, **options):
+        return hypermla.MlaPrefill(**{"heads": self.HEADS, "max_requests": 2, "max_query_tokens": 7, "max_tokens": 11,
+                                      "dtype": "float16", "device": "cpu", **options})
+
+    def tensors(self):
+        """Queries; keys and values as views of one tensor, and RoPE keys of one head, as engines have them."""
+        random = numpy.random.default_rng(1)
+        normal = lambda *shape: random.standard_normal(shape, numpy.float32).astype(numpy.float16)
+        kv = normal(20, self.HEADS, 256)
+        return normal(7, self.HEADS, 192), (kv[..., :128], numpy.broadcast_to(normal(20, 1, 64), (20, self.HEADS, 64))), kv[..., 128:]
+
+    def test_it_attends(self):
+        q, k, v = self.tensors()
+        prefill = self.prefill()
+        self.assertIn("reference", prefill.explain())
+        self.assertGreater(prefill.workspace_bytes, 0)
+        prefill.plan(self.QUERIES, self.TOKENS)
+        o, lse = prefill.run(q, k, v)
+        prefill.check()
+        floats = lambda array: array.astype(numpy.float64)
+        for query, head, first, end in ((1, 1, 0, 8), (6, 0, 9, 20)):  # the middle one of three sees 8 of 9 tokens
+            keys = floats(numpy.concatenate(k, -1))[first:end, head]
+            scores = keys @ floats(q)[query, head] / 192**0.5
+            weights = numpy.exp(scores - scores.max())
+            self.assertAlmostEqual(lse[query, head], scores.max() + numpy.log(weights.sum()), 4)
+            self.assertLessEqual(numpy.abs(o[query, head] - weights @ floats(v)[first:end, head] / weights.sum()).max(), 2e-3)
+
+    def test_pairs_and_outputs_by_strides_give_the_same_bits(self):
+        q, k, v = self.tensors()
+        prefill = self.prefill()
+        prefill.plan(self.QUERIES, self.TOKENS)
+        o, lse = prefill.run(q, k, v)
+        wide, heads_first = numpy.zeros((7, self.HEADS, 160), numpy.float16), numpy.zeros((self.HEADS, 7), numpy.float32)
+        again, again_lse = prefill.run((q[..., :128].copy(), q[..., 128:]), numpy.concatenate(k, -1), v, out=wide[..., :128],
+                                       lse=heads_first.T)
+        self.assertTrue((again == o).all() and (again_lse == lse).all() and (wide[..., 128:] == 0).all())
+
+    def test_a_step_without_requests_is_no_error(self):
+        q, k, v = self.tensors()
+        prefill = self.prefill()
+        prefill.plan(self.QUERIES[:1], self.TOKENS[:1])
+        o, lse = prefill.run(q[:0], k, v)
+        self.assertEqual((o.shape, lse.shape), ((0, self.HEADS, 128), (0, self.HEADS)))
+
+    def test_what_does_not_fit_is_refused(self):
+        q, k, v = self.tensors()
+        prefill = self.prefill()
+        for wrong, said in ((lambda: self.prefill(heads=0), "heads=0"), (lambda: self.prefill(dtype="float32"), "float32"),
+                            (lambda: prefill.plan(self.QUERIES.astype(numpy.int64), self.TOKENS), "int64"),
+                            (lambda: prefill.plan(self.QUERIES, self.TOKENS[:2]), "token_starts must be"),
+                            (lambda: prefill.plan(self.QUERIES, self.TOKENS * 2), r"token_starts\[0\]"),
+                            (lambda: prefill.run(q[..., :190], k, v), "queries and keys must be"),
+                            (lambda: prefill.run(q[:, :1], k, v), "q's first columns must be"),
+                            (lambda: prefill.run(q, k, v[:5]), "k's first columns must be"),
+                            (lambda: prefill.run(q, k, v.astype(numpy.float32)), "v must be"),
+                            (lambda: prefill.run(q, k, v, lse=numpy.zeros((7, 1), numpy.float32)), "lse must be"),
+                            (lambda: prefill.run((v[:7].copy(), q[..., 128:]), k, v, out=v[:7]), "memory of its own"),
+                            (lambda: prefill.run(q[:6], k, v), "the plan has 7 queries")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                prefill.plan(self.QUERIES, self.TOKENS)
+                wrong()
+
+
 class Plan(unittest.TestCase):
     def test_list(self):
         names = {directory.name for _, _, directory in kernel_directories()}

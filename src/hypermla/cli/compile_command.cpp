@@ -52,7 +52,8 @@ int compile_command(const Words& words) {
   app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
       ->delimiter(',');
   app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
-  app.add_flag("--candidates", candidates, "every tiling that the tuner may try, not only the default");
+  app.add_flag("--candidates", candidates,
+               "every tiling that the tuner may try, not only the default, and the kernels of MlaPrefill");
   app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
@@ -70,12 +71,16 @@ int compile_command(const Words& words) {
     const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
     const PlannedDevice on{target, devices.of_arch(target.arch)};
     std::vector<KernelSource> sources;
+    const auto add = [&](const std::vector<KernelSource>& more) {
+      sources.insert(sources.end(), more.begin(), more.end());
+    };
     if (!entries.empty()) {
       // Throws where its language does not compile.
       if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
       const auto [entry, plan, chosen] = configure(entries, on, said);
       entries = {entry};  // for the other targets, too
       sources = cases ? verification_sources(*plan) : kernel_sources(*plan, candidates);
+      if (candidates) add(prefill_sources(*plan));
     } else {
       sources = ceiling_sources();  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
@@ -83,12 +88,12 @@ int compile_command(const Words& words) {
         std::unique_ptr<KernelPlan> plan = entry.make();
         plan->target = target;
         if (cases) {
-          for (KernelSource& source : verification_sources(*plan)) sources.push_back(std::move(source));
+          add(verification_sources(*plan));
           continue;
         }
+        if (candidates) add(prefill_sources(*plan));
         for (const Json& problem : representative_problems(*plan))
-          for (KernelSource& source : kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates))
-            sources.push_back(std::move(source));
+          add(kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates));
       }
     }
     std::set<std::string> seen;
@@ -102,9 +107,10 @@ int compile_command(const Words& words) {
       const Json& report = job.entry.get().report;
       const int frame = report.value("frame_bytes", 0);
       spilled += frame > 0;
+      const std::string& instance = job.source.instance;
       fmt::print("{:<22} {:<10} {:>3} registers {:>5} B frame {:>7} B shared  {}\n", job.source.name, job.arch,
                  report.value("registers", 0), frame, report.value("shared_bytes", 0),
-                 job.source.instance.substr(job.source.instance.rfind("Tiling{") + 6));
+                 instance.substr(instance.rfind('{')));
     } catch (const Error& error) {
       ++failed;
       fmt::print("{:<22} {:<10} FAILED {}\n", job.source.name, job.arch, error.what());

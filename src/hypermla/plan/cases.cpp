@@ -156,6 +156,17 @@ std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates
   return sources;
 }
 
+std::vector<KernelSource> prefill_sources(const KernelPlan& plan) {
+  std::vector<KernelSource> sources;
+  for (const bool causal : {false, true}) {
+    MlaPrefillOptions options{.dtype = plan.dtype(), .causal = causal};
+    settle(options);
+    if (const std::unique_ptr<PrefillKernels> prefill = plan.prefill(options))
+      for (KernelSource& source : prefill->sources()) sources.push_back(std::move(source));
+  }
+  return sources;
+}
+
 std::vector<KernelSource> verification_sources(KernelPlan& plan) {
   std::vector<KernelSource> sources;
   std::set<std::string> seen;

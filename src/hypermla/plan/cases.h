@@ -19,6 +19,8 @@ bool tries_all_tilings(const Json& correctness_case);
 
 // The kernels of a plan with its present problem: with the present tilings, or also with every candidate.
 std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates);
+// The kernels of its prefill(), for its type.
+std::vector<KernelSource> prefill_sources(const KernelPlan& plan);
 // The kernels of all correctness cases, each once.
 std::vector<KernelSource> verification_sources(KernelPlan& plan);
 

@@ -12,6 +12,7 @@
 #include "hypermla/base/fields.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/executable.h"
+#include "hypermla/plan/prefill.h"
 #include "hypermla/roofline/kernel_time.h"
 #include "hypermla/tensor.h"
 
@@ -118,6 +119,9 @@ class KernelPlan {
   // The kernels of an engine's decoding step, where this version can be called so; null: it cannot. The options are
   // settled (plan/decode.h). Throws Error for a capacity that it does not take.
   virtual std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& /*options*/) const { return nullptr; }
+
+  // The same for its prefill.
+  virtual std::unique_ptr<PrefillKernels> prefill(const MlaPrefillOptions& /*options*/) const { return nullptr; }
 
   // The executable over these tensors. Data pointers may be null for predictions.
   virtual std::unique_ptr<Executable> plan(const Tensors& tensors) const = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <bit>
 #include <functional>
@@ -127,5 +128,8 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline int __clz(unsigned x) { return std::countl_zero(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline int atomicAdd(int* x, int more) { return std::atomic_ref(*x).fetch_add(more); }
+inline int atomicOr(int* x, int bits) { return std::atomic_ref(*x).fetch_or(bits); }
 
 }  // namespace hypermla::cute

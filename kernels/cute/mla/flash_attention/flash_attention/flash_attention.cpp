@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cute/decompressed/attend_tiles.h"
+#include "cute/decompressed/prefill_plan.h"
 #include "hypermla/plan/registry.h"
 #include "mla/attention_time.h"
 #include "mla/decompressed/decompressed_plan.h"
@@ -10,8 +12,7 @@
 namespace hypermla::cute {
 namespace {
 
-constexpr int kRows = 128, kBlock = kPartTokens;  // queries of a tile, tokens of a block
-constexpr unsigned kThreads = 384;
+static_assert(kBlock == kPartTokens);
 constexpr std::size_t kCounterBytes = 16;
 
 class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttentionTiling> {
@@ -53,6 +54,10 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
     return all;
   }
 
+  std::unique_ptr<PrefillKernels> prefill(const MlaPrefillOptions& options) const override {
+    return std::make_unique<PrefillPlan>(options, target);
+  }
+
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
     std::unique_ptr<CuteKernel> kernel = attention(tensors);
     if (!plans_on_device()) return kernel;
@@ -88,7 +93,7 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
     spec.launch = [self = *this, tensors](const FlashAttentionTiling& at) {
       KernelLaunch launch;
       launch.grid = {unsigned(std::min<std::int64_t>(self.tiles(), self.target.processors)), 1, 1};
-      launch.shape = {kThreads, kFlashAttentionSharedBytes, 1, self.problem.prefixes > 0};
+      launch.shape = {kTileThreads, kTileSharedBytes, 1, self.problem.prefixes > 0};
       launch.constants = self.constants();
       launch.arguments = [self, tensors, at](void* constants) {
         const DecompressedProblem& of = self.problem;

@@ -7,8 +7,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashAttentionSharedBytes = 213632;  // of a thread block, see the kernel's Shared
-
 struct FlashAttentionTiling {
   int section = 32;
 

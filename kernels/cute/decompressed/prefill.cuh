@@ -1,0 +1,71 @@
+// Attention for many queries over decompressed keys and values, for requests of any numbers of queries and tokens that
+// follow each other in tensors with the tokens first. The schedule is in attend_tiles.cuh, the tiles are those of
+// prefill_list.h.
+//
+// A tile's boxes may reach into the next request: rows of queries that are not the tile's become zeros and are not
+// stored, keys behind the request's end are masked, and values there are overwritten with zeros.
+//
+// grid = multiprocessors; kTileThreads threads, kTileSharedBytes of dynamic shared memory.
+#pragma once
+
+#include "attend_tiles.cuh"
+#include "prefill_items.cuh"
+
+namespace hypermla::cute {
+
+template <PrefillProblem problem>
+struct PrefillTiles {
+  using Tile = PrefillTile;
+  static constexpr DType dtype = problem.dtype;
+  static constexpr bool causal = problem.causal, has_other_rows = true;
+
+  const PrefillArguments& with;
+  int item = 0;  // of the last tile that was drawn
+
+  __device__ __forceinline__ int count() const { return with.list->tiles; }
+  __device__ __forceinline__ int draw(Shared& shared, int index) {
+    PrefillTile tile = {};
+    tile.head = -1;
+    if (index < count()) {
+      item = prefill_item_of(with.list, index, item);
+      const PrefillItem of = reinterpret_cast<const PrefillItem*>(with.list + 1)[item];
+      tile = prefill_tile(of, index - of.first_tile, with.heads, causal);
+      tile.rows = min(tile.rows, with.query_tokens - tile.query);
+    }
+    if (lane_id() == 0) *reinterpret_cast<PrefillTile*>(shared.tile) = tile;
+    return tile.head;
+  }
+  __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
+    barrier_arrive(shared.tile_empty);
+    if (tile.blocks > 0) load_rows(shared, ring, with.q_map, with.qpe_map, tile.query, tile.head, tile.head);
+  }
+  __device__ __forceinline__ int first_block(const Tile&) const { return 0; }
+  __device__ __forceinline__ int token(const Tile& tile, int block) const { return tile.token + block * kBlock; }
+  __device__ __forceinline__ int head(const Tile& tile) const { return tile.head; }
+  __device__ __forceinline__ int rope_head(const Tile& tile) const { return min(tile.head, with.rope_heads - 1); }
+  __device__ __forceinline__ int seen(const Tile& tile, int row) const {
+    return causal ? min(tile.tokens, tile.diagonal + row + 1) : tile.tokens;
+  }
+  __device__ __forceinline__ int seen_by_all(const Tile& tile, int first_row) const { return seen(tile, first_row); }
+  __device__ __forceinline__ bool is_followed(const Tile&) const { return true; }
+  __device__ __forceinline__ long long place(const Tile& tile, int row) const {
+    return row < tile.rows ? tile.query + row : -1;
+  }
+  __device__ __forceinline__ unsigned short* o(const Tile& tile, long long query) const {
+    return static_cast<unsigned short*>(with.o) + query * with.o_token_stride + tile.head * with.o_head_stride;
+  }
+  __device__ __forceinline__ float* lse(const Tile& tile, long long query) const {
+    return with.lse + query * with.lse_token_stride + tile.head * with.lse_head_stride;
+  }
+  __device__ __forceinline__ float lse_of(float maximum, float sum) const {
+    return sum == 0.0f ? with.empty_lse : (maximum + log2_fast(sum)) * with.lse_unit;
+  }
+  __device__ __forceinline__ float empty_lse() const { return with.empty_lse; }
+};
+
+template <PrefillProblem problem>
+__global__ void __launch_bounds__(kTileThreads, 1) prefill(const __grid_constant__ PrefillArguments with) {
+  attend_tiles(PrefillTiles<problem>{with}, &with.list->drawn, [] { wait_for_previous(); });  // plan_prefill
+}
+
+}  // namespace hypermla::cute

@@ -1,0 +1,113 @@
+// The work of a prefill step: which requests there are, and which tiles they make. The planner (plan_prefill.cuh)
+// writes the list, the attention (prefill.cuh) draws from it.
+//
+// The tiles of the list are numbered through. Requests follow each other by falling number of tokens, so that the last
+// wave is made of short tiles; causal tiles of a head likewise. The heads of a request form sections whose keys and
+// values fit L2 together; a section's tiles follow each other.
+#pragma once
+
+#include "attend_tiles.h"
+#include "hypermla/dtype.h"
+#include "hypermla/tensor_map.h"
+
+namespace hypermla::cute {
+
+// A request that has queries.
+struct alignas(16) PrefillItem {
+  int first_tile;      // its first one among those of all requests
+  int section;         // heads that are walked together
+  int query, queries;  // its first one among all, and how many
+  int token, tokens;   // likewise
+  int wrong;           // bits of PrefillStatus: what was cut
+  int unused;
+};
+enum PrefillStatus : int { kWrongTokenStarts = 1, kWrongQueryStarts = 2 };
+
+// Stands before the items.
+struct alignas(256) PrefillList {
+  int tiles;  // of all requests: less than 2^28 within the limits of MlaPrefillOptions
+  int items;
+  int drawn;   // tiles of a launch: 0 before it, and 0 after it
+  int status;  // bits of PrefillStatus, of the last plan
+};
+
+// As the scheduler hands it over.
+struct alignas(16) PrefillTile {
+  int head;      // -1: no more tiles
+  int tokens;    // of the request
+  int blocks;    // of 128 tokens that some query sees
+  int rows;      // queries
+  int query;     // the first one among those of all requests
+  int token;     // the request's first one among those of all requests
+  int diagonal;  // causal: row r sees the first diagonal + r + 1 tokens, at most all
+  int unused;
+};
+
+constexpr int prefill_row_tiles(int queries) { return (queries + kRows - 1) / kRows; }
+
+// The tile of that number of an item, from 0 to heads * prefill_row_tiles(queries) - 1.
+constexpr PrefillTile prefill_tile(const PrefillItem& item, int number, int heads, bool causal) {
+  const int row_tiles = prefill_row_tiles(item.queries), of_section = item.section * row_tiles;
+  const int first_head = number / of_section * item.section, within = number - first_head * row_tiles;
+  const int section = heads - first_head < item.section ? heads - first_head : item.section;
+  const int step = within / section, row = (causal ? row_tiles - 1 - step : step) * kRows;
+  const int diagonal = item.tokens - item.queries + row;
+  const int seen = causal && diagonal + kRows < item.tokens ? diagonal + kRows : item.tokens;
+  return {.head = first_head + within - step * section,
+          .tokens = item.tokens,
+          .blocks = seen > 0 ? (seen + kBlock - 1) / kBlock : 0,
+          .rows = item.queries - row < kRows ? item.queries - row : kRows,
+          .query = item.query + row,
+          .token = item.token,
+          .diagonal = diagonal,
+          .unused = 0};
+}
+
+struct PrefillProblem {
+  DType dtype = DType::bfloat16;
+  bool causal = true;
+
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
+    field("causal", self.causal, "query i of n sees the tokens up to tokens - n + i only");
+  }
+};
+
+struct PrefillArguments {
+  // Queries, keys and values [tokens, heads, 128] and [tokens, heads, 64], boxes of 128 rows and all columns.
+  TensorMap q_map = {}, qpe_map = {}, k_map = {}, kpe_map = {}, v_map = {};
+  PrefillList* list = nullptr;  // and the items behind it
+  void* o = nullptr;            // [query_tokens, heads, 128]
+  float* lse = nullptr;         // [query_tokens, heads]
+  long long o_token_stride = 0, o_head_stride = 0, lse_token_stride = 0, lse_head_stride = 0;
+  float scale_log2 = 0;  // of the scores, times log2(e); positive
+  float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
+  float empty_lse = 0;   // of rows that see no token
+  int heads = 0;
+  int rope_heads = 0;    // of the RoPE keys: heads, or 1 for all
+  int query_tokens = 0;  // of the tensors
+};
+
+struct PlanPrefillTiling {
+  int threads = 512;
+  int section = 32;
+
+  template <class Self, class Visitor>
+  static constexpr void fields(Self& self, Visitor&& field) {
+    field("threads", self.threads, "threads of the one block");
+    field("section", self.section, "MiB of keys and values whose heads are walked together, to stay in L2");
+  }
+};
+
+struct PlanPrefillArguments {
+  const int* query_starts = nullptr;  // [requests + 1]
+  const int* token_starts = nullptr;  // [requests + 1]
+  PrefillList* list = nullptr;        // and the items behind it
+  int requests = 0;
+  int heads = 0;
+  int all_queries = 0;  // of all requests, at most
+  int max_tokens = 0;   // of a request
+};
+
+}  // namespace hypermla::cute

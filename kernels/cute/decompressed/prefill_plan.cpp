@@ -1,0 +1,116 @@
+#include "cute/decompressed/prefill_plan.h"
+
+#include <limits>
+#include <numbers>
+
+#include "hypermla/plan/typed_plan.h"
+
+namespace hypermla::cute {
+
+static_assert(int(cute::kWrongTokenStarts) == int(hypermla::kWrongTokenStarts) &&
+              int(cute::kWrongQueryStarts) == int(hypermla::kWrongQueryStarts));
+
+std::string PrefillPlan::explain() const {
+  return fmt::format(
+      "the schedule of cute.mla.flash_attention, tiles of {} queries and blocks of {} tokens, on {} multiprocessors, "
+      "with a workspace of {:.3f} MB",
+      kRows, kBlock, processors_, workspace_bytes() / 1e6);
+}
+
+std::size_t PrefillPlan::workspace_bytes() const {
+  return sizeof(PrefillList) + std::size_t(options_.max_requests) * sizeof(PrefillItem);
+}
+
+std::vector<KernelSource> PrefillPlan::sources() const {
+  const auto source = [](const std::string& name, const auto& options, int arguments) {
+    return KernelSource{
+        name,
+        "cute/decompressed/" + name + ".cuh",
+        "hypermla::cute::" + name + "<" + type_name(typeid(options)) + fields_initializer(options) + ">",
+        {arguments}};
+  };
+  return {
+      source("plan_prefill", PlanPrefillTiling{}, sizeof(PlanPrefillArguments)),
+      source("prefill", PrefillProblem{.dtype = options_.dtype, .causal = options_.causal}, sizeof(PrefillArguments))};
+}
+
+void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
+  device_ = device.shared_from_this();
+  std::vector<std::shared_future<CacheEntry>> entries;
+  for (const KernelSource& source : sources()) entries.push_back(compiler.compile_ahead(source, device.info().arch));
+  const auto load = [&](const CacheEntry& entry, const LaunchShape& shape) {
+    return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
+  };
+  planner_ = load(entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
+  attention_ = load(entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
+  device.fill(workspace, 0, workspace_bytes());  // without a plan there are no tiles
+  const MlaPrefillOptions& at = options_;
+  plan_ = {.list = static_cast<PrefillList*>(workspace),
+           .heads = at.heads,
+           .all_queries = at.max_query_tokens,
+           .max_tokens = at.max_tokens};
+  with_ = {.list = plan_.list,
+           .scale_log2 = at.scale * std::numbers::log2e_v<float>,
+           .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+           .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
+           .heads = at.heads};
+}
+
+void PrefillPlan::plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) {
+  plan_.query_starts = query_starts;
+  plan_.token_starts = token_starts;
+  plan_.requests = requests;
+  void* arguments[] = {&plan_};
+  planner_->launch({1, 1, 1}, arguments, stream);
+}
+
+// Made anew only for what is not as it was in the last run.
+void PrefillPlan::map(TensorMap& to, Mapped& last, const Rows& rows, int tokens, int columns, int heads) const {
+  const auto same = [](const Mapped& one) {
+    return std::tie(one.rows.data, one.rows.token_stride, one.rows.head_stride, one.tokens);
+  };
+  const Mapped now = {rows, tokens};
+  if (same(now) == same(last)) return;
+  last = {};
+  const std::int64_t head_stride = heads > 1 ? rows.head_stride : columns;  // of one head it may be anything
+  to = make_tensor_map(
+      options_.dtype, rows.data,
+      std::vector<TensorMapAxis>{
+          {tokens, 2 * rows.token_stride, kRows}, {columns / 64, 128, columns / 64}, {heads, 2 * head_stride, 1}});
+  last = now;
+}
+
+void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
+  require_tensors(options_, with);
+  static_assert(kRows == kBlock, "one box for queries and for tokens");
+  const int heads = options_.heads;
+  // Without tokens nothing is loaded, but a map needs memory: that of the queries.
+  const bool any = with.tokens > 0;
+  const int tokens = any ? with.tokens : with.query_tokens;
+  const Rows &k_nope = any ? with.k_nope : with.q_nope, &k_rope = any ? with.k_rope : with.q_rope,
+             &v = any ? with.v : with.q_nope;
+  with_.rope_heads = k_rope.head_stride == 0 ? 1 : heads;
+  map(with_.q_map, q_, with.q_nope, with.query_tokens, 128, heads);
+  map(with_.qpe_map, qpe_, with.q_rope, with.query_tokens, 64, heads);
+  map(with_.k_map, k_, k_nope, tokens, 128, heads);
+  map(with_.kpe_map, kpe_, k_rope, tokens, 64, with_.rope_heads);
+  map(with_.v_map, v_, v, tokens, 128, heads);
+  with_.o = with.o;
+  with_.lse = with.lse;
+  with_.o_token_stride = with.o_token_stride;
+  with_.o_head_stride = with.o_head_stride;
+  with_.lse_token_stride = with.lse_token_stride;
+  with_.lse_head_stride = with.lse_head_stride;
+  with_.query_tokens = with.query_tokens;
+  void* arguments[] = {&with_};
+  attention_->launch({unsigned(processors_), 1, 1}, arguments, stream);
+}
+
+int PrefillPlan::status() const {
+  device_->synchronize();
+  PrefillList list;
+  device_->copy_to_host(&list, plan_.list, sizeof(list));
+  return list.status;
+}
+
+}  // namespace hypermla::cute

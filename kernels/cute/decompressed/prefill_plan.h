@@ -1,0 +1,42 @@
+// The decompressed kernel for many queries as an engine calls it (src/hypermla/plan/prefill.h): a plan on the device
+// once per step, then one launch per layer over the caller's pointers.
+#pragma once
+
+#include "cute/decompressed/prefill_list.h"
+#include "hypermla/device/tensor_map.h"
+#include "hypermla/plan/plan.h"
+
+namespace hypermla::cute {
+
+class PrefillPlan : public PrefillKernels {
+ public:
+  PrefillPlan(const MlaPrefillOptions& options, const Target& target)
+      : options_(options), processors_(target.processors) {}
+
+  std::string explain() const override;
+  std::size_t workspace_bytes() const override;
+  std::vector<KernelSource> sources() const override;
+  void prepare(Compiler& compiler, Device& device, void* workspace) override;
+  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) override;
+  void run(const MlaPrefillTensors& tensors, StreamHandle stream) override;
+  int status() const override;
+
+ private:
+  using Rows = MlaPrefillTensors::Rows;
+  // What a map is made from.
+  struct Mapped {
+    Rows rows;
+    int tokens = 0;
+  };
+  void map(TensorMap& to, Mapped& last, const Rows& rows, int tokens, int columns, int heads) const;
+
+  MlaPrefillOptions options_;
+  int processors_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Function> attention_, planner_;
+  PlanPrefillArguments plan_ = {};
+  PrefillArguments with_ = {};
+  Mapped q_, qpe_, k_, kpe_, v_;
+};
+
+}  // namespace hypermla::cute

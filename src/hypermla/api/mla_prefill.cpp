@@ -1,0 +1,83 @@
+#include "hypermla/mla_prefill.h"
+
+#include "hypermla/api/shared.h"
+#include "hypermla/plan/prefill.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+namespace {
+
+std::unique_ptr<PrefillKernels> kernels_for(MlaPrefillOptions& options, const Device& device) {
+  settle(options);
+  if (!device.is_gpu()) return make_prefill_reference(options);
+  const Target target = Target::of(device.info());
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    if (!entry.runs_on(target.arch) || entry.draft) continue;
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    plan->target = target;
+    if (std::unique_ptr<PrefillKernels> kernels = plan->prefill(options)) return kernels;
+  }
+  fail("there are no prefill kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name, target.arch);
+}
+
+}  // namespace
+
+struct MlaPrefill::State {
+  MlaPrefillOptions options;
+  std::shared_ptr<Device> device;
+  std::unique_ptr<PrefillKernels> kernels;
+  Buffer workspace;
+};
+
+MlaPrefill::MlaPrefill(const MlaPrefillOptions& options, const DeviceHandle& device, void* workspace)
+    : state_(std::make_unique<State>()) {
+  state_->options = options;
+  state_->device = device.device_;
+  state_->kernels = kernels_for(state_->options, *state_->device);
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256) fail("the workspace must be aligned to 256 bytes");
+  if (!workspace) {
+    state_->workspace = Buffer(state_->device, state_->kernels->workspace_bytes());
+    workspace = state_->workspace.data();
+  }
+  state_->kernels->prepare(shared().compiler, *state_->device, workspace);
+}
+MlaPrefill::~MlaPrefill() = default;
+MlaPrefill::MlaPrefill(MlaPrefill&&) noexcept = default;
+MlaPrefill& MlaPrefill::operator=(MlaPrefill&&) noexcept = default;
+
+std::size_t MlaPrefill::workspace_bytes(const MlaPrefillOptions& options, const DeviceHandle& device) {
+  MlaPrefillOptions settled = options;
+  return kernels_for(settled, *device.device_)->workspace_bytes();
+}
+std::size_t MlaPrefill::workspace_bytes() const { return state_->kernels->workspace_bytes(); }
+
+void MlaPrefill::plan(const int* query_starts, const int* token_starts, int requests, void* stream) {
+  if (requests < 0 || requests > state_->options.max_requests)
+    fail("{} requests are not supported: this MlaPrefill is for 0 to max_requests={}", requests,
+         state_->options.max_requests);
+  if (requests > 0 && (!query_starts || !token_starts))
+    fail("{} is missing: give the address of requests + 1 integers", query_starts ? "token_starts" : "query_starts");
+  state_->kernels->plan(query_starts, token_starts, requests, stream);
+}
+
+void MlaPrefill::run(const MlaPrefillTensors& tensors, void* stream) {
+  if (tensors.query_tokens != 0) state_->kernels->run(tensors, stream);
+}
+
+void MlaPrefill::check() const {
+  const int status = state_->kernels->status();
+  if (status & kWrongTokenStarts)
+    fail(
+        "the last plan had token_starts that fall, are negative, or give a request more than max_tokens={} tokens, "
+        "which was cut to that; make the MlaPrefill for more",
+        state_->options.max_tokens);
+  if (status & kWrongQueryStarts)
+    fail(
+        "the last plan had query_starts that fall, are negative or go beyond max_query_tokens={}; those requests were "
+        "left out",
+        state_->options.max_query_tokens);
+}
+
+std::string MlaPrefill::explain() const { return state_->kernels->explain(); }
+
+}  // namespace hypermla

@@ -1,0 +1,157 @@
+// The planner of the prefill kernel for Hopper, run as C++ threads: every tile of 128 queries of every head must be
+// drawn once, with the tokens that its queries see.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "decompressed/plan_prefill.cuh"
+#include "decompressed/prefill_items.cuh"
+
+namespace hypermla::cute {
+namespace {
+
+constexpr PlanPrefillTiling kTiling{.threads = 160};  // fewer than on a GPU: threads of a CPU meet slowly
+
+class PlanPrefill : public testing::Test {
+ protected:
+  // Plans requests that begin at `starts`; returns the items.
+  std::vector<PrefillItem> plan(const std::vector<int>& query_starts, const std::vector<int>& token_starts, int heads,
+                                int all_queries, int max_tokens) {
+    const int b = int(query_starts.size()) - 1;
+    memory_.assign(2 + (b + 1) * sizeof(PrefillItem) / sizeof(PrefillList), PrefillList{});
+    list_ = memory_.data();
+    auto* const items = reinterpret_cast<PrefillItem*>(list_ + 1);
+    items[b].query = -7;
+    const PlanPrefillArguments arguments = {.query_starts = query_starts.data(),
+                                            .token_starts = token_starts.data(),
+                                            .list = list_,
+                                            .requests = b,
+                                            .heads = heads,
+                                            .all_queries = all_queries,
+                                            .max_tokens = max_tokens};
+    block_.run(1, [&] { plan_prefill<kTiling>(arguments); });
+    EXPECT_EQ(items[b].query, -7) << "written behind the end";
+    EXPECT_EQ(list_->drawn, 0);
+    return {items, items + list_->items};
+  }
+
+  // Draws all tiles, and checks each.
+  void check(const std::vector<int>& query_starts, const std::vector<int>& token_starts, int heads, bool causal) {
+    int max_tokens = 1;
+    for (std::size_t r = 0; r + 1 < token_starts.size(); ++r)
+      max_tokens = std::max(max_tokens, token_starts[r + 1] - token_starts[r]);
+    const std::vector<PrefillItem> items =
+        plan(query_starts, token_starts, heads, std::max(1, query_starts.back()), max_tokens);
+    EXPECT_EQ(list_->status, 0);
+    for (std::size_t i = 1; i < items.size(); ++i)
+      EXPECT_LE(items[i].tokens, items[i - 1].tokens * 9 / 8 + 128) << "long requests come first";
+    // As thread blocks would: each goes on from the item of its last tile.
+    std::map<int, int> item_of;
+    block_.run(1, [&] {
+      if (threadIdx.x >= 32) return;
+      for (int first : {0, 5})
+        for (int index = first, at = 0; index < list_->tiles; index += 1 + list_->tiles / 8) {
+          at = prefill_item_of(list_, index, at);
+          if (threadIdx.x == 0) item_of[index] = at;
+        }
+    });
+    std::map<int, int> request_of;  // by its first query
+    long long tiles = 0;
+    for (std::size_t r = 0; r + 1 < query_starts.size(); ++r) {
+      if (query_starts[r + 1] == query_starts[r]) continue;
+      request_of[query_starts[r]] = int(r);
+      tiles += (query_starts[r + 1] - query_starts[r] + 127) / 128 * heads;
+    }
+    ASSERT_EQ(list_->tiles, tiles);
+    ASSERT_EQ(items.size(), request_of.size());
+    std::set<std::pair<int, int>> drawn;  // first query, head
+    std::size_t i = 0;
+    int blocks = 1 << 30, first_head = 0;
+    for (int index = 0; index < tiles; ++index) {
+      while (i + 1 < items.size() && items[i + 1].first_tile <= index) ++i, blocks = 1 << 30;
+      if (item_of.count(index)) {
+        ASSERT_EQ(item_of[index], int(i));
+      }
+      const PrefillTile tile = prefill_tile(items[i], index - items[i].first_tile, heads, causal);
+      const int r = request_of.at(items[i].query), row = tile.query - query_starts[r];
+      const int queries = query_starts[r + 1] - query_starts[r], tokens = token_starts[r + 1] - token_starts[r];
+      ASSERT_EQ(row % 128, 0);
+      ASSERT_EQ(tile.rows, std::min(128, queries - row));
+      ASSERT_GT(tile.rows, 0);
+      ASSERT_EQ(tile.tokens, tokens);
+      ASSERT_EQ(tile.token, token_starts[r]);
+      ASSERT_TRUE(tile.head >= 0 && tile.head < heads);
+      ASSERT_TRUE(drawn.emplace(tile.query, tile.head).second);
+      int seen = 0;  // by some query of the tile
+      for (int j = 0; j < tile.rows; ++j) {
+        const int of_query = causal ? std::max(0, tokens - queries + row + j + 1) : tokens;
+        if (causal) {
+          ASSERT_EQ(std::max(0, std::min(tile.tokens, tile.diagonal + j + 1)), of_query);
+        }
+        seen = std::max(seen, of_query);
+      }
+      ASSERT_EQ(tile.blocks, (seen + 127) / 128);
+      // A section's tiles of one row stand side by side, the longest row first.
+      if (tile.head < first_head || tile.head >= first_head + items[i].section) blocks = 1 << 30;
+      if (blocks == 1 << 30) first_head = tile.head;
+      ASSERT_LE(tile.blocks, blocks);
+      blocks = tile.blocks;
+    }
+  }
+
+  device_threads::Block block_{kTiling.threads};
+  std::vector<PrefillList> memory_;
+  PrefillList* list_ = nullptr;
+};
+
+TEST_F(PlanPrefill, EveryTileIsDrawnOnce) {
+  std::mt19937 random(1);
+  auto below = [&](int end) { return int(random() % unsigned(end)); };
+  for (int i = 0; i < 40 && !HasFailure(); ++i) {
+    const int b = i % 10 == 9 ? 1 + below(kMaxPlannedRequests) : 1 + below(i % 3 ? 100 : 4);
+    const int most_queries = 1 << below(b > 100 ? 8 : 13), most_tokens = 1 << below(18), heads = 1 + below(130);
+    std::vector<int> query_starts = {below(3) * 100}, token_starts = {below(3) * 100};
+    for (int r = 0; r < b; ++r) {
+      query_starts.push_back(query_starts.back() + (below(4) ? below(most_queries + 1) : 0));
+      token_starts.push_back(token_starts.back() + (below(6) ? below(most_tokens + 1) : 0));
+    }
+    SCOPED_TRACE(testing::Message() << "case " << i << ": b=" << b << ", up to " << most_queries << " queries and "
+                                    << most_tokens << " tokens, " << heads << " heads");
+    check(query_starts, token_starts, heads, i % 2);
+  }
+}
+
+TEST_F(PlanPrefill, HeadsOfASectionFitTheCache) {
+  for (const auto& [tokens, section] : {std::pair(8192, 8), {16384, 4}, {1 << 20, 1}, {100, 128}, {0, 128}})
+    EXPECT_EQ(plan({0, 1}, {0, tokens}, 128, 1, 1 << 20).at(0).section, section) << tokens;
+}
+
+TEST_F(PlanPrefill, WhatExceedsTheCapacityIsCutAndReported) {
+  const auto status_of = [&](const std::vector<int>& query_starts, const std::vector<int>& token_starts) {
+    for (const PrefillItem& item : plan(query_starts, token_starts, 4, 300, 1000)) {
+      EXPECT_GE(item.query, 0);
+      EXPECT_LE(item.query + item.queries, 300);
+      EXPECT_TRUE(item.tokens >= 0 && item.tokens <= 1000);
+    }
+    return list_->status;
+  };
+  EXPECT_EQ(status_of({0, 200, 300}, {0, 1000, 1000}), 0);
+  EXPECT_EQ(status_of({0, 200, 301}, {0, 1000, 1000}), kWrongQueryStarts);
+  EXPECT_EQ(status_of({0, 200, 100}, {0, 1000, 1000}), kWrongQueryStarts);
+  EXPECT_EQ(status_of({-5, 200, 300}, {0, 1000, 1000}), kWrongQueryStarts);
+  EXPECT_EQ(status_of({0, 1, 2}, {0, 1001, 1001}), kWrongTokenStarts);
+  EXPECT_EQ(status_of({0, 1, 2}, {0, 5, 4}), kWrongTokenStarts);
+  EXPECT_EQ(status_of({0, 1, 2}, {-2, 5, 6}), kWrongTokenStarts);
+  EXPECT_EQ(status_of({0, -0x7fffffff - 1, 0x7fffffff}, {0x7fffffff, -0x7fffffff, 0}),
+            kWrongQueryStarts | kWrongTokenStarts);
+  // The others are as they were.
+  const std::vector<PrefillItem> items = plan({0, 200, 500, 501}, {0, 7, 14, 21}, 4, 300, 1000);
+  ASSERT_EQ(items.size(), 1u);
+  EXPECT_EQ(items[0].queries, 200);
+  EXPECT_EQ(items[0].tokens, 7);
+}
+
+}  // namespace
+}  // namespace hypermla::cute
