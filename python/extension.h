@@ -47,3 +47,5 @@ void without_lock(Body&& body) {
 
 // Adds the type MlaDecode (mla_decode.cpp); false with a Python exception.
 bool add_mla_decode(PyObject* module);
+// And MlaCacheOps (mla_cache.cpp).
+bool add_mla_cache(PyObject* module);
