@@ -75,6 +75,57 @@ unsigned blocks_of(const AppendArguments& of) { return (of.tokens * kRowVectors 
 
 namespace {
 
+// How far it is in memory from a latent column to the next, and from a column of the head.
+struct WeightStrides {
+  std::int64_t latent, column;
+};
+WeightStrides strides_of(const MlaCacheOps::Decompress& with, int product) {
+  return product ? WeightStrides{with.w_uv.row_stride, with.w_uv.column_stride}
+                 : WeightStrides{with.w_uk.column_stride, with.w_uk.row_stride};
+}
+
+}  // namespace
+
+DecompressPrefixArguments arguments_of(const MlaCacheOps::Decompress& with, int processors) {
+  const auto rows = [](const MlaRows<void>& of) {
+    return DecompressPrefixArguments::Rows{static_cast<unsigned short*>(of.data), of.token_stride, of.head_stride};
+  };
+  const int tiles = (with.tokens + kPrefixTokens - 1) / kPrefixTokens;
+  return {.weights = {},
+          .latent_innermost = {strides_of(with, 0).latent == 1, strides_of(with, 1).latent == 1},
+          .cache = layout_of(with.cache),
+          .block_table = with.block_table,
+          .out = {rows(with.k), rows(with.v)},
+          .k_rope = rows(with.k_rope),
+          .tokens = with.tokens,
+          .heads = with.heads,
+          .tiles = tiles,
+          .parts = parts_of_heads(tiles, with.heads, processors)};
+}
+unsigned blocks_of(const DecompressPrefixArguments& of) { return unsigned(of.tiles) * unsigned(of.parts); }
+
+TensorMapShape weights_shape(const MlaCacheOps::Decompress& with, int product) {
+  const WeightStrides strides = strides_of(with, product);
+  const std::int64_t batch_bytes = 2 * (product ? with.w_uv : with.w_uk).head_stride;
+  if (strides.latent == 1)
+    return {.rows = 128,
+            .groups = 512 / 64,
+            .batch = with.heads,
+            .row_bytes = 2 * strides.column,
+            .batch_bytes = batch_bytes,
+            .box_rows = 128,
+            .box_groups = 1};
+  return {.rows = 512,
+          .groups = 128 / 64,
+          .batch = with.heads,
+          .row_bytes = 2 * strides.latent,
+          .batch_bytes = batch_bytes,
+          .box_rows = 64,
+          .box_groups = 2};
+}
+
+namespace {
+
 class CacheOps : public CacheKernels {
  public:
   CacheOps(DType dtype, Compiler& compiler, Device& device) : dtype_(dtype), processors_(device.info().processors) {
@@ -101,35 +152,11 @@ class CacheOps : public CacheKernels {
 
   void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle stream) override {
     if (!functions_[2]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
-    const auto rows = [](const MlaRows<void>& of) {
-      return DecompressPrefixArguments::Rows{static_cast<unsigned short*>(of.data), of.token_stride, of.head_stride};
-    };
-    const int tiles = (with.tokens + kPrefixTokens - 1) / kPrefixTokens;
-    DecompressPrefixArguments arguments = {.weights = {},
-                                           .latent_innermost = {},
-                                           .cache = layout_of(with.cache),
-                                           .block_table = with.block_table,
-                                           .out = {rows(with.k), rows(with.v)},
-                                           .k_rope = rows(with.k_rope),
-                                           .tokens = with.tokens,
-                                           .heads = with.heads,
-                                           .tiles = tiles,
-                                           .parts = parts_of_heads(tiles, with.heads, processors_)};
-    for (const int product : {0, 1}) {
-      const MlaCacheOps::Decompress::Weights& w = product ? with.w_uv : with.w_uk;
-      const std::int64_t to_latent = product ? w.row_stride : w.column_stride;
-      const std::int64_t to_column = product ? w.column_stride : w.row_stride;
-      const bool innermost = arguments.latent_innermost[product] = to_latent == 1;
-      arguments.weights[product] = make_tensor_map(dtype_, w.data,
-                                                   {.rows = innermost ? 128 : 512,
-                                                    .groups = innermost ? 512 / 64 : 128 / 64,
-                                                    .batch = with.heads,
-                                                    .row_bytes = 2 * (innermost ? to_column : to_latent),
-                                                    .batch_bytes = 2 * w.head_stride,
-                                                    .box_rows = innermost ? 128 : 64,
-                                                    .box_groups = innermost ? 1 : 2});
-    }
-    launch(2, unsigned(tiles * arguments.parts), arguments, stream);
+    DecompressPrefixArguments arguments = arguments_of(with, processors_);
+    for (const int product : {0, 1})
+      arguments.weights[product] =
+          make_tensor_map(dtype_, (product ? with.w_uv : with.w_uk).data, weights_shape(with, product));
+    launch(2, blocks_of(arguments), arguments, stream);
   }
 
  private:

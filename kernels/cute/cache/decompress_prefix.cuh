@@ -15,6 +15,7 @@
 
 #include "cache_ops.h"
 #include "hopper/constants.h"
+#include "hopper/copies.h"
 #include "hopper/fragments.h"
 #include "hopper/gather.h"
 #include "hopper/ring.h"
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kPrefixThreads, 1)
           store_zeros(to);
       }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies();
     async_fence();
     named_sync(kTokensThere, 256);
     const int product = role / 4;
