@@ -185,6 +185,33 @@ class CacheOperations(unittest.TestCase):
                 self.assertTrue(bool((lse == tensor(lse_b))[0].all()))
                 self.assertTrue(bool((out == tensor(again)).all()))
 
+    @unittest.skipUnless(torch is not None and torch.cuda.is_available(), "there is no GPU")
+    def test_a_graph_of_a_gpu_follows_the_contents(self):
+        def inputs(seed, device):
+            torch.manual_seed(seed)
+            tensors = [torch.randn(shape) for shape in ((9, 5, 128), (9, 5, 128), (50, 576), (6, 16, 576))]
+            tensors.append(torch.randn(5, 256, 512) / 512**0.5)
+            lse = [torch.where(torch.rand(9, 5) < 0.2, -torch.inf, torch.randn(9, 5)) for _ in range(2)]
+            indices = torch.randperm(96)[:50], torch.randperm(6, dtype=torch.int32)
+            return [tensor.to(device) for tensor in (*(tensor.bfloat16() for tensor in tensors), *lse, *indices)]
+
+        def step(a, b, rows, cache, weight, lse_a, lse_b, slots, table):
+            hypermla.append(rows, cache, slots)
+            keys_and_values = hypermla.decompress_prefix(cache, table, 90, weight[:, :128], weight[:, 128:].mT)
+            return *keys_and_values, *hypermla.merge_states(a, lse_a, b, lse_b), cache
+
+        given = inputs(0, "cuda")
+        step(*given)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step(*given)
+        for seed in (1, 2):
+            for tensor, new in zip(given, inputs(seed, "cuda")):
+                tensor.copy_(new)
+            graph.replay()
+            for one, expected in zip(got, step(*inputs(seed, "cpu"))):
+                torch.testing.assert_close(one.cpu(), expected, atol=0.01, rtol=0.01)
+
     def test_what_does_not_fit_is_refused(self):
         a, lse = self.bits(2, 3, 128), numpy.zeros((2, 3), numpy.float32)
         cache, slots = self.bits(2, 16, 576), numpy.zeros(2, numpy.int64)
