@@ -59,7 +59,9 @@ MergeStatesArguments arguments_of(const MlaCacheOps::Merge& with) {
           .from_log2 = with.lse_base2 ? 1 : kLn2,
           .empty_lse = with.empty_lse_positive ? kInfinity : -kInfinity};
 }
-unsigned blocks_of(const MergeStatesArguments& of) { return (of.rows - 1) / (kCopyThreads / of.vectors) + 1; }
+unsigned blocks_of(const MergeStatesArguments& of) {
+  return (of.rows - 1) / (kMergeTurns * (kCopyThreads / of.vectors)) + 1;
+}
 
 AppendArguments arguments_of(const MlaCacheOps::Append& with) {
   static_assert(sizeof(long long) == sizeof *with.slots);
