@@ -348,7 +348,8 @@ PyMODINIT_FUNC PyInit__hypermla() {
   g_error = PyErr_NewException("hypermla.Error", PyExc_RuntimeError, nullptr);
   PyObject* kernel = PyType_FromSpec(&kernel_spec);
   if (!g_error || !kernel || PyModule_AddObjectRef(module, "Error", g_error) != 0 ||
-      PyModule_AddObjectRef(module, "Kernel", kernel) != 0 || !add_mla_decode(module) || !add_mla_prefill(module)) {
+      PyModule_AddObjectRef(module, "Kernel", kernel) != 0 || !add_mla_decode(module) || !add_mla_prefill(module) ||
+      !add_mla_cache(module)) {
     Py_XDECREF(kernel);
     Py_DECREF(module);
     return nullptr;

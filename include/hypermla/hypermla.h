@@ -39,6 +39,7 @@ class HYPERMLA_API DeviceHandle {
 
  private:
   friend class Kernel;
+  friend class MlaCacheOps;
   friend class MlaDecode;
   friend class MlaPrefill;
   std::string said_;

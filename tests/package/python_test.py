@@ -26,6 +26,10 @@ try:
     import numpy
 except ImportError:
     numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
 
 SHAPE = {"b": 1, "s": 3, "t": 40, "h": 2, "device": "cpu"}
 ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -196,6 +200,118 @@ class Prefill(unittest.TestCase):
                             (lambda: prefill.run(q[:6], k, v), "the plan has 7 queries")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 prefill.plan(self.QUERIES, self.TOKENS)
+                wrong()
+
+
+@unittest.skipUnless(numpy, "NumPy is not installed")
+class CacheOperations(unittest.TestCase):
+    """append, decompress_prefix and merge_states on NumPy's arrays and, where it is installed, PyTorch's tensors."""
+
+    def bits(self, *shape):
+        values = numpy.random.default_rng(sum(shape)).standard_normal(shape, numpy.float32)
+        return (values.view(numpy.uint32) >> 16).astype(numpy.uint16)
+
+    def floats(self, array):
+        return (array.astype(numpy.uint32) << 16).view(numpy.float32)
+
+    def libraries(self):
+        """How each library makes a tensor of an array, sharing its memory."""
+        yield "numpy", lambda array: array
+        if torch is not None:
+            yield "torch", lambda array: (torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16)
+                                          if array.dtype == numpy.uint16 else torch.from_numpy(array))
+
+    def test_append_writes_slots(self):
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                cache, rows = numpy.full((3, 16, 576), 0x7FC0, numpy.uint16), self.bits(5, 640)[:, :576]
+                expected = cache.copy()
+                slots = numpy.array([17, -1, 47, 0], numpy.int64)  # the fifth row pads
+                for row, slot in enumerate(slots):
+                    if slot >= 0:
+                        expected[slot // 16, slot % 16] = rows[row]
+                hypermla.append(tensor(rows), tensor(cache), tensor(slots))
+                self.assertTrue((cache == expected).all())
+                pair = numpy.zeros((3, 16, 512), numpy.uint16), numpy.zeros((3, 16, 64), numpy.uint16)
+                hypermla.append((tensor(rows[:, :512]), tensor(rows[:, 512:])), tuple(map(tensor, pair)), tensor(slots))
+                self.assertTrue((numpy.concatenate(pair, 2)[1, 1] == rows[0]).all() and not pair[0][0, 1].any())
+
+    def test_a_prefix_is_decompressed(self):
+        cache, weight = self.bits(4, 16, 576), self.bits(2, 256, 512)  # kv_b_proj: keys and values of each head
+        table = numpy.array([2, 0, 77], numpy.int32)
+        z = self.floats(cache)[[2, 0]].reshape(32, 576)[:20]
+        for name, tensor in self.libraries():
+            for w_uv in (weight[:, 128:].swapaxes(1, 2), weight[:, 128:].swapaxes(1, 2).copy()):
+                with self.subTest(name, dense=w_uv.flags.c_contiguous):
+                    given = tensor(cache), tensor(table), 20, tensor(weight[:, :128]), tensor(w_uv)
+                    k, heads_first = (numpy.zeros(shape, numpy.uint16) for shape in ((20, 2, 192), (2, 20, 128)))
+                    v = heads_first.swapaxes(0, 1)
+                    hypermla.decompress_prefix(*given, out=(tensor(k), tensor(v)))
+                    expected = numpy.einsum("tc,hdc->thd", z[:, :512], self.floats(weight))
+                    for got, want in ((k[..., :128], expected[..., :128]), (v, expected[..., 128:])):
+                        self.assertLessEqual(numpy.abs(self.floats(got) - want).max(), 0.5)  # of values around 22
+                    self.assertTrue((k[..., 128:] == cache[[2, 0]].reshape(32, 576)[:20, None, 512:]).all())
+                    self.assertEqual(tuple(hypermla.decompress_prefix(*given, rope=False)[0].shape), (20, 2, 128))
+
+    def test_states_merge(self):
+        a, b = self.bits(5, 3, 128), self.bits(5, 3, 136)[..., :128]
+        a[0] = 0x7FC0  # an empty part may hold anything
+        lse_a, lse_b = (numpy.random.default_rng(seed).standard_normal((3, 5), numpy.float32).T for seed in (1, 2))
+        lse_a[0] = -numpy.inf
+        x, y = numpy.exp(lse_a)[..., None], numpy.exp(lse_b)[..., None]
+        expected = (x * numpy.nan_to_num(self.floats(a)) + y * self.floats(b)) / (x + y)
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                out, lse = hypermla.merge_states(tensor(a), tensor(lse_a), tensor(b), tensor(lse_b))
+                again = a.copy()
+                hypermla.merge_states(tensor(again), tensor(lse_a), tensor(b), tensor(lse_b), out=tensor(again))
+                self.assertLessEqual(numpy.abs(self.floats(again) - expected).max(), 0.02)
+                self.assertTrue(bool((lse == tensor(lse_b))[0].all()))
+                self.assertTrue(bool((out == tensor(again)).all()))
+
+    @unittest.skipUnless(torch is not None and torch.cuda.is_available(), "there is no GPU")
+    def test_a_graph_of_a_gpu_follows_the_contents(self):
+        def inputs(seed, device):
+            torch.manual_seed(seed)
+            tensors = [torch.randn(shape) for shape in ((9, 5, 128), (9, 5, 128), (50, 576), (6, 16, 576))]
+            tensors.append(torch.randn(5, 256, 512) / 512**0.5)
+            lse = [torch.where(torch.rand(9, 5) < 0.2, -torch.inf, torch.randn(9, 5)) for _ in range(2)]
+            indices = torch.randperm(96)[:50], torch.randperm(6, dtype=torch.int32)
+            return [tensor.to(device) for tensor in (*(tensor.bfloat16() for tensor in tensors), *lse, *indices)]
+
+        def step(a, b, rows, cache, weight, lse_a, lse_b, slots, table):
+            hypermla.append(rows, cache, slots)
+            keys_and_values = hypermla.decompress_prefix(cache, table, 90, weight[:, :128], weight[:, 128:].mT)
+            return *keys_and_values, *hypermla.merge_states(a, lse_a, b, lse_b), cache
+
+        given = inputs(0, "cuda")
+        step(*given)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step(*given)
+        for seed in (1, 2):
+            for tensor, new in zip(given, inputs(seed, "cuda")):
+                tensor.copy_(new)
+            graph.replay()
+            for one, expected in zip(got, step(*inputs(seed, "cpu"))):
+                torch.testing.assert_close(one.cpu(), expected, atol=0.01, rtol=0.01)
+
+    def test_what_does_not_fit_is_refused(self):
+        a, lse = self.bits(2, 3, 128), numpy.zeros((2, 3), numpy.float32)
+        cache, slots = self.bits(2, 16, 576), numpy.zeros(2, numpy.int64)
+        table, uk = numpy.zeros(1, numpy.int32), self.bits(2, 128, 512)
+        shifted = a.reshape(-1)[64:448].reshape(1, 3, 128)
+        for wrong, said in ((lambda: hypermla.merge_states(a, lse, a[:1], lse), "o_b must be"),
+                            (lambda: hypermla.merge_states(a, lse.astype("float64"), a, lse), "lse_a must be float32"),
+                            (lambda: hypermla.merge_states(a[..., ::2], lse, a[..., ::2], lse), "dense in its last"),
+                            (lambda: hypermla.merge_states(a[:1], lse[:1], a[:1], lse[:1], out=shifted), "overlaps"),
+                            (lambda: hypermla.append(cache[0, :2], cache, slots + 32), r"slots\[0\] is 32"),
+                            (lambda: hypermla.append(cache[0, :1], cache, slots), "2 slots for 1 rows"),
+                            (lambda: hypermla.append(cache[0, :2], cache, table), "slots must be int64"),
+                            (lambda: hypermla.append(lse, cache, slots), "float32"),
+                            (lambda: hypermla.decompress_prefix(cache, table, 17, uk, uk.swapaxes(1, 2)), "17"),
+                            (lambda: hypermla.decompress_prefix(cache, table, 3, uk, uk), "w_uv must be")):
+            with self.subTest(said), self.assertRaisesRegex(hypermla.Error, said):
                 wrong()
 
 

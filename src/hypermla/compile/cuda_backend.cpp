@@ -12,10 +12,11 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
   BackendInput with_cutlass = input;
   with_cutlass.include_paths.push_back(cuda_root.parent_path().parent_path() / "cutlass_library/source/include");
   with_cutlass.include_paths.push_back(cuda_root / "include/cccl");
-  // sm_90a, not sm_90: wgmma and setmaxnreg exist only there.
+  // sm_90a, not sm_90: wgmma and setmaxnreg exist only there. Older GPUs have no such instructions of their own.
+  const std::string own = std::stoi(input.arch.substr(3)) < 90 ? "" : "a";
   NvrtcResult compiled = nvrtc_compile(
       cuda_root, with_cutlass, NvrtcCode::cubin,
-      {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v", "-arch=" + input.arch + "a"});
+      {"-std=c++20", "-default-device", "--generate-line-info", "-Xptxas=-v", "-arch=" + input.arch + own});
   // ptxas serialises wgmma where it cannot prove that no other code touches the accumulators. It reports that only as
   // advice.
   if (const std::size_t at = compiled.log.find("(C75"); at != std::string::npos)

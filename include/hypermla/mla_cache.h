@@ -1,0 +1,108 @@
+// What a serving engine does around attention with Multi-head Latent Attention: it writes new tokens to the paged
+// cache, merges partial results, and makes keys and values of a prefix that many requests share.
+//
+//   hypermla::MlaCacheOps ops;                                                // compiles and loads, once
+//   ops.append({.latent = .., .rope = .., .slots = .., .cache = ..}, stream);
+//
+// Tensors have the tokens first and lie in the device's memory, at the caller's addresses, by the caller's strides of
+// 64 bits. Strides count elements. Elements of 16 bits lie densely in the innermost dimension, their strides are
+// multiples of 8, and their addresses are aligned to 16 bytes. A call neither allocates, nor synchronises, nor reads
+// back; it may be captured in a CUDA graph, and the contents of all tensors may change between replays, which last no
+// longer than the object. No tokens or no heads is no error: nothing is done. On a CPU the work is done when a call
+// returns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "hypermla/hypermla.h"
+
+namespace hypermla {
+
+// [tokens, heads, ..]; T: void for elements of 16 bits, float for a log-sum-exp [tokens, heads].
+template <class T>
+struct MlaRows {
+  T* data = nullptr;
+  std::int64_t token_stride = 0, head_stride = 0;
+};
+
+// A paged cache, its 512 latent and 64 rotary columns apart or in one row.
+struct MlaCache {
+  void* latent = nullptr;  // [pages, page, 512]
+  void* rope = nullptr;    // [pages, page, 64]
+  std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
+  std::int64_t pages = 0;
+  int page = 64;  // tokens of a page, any number
+
+  // [pages, page, 576], dense.
+  HYPERMLA_API static MlaCache fused(void* data, std::int64_t pages, int page);
+};
+
+class HYPERMLA_API MlaCacheOps {
+ public:
+  // Two attentions of the same queries over different tokens, into one over all of them. A part whose log-sum-exp is
+  // infinite, of either sign, is empty: it changes nothing, and its o is not looked at. Where both are empty, o is 0.
+  // The result may lie where one of the parts does, at the same address and by the same strides; otherwise it must not
+  // overlap them.
+  struct Merge {
+    struct Part {
+      MlaRows<const void> o = {};     // [tokens, heads, width]
+      MlaRows<const float> lse = {};  // [tokens, heads]
+    };
+    Part a = {}, b = {};
+    MlaRows<void> o = {};
+    MlaRows<float> lse = {};  // no data: not wanted
+    int tokens = 0, heads = 0;
+    int width = 512;                  // a multiple of 8, at most 512
+    bool lse_base2 = false;           // log-sum-exps are in base 2 instead of natural
+    bool empty_lse_positive = false;  // where both are empty, the log-sum-exp becomes +infinity instead of -infinity
+  };
+
+  // New tokens into the cache: row i goes to slot slots[i], that is page slots[i] / page, token slots[i] % page. Rows
+  // of slot -1 are skipped. So is, on a GPU, every slot that the cache does not have, without a report; on a CPU it
+  // throws Error before anything is written. Of rows with one slot any may win.
+  struct Append {
+    const void* latent = nullptr;                     // [tokens, 512]
+    const void* rope = nullptr;                       // [tokens, 64]
+    std::int64_t latent_stride = 0, rope_stride = 0;  // from a token to the next
+    const std::int64_t* slots = nullptr;              // [tokens]
+    int tokens = 0;
+    MlaCache cache = {};
+  };
+
+  // Keys k = z W_UK^T and values v = z W_UV of the first `tokens` tokens of a request, for all heads. On a GPU this
+  // needs Hopper. Table entries that name no page of the cache count as zeros there; on a CPU they throw Error.
+  struct Decompress {
+    MlaCache cache = {};
+    const int* block_table = nullptr;  // [pages of the tokens]: the request's row
+    int tokens = 0;
+    int heads = 0;
+    // Either of the two inner strides is 1.
+    struct Weights {
+      const void* data = nullptr;
+      std::int64_t head_stride = 0, row_stride = 0, column_stride = 0;
+    };
+    Weights w_uk = {};          // [heads, 128, 512]
+    Weights w_uv = {};          // [heads, 512, 128]
+    MlaRows<void> k = {};       // [tokens, heads, 128]
+    MlaRows<void> k_rope = {};  // [tokens, heads, 64]: the rotary part, the same for each head; no data: not wanted
+    MlaRows<void> v = {};       // [tokens, heads, 128]
+  };
+
+  // `dtype`: of all 16-bit tensors, bfloat16 or float16. Compiles (or finds in the cache) and loads the kernels.
+  explicit MlaCacheOps(DType dtype = DType::bfloat16, const DeviceHandle& device = DeviceHandle());
+  ~MlaCacheOps();
+  MlaCacheOps(MlaCacheOps&&) noexcept;
+  MlaCacheOps& operator=(MlaCacheOps&&) noexcept;
+
+  // They throw Error for arguments that they cannot take, before anything is launched. One thread at a time.
+  void merge_states(const Merge& with, void* stream = nullptr);
+  void append(const Append& with, void* stream = nullptr);
+  void decompress_prefix(const Decompress& with, void* stream = nullptr);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hypermla

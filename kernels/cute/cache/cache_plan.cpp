@@ -1,0 +1,194 @@
+#include "cute/cache/cache_plan.h"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/fields.h"
+#include "hypermla/device/tensor_map.h"
+
+namespace hypermla {
+namespace cute {
+namespace {
+
+CacheLayout layout_of(const MlaCache& cache) {
+  return {cache.latent,
+          cache.rope,
+          cache.latent_page_stride,
+          cache.latent_token_stride,
+          cache.rope_page_stride,
+          cache.rope_token_stride,
+          unsigned(cache.pages),
+          unsigned(cache.page)};
+}
+
+// A block of decompress_prefix takes so long for its tokens, against its time for one head.
+constexpr double kTimeOfTokens = 0.4;
+
+// Into how many parts the heads are divided, so that the blocks fill the multiprocessors evenly.
+int parts_of_heads(int tiles, int heads, int processors) {
+  int best = 1;
+  double least = INFINITY;
+  for (int parts = 1; parts <= heads; ++parts) {
+    const double time =
+        std::ceil(double(tiles) * parts / processors) * (std::ceil(double(heads) / parts) + kTimeOfTokens);
+    if (time < least) best = parts, least = time;
+  }
+  return best;
+}
+
+}  // namespace
+
+MergeStatesArguments arguments_of(const MlaCacheOps::Merge& with) {
+  const auto rows = [](const auto& of) {
+    return MergeStatesArguments::Rows{const_cast<void*>(static_cast<const void*>(of.data)), of.token_stride,
+                                      of.head_stride};
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kLn2 = std::numbers::ln2_v<float>;
+  return {.o_a = rows(with.a.o),
+          .o_b = rows(with.b.o),
+          .o = rows(with.o),
+          .lse_a = rows(with.a.lse),
+          .lse_b = rows(with.b.lse),
+          .lse = rows(with.lse),
+          .rows = unsigned(with.tokens) * unsigned(with.heads),
+          .heads = unsigned(with.heads),
+          .vectors = unsigned(with.width / 8),
+          .to_log2 = with.lse_base2 ? 1 : std::numbers::log2e_v<float>,
+          .from_log2 = with.lse_base2 ? 1 : kLn2,
+          .empty_lse = with.empty_lse_positive ? kInfinity : -kInfinity};
+}
+unsigned blocks_of(const MergeStatesArguments& of) {
+  return (of.rows - 1) / (kMergeTurns * (kCopyThreads / of.vectors)) + 1;
+}
+
+AppendArguments arguments_of(const MlaCacheOps::Append& with) {
+  static_assert(sizeof(long long) == sizeof *with.slots);
+  return {.latent = with.latent,
+          .rope = with.rope,
+          .latent_stride = with.latent_stride,
+          .rope_stride = with.rope_stride,
+          .slots = reinterpret_cast<const long long*>(with.slots),
+          .cache = layout_of(with.cache),
+          .tokens = unsigned(with.tokens)};
+}
+unsigned blocks_of(const AppendArguments& of) { return (of.tokens * kRowVectors - 1) / kCopyThreads + 1; }
+
+namespace {
+
+// How far it is in memory from a latent column to the next, and from a column of the head.
+struct WeightStrides {
+  std::int64_t latent, column;
+};
+WeightStrides strides_of(const MlaCacheOps::Decompress& with, int product) {
+  return product ? WeightStrides{with.w_uv.row_stride, with.w_uv.column_stride}
+                 : WeightStrides{with.w_uk.column_stride, with.w_uk.row_stride};
+}
+
+}  // namespace
+
+DecompressPrefixArguments arguments_of(const MlaCacheOps::Decompress& with, int processors) {
+  const auto rows = [](const MlaRows<void>& of) {
+    return DecompressPrefixArguments::Rows{static_cast<unsigned short*>(of.data), of.token_stride, of.head_stride};
+  };
+  const int tiles = (with.tokens + kPrefixTokens - 1) / kPrefixTokens;
+  return {.weights = {},
+          .latent_innermost = {strides_of(with, 0).latent == 1, strides_of(with, 1).latent == 1},
+          .cache = layout_of(with.cache),
+          .block_table = with.block_table,
+          .out = {rows(with.k), rows(with.v)},
+          .k_rope = rows(with.k_rope),
+          .tokens = with.tokens,
+          .heads = with.heads,
+          .tiles = tiles,
+          .parts = parts_of_heads(tiles, with.heads, processors)};
+}
+unsigned blocks_of(const DecompressPrefixArguments& of) { return unsigned(of.tiles) * unsigned(of.parts); }
+
+TensorMapShape weights_shape(const MlaCacheOps::Decompress& with, int product) {
+  const WeightStrides strides = strides_of(with, product);
+  const std::int64_t batch_bytes = 2 * (product ? with.w_uv : with.w_uk).head_stride;
+  if (strides.latent == 1)
+    return {.rows = 128,
+            .groups = 512 / 64,
+            .batch = with.heads,
+            .row_bytes = 2 * strides.column,
+            .batch_bytes = batch_bytes,
+            .box_rows = 128,
+            .box_groups = 1};
+  return {.rows = 512,
+          .groups = 128 / 64,
+          .batch = with.heads,
+          .row_bytes = 2 * strides.latent,
+          .batch_bytes = batch_bytes,
+          .box_rows = 64,
+          .box_groups = 2};
+}
+
+namespace {
+
+class CacheOps : public CacheKernels {
+ public:
+  CacheOps(DType dtype, Compiler& compiler, Device& device) : dtype_(dtype), processors_(device.info().processors) {
+    const std::vector<KernelSource> sources = cache_sources(dtype, device.info().arch);
+    std::vector<std::shared_future<CacheEntry>> entries;
+    for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
+    const LaunchShape shapes[] = {{kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const CacheEntry entry = entries[i].get();
+      require_arguments(sources[i], entry);
+      functions_[i] = device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shapes[i]);
+    }
+  }
+
+  void merge_states(const MlaCacheOps::Merge& with, StreamHandle stream) override {
+    MergeStatesArguments arguments = arguments_of(with);
+    launch(0, blocks_of(arguments), arguments, stream);
+  }
+
+  void append(const MlaCacheOps::Append& with, StreamHandle stream) override {
+    AppendArguments arguments = arguments_of(with);
+    launch(1, blocks_of(arguments), arguments, stream);
+  }
+
+  void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle stream) override {
+    if (!functions_[2]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
+    DecompressPrefixArguments arguments = arguments_of(with, processors_);
+    for (const int product : {0, 1})
+      arguments.weights[product] =
+          make_tensor_map(dtype_, (product ? with.w_uv : with.w_uk).data, weights_shape(with, product));
+    launch(2, blocks_of(arguments), arguments, stream);
+  }
+
+ private:
+  template <class Arguments>
+  void launch(int function, unsigned blocks, Arguments& arguments, StreamHandle stream) {
+    void* pointers[] = {&arguments};
+    functions_[function]->launch({blocks, 1, 1}, pointers, stream);
+  }
+
+  DType dtype_;
+  int processors_;
+  std::unique_ptr<Function> functions_[3];
+};
+
+}  // namespace
+}  // namespace cute
+
+std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch) {
+  const auto source = [&](const std::string& name, bool of_dtype, std::size_t bytes) {
+    const std::string dtypes = of_dtype ? fmt::format("<hypermla::DType::{}>", dtype_name(dtype)) : "";
+    return KernelSource{name, "cute/cache/" + name + ".cuh", "hypermla::cute::" + name + dtypes, {int(bytes)}};
+  };
+  std::vector<KernelSource> sources = {source("merge_states", true, sizeof(cute::MergeStatesArguments)),
+                                       source("append", false, sizeof(cute::AppendArguments))};
+  if (arch == "sm_90") sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
+  return sources;
+}
+
+std::unique_ptr<CacheKernels> make_cache_kernels(DType dtype, Compiler& compiler, Device& device) {
+  return std::make_unique<cute::CacheOps>(dtype, compiler, device);
+}
+
+}  // namespace hypermla

@@ -1,0 +1,250 @@
+#include "hypermla/plan/cache_ops.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "hypermla/base/error.h"
+#include "hypermla/base/half.h"
+#include "hypermla/device/pool.h"
+#include "hypermla/plan/typed_plan.h"
+
+namespace hypermla {
+namespace {
+
+constexpr int kCachedLatent = 512, kCachedRope = 64, kHeadColumns = 128;
+
+void require_address(const char* name, const void* data, unsigned alignment = 16) {
+  if (!data || reinterpret_cast<std::uintptr_t>(data) % alignment)
+    fail("{} must point to memory of the device that is aligned to {} bytes", name, alignment);
+}
+void require_stride(const char* name, std::int64_t stride, int multiple = 8) {
+  if (stride <= 0 || stride % multiple)
+    fail("{}={} is not supported: it must be a positive multiple of {} elements", name, stride, multiple);
+}
+template <class T>
+void require_rows(const char* name, const MlaRows<T>& rows) {
+  constexpr bool is_lse = std::is_same_v<std::remove_const_t<T>, float>;
+  require_address(name, rows.data, is_lse ? 4 : 16);
+  require_stride(fmt::format("{}.token_stride", name).c_str(), rows.token_stride, is_lse ? 1 : 8);
+  require_stride(fmt::format("{}.head_stride", name).c_str(), rows.head_stride, is_lse ? 1 : 8);
+}
+void require_count(const char* name, std::int64_t count, std::int64_t most) {
+  if (count < 0 || count > most) fail("{}={} is not supported: it must be from 0 to {}", name, count, most);
+}
+void require_cache(const MlaCache& cache) {
+  require_address("cache.latent", cache.latent);
+  require_address("cache.rope", cache.rope);
+  require_stride("cache.latent_page_stride", cache.latent_page_stride);
+  require_stride("cache.latent_token_stride", cache.latent_token_stride);
+  require_stride("cache.rope_page_stride", cache.rope_page_stride);
+  require_stride("cache.rope_token_stride", cache.rope_token_stride);
+  if (cache.page < 1 || cache.pages < 1 || cache.pages > std::numeric_limits<int>::max() / cache.page)
+    fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
+         cache.pages, cache.page);
+}
+
+// The bytes from a tensor's first to its last element.
+struct MemorySpan {
+  const char *begin, *end;
+  bool overlaps(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
+};
+template <class T>
+MemorySpan span_of(const MlaRows<T>& rows, const MlaCacheOps::Merge& of) {
+  const std::int64_t bytes = std::is_same_v<std::remove_const_t<T>, float> ? 4 : 2, columns = bytes == 4 ? 1 : of.width;
+  const char* const begin = reinterpret_cast<const char*>(rows.data);
+  return {begin, begin + bytes * ((of.tokens - 1) * rows.token_stride + (of.heads - 1) * rows.head_stride + columns)};
+}
+
+class CacheReference : public CacheKernels {
+ public:
+  CacheReference(DType dtype, int threads) : dtype_(dtype), threads_(threads) {}
+
+  void merge_states(const MlaCacheOps::Merge& with, StreamHandle) override {
+    for_each(std::uint64_t(with.tokens) * with.heads, [&](std::uint64_t row) {
+      const std::int64_t token = row / with.heads, head = row % with.heads;
+      const auto at = [&](const auto& rows) { return token * rows.token_stride + head * rows.head_stride; };
+      const auto* a = static_cast<const std::uint16_t*>(with.a.o.data) + at(with.a.o);
+      const auto* b = static_cast<const std::uint16_t*>(with.b.o.data) + at(with.b.o);
+      auto* o = static_cast<std::uint16_t*>(with.o.data) + at(with.o);
+      constexpr float kNone = -std::numeric_limits<float>::infinity();
+      const auto lse_of = [&](const MlaCacheOps::Merge::Part& part) {
+        const float lse = part.lse.data[at(part.lse)];
+        return std::isinf(lse) ? kNone : lse;
+      };
+      const float lse_a = lse_of(with.a), lse_b = lse_of(with.b), top = std::max(lse_a, lse_b);
+      const float to_log2 = with.lse_base2 ? 1.0f : kLog2e;
+      const float a_weighs = lse_a == kNone ? 0.0f : std::exp2((lse_a - top) * to_log2);
+      const float b_weighs = lse_b == kNone ? 0.0f : std::exp2((lse_b - top) * to_log2);
+      const float sum = a_weighs + b_weighs, share = sum == 0 ? 0.0f : 1 / sum;
+      const auto weighted = [&](float weight, std::uint16_t bits) {
+        return weight == 0 ? 0.0f : weight * share * to_float(bits, dtype_);
+      };
+      for (int c = 0; c < with.width; ++c)
+        o[c] = from_float(weighted(a_weighs, a[c]) + weighted(b_weighs, b[c]), dtype_);
+      if (with.lse.data)
+        with.lse.data[at(with.lse)] =
+            sum == 0 ? (with.empty_lse_positive ? -kNone : kNone) : top + std::log2(sum) / to_log2;
+    });
+  }
+
+  void append(const MlaCacheOps::Append& with, StreamHandle) override {
+    const MlaCache& cache = with.cache;
+    const std::int64_t slots = cache.pages * cache.page;
+    for (int i = 0; i < with.tokens; ++i)
+      if (with.slots[i] < -1 || with.slots[i] >= slots)
+        fail("slots[{}] is {}; the cache has slots 0 to {}, and -1 skips a token", i, with.slots[i], slots - 1);
+    const auto copy = [](const void* from, std::int64_t at, void* to, std::int64_t place, int columns) {
+      std::copy_n(static_cast<const std::uint16_t*>(from) + at, columns, static_cast<std::uint16_t*>(to) + place);
+    };
+    for (std::int64_t i = 0; i < with.tokens; ++i) {
+      if (with.slots[i] < 0) continue;
+      const std::int64_t page = with.slots[i] / cache.page, token = with.slots[i] % cache.page;
+      copy(with.latent, i * with.latent_stride, cache.latent,
+           page * cache.latent_page_stride + token * cache.latent_token_stride, kCachedLatent);
+      copy(with.rope, i * with.rope_stride, cache.rope, page * cache.rope_page_stride + token * cache.rope_token_stride,
+           kCachedRope);
+    }
+  }
+
+  void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle) override {
+    const MlaCache& cache = with.cache;
+    for (int i = 0; i * std::int64_t{cache.page} < with.tokens; ++i)
+      if (with.block_table[i] < 0 || with.block_table[i] >= cache.pages)
+        fail("block_table[{}] is {}; the cache has {} pages", i, with.block_table[i], cache.pages);
+    for_each(with.heads, [&](std::uint64_t head) {
+      const std::vector<float> uk = columns_of(with.w_uk, head, true), uv = columns_of(with.w_uv, head, false);
+      for (int t = 0; t < with.tokens; ++t) {
+        const std::int64_t page = with.block_table[t / cache.page], token = t % cache.page;
+        const auto* z = static_cast<const std::uint16_t*>(cache.latent) + page * cache.latent_page_stride +
+                        token * cache.latent_token_stride;
+        const auto* rope = static_cast<const std::uint16_t*>(cache.rope) + page * cache.rope_page_stride +
+                           token * cache.rope_token_stride;
+        float values[kCachedLatent];
+        for (int c = 0; c < kCachedLatent; ++c) values[c] = to_float(z[c], dtype_);
+        const auto row_of = [&](const MlaRows<void>& rows) {
+          return static_cast<std::uint16_t*>(rows.data) + t * rows.token_stride + head * rows.head_stride;
+        };
+        const auto multiply = [&](const std::vector<float>& w, std::uint16_t* to) {
+          for (int column = 0; column < kHeadColumns; ++column) {
+            float sums[8] = {};
+            for (int c = 0; c < kCachedLatent; ++c) sums[c % 8] += values[c] * w[column * kCachedLatent + c];
+            float sum = 0;
+            for (float one : sums) sum += one;
+            to[column] = from_float(sum, dtype_);
+          }
+        };
+        multiply(uk, row_of(with.k));
+        multiply(uv, row_of(with.v));
+        if (with.k_rope.data) std::copy_n(rope, kCachedRope, row_of(with.k_rope));
+      }
+    });
+  }
+
+ private:
+  void for_each(std::uint64_t count, const std::function<void(std::uint64_t)>& work) {
+    const std::string error = pool_.run(count, threads_, [&](std::uint64_t i) {
+      work(i);
+      return nullptr;
+    });
+    if (!error.empty()) fail("{}", error);
+  }
+  // [column of the head][latent column]
+  std::vector<float> columns_of(const MlaCacheOps::Decompress::Weights& w, std::int64_t head, bool latent_last) const {
+    const auto* from = static_cast<const std::uint16_t*>(w.data) + head * w.head_stride;
+    std::vector<float> values;
+    for (int column = 0; column < kHeadColumns; ++column)
+      for (int c = 0; c < kCachedLatent; ++c)
+        values.push_back(to_float(
+            from[(latent_last ? column : c) * w.row_stride + (latent_last ? c : column) * w.column_stride], dtype_));
+    return values;
+  }
+
+  DType dtype_;
+  int threads_;
+  Pool pool_;
+};
+
+}  // namespace
+
+MlaCache MlaCache::fused(void* data, std::int64_t pages, int page) {
+  constexpr int kWidth = kCachedLatent + kCachedRope;
+  return {.latent = data,
+          .rope = static_cast<std::uint16_t*>(data) + kCachedLatent,
+          .latent_page_stride = std::int64_t{page} * kWidth,
+          .latent_token_stride = kWidth,
+          .rope_page_stride = std::int64_t{page} * kWidth,
+          .rope_token_stride = kWidth,
+          .pages = pages,
+          .page = page};
+}
+
+void validate(const MlaCacheOps::Merge& with) {
+  require_count("heads", with.heads, 1 << 16);
+  require_count("tokens", with.tokens, std::numeric_limits<int>::max() / std::max(with.heads, 1));
+  if (with.width < 8 || with.width > 512 || with.width % 8)
+    fail("width={} is not supported: it must be a multiple of 8 from 8 to 512", with.width);
+  if (with.tokens == 0 || with.heads == 0) return;
+  require_rows("a.o", with.a.o);
+  require_rows("b.o", with.b.o);
+  require_rows("o", with.o);
+  require_rows("a.lse", with.a.lse);
+  require_rows("b.lse", with.b.lse);
+  if (with.lse.data) require_rows("lse", with.lse);
+  // What is written is either the same as what is read, element by element, or apart from it.
+  const auto apart = [&](const char* name, const auto& out, const char* other, const auto& in) {
+    const bool same = static_cast<const void*>(in.data) == out.data && in.token_stride == out.token_stride &&
+                      in.head_stride == out.head_stride && std::string_view(name) == other + 2;
+    if (!same && span_of(out, with).overlaps(span_of(in, with)))
+      fail("{} overlaps {}: give it memory of its own, or the same address and strides as {}", name, other, other);
+  };
+  const auto apart_from_parts = [&](const char* name, const auto& out) {
+    apart(name, out, "a.o", with.a.o);
+    apart(name, out, "b.o", with.b.o);
+    apart(name, out, "a.lse", with.a.lse);
+    apart(name, out, "b.lse", with.b.lse);
+  };
+  apart_from_parts("o", with.o);
+  if (with.lse.data) {
+    apart_from_parts("lse", with.lse);
+    if (span_of(with.lse, with).overlaps(span_of(with.o, with))) fail("lse overlaps o: give it memory of its own");
+  }
+}
+
+void validate(const MlaCacheOps::Append& with) {
+  require_count("tokens", with.tokens, 1 << 24);
+  if (with.tokens == 0) return;
+  require_address("latent", with.latent);
+  require_address("rope", with.rope);
+  require_stride("latent_stride", with.latent_stride);
+  require_stride("rope_stride", with.rope_stride);
+  require_address("slots", with.slots, 8);
+  require_cache(with.cache);
+}
+
+void validate(const MlaCacheOps::Decompress& with) {
+  require_count("tokens", with.tokens, 1 << 20);
+  require_count("heads", with.heads, 1024);
+  if (with.tokens == 0 || with.heads == 0) return;
+  require_cache(with.cache);
+  require_address("block_table", with.block_table, 4);
+  for (const auto& [name, w] : {std::pair("w_uk", &with.w_uk), std::pair("w_uv", &with.w_uv)}) {
+    require_address(name, w->data);
+    if (w->head_stride <= 0 || w->head_stride % 8 || std::min(w->row_stride, w->column_stride) != 1 ||
+        std::max(w->row_stride, w->column_stride) % 8)
+      fail(
+          "{} with strides of {}, {} and {} elements is not supported: one of the inner two must be 1, and the others "
+          "positive multiples of 8",
+          name, w->head_stride, w->row_stride, w->column_stride);
+  }
+  require_rows("k", with.k);
+  require_rows("v", with.v);
+  if (with.k_rope.data) require_rows("k_rope", with.k_rope);
+}
+
+std::unique_ptr<CacheKernels> make_cache_reference(DType dtype, const Device& device) {
+  return std::make_unique<CacheReference>(dtype, device.info().processors);
+}
+
+}  // namespace hypermla

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""append, merge_states and decompress_prefix as an engine calls them, beside PyTorch and this device's ceilings.
+
+    tests/benchmark/bench_cache.py --record=out/bench_cache.json
+
+Every operation runs over several sets of tensors in turn, four times L2 in all, so that it finds nothing in the cache
+that an engine would not find there. A burst is one CUDA graph of some milliseconds after a rest, a sustained time the
+same graph without a pause. The ceilings are of the same run: copying as many bytes, and torch.matmul of the products of
+decompress_prefix. Outputs are compared with float32. On a CPU it runs a 64th of the tokens, to try the program.
+"""
+
+import argparse
+import datetime
+import itertools
+import math
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import harness  # noqa: E402
+from harness import hypermla, torch  # noqa: E402
+
+CACHED = 4 * 50e6  # bytes of all sets of tensors of a row, at least
+
+
+def normal(device, *shape, scale=1.0):
+    return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(std=scale)
+
+
+class Merge:
+    def __init__(self, device, tokens, heads, width):
+        self.o_a, self.o_b, self.out = (normal(device, tokens, heads, width) for _ in range(3))
+        self.lse_a, self.lse_b, self.lse = (torch.randn(tokens, heads, device=device) for _ in range(3))
+        self.bytes, self.flops = 3 * (self.out.nbytes + self.lse.nbytes), 0
+        self.ways = {"ours": self.ours, "torch": self.torch}
+
+    def ours(self):
+        hypermla.merge_states(self.o_a, self.lse_a, self.o_b, self.lse_b, out=self.out, lse=self.lse)
+
+    def torch(self):
+        torch.logaddexp(self.lse_a, self.lse_b, out=self.lse)
+        share = torch.exp(self.lse_a - self.lse)[..., None].to(self.out.dtype)
+        torch.lerp(self.o_b, self.o_a, share, out=self.out)
+
+    def error(self):
+        lse = torch.logaddexp(self.lse_a, self.lse_b)
+        a, b = (torch.exp(of - lse)[..., None] for of in (self.lse_a, self.lse_b))
+        return max((self.out - (a * self.o_a.float() + b * self.o_b.float())).abs().max().item(),
+                   (self.lse - lse).abs().max().item())
+
+
+class Append:
+    def __init__(self, device, tokens):
+        pages = 4 * tokens // 64 + 1
+        self.cache = normal(device, pages, 64, 576)
+        self.kv_c, self.k_pe = normal(device, tokens, 512), normal(device, tokens, 64)
+        self.slots = torch.randperm(pages * 64, device=device)[:tokens]
+        self.bytes, self.flops = 2 * (self.kv_c.nbytes + self.k_pe.nbytes) + self.slots.nbytes, 0
+        self.ways = {"ours": self.ours, "torch": self.torch}
+
+    def ours(self):
+        hypermla.append((self.kv_c, self.k_pe), self.cache, self.slots)
+
+    def torch(self):
+        rows = self.cache.view(-1, 576)
+        rows[:, :512].index_copy_(0, self.slots, self.kv_c)
+        rows[:, 512:].index_copy_(0, self.slots, self.k_pe)
+
+    def error(self):
+        return (self.cache.view(-1, 576)[self.slots] - torch.cat((self.kv_c, self.k_pe), 1)).abs().max().item()
+
+
+class Decompress:
+    def __init__(self, device, tokens, heads):
+        pages = -(-tokens // 64)
+        self.tokens, self.heads = tokens, heads
+        self.cache = normal(device, pages, 64, 576)
+        self.table = torch.randperm(pages, dtype=torch.int32, device=device)
+        self.weight = normal(device, heads, 256, 512, scale=512**-0.5)  # kv_b_proj's
+        self.uk, self.uv = self.weight[:, :128], self.weight[:, 128:].transpose(1, 2)
+        self.k, self.v = normal(device, tokens, heads, 192), normal(device, tokens, heads, 128)
+        self.z, self.both = self.gathered()[:, :512].contiguous(), normal(device, tokens, heads * 256)
+        self.flops = 2 * tokens * heads * 256 * 512
+        self.bytes = tokens * 1152 + self.weight.nbytes + self.k.nbytes + self.v.nbytes
+        # As an engine does it: gather, one product, keys joined with the rotary part. And the product alone.
+        self.ways = {"ours": self.ours, "torch, three steps": self.torch, "torch.matmul": self.product}
+
+    def gathered(self):
+        return self.cache[self.table.long()].view(-1, 576)[:self.tokens]
+
+    def ours(self):
+        hypermla.decompress_prefix(self.cache, self.table, self.tokens, self.uk, self.uv, out=(self.k, self.v))
+
+    def torch(self):
+        rows = self.gathered()
+        both = torch.matmul(rows[:, :512], self.weight.view(-1, 512).T).view(self.tokens, self.heads, 256)
+        torch.cat((both[..., :128], rows[:, None, 512:].expand(-1, self.heads, -1)), -1, out=self.k)
+        self.v.copy_(both[..., 128:])
+
+    def product(self):
+        torch.matmul(self.z, self.weight.view(-1, 512).T, out=self.both)
+
+    def error(self):
+        some = slice(None, None, max(1, self.tokens // 97))
+        rows = self.gathered()[some].float()
+        both = torch.matmul(rows[:, :512], self.weight.float().view(-1, 512).T).view(-1, self.heads, 256)
+        return max((self.k[some, :, :128] - both[..., :128]).abs().max().item(),
+                   (self.v[some] - both[..., 128:]).abs().max().item(),
+                   (self.k[some, :, 128:] - rows[:, None, 512:]).abs().max().item())
+
+
+class Copy:
+    """As many bytes, half of them read and half written."""
+
+    def __init__(self, device, count):
+        self.source, self.target = (torch.empty(int(count) // 2, dtype=torch.uint8, device=device) for _ in range(2))
+
+    def run(self):
+        self.target.copy_(self.source)
+
+
+def rows(device, part):
+    """Names, how a set of tensors is made, and how far ours may be off: half a unit in the last place of the output."""
+    shape = lambda count: max(1, count // part)
+    yield "merge_states 128x128x512", lambda: Merge(device, shape(128), 128, 512), 0.04
+    yield "merge_states 8192x128x128", lambda: Merge(device, shape(8192), 128, 128), 0.04
+    yield "append 256", lambda: Append(device, shape(256)), 0
+    yield "append 8192", lambda: Append(device, shape(8192)), 0
+    yield "decompress_prefix 8192x128", lambda: Decompress(device, shape(8192), 128 if part == 1 else 4), 0.04
+
+
+def in_turn(calls):
+    """Takes the next of the calls each time."""
+    turn = itertools.cycle(calls)
+    return lambda _stream=None: next(turn)()
+
+
+def main():
+    flags = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
+                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    flags.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    flags.add_argument("--seconds", type=float, default=1.0, help="busy time before a sustained figure")
+    flags.add_argument("--out_dir", help="where comparison.* go (default out/tests/bench_cache/<time>)")
+    flags.add_argument("--record", help="file for all figures, as JSON")
+    arguments = flags.parse_args()
+    if torch is None:
+        harness.stop("it needs PyTorch; install it beside the package")
+    machine = harness.Machine(arguments.device, arguments.seconds)
+    table = harness.Table(f"Around attention, on {machine.name}", arguments.out_dir,
+                          ("row", "way", "burst_us", "sustained_us", "gbps", "tflops", "of_ceiling", "error", "note"))
+    torch.manual_seed(1)
+    wrong = False
+    for name, make, tolerance in rows(machine.device, 1 if machine.gpu else 64):
+        first = make()
+        sets = [first] + [make() for _ in range(min(64, math.ceil(CACHED / first.bytes)) - 1 if machine.gpu else 0)]
+        first.ours()
+        error = first.error()
+        wrong |= not error <= tolerance
+        copies = [Copy(machine.device, first.bytes) for _ in sets]
+        found, times = {}, {}
+        ways = {"copy": [copy.run for copy in copies], **{way: [one.ways[way] for one in sets] for way in first.ways}}
+        for way, calls in ways.items():
+            row = {"row": name, "way": way, "bytes": first.bytes, "flops": first.flops, "sets": len(sets),
+                   "error": f"{error:.2g}" if way == "ours" else None}
+            try:
+                row["burst_us"], row["sustained_us"] = machine.measure(in_turn(calls))
+                times[way] = row["burst_us"]
+                row["gbps"] = first.bytes / row["burst_us"] / 1e3
+                row["tflops"] = first.flops / row["burst_us"] / 1e6 if first.flops and way != "copy" else None
+            except RuntimeError as failure:  # what PyTorch cannot capture or allocate
+                row["note"] = str(failure).splitlines()[0]
+            found[way] = row
+        ceiling = max((times[way] for way in ("copy", "torch.matmul") if way in times), default=None)
+        for row in found.values():
+            if ceiling and "burst_us" in row:
+                row["of_ceiling"] = f"{ceiling / row['burst_us']:.2f}"
+            if row["way"] == "ours" and not error <= tolerance:
+                row["note"] = f"wrong: off by {error:.2g}"
+            table.add(**row)
+        del sets, copies, first, ways
+        machine.forget()
+    table.finish("gbps and tflops are of the bursts; of_ceiling is the time of the copy or, where it is longer, of the "
+                 "product over the row's.")
+    if arguments.record:
+        harness.write_json(arguments.record, {"kind": "cache", "device": machine.name, "torch": torch.__version__,
+                                              "date": datetime.date.today().isoformat(), "rows": table.rows})
+    if wrong:
+        harness.stop("an output was wrong; the notes say which")
+
+
+if __name__ == "__main__":
+    main()

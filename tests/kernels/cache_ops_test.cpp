@@ -1,0 +1,41 @@
+// merge_states and append for GPUs, run as C++ threads over the cases of the CPU.
+#include "../unit/cache_cases.h"
+#include "cute/cache/cache_plan.h"
+#include "hopper/fragments.h"  // stands in for CUDA, which the kernels below need
+
+#include "cache/append.cuh"
+#include "cache/merge_states.cuh"
+
+namespace hypermla::cute {
+namespace {
+
+using namespace cache_cases;
+
+TEST(CacheKernels, MergeByLogSumExp) {
+  device_threads::Block block(kCopyThreads);
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    MergeCase of(seed);
+    std::vector<unsigned char> bytes = of.memory.bytes;
+    const MergeStatesArguments with = arguments_of(of.on(reinterpret_cast<char*>(bytes.data())));
+    block.run(int(blocks_of(with)), [&] {
+      of.dtype == DType::bfloat16 ? merge_states<DType::bfloat16>(with) : merge_states<DType::float16>(with);
+    });
+    of.compare(bytes);
+  }
+}
+
+TEST(CacheKernels, AppendToTheSlots) {
+  device_threads::Block block(kCopyThreads);
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    AppendCase of(seed, 0, seed % 2 == 1);  // every other one with slots that the cache does not have
+    std::vector<unsigned char> bytes = of.memory.bytes;
+    const AppendArguments with = arguments_of(of.on(reinterpret_cast<char*>(bytes.data())));
+    block.run(int(blocks_of(with)), [&] { append(with); });
+    of.compare(bytes);
+  }
+}
+
+}  // namespace
+}  // namespace hypermla::cute

@@ -1,0 +1,341 @@
+// Random cases of MlaCacheOps with what they should give, in double precision: for the CPU, for GPUs, and for the
+// kernels run as C++ threads.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "hypermla/base/half.h"
+#include "hypermla/mla_cache.h"
+
+namespace hypermla::cache_cases {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The memory of a case: all its tensors, at places that are the same in the memory of any device. What no tensor fills
+// is NaN in every type.
+struct Memory {
+  std::vector<unsigned char> bytes;
+
+  std::size_t add(std::size_t size) {
+    const std::size_t at = bytes.size();
+    bytes.resize(at + (size + 255) / 256 * 256 + 256, 0xff);
+    return at;
+  }
+  template <class T>
+  T& element(std::size_t at, std::int64_t i) {
+    return *reinterpret_cast<T*>(&bytes[at + i * sizeof(T)]);
+  }
+};
+
+// A tensor [tokens, heads, columns] in a Memory.
+struct Rows {
+  std::size_t at = 0;
+  std::int64_t token_stride = 0, head_stride = 0;
+
+  template <class T>
+  MlaRows<T> on(char* base) const {
+    return {reinterpret_cast<T*>(base + at), token_stride, head_stride};
+  }
+  std::int64_t row(std::int64_t token, std::int64_t head) const { return token * token_stride + head * head_stride; }
+};
+
+// Shapes and layouts follow from the first seed, contents from the second.
+class Case {
+ public:
+  Case(unsigned shape_seed, unsigned content_seed) : shape_(shape_seed), content_(content_seed) {
+    dtype = pick(2) ? DType::bfloat16 : DType::float16;
+  }
+  DType dtype;
+  Memory memory;
+
+  // Checks that `after` differs from the memory only where expect() was called, and there as expected.
+  void compare(const std::vector<unsigned char>& after) {
+    std::vector<unsigned char> left = memory.bytes;
+    int wrong = 0;
+    for (const Expected& one : expected_) {
+      std::copy_n(&after[one.at], one.bytes, &left[one.at]);
+      double value = 0;
+      if (one.bytes == 4) {
+        float read;
+        std::memcpy(&read, &after[one.at], 4);
+        value = read;
+      } else {
+        std::uint16_t bits;
+        std::memcpy(&bits, &after[one.at], 2);
+        value = to_float(bits, dtype);
+      }
+      const bool same = std::isfinite(one.value) ? std::abs(value - one.value) <= one.tolerance
+                        : std::isnan(one.value)  ? std::isnan(value)
+                                                 : value == one.value;
+      if (!same && wrong++ < 3) ADD_FAILURE() << value << " instead of " << one.value << " at byte " << one.at;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_TRUE(left == after) << "something else was written";
+  }
+
+ protected:
+  int pick(int count) { return int(shape_() % unsigned(count)); }
+  Rows rows(std::int64_t tokens, std::int64_t heads, int columns, int bytes) {
+    const int gap = bytes == 2 ? 8 : 1;
+    Rows of;
+    const std::int64_t inner = columns + gap * pick(3);
+    if (pick(2)) {  // tokens first
+      of.head_stride = inner;
+      of.token_stride = heads * inner + gap * pick(3);
+    } else {
+      of.token_stride = inner;
+      of.head_stride = tokens * inner + gap * pick(3);
+    }
+    of.at = memory.add(bytes * (of.row(tokens - 1, heads - 1) + columns));
+    return of;
+  }
+  float normal() { return normal_(content_); }
+  void fill(std::size_t at, std::int64_t first, int columns, float scale = 1) {
+    for (int c = 0; c < columns; ++c)
+      memory.element<std::uint16_t>(at, first + c) = from_float(scale * normal(), dtype);
+  }
+  double value(std::size_t at, std::int64_t i) { return to_float(memory.element<std::uint16_t>(at, i), dtype); }
+  // Of 16-bit elements; within the rounding of the type and `more`.
+  void expect(std::size_t at, std::int64_t i, double value, double more) {
+    const double rounding = dtype == DType::bfloat16 ? 0x1p-8 : 0x1p-10;
+    expected_.push_back({at + 2 * i, 2, value, rounding * std::abs(value) + more});
+  }
+  void expect_lse(std::size_t at, std::int64_t i, double value) {
+    expected_.push_back({at + 4 * i, 4, value, 1e-5 * (1 + std::abs(value))});
+  }
+  // As `from` has them, bit by bit unless they are NaN.
+  void expect_copy(std::size_t at, std::int64_t i, std::size_t from, std::int64_t j, int columns) {
+    for (int c = 0; c < columns; ++c) expected_.push_back({at + 2 * (i + c), 2, value(from, j + c), 0});
+  }
+
+  std::mt19937 shape_, content_;
+
+ private:
+  struct Expected {
+    std::size_t at;
+    int bytes;
+    double value, tolerance;
+  };
+  std::vector<Expected> expected_;
+  std::normal_distribution<float> normal_;
+};
+
+struct MergeCase : Case {
+  int tokens, heads, width;
+  bool base2, positive, in_place, lse_wanted;
+  Rows a, b, o, lse_a, lse_b, lse;
+
+  explicit MergeCase(unsigned shape, unsigned content = 0) : Case(shape, content) {
+    const int widths[] = {512, 128, 8, 24, 504, 256};
+    tokens = 1 + pick(20), heads = 1 + pick(9), width = widths[pick(6)];
+    base2 = pick(2), positive = pick(2), in_place = pick(2), lse_wanted = pick(4) > 0;
+    a = rows(tokens, heads, width, 2), b = rows(tokens, heads, width, 2);
+    lse_a = rows(tokens, heads, 1, 4), lse_b = rows(tokens, heads, 1, 4);
+    const bool first = pick(2);
+    o = in_place ? (first ? a : b) : rows(tokens, heads, width, 2);
+    lse = in_place ? (first ? lse_a : lse_b) : rows(tokens, heads, 1, 4);
+    const double unit = base2 ? 1 : std::log(2.0);
+    for (int t = 0; t < tokens; ++t)
+      for (int h = 0; h < heads; ++h) {
+        const auto part = [&](const Rows& of, const Rows& of_lse) {  // its log-sum-exp in base 2, -inf if it is empty
+          const int kind = int(content_() % 8);
+          const float log2 = kind == 0   ? -kInfinity
+                             : kind == 1 ? kInfinity
+                             : kind == 2 ? 1000 * normal()  // one part outweighs the other by far
+                             : kind == 3 && content_() % 8 == 0 ? std::nanf("")
+                                                                : 3 * normal();
+          memory.element<float>(of_lse.at, of_lse.row(t, h)) = float(log2 * unit);
+          if (!std::isinf(log2)) fill(of.at, of.row(t, h), width);  // an empty part stays NaN
+          return std::isinf(log2) ? -INFINITY : double(memory.element<float>(of_lse.at, of_lse.row(t, h))) / unit;
+        };
+        const double log2_a = part(a, lse_a), log2_b = part(b, lse_b), top = std::max(log2_a, log2_b);
+        const double weight_a = log2_a == -INFINITY ? 0 : std::exp2(log2_a - top);
+        const double weight_b = log2_b == -INFINITY ? 0 : std::exp2(log2_b - top), sum = weight_a + weight_b;
+        const bool is_nan = std::isnan(log2_a) || std::isnan(log2_b);
+        for (int c = 0; c < width; ++c) {
+          const double x = weight_a == 0 ? 0 : weight_a * value(a.at, a.row(t, h) + c);
+          const double y = weight_b == 0 ? 0 : weight_b * value(b.at, b.row(t, h) + c);
+          expect(o.at, o.row(t, h) + c, is_nan ? NAN : sum == 0 ? 0 : (x + y) / sum, 1e-6);
+        }
+        if (lse_wanted)
+          expect_lse(lse.at, lse.row(t, h),
+                     is_nan     ? NAN
+                     : sum == 0 ? (positive ? INFINITY : -INFINITY)
+                                : (top + std::log2(sum)) * unit);
+      }
+  }
+  void run(MlaCacheOps& ops, char* base, void* stream) const { ops.merge_states(on(base), stream); }
+  MlaCacheOps::Merge on(char* base) const {
+    return {.a = {a.on<const void>(base), lse_a.on<const float>(base)},
+            .b = {b.on<const void>(base), lse_b.on<const float>(base)},
+            .o = o.on<void>(base),
+            .lse = lse_wanted ? lse.on<float>(base) : MlaRows<float>{},
+            .tokens = tokens,
+            .heads = heads,
+            .width = width,
+            .lse_base2 = base2,
+            .empty_lse_positive = positive};
+  }
+};
+
+// A cache: rows of 576, of 640 with a gap between pages, or latent and rotary parts apart.
+struct CacheCase : Case {
+  static constexpr int kPages[] = {64, 16, 1, 48};
+  MlaCache cache = {};
+  std::size_t latent_at = 0, rope_at = 0;
+
+  CacheCase(unsigned shape, unsigned content, int tokens) : Case(shape, content) {
+    cache.page = kPages[pick(4)];
+    cache.pages = tokens / cache.page + 1 + pick(4);
+    if (pick(2)) {
+      const int width = 576 + 64 * pick(2);
+      cache.latent_token_stride = cache.rope_token_stride = width;
+      cache.latent_page_stride = cache.rope_page_stride = width * cache.page + 8 * pick(3);
+      latent_at = memory.add(2 * cache.pages * cache.latent_page_stride);
+      rope_at = latent_at + 1024;
+    } else {
+      cache.latent_token_stride = 512 + 8 * pick(2);
+      cache.rope_token_stride = 64 + 8 * pick(2);
+      cache.latent_page_stride = cache.latent_token_stride * cache.page + 8 * pick(2);
+      cache.rope_page_stride = cache.rope_token_stride * cache.page + 8 * pick(2);
+      latent_at = memory.add(2 * cache.pages * cache.latent_page_stride);
+      rope_at = memory.add(2 * cache.pages * cache.rope_page_stride);
+    }
+  }
+  MlaCache cache_on(char* base) const {
+    MlaCache result = cache;
+    result.latent = base + latent_at;
+    result.rope = base + rope_at;
+    return result;
+  }
+  std::int64_t latent_of(std::int64_t slot) const {
+    return slot / cache.page * cache.latent_page_stride + slot % cache.page * cache.latent_token_stride;
+  }
+  std::int64_t rope_of(std::int64_t slot) const {
+    return slot / cache.page * cache.rope_page_stride + slot % cache.page * cache.rope_token_stride;
+  }
+};
+
+struct AppendCase : CacheCase {
+  int tokens;
+  std::size_t latent_rows, rope_rows, slots_at;
+  std::int64_t latent_stride, rope_stride;
+
+  // `beyond`: some slots are not the cache's.
+  AppendCase(unsigned shape, unsigned content, bool beyond) : CacheCase(shape, content, 100) {
+    tokens = 1 + pick(100);
+    if (pick(2)) {
+      latent_stride = rope_stride = 576 + 8 * pick(2);
+      latent_rows = memory.add(2 * tokens * latent_stride);
+      rope_rows = latent_rows + 1024;
+    } else {
+      latent_stride = 512 + 8 * pick(2), rope_stride = 64 + 128 * pick(2);
+      latent_rows = memory.add(2 * tokens * latent_stride);
+      rope_rows = memory.add(2 * tokens * rope_stride);
+    }
+    slots_at = memory.add(8 * tokens);
+    std::vector<std::int64_t> slots(cache.pages * cache.page);
+    for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = std::int64_t(i);
+    std::shuffle(slots.begin(), slots.end(), content_);
+    for (int i = 0; i < tokens; ++i) {
+      fill(latent_rows, i * latent_stride, 512);
+      fill(rope_rows, i * rope_stride, 64);
+      const std::int64_t end = cache.pages * cache.page,
+                         outside[] = {end, -2, std::int64_t{1} << 32, std::numeric_limits<std::int64_t>::min()};
+      const bool skipped = content_() % 4 == 0;
+      const std::int64_t slot = skipped ? (beyond ? outside[content_() % 4] : -1) : slots[i];
+      memory.element<std::int64_t>(slots_at, i) = slot;
+      if (skipped) continue;
+      expect_copy(latent_at, latent_of(slot), latent_rows, i * latent_stride, 512);
+      expect_copy(rope_at, rope_of(slot), rope_rows, i * rope_stride, 64);
+    }
+  }
+  explicit AppendCase(unsigned shape, unsigned content = 0) : AppendCase(shape, content, false) {}
+  void run(MlaCacheOps& ops, char* base, void* stream) const { ops.append(on(base), stream); }
+  MlaCacheOps::Append on(char* base) const {
+    return {.latent = base + latent_rows,
+            .rope = base + rope_rows,
+            .latent_stride = latent_stride,
+            .rope_stride = rope_stride,
+            .slots = reinterpret_cast<const std::int64_t*>(base + slots_at),
+            .tokens = tokens,
+            .cache = cache_on(base)};
+  }
+};
+
+struct DecompressCase : CacheCase {
+  int tokens, heads;
+  std::size_t table_at, weights_at[2];
+  std::int64_t inner[2];     // the stride that is not 1
+  bool latent_innermost[2];  // of w_uk, of w_uv
+  bool rope_wanted;
+  Rows k, v;
+
+  explicit DecompressCase(unsigned shape, unsigned content = 0, int most_tokens = 40, int most_heads = 3)
+      : CacheCase(shape, content, most_tokens) {
+    tokens = 1 + pick(most_tokens), heads = 1 + pick(most_heads);
+    rope_wanted = pick(2);
+    for (const int i : {0, 1}) {
+      latent_innermost[i] = pick(2);
+      const int columns = latent_innermost[i] ? 512 : 128, lines = 640 - columns;
+      inner[i] = columns + 8 * pick(2);
+      weights_at[i] = memory.add(2 * heads * lines * inner[i]);
+      for (int line = 0; line < heads * lines; ++line)
+        fill(weights_at[i], line * inner[i], columns, float(1 / std::sqrt(512.0)));
+    }
+    k = rows(tokens, heads, rope_wanted ? 192 : 128, 2);
+    v = rows(tokens, heads, 128, 2);
+    std::vector<int> pages(cache.pages);
+    for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = int(i);
+    std::shuffle(pages.begin(), pages.end(), content_);
+    const int width = (tokens + cache.page - 1) / cache.page;
+    table_at = memory.add(4 * width);
+    for (int i = 0; i < width; ++i) memory.element<int>(table_at, i) = pages[i];
+    for (int t = 0; t < tokens; ++t) {
+      const std::int64_t slot = std::int64_t{pages[t / cache.page]} * cache.page + t % cache.page;
+      fill(latent_at, latent_of(slot), 512);
+      fill(rope_at, rope_of(slot), 64);
+      for (int h = 0; h < heads; ++h) {
+        if (rope_wanted) expect_copy(k.at, k.row(t, h) + 128, rope_at, rope_of(slot), 64);
+        for (const int i : {0, 1})
+          for (int column = 0; column < 128; ++column) {
+            double sum = 0;
+            const std::int64_t head_at = std::int64_t{h} * (latent_innermost[i] ? 128 : 512) * inner[i];
+            for (int c = 0; c < 512; ++c)
+              sum +=
+                  value(latent_at, latent_of(slot) + c) *
+                  value(weights_at[i], head_at + (latent_innermost[i] ? column * inner[i] + c : c * inner[i] + column));
+            const Rows& out = i ? v : k;
+            expect(out.at, out.row(t, h) + column, sum, 1e-4);
+          }
+      }
+    }
+  }
+  void run(MlaCacheOps& ops, char* base, void* stream) const { ops.decompress_prefix(on(base), stream); }
+  MlaCacheOps::Decompress on(char* base) const {
+    const auto weights = [&](int i) {  // w_uk is [.., column, latent], w_uv [.., latent, column]
+      const bool last_dense = latent_innermost[i] == (i == 0);
+      return MlaCacheOps::Decompress::Weights{base + weights_at[i], (latent_innermost[i] ? 128 : 512) * inner[i],
+                                              last_dense ? inner[i] : 1, last_dense ? 1 : inner[i]};
+    };
+    Rows k_rope = k;
+    k_rope.at += 2 * 128;
+    return {.cache = cache_on(base),
+            .block_table = reinterpret_cast<const int*>(base + table_at),
+            .tokens = tokens,
+            .heads = heads,
+            .w_uk = weights(0),
+            .w_uv = weights(1),
+            .k = k.on<void>(base),
+            .k_rope = rope_wanted ? k_rope.on<void>(base) : MlaRows<void>{},
+            .v = v.on<void>(base)};
+  }
+};
+
+}  // namespace hypermla::cache_cases
