@@ -1,158 +1,207 @@
-// hypermla._hypermla.MlaCacheOps: include/hypermla/mla_cache.h for Python. Calls take numbers only, addresses and
-// strides; python/hypermla/mla_cache.py takes those from tensors.
+// hypermla._hypermla.merge_states, append and decompress_prefix: include/hypermla/mla_cache.h for Python. They take the
+// tensors themselves, as MlaDecode does.
 #include "hypermla/mla_cache.h"
 
-#include <cstring>
+#include <climits>
+#include <map>
 
 #include "extension.h"
+#include "hypermla/base/error.h"
+#include "tensor_view.h"
 
 namespace {
 
 using hypermla::MlaCacheOps;
 
-struct CacheObject {
-  PyObject_HEAD MlaCacheOps* ops;
+// The operations for a tensor's type and device, made when they are first asked for. They live as long as the process.
+struct CacheOps {
+  MlaCacheOps* ops;
+  ElementType type;
+  DLDevice device;
 };
-MlaCacheOps& ops_of(PyObject* self) { return *reinterpret_cast<CacheObject*>(self)->ops; }
+CacheOps cache_ops_for(const char* name, const TensorView& tensor) {
+  const bool bfloat16 = tensor.code == kBfloat || tensor.code == kUInt;
+  if (tensor.bits != 16 || (!bfloat16 && tensor.code != kFloat))
+    hypermla::fail("{} must be of bfloat16 or float16, not {}", name, tensor.said());
+  const bool gpu = tensor.device.type == kCuda || tensor.device.type == kCudaManaged;
+  const DLDevice device = {gpu ? kCuda : kCpu, gpu ? tensor.device.id : 0};
+  static auto& made = *new std::map<std::pair<bool, int>, MlaCacheOps>;
+  const std::pair<bool, int> key(bfloat16, gpu ? device.id : -1);
+  auto found = made.find(key);
+  if (found == made.end())
+    found = made.emplace(key, MlaCacheOps(bfloat16 ? hypermla::DType::bfloat16 : hypermla::DType::float16,
+                                          hypermla::DeviceHandle(gpu ? fmt::format("cuda:{}", device.id) : "cpu")))
+                .first;
+  return {&found->second, bfloat16 ? ElementType::bfloat16 : ElementType::float16, device};
+}
 
-using Address = unsigned long long;  // "K"
-using Stride = long long;            // "L"
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+bool gets_arguments(Py_ssize_t given, Py_ssize_t wanted) {
+  if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments are expected, not %zd", wanted, given);
+  return given == wanted;
+}
+bool is_true(PyObject* value) {
+  const int truth = PyObject_IsTrue(value);
+  if (truth < 0) throw PythonError();
+  return truth;
+}
+int extent(const char* name, std::int64_t value) {
+  if (value < 0 || value > INT_MAX) hypermla::fail("{}={} is not supported: it must fit 31 bits", name, value);
+  return int(value);
+}
+void require_dense_columns(const std::string& name, const TensorView& view) {
+  if (view.ndim > 0 && view.strides[view.ndim - 1] != 1)
+    hypermla::fail("{} must be dense in its last dimension; copy it first", name);
+}
+template <class T>
+hypermla::MlaRows<T> rows_of(const TensorView& view, int column = 0) {
+  return {reinterpret_cast<T*>(static_cast<char*>(view.data) + 2 * column), view.strides[0], view.strides[1]};
+}
 
-// A tensor's address and its strides, as arguments of a call: "KLL".
-struct Given {
-  Address data;
-  Stride token_stride, head_stride;
-  template <class T>
-  hypermla::MlaRows<T> rows() const {
-    return {static_cast<T*>(pointer(data)), token_stride, head_stride};
+// A tensor of 576 columns, or a pair of 512 and 64: the latent part and the rotary part.
+struct LatentAndRope {
+  TensorView latent, rope;
+
+  LatentAndRope(const char* name, PyObject* given) {
+    const bool pair = PyTuple_Check(given);
+    if (pair && PyTuple_Size(given) != 2) hypermla::fail("{} must be a tensor or a pair of two", name);
+    latent = view_of(pair ? PyTuple_GetItem(given, 0) : given);
+    rope = pair ? view_of(PyTuple_GetItem(given, 1)) : latent;
+    names_[0] = pair ? std::string(name) + "[0]" : name;
+    names_[1] = pair ? std::string(name) + "[1]" : name;
+    widths_[0] = pair ? 512 : 576;
+    widths_[1] = pair ? 64 : 576;
+    if (!pair) rope.data = static_cast<char*>(rope.data) + 2 * 512;
   }
-};
-
-// "KKLLLLLi"
-struct GivenCache {
-  Address latent, rope;
-  Stride strides[4], pages;
-  int page;
-  hypermla::MlaCache cache() const {
-    return {pointer(latent), pointer(rope), strides[0], strides[1], strides[2], strides[3], pages, page};
+  void require_rows(const CacheOps& of) const {
+    require(names_[0].c_str(), latent, of.type, {"tokens", widths_[0]}, of.device);
+    require(names_[1].c_str(), rope, of.type, {"tokens", widths_[1]}, of.device);
+    require_columns();
   }
+  hypermla::MlaCache cache(const CacheOps& of) const {
+    require(names_[0].c_str(), latent, of.type, {"pages", "page", widths_[0]}, of.device);
+    require(names_[1].c_str(), rope, of.type, {latent.shape[0], latent.shape[1], widths_[1]}, of.device);
+    require_columns();
+    return {.latent = latent.data,
+            .rope = rope.data,
+            .latent_page_stride = latent.strides[0],
+            .latent_token_stride = latent.strides[1],
+            .rope_page_stride = rope.strides[0],
+            .rope_token_stride = rope.strides[1],
+            .pages = latent.shape[0],
+            .page = extent("page", latent.shape[1])};
+  }
+
+ private:
+  void require_columns() const {
+    require_dense_columns(names_[0], latent);
+    require_dense_columns(names_[1], rope);
+  }
+  std::string names_[2];
+  std::int64_t widths_[2];
 };
 
-// MlaCacheOps(dtype, device)
-PyObject* cache_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  const char *dtype, *device;
-  if (!PyArg_ParseTuple(arguments, "ss", &dtype, &device)) return nullptr;
+// merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive, stream or None)
+PyObject* cache_merge_states(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 9)) return nullptr;
   return guarded([&]() -> PyObject* {
-    if (std::strcmp(dtype, "bfloat16") != 0 && std::strcmp(dtype, "float16") != 0)
-      throw hypermla::Error(std::string("dtype='") + dtype + "' is not supported: choose bfloat16 or float16");
-    auto ops = std::make_unique<MlaCacheOps>(
-        std::strcmp(dtype, "float16") == 0 ? hypermla::DType::float16 : hypermla::DType::bfloat16,
-        hypermla::DeviceHandle(device));
-    PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (self) reinterpret_cast<CacheObject*>(self)->ops = ops.release();
-    return self;
-  });
-}
-
-void cache_delete(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  delete reinterpret_cast<CacheObject*>(self)->ops;
-  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
-}
-
-// merge_states(o_a, lse_a, o_b, lse_b, o, lse, tokens, heads, width, lse_base2, empty_lse_positive, stream)
-PyObject* cache_merge_states(PyObject* self, PyObject* arguments) {
-  Given o_a, lse_a, o_b, lse_b, o, lse;
-  MlaCacheOps::Merge with;
-  int base2, positive;
-  Address stream;
-  if (!PyArg_ParseTuple(arguments, "KLLKLLKLLKLLKLLKLLiiippK", &o_a.data, &o_a.token_stride, &o_a.head_stride,
-                        &lse_a.data, &lse_a.token_stride, &lse_a.head_stride, &o_b.data, &o_b.token_stride,
-                        &o_b.head_stride, &lse_b.data, &lse_b.token_stride, &lse_b.head_stride, &o.data,
-                        &o.token_stride, &o.head_stride, &lse.data, &lse.token_stride, &lse.head_stride, &with.tokens,
-                        &with.heads, &with.width, &base2, &positive, &stream))
-    return nullptr;
-  with.a = {o_a.rows<const void>(), lse_a.rows<const float>()};
-  with.b = {o_b.rows<const void>(), lse_b.rows<const float>()};
-  with.o = o.rows<void>();
-  with.lse = lse.rows<float>();
-  with.lse_base2 = base2;
-  with.empty_lse_positive = positive;
-  return guarded([&]() -> PyObject* {
-    ops_of(self).merge_states(with, pointer(stream));
+    const TensorView o_a = view_of(arguments[0]), lse_a = view_of(arguments[1]), o_b = view_of(arguments[2]),
+                     lse_b = view_of(arguments[3]), out = view_of(arguments[4]), lse = view_of(arguments[5]);
+    const CacheOps of = cache_ops_for("o_a", o_a);
+    require("o_a", o_a, of.type, {"tokens", "heads", "columns"}, of.device);
+    const std::int64_t tokens = o_a.shape[0], heads = o_a.shape[1], width = o_a.shape[2];
+    require("o_b", o_b, of.type, {tokens, heads, width}, of.device);
+    require("out", out, of.type, {tokens, heads, width}, of.device);
+    require("lse_a", lse_a, ElementType::float32, {tokens, heads}, of.device);
+    require("lse_b", lse_b, ElementType::float32, {tokens, heads}, of.device);
+    require("lse", lse, ElementType::float32, {tokens, heads}, of.device);
+    require_dense_columns("o_a", o_a);
+    require_dense_columns("o_b", o_b);
+    require_dense_columns("out", out);
+    of.ops->merge_states({.a = {rows_of<const void>(o_a), rows_of<const float>(lse_a)},
+                          .b = {rows_of<const void>(o_b), rows_of<const float>(lse_b)},
+                          .o = rows_of<void>(out),
+                          .lse = rows_of<float>(lse),
+                          .tokens = extent("tokens", tokens),
+                          .heads = extent("heads", heads),
+                          .width = extent("columns", width),
+                          .lse_base2 = is_true(arguments[6]),
+                          .empty_lse_positive = is_true(arguments[7])},
+                         stream_of(arguments[8], o_a));
     Py_RETURN_NONE;
   });
 }
 
-// append(cache, latent, latent_stride, rope, rope_stride, slots, tokens, stream)
-PyObject* cache_append(PyObject* self, PyObject* arguments) {
-  GivenCache in;
-  Address latent, rope, slots, stream;
-  Stride latent_stride, rope_stride;
-  int tokens;
-  if (!PyArg_ParseTuple(arguments, "KKLLLLLiKLKLKiK", &in.latent, &in.rope, &in.strides[0], &in.strides[1],
-                        &in.strides[2], &in.strides[3], &in.pages, &in.page, &latent, &latent_stride, &rope,
-                        &rope_stride, &slots, &tokens, &stream))
-    return nullptr;
+// append(rows or pair, cache or pair, slots, stream or None)
+PyObject* cache_append(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 4)) return nullptr;
   return guarded([&]() -> PyObject* {
-    ops_of(self).append({.latent = pointer(latent),
-                         .rope = pointer(rope),
-                         .latent_stride = latent_stride,
-                         .rope_stride = rope_stride,
-                         .slots = static_cast<const std::int64_t*>(pointer(slots)),
-                         .tokens = tokens,
-                         .cache = in.cache()},
-                        pointer(stream));
+    const LatentAndRope rows("rows", arguments[0]), cache("cache", arguments[1]);
+    const TensorView slots = view_of(arguments[2]);
+    const CacheOps of = cache_ops_for("rows", rows.latent);
+    rows.require_rows(of);
+    require("slots", slots, ElementType::int64, {"tokens"}, of.device);
+    require_dense_columns("slots", slots);
+    const std::int64_t there = std::min(rows.latent.shape[0], rows.rope.shape[0]);
+    if (slots.shape[0] > there)
+      hypermla::fail("there are {} slots for {} rows; give a row for each", slots.shape[0], there);
+    of.ops->append({.latent = rows.latent.data,
+                    .rope = rows.rope.data,
+                    .latent_stride = rows.latent.strides[0],
+                    .rope_stride = rows.rope.strides[0],
+                    .slots = static_cast<const std::int64_t*>(slots.data),
+                    .tokens = extent("tokens", slots.shape[0]),
+                    .cache = cache.cache(of)},
+                   stream_of(arguments[3], rows.latent));
     Py_RETURN_NONE;
   });
 }
 
-// decompress_prefix(cache, block_table, tokens, heads, w_uk and its three strides, w_uv and its three strides, k,
-// k_rope, v, stream)
-PyObject* cache_decompress_prefix(PyObject* self, PyObject* arguments) {
-  GivenCache in;
-  Address table, uk, uv, stream;
-  Stride uk_strides[3], uv_strides[3];
-  Given k, k_rope, v;
-  int tokens, heads;
-  if (!PyArg_ParseTuple(arguments, "KKLLLLLiKiiKLLLKLLLKLLKLLKLLK", &in.latent, &in.rope, &in.strides[0],
-                        &in.strides[1], &in.strides[2], &in.strides[3], &in.pages, &in.page, &table, &tokens, &heads,
-                        &uk, &uk_strides[0], &uk_strides[1], &uk_strides[2], &uv, &uv_strides[0], &uv_strides[1],
-                        &uv_strides[2], &k.data, &k.token_stride, &k.head_stride, &k_rope.data, &k_rope.token_stride,
-                        &k_rope.head_stride, &v.data, &v.token_stride, &v.head_stride, &stream))
-    return nullptr;
+// decompress_prefix(cache or pair, block_table, tokens, w_uk, w_uv, k, v, stream or None)
+PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 8)) return nullptr;
   return guarded([&]() -> PyObject* {
-    ops_of(self).decompress_prefix({.cache = in.cache(),
-                                    .block_table = static_cast<const int*>(pointer(table)),
-                                    .tokens = tokens,
-                                    .heads = heads,
-                                    .w_uk = {pointer(uk), uk_strides[0], uk_strides[1], uk_strides[2]},
-                                    .w_uv = {pointer(uv), uv_strides[0], uv_strides[1], uv_strides[2]},
-                                    .k = k.rows<void>(),
-                                    .k_rope = k_rope.rows<void>(),
-                                    .v = v.rows<void>()},
-                                   pointer(stream));
+    const LatentAndRope cache("cache", arguments[0]);
+    const TensorView table = view_of(arguments[1]), uk = view_of(arguments[3]), uv = view_of(arguments[4]),
+                     k = view_of(arguments[5]), v = view_of(arguments[6]);
+    const long long tokens = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred()) throw PythonError();
+    const CacheOps of = cache_ops_for("cache", cache.latent);
+    const hypermla::MlaCache in = cache.cache(of);
+    require("block_table", table, ElementType::int32, {"pages"}, of.device);
+    require_dense_columns("block_table", table);
+    if (tokens > table.shape[0] * in.page)
+      hypermla::fail("block_table has {} pages of {} tokens; the prefix has {}", table.shape[0], in.page, tokens);
+    require("w_uk", uk, of.type, {"heads", 128, 512}, of.device);
+    const std::int64_t heads = uk.shape[0];
+    require("w_uv", uv, of.type, {heads, 512, 128}, of.device);
+    const bool rope = k.ndim != 3 || k.shape[2] != 128;
+    require("k", k, of.type, {tokens, heads, rope ? 192 : 128}, of.device);
+    require("v", v, of.type, {tokens, heads, 128}, of.device);
+    require_dense_columns("k", k);
+    require_dense_columns("v", v);
+    of.ops->decompress_prefix({.cache = in,
+                               .block_table = static_cast<const int*>(table.data),
+                               .tokens = extent("tokens", tokens),
+                               .heads = extent("heads", heads),
+                               .w_uk = {uk.data, uk.strides[0], uk.strides[1], uk.strides[2]},
+                               .w_uv = {uv.data, uv.strides[0], uv.strides[1], uv.strides[2]},
+                               .k = rows_of<void>(k),
+                               .k_rope = rope ? rows_of<void>(k, 128) : hypermla::MlaRows<void>{},
+                               .v = rows_of<void>(v)},
+                              stream_of(arguments[7], cache.latent));
     Py_RETURN_NONE;
   });
 }
 
-PyMethodDef cache_methods[] = {{"merge_states", cache_merge_states, METH_VARARGS, nullptr},
-                               {"append", cache_append, METH_VARARGS, nullptr},
-                               {"decompress_prefix", cache_decompress_prefix, METH_VARARGS, nullptr},
-                               {}};
-PyType_Slot cache_slots[] = {{Py_tp_new, reinterpret_cast<void*>(cache_new)},
-                             {Py_tp_dealloc, reinterpret_cast<void*>(cache_delete)},
-                             {Py_tp_methods, cache_methods},
-                             {}};
-PyType_Spec cache_spec = {"hypermla._hypermla.MlaCacheOps", sizeof(CacheObject), 0, Py_TPFLAGS_DEFAULT, cache_slots};
+template <class F>
+PyCFunction fast_function(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+PyMethodDef cache_functions[] = {{"merge_states", fast_function(cache_merge_states), METH_FASTCALL, nullptr},
+                                 {"append", fast_function(cache_append), METH_FASTCALL, nullptr},
+                                 {"decompress_prefix", fast_function(cache_decompress_prefix), METH_FASTCALL, nullptr},
+                                 {}};
 
 }  // namespace
 
-bool add_mla_cache(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&cache_spec);
-  const bool added = type && PyModule_AddObjectRef(module, "MlaCacheOps", type) == 0;
-  Py_XDECREF(type);
-  return added;
-}
+bool add_mla_cache(PyObject* module) { return PyModule_AddFunctions(module, cache_functions) == 0; }

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr const char* kTypeNames[] = {"bfloat16", "float16", "float32", "int32"};
+constexpr const char* kTypeNames[] = {"bfloat16", "float16", "float32", "int32", "int64"};
 
 // The table of a type; null where it has none. The last type that had one is remembered: it is PyTorch's.
 const DLPackExchangeAPI* api_of(PyTypeObject* type) {
@@ -141,8 +141,8 @@ TensorView view_of(PyObject* tensor) {
 
 void require(const char* name, const TensorView& view, ElementType type, std::initializer_list<WantedAxis> shape,
              const DLDevice& device) {
-  const std::uint8_t bits = type == ElementType::bfloat16 || type == ElementType::float16 ? 16 : 32;
-  const std::uint8_t code = type == ElementType::bfloat16 ? kBfloat : type == ElementType::int32 ? kInt : kFloat;
+  constexpr std::uint8_t kBits[] = {16, 16, 32, 32, 64}, kCodes[] = {kBfloat, kFloat, kFloat, kInt, kInt};
+  const std::uint8_t bits = kBits[int(type)], code = kCodes[int(type)];
   bool fits = view.bits == bits && (view.code == code || (type == ElementType::bfloat16 && view.code == kUInt)) &&
               view.ndim == int(shape.size());
   const std::int64_t* size = view.shape;

@@ -18,13 +18,12 @@ from typing import NamedTuple
 from hypermla import _hypermla
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error, list
-from hypermla.mla_cache import MlaCacheOps, append, decompress_prefix, merge_states
+from hypermla.mla_cache import append, decompress_prefix, merge_states
 from hypermla.mla_decode import MlaDecode
 from hypermla.mla_prefill import MlaPrefill
 
-__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaCacheOps", "MlaDecode", "MlaPrefill", "Opportunity",
-           "Profile", "StageProfile", "TensorInfo", "Times", "append", "choose", "decompress_prefix", "list",
-           "merge_states"]
+__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "MlaPrefill", "Opportunity", "Profile",
+           "StageProfile", "TensorInfo", "Times", "append", "choose", "decompress_prefix", "list", "merge_states"]
 
 
 class TensorInfo(NamedTuple):
