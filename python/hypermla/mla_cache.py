@@ -4,14 +4,34 @@ Tensors are PyTorch's, on one device; on a CPU NumPy's arrays, too, where uint16
 from them: the last dimension of 16-bit tensors is dense, their other strides are multiples of 8. Calls neither allocate
 (give `out` and `lse`) nor synchronise, and may be captured in a CUDA graph. The first call for a device and a dtype
 compiles and loads the kernels: make one before a capture, without tokens if there is nothing to do. `stream` is an
-address or an object with .cuda_stream; None: PyTorch's current stream.
+address or an object with .cuda_stream; None: PyTorch's current stream. torch.compile() traces the calls, with
+fullgraph=True, too, if PyTorch was imported before this package or a MlaDecode was made.
 """
 
-from hypermla import _hypermla
+import sys
+
+from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
+from hypermla._hypermla import Error
 from hypermla.mla_decode import _empty
 
+if "torch" in sys.modules:
+    import hypermla.torch_operators  # noqa: F401
+
 _HEAD, _ROPE = 128, 64
+
+
+def _operators(stream):
+    """PyTorch's operators, under torch.compile()."""
+    if stream is not None:
+        raise Error("torch.compile() has no streams: leave out `stream`, and PyTorch's current one is taken")
+    import torch
+
+    return torch.ops.hypermla
+
+
+def _apart(tensors):
+    return tensors if isinstance(tensors, tuple) else (tensors, None)
 
 
 @raises_error
@@ -31,7 +51,10 @@ def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, em
     """
     if out is None or lse is None:
         out, lse = _outputs(o_a, out, lse)
-    _hypermla.merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive, stream)
+    if _tensors.is_compiling():
+        _operators(stream).merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive)
+    else:
+        _hypermla.merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive, stream)
     return out, lse
 
 
@@ -42,7 +65,10 @@ def append(rows, cache, slots, stream=None):
     page, 512] and [pages, page, 64]. slots: int64, page * (tokens of a page) + token in it for each of the first rows;
     -1 skips one. Slots that the cache does not have are skipped on a GPU and raise Error on a CPU.
     """
-    _hypermla.append(rows, cache, slots, stream)
+    if _tensors.is_compiling():
+        _operators(stream).append(*_apart(rows), *_apart(cache), slots)
+    else:
+        _hypermla.append(rows, cache, slots, stream)
 
 
 @raises_error
@@ -59,5 +85,8 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
         widths = _HEAD + _ROPE * bool(rope), _HEAD
         out = tuple(_empty(like, (tokens, w_uk.shape[0], width)) for width in widths)
     k, v = out
-    _hypermla.decompress_prefix(cache, block_table, tokens, w_uk, w_uv, k, v, stream)
+    if _tensors.is_compiling():
+        _operators(stream).decompress_prefix(*_apart(cache), block_table, tokens, w_uk, w_uv, k, v)
+    else:
+        _hypermla.decompress_prefix(cache, block_table, tokens, w_uk, w_uv, k, v, stream)
     return k, v

@@ -1,4 +1,4 @@
-"""MlaDecode's calls as operators of PyTorch, for torch.compile(), torch.export() and passes over graphs.
+"""The library's calls as operators of PyTorch, for torch.compile(), torch.export() and passes over graphs.
 
     torch.ops.hypermla.mla_decode_plan(decode.handle, decode.order, lengths, query_starts)
     torch.ops.hypermla.mla_decode_run(decode.handle, decode.order, q, None, cache, None, block_table, out, lse)
@@ -15,7 +15,7 @@ import weakref
 
 import torch
 
-from hypermla import _tensors
+from hypermla import _hypermla, _tensors
 from hypermla._hypermla import Error
 
 _handles = itertools.count(1)
@@ -37,13 +37,28 @@ def _named(handle):
         raise Error(f"handle {handle} names no MlaDecode; keep it alive as long as what was compiled for it") from None
 
 
+def _pair(one, other):
+    return one if other is None else (one, other)
+
+
 def _plan(handle, order, lengths, query_starts):
     _named(handle).plan(lengths, query_starts, None)
 
 
 def _run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse):
-    _named(handle).run(q if q_rope is None else (q, q_rope), cache if cache_rope is None else (cache, cache_rope),
-                       block_table, out, lse, None)
+    _named(handle).run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None)
+
+
+def _merge_states(*arguments):
+    _hypermla.merge_states(*arguments, None)
+
+
+def _append(rows, rows_rope, cache, cache_rope, slots):
+    _hypermla.append(_pair(rows, rows_rope), _pair(cache, cache_rope), slots, None)
+
+
+def _decompress_prefix(cache, cache_rope, *arguments):
+    _hypermla.decompress_prefix(_pair(cache, cache_rope), *arguments, None)
 
 
 def _define(name, arguments, kernel):
@@ -55,4 +70,9 @@ def _define(name, arguments, kernel):
 _define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts", _plan)
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
         "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse", _run)
+_define("merge_states", "Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
+        "bool lse_base2, bool empty_lse_positive", _merge_states)
+_define("append", "Tensor rows, Tensor? rows_rope, Tensor(a!) cache, Tensor(b!)? cache_rope, Tensor slots", _append)
+_define("decompress_prefix", "Tensor cache, Tensor? cache_rope, Tensor block_table, SymInt tokens, Tensor w_uk, "
+        "Tensor w_uv, Tensor(a!) k, Tensor(b!) v", _decompress_prefix)
 _tensors.is_compiling = torch.compiler.is_compiling

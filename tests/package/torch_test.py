@@ -138,6 +138,43 @@ class HostTime(unittest.TestCase):
             self.assertIn("hypermla_decode_run, C and C++", times)
 
 
+class CacheOperators(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(2)
+        bfloat16 = lambda *shape: torch.randn(shape).bfloat16()
+        self.states = bfloat16(3, HEADS, 128), torch.randn(3, HEADS), bfloat16(3, HEADS, 128), torch.randn(3, HEADS)
+        self.rows, self.cache, self.slots = bfloat16(4, 576), bfloat16(3, PAGE, 576), torch.tensor([5, -1, 40, 17])
+        self.table, weight = torch.tensor([2, 0], dtype=torch.int32), bfloat16(HEADS, 256, 512)
+        self.weights = weight[:, :128], weight[:, 128:].transpose(1, 2)
+
+    def test_they_pass_the_checks_of_pytorch(self):
+        ops = torch.ops.hypermla
+        out, lse = torch.zeros(3, HEADS, 128).bfloat16(), torch.zeros(3, HEADS)
+        k, v = (torch.zeros(20, HEADS, columns).bfloat16() for columns in (192, 128))
+        torch.library.opcheck(ops.merge_states.default, (*self.states, out, lse, False, False))
+        torch.library.opcheck(ops.append.default, (self.rows, None, self.cache, None, self.slots))
+        split = self.cache[..., :512].clone(), self.cache[..., 512:].clone()
+        torch.library.opcheck(ops.append.default, (self.rows[:, :512], self.rows[:, 512:], *split, self.slots))
+        torch.library.opcheck(ops.decompress_prefix.default, (self.cache, None, self.table, 20, *self.weights, k, v))
+
+    def test_a_compiled_step_gives_the_same(self):
+        """What is appended is decompressed, and a state is merged in place: nothing may be dropped or moved."""
+        def step(cache, o, lse):
+            hypermla.append(self.rows, cache, self.slots)
+            k, v = hypermla.decompress_prefix(cache, self.table, 20, *self.weights)
+            merged, total = hypermla.merge_states(o, lse, *self.states[2:], out=o)
+            return k, v, merged.clone(), total
+
+        given = lambda: [tensor.clone() for tensor in (self.cache, *self.states[:2])]
+        expected = step(*given())
+        for backend in ("aot_eager", "inductor"):
+            with self.subTest(backend):
+                torch._dynamo.reset()
+                compiled = torch.compile(step, fullgraph=True, backend=backend)
+                for one, other in zip(compiled(*given()), expected):
+                    self.assertTrue(torch.equal(one, other))
+
+
 class Operators(unittest.TestCase):
     def test_they_pass_the_checks_of_pytorch(self):
         lengths, starts, q, cache, table = step()
