@@ -7,6 +7,7 @@
 
 #include "cute/latent/decode_plan.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/status.h"
 #include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
@@ -105,7 +106,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
       add("combine_work", Role::workspace, DType::int32, {combines, sizeof(CombineItem) / 4});
-      add("plan_status", Role::workspace, DType::int32, {2});
+      add(kPlanStatus, Role::workspace, DType::int32, {2});
     }
     return all;
   }
@@ -293,7 +294,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         auto data = [&](const char* name) { return tensors.at(name).data; };
         return Arguments(
             CombineArguments{.items = static_cast<const CombineItem*>(of.ragged ? data("combine_work") : constants),
-                             .count = of.ragged ? static_cast<const int*>(data("plan_status")) + 1 : nullptr,
+                             .count = of.ragged ? static_cast<const int*>(data(kPlanStatus)) + 1 : nullptr,
                              .o_part = data("o_part"),
                              .lse_part = static_cast<const float*>(data("lse_part")),
                              .o = data("o"),
@@ -331,8 +332,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                                                .query_starts = nullptr,
                                                .items = reinterpret_cast<WorkItem*>(data("work")),
                                                .combines = reinterpret_cast<CombineItem*>(data("combine_work")),
-                                               .combine_count = data("plan_status") + 1,
-                                               .status = data("plan_status"),
+                                               .combine_count = data(kPlanStatus) + 1,
+                                               .status = data(kPlanStatus),
                                                .requests = of.b,
                                                .heads = of.h,
                                                .tile_rows = version.rows,
