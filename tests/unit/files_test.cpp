@@ -229,6 +229,7 @@ TEST_F(Files, WhatCannotBeWrittenIsKnownBefore) {
   EXPECT_EQ(count(), 0);
   write_file_atomic(dir_ / "f", "");
   EXPECT_NE(error_of([&] { require_writable(dir_ / "f/a"); }).find("check the path"), std::string::npos);
+  EXPECT_NE(error_of([&] { require_writable("/proc/none/x"); }).find("/proc/none/x"), std::string::npos);
   ::chmod(dir_.c_str(), 0555);
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::setuid(65534) != 0) return 77;  // permissions do not bind root
