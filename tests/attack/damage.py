@@ -83,6 +83,8 @@ def value_of(path):
     def no(name):
         raise ValueError(name)
 
+    if not path.is_file():  # a pipe would wait
+        return None
     try:
         text = path.read_bytes().decode()
         return json.loads(text, parse_constant=no)
