@@ -137,6 +137,10 @@ PyObject* kernel_run(PyObject* self, PyObject* address) {
   return guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) { kernel.run(stream); });
 }
 
+PyObject* kernel_check(PyObject* self, PyObject*) {
+  return guarded_unlocked(as_kernel(self), [](hypermla::Kernel& kernel) { kernel.check(); });
+}
+
 // (median_us, low_us, high_us, tflops, gbps, roofline_fraction) or None
 PyObject* times_tuple(const std::optional<hypermla::Times>& times) {
   if (!times) Py_RETURN_NONE;
@@ -294,6 +298,7 @@ PyMethodDef kernel_methods[] = {{"tensors", kernel_tensors, METH_NOARGS, nullptr
                                 {"tune", kernel_tune, METH_VARARGS, nullptr},
                                 {"prepare", kernel_prepare, METH_NOARGS, nullptr},
                                 {"run", kernel_run, METH_O, nullptr},
+                                {"check", kernel_check, METH_NOARGS, nullptr},
                                 {"profile", kernel_profile, METH_VARARGS, nullptr},
                                 {"predicted_seconds", kernel_predicted_seconds, METH_VARARGS, nullptr},
                                 {}};

@@ -102,9 +102,13 @@ class HYPERMLA_API Kernel {
   //
   // Kernels follow the int32 inputs: lengths are from 0 to the tokens that their tensors hold, `prefix` is from 0 to
   // prefixes - 1, and block_table names pages of the pool for as many tokens as a request has. On the CPU run(), tune()
-  // and profile() throw Error for other lengths and prefixes. On a GPU nothing looks at them: beyond these limits a
-  // kernel reads what belongs to other requests or to nobody. MlaDecode (mla_decode.h) looks on both.
+  // and profile() throw Error for other lengths and prefixes. On a GPU flash_mla, alone and in a hybrid, cuts `lengths`
+  // to these limits, and check() says so. Nothing looks at the others: beyond the limits a kernel reads what belongs to
+  // other requests or to nobody. MlaDecode (mla_decode.h) looks on both.
   void run(void* stream = nullptr);
+  // Waits for the device, and throws Error when the last run() over the bound tensors, or the last replay of its
+  // recording, was given `lengths` beyond these limits and cut them. On a CPU, where run() throws, it does nothing.
+  void check() const;
 
   // Measures the kernel on the bound tensors, whose outputs it writes, sets that against the roofline and writes
   // report.md, profile.json and the files of the mode: "annotation" (counters of the hardware), "event" (times only),

@@ -305,8 +305,15 @@ class Kernel:
 
         Kernels follow the int32 inputs: lengths are from 0 to the tokens that their tensors hold, `prefix` is from 0 to
         prefixes - 1, and block_table names pages of the pool for as many tokens as a request has. On the CPU other
-        lengths and prefixes raise Error; on a GPU nothing looks at them, except in MlaDecode."""
+        lengths and prefixes raise Error. On a GPU flash_mla, alone and in a hybrid, cuts `lengths` to these limits, and
+        check() says so; nothing looks at the others, except in MlaDecode."""
         self._kernel.run(0 if stream is None else getattr(stream, "cuda_stream", stream))
+
+    def check(self):
+        """Waits for the device; raises Error if the last run() over the bound tensors, or the last replay of its
+        recording, was given `lengths` beyond their limits and cut them. On a CPU, where run() raises, it does
+        nothing."""
+        self._kernel.check()
 
     @raises_error
     def profile(self, mode="annotation", out_dir=None, label="", bench_runs=20):

@@ -190,6 +190,18 @@ class Refusals(CommandCase):
         self.assertRegex(done.err, rf"^hypermla: measured devices are left out: {self.directory}/devices.json: device "
                                    "'NVIDIA H200': peak_dram_bw_GBps is \"fast\"[^\n]*\n$")
 
+    def test_a_file_that_holds_no_records(self):
+        """Refused before a case is run, and left as it is."""
+        path = self.directory / "records.json"
+        for text in ("", "{", "[1]", '{"a": 1}', '{"a": {"b": []}}'):
+            path.write_text(text)
+            for words in (["--records_only"], ["prefix_decompression", "--device=cpu"]):
+                sentence = self.refuse("verify", *words, f"--record={path}")
+                self.assertIn(f"{path} holds no records of `hypermla verify`", sentence)
+            self.assertEqual(path.read_text(), text)
+        path.write_text('{"cutile.mla.flash_mla": {"A GPU": {}}}')
+        self.assertEqual(run("verify", "flash_mla", "v0", "--records_only", f"--record={path}").status, 1)
+
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {
             "cute.mla.mla_var6_plus": ["--s=0", "--n=100", "--prefixes=1"],

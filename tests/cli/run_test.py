@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import struct
+import subprocess
 import termios
 import time
 import unittest
@@ -299,6 +300,13 @@ class Interruption(CommandCase):
 
     def test_a_kill(self):
         self.interrupt(signal.SIGKILL)
+
+    def test_a_kill_before_a_job_has_begun(self):
+        """A compilation whose caller, here this test's own parent, is not the parent of its process."""
+        job = json.dumps({"caller": os.getppid()})
+        done = subprocess.run([BINARY, "compile-job"], input=job, text=True, check=False, capture_output=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"the program that asked for this has ended (process {os.getppid()})", done.stderr)
 
 
 class Compilation(CommandCase):

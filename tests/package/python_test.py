@@ -429,6 +429,7 @@ class Buffers(unittest.TestCase):
         kernel.tune(max_iterations=1)
         memory["o"][:] = bytes(len(memory["o"]))
         kernel.run(stream=0)
+        kernel.check()
         self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3C00})
 
     def test_scores_far_below_zero_still_weigh(self):
@@ -459,32 +460,36 @@ class Buffers(unittest.TestCase):
             kernel.run()
 
     # With a compiler that would take ten minutes: neither tune() nor the end of the program waits for it.
-    def test_ctrl_c_ends_tune(self):
-        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
-            started, compiler = pathlib.Path(directory) / "started", pathlib.Path(directory) / "slow-c++"
-            compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >>"{started}"\nexec sleep 600\n')
-            compiler.chmod(0o755)
-            script = ("import hypermla\nkernel = hypermla.Kernel('flash_attention', b=1, s=3, t=40, h=2, device='cpu')\n"
-                      "for i, one in enumerate(kernel.tensors): kernel.bind(one.name, (i + 1) << 20)\n"
-                      "kernel.tune(retune=True)")
-            variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]), "CXX": str(compiler),
-                         "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
-            process = subprocess.Popen([sys.executable, "-c", script], env=variables, text=True, stderr=subprocess.PIPE)
-            while not started.exists() and process.poll() is None:
+    def test_ctrl_c_or_a_kill_ends_tune_and_its_compilers(self):
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with self.subTest(number), tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+                self.end_tune(number, pathlib.Path(directory))
+
+    def end_tune(self, number, directory):
+        started, compiler = directory / "started", directory / "slow-c++"
+        compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\necho $$ >>"{started}"\nexec sleep 600\n')
+        compiler.chmod(0o755)
+        script = ("import hypermla\nkernel = hypermla.Kernel('flash_attention', b=1, s=3, t=40, h=2, device='cpu')\n"
+                  "for i, one in enumerate(kernel.tensors): kernel.bind(one.name, (i + 1) << 20)\n"
+                  "kernel.tune(retune=True)")
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]), "CXX": str(compiler),
+                     "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
+        process = subprocess.Popen([sys.executable, "-c", script], env=variables, text=True, stderr=subprocess.PIPE)
+        while not started.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        said = process.communicate(timeout=120)[1]
+        self.assertEqual("KeyboardInterrupt" in said, number == signal.SIGINT, said)
+        self.assertEqual(process.returncode, -number)
+        for pid in started.read_text().split():
+            for _ in range(1000):
+                state = pathlib.Path(f"/proc/{pid}/status")
+                if not state.exists() or "State:\tZ" in state.read_text():  # a zombie that nobody reaps
+                    break
                 time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=120)[1]
-            self.assertIn("KeyboardInterrupt", said)
-            self.assertEqual(process.returncode, -signal.SIGINT)
-            for pid in started.read_text().split():
-                for _ in range(1000):
-                    state = pathlib.Path(f"/proc/{pid}/status")
-                    if not state.exists() or "State:\tZ" in state.read_text():  # a zombie that nobody reaps
-                        break
-                    time.sleep(0.01)
-                else:
-                    os.kill(int(pid), signal.SIGKILL)
-                    self.fail("a compiler is still running")
+            else:
+                os.kill(int(pid), signal.SIGKILL)
+                self.fail("a compiler is still running")
 
     def test_bound_memory_is_kept(self):
         kernel = new_kernel()

@@ -210,6 +210,15 @@ TEST_F(Cache, ManyPublishersOfTheSameKeys) {
   EXPECT_EQ(names().size(), static_cast<std::size_t>(kKeys));  // one of each, and none under construction
 }
 
+TEST_F(Cache, AReportOfEndlessBracketsIsDamage) {
+  const KernelCache cache(root_);
+  cache.publish("k", contents_of("k"), report_of("k"));
+  write_file_atomic(root_ / "k/report.json", "{\"hash\":" + std::string(100000, '[') + std::string(100000, ']') + "}",
+                    Access::owner);
+  EXPECT_FALSE(cache.find("k"));
+  EXPECT_TRUE(names().empty());
+}
+
 TEST_F(Cache, ManyFindersOfOneDamagedEntryAndOneWinner) {
   const KernelCache cache(root_);
   for (int round = 0; round < 10; ++round) {

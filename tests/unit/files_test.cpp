@@ -15,6 +15,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/hash.h"
+#include "hypermla/base/json_file.h"
 #include "hypermla/base/process.h"
 
 namespace hypermla {
@@ -67,6 +68,24 @@ TEST_F(Files, ErrorsNameThePathAndWhatToDo) {
   EXPECT_NE(error_of([&] { read_file(dir_); }).find("give the path of a file"), std::string::npos);
   EXPECT_NE(error_of([&] { write_file_atomic(dir_ / "no/f", "x"); }).find((dir_ / "no/f").string()), std::string::npos);
   EXPECT_EQ(count(), 0);
+}
+
+// Json writes, copies and compares what lies in each other recursively: such a file would end the process.
+TEST_F(Files, JsonIsNoDeeperThanAnyFileOfThisProgram) {
+  const fs::path path = dir_ / "file.json";
+  const auto nested = [&](int depth, const char* begin, const char* end) {
+    std::string text;
+    for (int i = 0; i < depth; ++i) text += begin;
+    text += "1";
+    for (int i = 0; i < depth; ++i) text += end;
+    write_file_atomic(path, text);
+    return read_json(path);
+  };
+  EXPECT_EQ(nested(9, "[", "]").dump(), "[[[[[[[[[1]]]]]]]]]");
+  EXPECT_EQ(nested(2, "{\"a\":", "}").dump(), "{\"a\":{\"a\":1}}");
+  EXPECT_TRUE(nested(200000, "[", "]").is_discarded());
+  EXPECT_TRUE(nested(200000, "{\"a\":", "}").is_discarded());
+  EXPECT_TRUE(nested(3, "[", "").is_discarded());
 }
 
 TEST_F(Files, NewFileRefusesToReplace) {
@@ -210,6 +229,7 @@ TEST_F(Files, WhatCannotBeWrittenIsKnownBefore) {
   EXPECT_EQ(count(), 0);
   write_file_atomic(dir_ / "f", "");
   EXPECT_NE(error_of([&] { require_writable(dir_ / "f/a"); }).find("check the path"), std::string::npos);
+  EXPECT_NE(error_of([&] { require_writable("/proc/none/x"); }).find("/proc/none/x"), std::string::npos);
   ::chmod(dir_.c_str(), 0555);
   const int status = in_child([&] {
     if (::geteuid() == 0 && ::setuid(65534) != 0) return 77;  // permissions do not bind root

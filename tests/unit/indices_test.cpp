@@ -9,6 +9,8 @@
 
 #include "hypermla/hypermla.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/registry.h"
+#include "hypermla/plan/status.h"
 #include "support.h"
 
 namespace hypermla {
@@ -54,6 +56,29 @@ TEST(Indices, ThatLeaveTheTensorsAreRefused) {
   EXPECT_EQ(at.refused("new_lengths", 1, 17), "new_lengths[1] is 17; it must be from 0 to 16");
   EXPECT_EQ(at.refused("prefix", 1, -1), "prefix[1] is -1; it must be from 0 to 1");
   EXPECT_EQ(at.refused("prefix", 2, 2), "prefix[2] is 2; it must be from 0 to 1");
+}
+
+// On a GPU a planner looks at the lengths of the latent tokens, and leaves what it found in a workspace.
+TEST(Indices, APlannerSaysWhatItCut) {
+  testing_support::FakeDevice device;
+  for (const auto& [name, problem, most] : {std::tuple("cute.mla.flash_mla", Json{{"t", 40}}, 40),
+                                            {"cute.mla.mla_var6_plus", {{"t", 40}, {"n", 16}}, 24}}) {
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name, "").make();
+    Json of = problem;
+    of.update({{"b", 2}, {"ragged", true}});
+    set_problem(*plan, of);
+    Tensors tensors = empty_tensors(*plan);
+    int status[2] = {}, found = 0;
+    for (auto& [tensor, its] : tensors)
+      if (tensor.find("plan_status") != std::string::npos) its.data = status, ++found;
+    EXPECT_EQ(found, 1) << name;
+    EXPECT_EQ(error_of([&] { check_status(plan->tensors(), tensors, device); }), "");
+    status[0] = kWrongTokens;
+    EXPECT_EQ(error_of([&] { check_status(plan->tensors(), tensors, device); }),
+              fmt::format("the last run had `lengths` below 0 or beyond {}, which were cut to that; mend them, or make "
+                          "the kernel for more",
+                          most));
+  }
 }
 
 // All int32 inputs of all forms have a limit, but block tables, which hold entries that nobody follows.

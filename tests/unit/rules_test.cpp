@@ -222,6 +222,12 @@ TEST(Rules, RefuseWhatTheyDoNotUnderstand) {
   EXPECT_TRUE(contains(refusal(R"({"schema": 1, "opportunities": [{"id": "O1", "name": "n", "why": "w",
                                    "when": [["a", "<", 1, 1]], "gain": ["magic", "a", 1]}]})"),
                        "use toward, excess or share"));
+  for (const char* text :
+       {"[]", "7", R"({"schema": "1"})", R"({"schema": 1, "classes": 3})",
+        R"({"schema": 1, "issues": [{"name": "n", "why": "w", "when": [[]]}]})", R"({"schema": 1, "issues": [[]]})"}) {
+    const std::string said = refusal(text);
+    EXPECT_TRUE(contains(said, "my.json") && !contains(said, "json.exception")) << text << ": " << said;
+  }
 }
 
 // A rule over a misspelt signal would never fire, and nobody would notice.

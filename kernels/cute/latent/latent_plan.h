@@ -7,6 +7,7 @@
 
 #include "cute/latent/decode_plan.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/status.h"
 #include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
 
@@ -103,7 +104,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
       add("merges", Role::workspace, DType::int32, {slots, sizeof(MergeState) / 4});
-      add("plan_status", Role::workspace, DType::int32, {1});
+      add(kPlanStatus, Role::workspace, DType::int32, {1});
     }
     return all;
   }
@@ -268,7 +269,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                                                .query_starts = nullptr,
                                                .items = reinterpret_cast<WorkItem*>(data("work")),
                                                .merges = reinterpret_cast<MergeState*>(data("merges")),
-                                               .status = data("plan_status"),
+                                               .status = data(kPlanStatus),
                                                .requests = of.b,
                                                .heads = of.h,
                                                .tile_rows = version.rows,

@@ -6,6 +6,7 @@
 #include "hypermla/api/shared.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/plan/status.h"
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/profilers.h"
 #include "hypermla/tune/autotune.h"
@@ -82,6 +83,7 @@ struct Kernel::State {
   Tensors tensors;
   AutotuneResult tuning;                   // what tune() chose
   std::unique_ptr<Executable> executable;  // prepared over the bound tensors; null after a bind()
+  bool has_run = false;                    // over the bound tensors
 };
 
 Kernel::Kernel(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& device,
@@ -117,6 +119,7 @@ void Kernel::bind(const std::string& tensor, void* data) {
   if (found->second.data == data) return;
   found->second.data = data;
   state_->executable.reset();
+  state_->has_run = false;
 }
 
 void Kernel::prepare() {
@@ -146,6 +149,12 @@ void Kernel::run(void* stream) {
   state_->require_indices();
   if (!state_->executable) prepare();
   state_->executable->run(stream);
+  state_->has_run = true;
+}
+
+void Kernel::check() const {
+  // On a CPU run() has looked.
+  if (state_->device->is_gpu() && state_->has_run) check_status(state_->specs, state_->tensors, *state_->device);
 }
 
 ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& options) {

@@ -195,7 +195,11 @@ void require_writable(const fs::path& path) {
     present = present.parent_path();
   if (present.empty()) present = ".";
   if (!fs::is_directory(present, unreadable)) fail_file("write", path, ENOTDIR);
-  if (::access(present.c_str(), W_OK | X_OK) != 0) fail_file("write", path, errno);
+  // Only a file that was made proves it: root may write everywhere by its rights, yet not in /proc.
+  const fs::path probe = scratch_path(present / "probe");
+  const FileDescriptor made = create_file(probe, Access::owner);
+  if (!made) fail_file("write", path, errno);
+  fs::remove(probe, unreadable);
 }
 
 void sync_directory(const fs::path& path) {

@@ -32,7 +32,8 @@ void write_new_file(const std::filesystem::path& path, std::string_view bytes);
 // Creates `path` and its parents. It is no error when they exist.
 void make_directories(const std::filesystem::path& path, Access access = Access::by_umask);
 
-// Throws Error unless this process may create files in `path` or, where it does not exist, make it. Creates nothing.
+// Throws Error unless this process may create files in `path` or, where it does not exist, make it. Leaves nothing
+// there.
 void require_writable(const std::filesystem::path& path);
 
 // Syncs a directory, so that names created or renamed in it survive a power cut.

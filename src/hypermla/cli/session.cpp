@@ -32,8 +32,9 @@ Session::Session(const std::string& name)
       compiler(worker_config(environment)) {}
 
 int compile_job_command(const Words&) try {
-  end_with_the_caller();
-  run_compile_job(Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {})));
+  const Json job = Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {}));
+  end_with_the_caller(job.at("caller"));
+  run_compile_job(job);
   return 0;
 } catch (const CompileError& error) {  // the parent process reports both as its own error
   std::cerr << error.what() << "\n";

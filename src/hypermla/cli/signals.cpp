@@ -2,9 +2,11 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <thread>
 
+#include "hypermla/base/error.h"
 #include "hypermla/base/process.h"
 
 namespace hypermla {
@@ -29,6 +31,9 @@ void end_programs_with_this_one() {
   }).detach();
 }
 
-void end_with_the_caller() { ::prctl(PR_SET_PDEATHSIG, SIGTERM); }
+void end_with_the_caller(int caller) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != caller) fail("the program that asked for this has ended (process {})", caller);
+}
 
 }  // namespace hypermla

@@ -6,7 +6,8 @@ namespace hypermla {
 // run in process groups of their own. To be called before there is a second thread.
 void end_programs_with_this_one();
 
-// For a program that run_process() has started: it ends when the thread that waits for it does, even by SIGKILL.
-void end_with_the_caller();
+// For a program that run_process() has started: it ends when the thread that waits for it does, even by SIGKILL. Throws
+// Error when the process `caller`, which started it, has ended already.
+void end_with_the_caller(int caller);
 
 }  // namespace hypermla

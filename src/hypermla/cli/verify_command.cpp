@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -5,6 +6,7 @@
 #include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
@@ -77,6 +79,20 @@ Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
   return all;
 }
 
+// By kernel and device. An absent file has none; one that holds anything else is refused, not overwritten.
+Json read_records(const fs::path& path) {
+  std::error_code unreadable;  // read_json() says why
+  if (fs::status(path, unreadable).type() == fs::file_type::not_found) return Json::object();
+  const Json records = read_json(path);
+  const auto all_objects = [](const Json& of) {
+    return of.is_object() && std::all_of(of.begin(), of.end(), [](const Json& one) { return one.is_object(); });
+  };
+  if (!all_objects(records) || !std::all_of(records.begin(), records.end(), all_objects))
+    fail("{} holds no records of `hypermla verify`; restore or remove it, or name another file by --record",
+         path.string());
+  return records;
+}
+
 }  // namespace
 
 int verify_command(const Words& words) {
@@ -100,14 +116,15 @@ int verify_command(const Words& words) {
 
   if (records_only) {
     if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
-    const Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
+    const Json records = read_records(path);
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
       bool matches = false;
       const Json by_device = records.value(entry.full_name(), Json::object());
       for (const auto& [name, one] : by_device.items())
-        matches |= one.at("fingerprint") == fingerprints(entry, compiler) && one.at("failed") == 0;
+        matches |=
+            one.value("fingerprint", Json()) == fingerprints(entry, compiler) && one.value("failed", Json()) == 0;
       stale += !matches && !entry.draft;
       fmt::print("{:<40} {}\n", entry.full_name(),
                  matches       ? "recorded"
@@ -121,6 +138,8 @@ int verify_command(const Words& words) {
   const std::string& arch = session.device->info().arch;
   if (!kernel.empty()) entries = {Registry::instance().find(kernel, version, arch)};
   std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
+  const bool recorded = session.device->is_gpu() || explicit_record;
+  if (recorded) read_records(path);  // what cannot be recorded is said before hours of cases, not after them
   fmt::print("verifying on {} ({})\n", session.device->info().name, session.device->info().arch);
   int failed = 0;
   for (const KernelEntry& entry : entries) {
@@ -132,8 +151,8 @@ int verify_command(const Words& words) {
     fmt::print("{:<40} {} cases, {} failed, worst relative error{}  ({:.1f} s)\n", entry.full_name(), tally.cases,
                tally.failed, worst, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     std::fflush(stdout);
-    if (!session.device->is_gpu() && !explicit_record) continue;
-    Json records = fs::exists(path) ? Json::parse(read_file(path)) : Json::object();
+    if (!recorded) continue;
+    Json records = read_records(path);
     Json& one = records[entry.full_name()][session.device->info().name];
     one = {{"fingerprint", fingerprints(entry, session.compiler)},
            {"arch", session.device->info().arch},

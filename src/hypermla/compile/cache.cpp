@@ -10,6 +10,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/base/hash.h"
+#include "hypermla/base/json_file.h"
 
 namespace hypermla {
 namespace {
@@ -40,7 +41,7 @@ std::string sealed_text(Json report, const std::map<std::string, std::string>& f
 // The entry in `dir`, or nothing when any of it is missing, differs from what was published or may be another user's.
 std::optional<CacheEntry> read_whole(const fs::path& dir) try {
   if (!trusted(dir) || !trusted(dir / kReport)) return std::nullopt;
-  CacheEntry entry{dir, Json::parse(read_file(dir / kReport))};
+  CacheEntry entry{dir, read_json(dir / kReport)};
   if (entry.report.at("hash") != own_hash(entry.report)) return std::nullopt;
   for (const auto& [name, listed] : entry.report.at("files").items()) {
     if (!trusted(dir / name)) return std::nullopt;

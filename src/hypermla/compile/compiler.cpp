@@ -1,5 +1,7 @@
 #include "hypermla/compile/compiler.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -211,7 +213,8 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
           {"cache", config.cache.string()},
           {"cuda_root", config.toolchain.cuda_root.string()},
           {"cxx", config.toolchain.cxx.string()},
-          {"host_flags", config.host_flags}};
+          {"host_flags", config.host_flags},
+          {"caller", ::getpid()}};
 }
 
 void run_compile_job(const Json& job) {

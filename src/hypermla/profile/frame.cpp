@@ -6,6 +6,7 @@
 #include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 #include "hypermla/profile/rules.h"
 
 namespace hypermla {
@@ -73,7 +74,7 @@ ProfileStage describe_group(ConcurrentKernels& group, std::vector<ProfileStage>&
 Profile::Clocks clocks(const fs::path& note_file) {
   std::error_code ignored;
   if (note_file.empty() || !fs::exists(note_file, ignored)) return {};
-  const Json note = Json::parse(read_file(note_file), nullptr, false);
+  const Json note = read_json(note_file);
   if (!note.is_object()) return {};
   return {optional_at<int>(note, "sm_MHz"), optional_at<int>(note, "memory_MHz"), true};
 }

@@ -4,7 +4,7 @@
 //   field("watts", x.watts)                      std::optional: written where it has a value
 //   field("label", x.label, !x.label.empty())    written where the condition holds, and may be absent
 #include "hypermla/base/error.h"
-#include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 #include "hypermla/profile/profile.h"
 
 namespace hypermla {
@@ -203,7 +203,7 @@ Profile profile_from_json(const Json& json) {
 Profile load_profile(const std::filesystem::path& path) {
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "profile.json" : path;
-  const Json json = Json::parse(read_file(file), nullptr, false);
+  const Json json = read_json(file);
   try {
     return profile_from_json(json);
   } catch (const Error& error) {

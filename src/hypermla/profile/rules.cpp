@@ -5,7 +5,7 @@
 #include <set>
 
 #include "hypermla/base/error.h"
-#include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 
 namespace hypermla {
 namespace {
@@ -35,11 +35,11 @@ Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, Kind ki
       fail("{}: '{}' estimates its gain by '{}'; use toward, excess or share", file, rule.name, formula);
   }
   return rule;
-} catch (const Json::exception& error) {
-  fail("{}: the rule {} is not as src/hypermla/profile/rules.h describes ({})", file, json.dump(), error.what());
+} catch (const Json::exception&) {
+  fail("{}: the rule {} is not as src/hypermla/profile/rules.h describes", file, json.dump());
 }
 
-Rules Rules::parse(const Json& json, const std::string& name) {
+Rules Rules::parse(const Json& json, const std::string& name) try {
   if (json.value("schema", 0) != kRulesSchema)
     fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
   Rules rules;
@@ -52,10 +52,12 @@ Rules Rules::parse(const Json& json, const std::string& name) {
   rules.issues_ = parse_all("issues", Kind::issue);
   rules.opportunities_ = parse_all("opportunities", Kind::opportunity);
   return rules;
+} catch (const Json::exception&) {
+  fail("{} is not a file of profile rules; restore it from the repository", name);
 }
 
 Rules Rules::load(const std::filesystem::path& path) {
-  Json json = Json::parse(read_file(path), nullptr, false);
+  const Json json = read_json(path);
   if (json.is_discarded()) fail("{} is not JSON; restore it from the repository", path.string());
   return parse(json, path.string());
 }

@@ -4,6 +4,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 
 namespace hypermla {
 namespace {
@@ -35,12 +36,8 @@ void check_measured(std::string_view device, const Json& measured) {
 }
 
 Json parse_devices(const std::filesystem::path& path) {
-  Json devices;
-  try {
-    devices = Json::parse(read_file(path));
-  } catch (const Json::exception&) {
-    fail("{} is not valid JSON: mend or remove it", path.string());
-  }
+  const Json devices = read_json(path);
+  if (devices.is_discarded()) fail("{} is not valid JSON: mend or remove it", path.string());
   if (!devices.is_object()) fail("{} must be a JSON object of device name -> entry", path.string());
   for (const auto& [name, entry] : devices.items()) {
     if (!entry.is_object()) fail("{}: the entry of '{}' must be an object", path.string(), name);

@@ -5,6 +5,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 
 namespace hypermla {
 namespace {
@@ -32,8 +33,7 @@ Json TuningHistory::load() const {
   std::error_code ignored;
   if (!std::filesystem::exists(path_, ignored)) return Json::array();
   Json history;  // null for what is no file, such as a pipe
-  if (std::filesystem::is_regular_file(path_, ignored))
-    history = Json::parse(read_file(path_), nullptr, /*allow_exceptions=*/false);
+  if (std::filesystem::is_regular_file(path_, ignored)) history = read_json(path_);
   if (history.is_array()) return history;
   std::filesystem::path corrupt = path_;
   corrupt += ".corrupt";
