@@ -173,8 +173,6 @@ class KernelCase:
         store = random.integers(0, stores, self.b) if self.prefixes else numpy.arange(self.b)
         latent = random.integers(0, o + 1, self.b) if self.ragged else numpy.full(self.b, o)
         fresh = random.integers(0, n + 1, stores) if self.ragged else numpy.full(stores, n)
-        if self.ragged:  # a prefix that no request has; otherwise it has to be numbers, which count for nothing
-            fresh[~numpy.isin(numpy.arange(stores), store)] = 0
         for name in ("q", "qc", "qpe"):
             if name in self.memory:
                 self.fill(name, self.queries(self.shapes[name]))
@@ -193,9 +191,10 @@ class KernelCase:
             for name in ("z", "kpe"):
                 self.memory[name].array[r, latent[r]:] = rounded(nan, self.dtype)
         for g in range(stores if n else 0):
+            used = fresh[g] if g in store else 0  # a prefix that no request has
             for name in ("k", "v"):
-                self.memory[name].array[g, :, fresh[g]:] = rounded(nan, self.dtype)
-            self.memory["kpe_new"].array[g, fresh[g]:] = rounded(nan, self.dtype)
+                self.memory[name].array[g, :, used:] = rounded(nan, self.dtype)
+            self.memory["kpe_new"].array[g, used:] = rounded(nan, self.dtype)
         nothing = numpy.zeros
         q = self.read("q") if n else nothing((self.b, self.h, self.s, self.d))
         qc = self.read("qc") if o else nothing((self.b, self.h, self.s, self.k))

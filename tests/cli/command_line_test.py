@@ -190,6 +190,14 @@ class Refusals(CommandCase):
         self.assertRegex(done.err, rf"^hypermla: measured devices are left out: {self.directory}/devices.json: device "
                                    "'NVIDIA H200': peak_dram_bw_GBps is \"fast\"[^\n]*\n$")
 
+    def test_a_key_of_megabytes_is_cut(self):
+        cache = self.directory / "cache"
+        cache.mkdir(mode=0o700)
+        (cache / "devices.json").write_text('{"A GPU": {"' + "x" * (4 << 20) + '": 1}}')
+        done = self.succeed("choose", "--b=4", HYPERMLA_CACHE_DIR=cache)
+        self.assertIn("has no key 'xxx", done.err)
+        self.assertLess(len(done.err), 1000)
+
     def test_a_file_that_holds_no_records(self):
         """Refused before a case is run, and left as it is."""
         path = self.directory / "records.json"

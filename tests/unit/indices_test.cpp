@@ -1,6 +1,7 @@
 // Lengths and indices that a caller binds, on the CPU: a kernel would follow them out of its tensors.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -56,6 +57,18 @@ TEST(Indices, ThatLeaveTheTensorsAreRefused) {
   EXPECT_EQ(at.refused("new_lengths", 1, 17), "new_lengths[1] is 17; it must be from 0 to 16");
   EXPECT_EQ(at.refused("prefix", 1, -1), "prefix[1] is -1; it must be from 0 to 1");
   EXPECT_EQ(at.refused("prefix", 2, 2), "prefix[2] is 2; it must be from 0 to 1");
+}
+
+// v3 takes several requests at once, of prefixes that lie apart: between them is one that nobody has, and that holds NaN.
+TEST(Indices, APrefixThatNoRequestHasMayHoldAnything) {
+  Bound at("mla_var6_plus_v3", {{"b", "4"}, {"s", "1"}, {"t", "40"}, {"n", "16"}, {"h", "2"}, {"prefixes", "3"}});
+  for (const int i : {1, 3}) at.at("prefix", i) = 2;
+  for (const TensorInfo& info : at.kernel.tensors())
+    if (info.name == "k" || info.name == "v" || info.name == "kpe_new")
+      std::memset(static_cast<char*>(at.memory.at(info.name).get()) + info.bytes / 3, 0xff, info.bytes / 3);
+  at.kernel.run();
+  const auto* lse = static_cast<const float*>(at.memory.at("lse").get());
+  for (int i = 0; i < 4 * 2; ++i) EXPECT_NEAR(lse[i], std::log(40.0), 1e-5) << i;
 }
 
 // On a GPU a planner looks at the lengths of the latent tokens, and leaves what it found in a workspace.

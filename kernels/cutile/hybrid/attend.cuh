@@ -206,8 +206,8 @@ inline DecompressedUnit decompressed_unit(const HybridExtents& at, DecompressedT
 }
 
 // q [B,H,S,D], qpe [B,H,S,P], k and v [G,H,N,D], kpe [G,N,P] -> o_new [parts,B,H,S,D], lse_new [parts,B,H,S]. Where
-// the requests of a unit have different prefixes all are walked over and rows see their own only: requests that are
-// sorted by prefix cost no extra.
+// the requests of a unit have different prefixes all of theirs are walked over and rows see their own only: requests
+// that are sorted by prefix cost no extra.
 template <DType dtype, int D, int P, DecompressedTiles tiles, bool causal, bool dense = false>
 inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
                                 const element_t<dtype>* __restrict__ qpe_ptr,
@@ -263,7 +263,15 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
   }
 
   for (auto store : ct::irange(first_store, last_store + 1)) {
-    const int tokens = new_length(at, lengths, store);
+    int tokens = new_length(at, lengths, store);
+    if constexpr (Bb > 1) {
+      // A store between them that none of the requests has may hold anything: weights of 0 would not hide a NaN.
+      const int end_request = first_request + Bb < at.b ? first_request + Bb : at.b;
+      int readers = 0;
+      for (auto request : ct::irange(first_request, end_request))
+        readers += store_of(at, lengths, request) == store ? 1 : 0;
+      tokens = readers > 0 ? tokens : 0;
+    }
     const int store_head = store * at.h + head;
     auto k_view = token_view<dense, Bn, D, D>(k_ptr, (long long)store_head * at.n, at.b * at.h, tokens);
     auto v_view = token_view<dense, Bn, D, D>(v_ptr, (long long)store_head * at.n, at.b * at.h, tokens);

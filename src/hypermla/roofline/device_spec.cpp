@@ -9,6 +9,9 @@
 namespace hypermla {
 namespace {
 
+// Of a damaged file a key may be all of its megabytes.
+std::string shortened(const std::string& key) { return key.size() > 80 ? key.substr(0, 80) + ".." : key; }
+
 double number_of(std::string_view device, std::string_view key, const Json& value) {
   if (!value.is_number() || !(value.get<double>() > 0))
     fail("device '{}': {} is {}, but must be a positive number", device, key, value.dump());
@@ -24,8 +27,8 @@ void check_measured(std::string_view device, const Json& measured) {
   if (!measured.is_object()) fail("device '{}': measured is {}, but must be an object", device, measured.dump());
   for (const auto& [key, value] : measured.items()) {
     if (std::find(kMeasuredKeys.begin(), kMeasuredKeys.end(), key) == kMeasuredKeys.end()) {
-      fail("device '{}': measured has no key '{}'; did you mean '{}'?", device, key,
-           nearest(key, {kMeasuredKeys.begin(), kMeasuredKeys.end()}));
+      fail("device '{}': measured has no key '{}'; did you mean '{}'?", device, shortened(key),
+           nearest(shortened(key), {kMeasuredKeys.begin(), kMeasuredKeys.end()}));
     }
     if (key == "date" || key == "note") {
       text_of(device, key, value);
@@ -106,7 +109,7 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
   });
   for (const auto& [key, value] : entry.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end())
-      fail("device '{}' has no key '{}'; did you mean '{}'?", name, key, nearest(key, known));
+      fail("device '{}' has no key '{}'; did you mean '{}'?", name, shortened(key), nearest(shortened(key), known));
   }
 
   const double vector_tflops = spec.measured_or("fma_gflops", 0) / 1e3;
