@@ -3,8 +3,8 @@
 // are there. So the work is even whatever the parts, and no thread block waits for tiles that it had no part in.
 //
 // The parts of a tile fall into chunks of 32 uint4, one for each lane of a warp. A chunk is merged by one warp or, where
-// the parts are many, by a team of warps, each of which adds every team-th part. In which order parts are added follows
-// from their number alone.
+// parts are many, by a team of warps, each of which adds every team-th part. In which order parts are added follows from
+// their number alone.
 #pragma once
 
 #include "hopper/constants.h"
@@ -261,7 +261,7 @@ __device__ __forceinline__ void collect_ahead(CutItems& cut, const WorkItem* ite
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
 // of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. Its Output writes the merged
-// rows of a lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many partial outputs registers hold.
+// rows of a lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many loads registers can wait for.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const WorkItem* items, CutItems& cut,
                                             MergeScratch& scratch) {
