@@ -103,7 +103,7 @@ bool is_on(const DLDevice& given, const DLDevice& wanted) {
 bool TensorView::is_dense() const {
   std::int64_t dense = 1;
   for (int i = ndim - 1; i >= 0; --i) {
-    if (shape[i] != 1 && strides[i] != dense) return false;
+    if (shape[i] > 1 && strides[i] != dense) return false;
     dense *= shape[i];
   }
   return true;

@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
-// launch per layer over the caller's pointers. A launch copies a struct of arguments; maps of tensors are made anew only
-// for addresses that were not seen before.
+// launch per layer over the caller's pointers. A launch copies a struct of arguments; maps of tensors are made anew for
+// addresses that were not seen before.
 #pragma once
 
 #include <array>

@@ -2,9 +2,9 @@
 // their log-sum-exp. A thread block that wrote one of the n parts of a tile merges an n-th of the tile, when all parts
 // are there. So the work is even whatever the parts, and no thread block waits for tiles that it had no part in.
 //
-// The parts of a tile fall into chunks of 32 uint4, one for each lane of a warp. A chunk is merged by one warp or, where
-// parts are many, by a team of warps, each of which adds every team-th part. In which order parts are added follows from
-// their number alone.
+// The parts of a tile fall into chunks of 32 uint4, one for each lane of a warp. A warp merges a chunk or, of many
+// parts, a team of warps, each of which adds every team-th part. In which order parts are added follows from their
+// number alone.
 #pragma once
 
 #include "hopper/constants.h"

@@ -229,6 +229,7 @@ class CudaDevice : public Device {
   void release(void* data) noexcept override { CudaDriver::get().cuMemFree(address(data)); }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
     HYPERMLA_CUDA(cuMemcpyHtoD(address(to), from, bytes));
+    end_of_copy();
   }
   void copy_to_host(void* to, const void* from, std::size_t bytes) override {
     HYPERMLA_CUDA(cuCtxSetCurrent(context_));  // the caller may be a thread of the reference
@@ -236,6 +237,7 @@ class CudaDevice : public Device {
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
     HYPERMLA_CUDA(cuMemcpyDtoD(address(to), address(const_cast<void*>(from)), bytes));
+    end_of_copy();
   }
   void fill(void* data, unsigned char byte, std::size_t bytes) override {
     if (bytes) HYPERMLA_CUDA(cuMemsetD8(address(data), byte, bytes));
@@ -292,6 +294,10 @@ class CudaDevice : public Device {
   std::optional<PowerSample> power() override { return power_.sample(); }
 
  private:
+  // A copy from pageable memory may return while its last part is on its way, and the device's streams do not wait for
+  // the default stream, on which it was made.
+  void end_of_copy() { HYPERMLA_CUDA(cuStreamSynchronize(nullptr)); }
+
   // Kept for later calls: a green context costs milliseconds and memory.
   std::shared_ptr<Partition> split(const std::vector<int>& wanted) {
     std::shared_ptr<Partition>& partition = partitions_[wanted];
