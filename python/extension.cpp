@@ -318,6 +318,12 @@ PyModuleDef module_definition = {
 
 }  // namespace
 
+hypermla::DType half_precision(const std::string& name) {
+  if (name != "bfloat16" && name != "float16")
+    throw hypermla::Error("dtype='" + name + "' is not supported: choose bfloat16 or float16");
+  return name == "float16" ? hypermla::DType::float16 : hypermla::DType::bfloat16;
+}
+
 std::string python_words(const std::string& sentence) {
   static const std::regex flag("--([A-Za-z]\\w*)(=([\\w.+:-]*\\w))?"), plain("-?[0-9.]+(e[+-]?[0-9]+)?|true|false");
   std::string said;

@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "hypermla/dtype.h"
 #include "hypermla/error.h"
 
 inline PyObject* g_error = nullptr;  // hypermla.Error
@@ -48,6 +49,9 @@ void without_lock(Body&& body) {
   PyEval_RestoreThread(state);
   if (failure) std::rethrow_exception(failure);
 }
+
+// Throws Error for other names than those of the types of 16 bits.
+hypermla::DType half_precision(const std::string& name);
 
 // Adds the type MlaDecode (mla_decode.cpp); false with a Python exception.
 bool add_mla_decode(PyObject* module);

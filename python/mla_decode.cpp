@@ -3,7 +3,6 @@
 #include "hypermla/mla_decode.h"
 
 #include <cstdlib>
-#include <cstring>
 
 #include "extension.h"
 #include "hypermla/base/error.h"
@@ -34,9 +33,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
                         &at.scale, &causal, &base2, &positive))
     return nullptr;
   return guarded([&]() -> PyObject* {
-    if (std::strcmp(dtype, "bfloat16") != 0 && std::strcmp(dtype, "float16") != 0)
-      throw hypermla::Error(std::string("dtype='") + dtype + "' is not supported: choose bfloat16 or float16");
-    at.dtype = std::strcmp(dtype, "float16") == 0 ? hypermla::DType::float16 : hypermla::DType::bfloat16;
+    at.dtype = half_precision(dtype);
     at.causal = causal;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;

@@ -2,8 +2,6 @@
 // strides; python/hypermla/mla_prefill.py takes those from tensors.
 #include "hypermla/mla_prefill.h"
 
-#include <cstring>
-
 #include "extension.h"
 
 namespace {
@@ -25,9 +23,7 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
                         &at.max_query_tokens, &at.max_tokens, &at.scale, &causal, &base2, &positive))
     return nullptr;
   return guarded([&]() -> PyObject* {
-    if (std::strcmp(dtype, "bfloat16") != 0 && std::strcmp(dtype, "float16") != 0)
-      throw hypermla::Error(std::string("dtype='") + dtype + "' is not supported: choose bfloat16 or float16");
-    at.dtype = std::strcmp(dtype, "float16") == 0 ? hypermla::DType::float16 : hypermla::DType::bfloat16;
+    at.dtype = half_precision(dtype);
     at.causal = causal;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;

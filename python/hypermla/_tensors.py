@@ -1,5 +1,5 @@
 """What an object says of its memory, for tensors without DLPack's C functions: NumPy's arrays and older PyTorch's
-tensors (python/tensor_view.h reads the others)."""
+tensors (python/tensor_view.h reads the others); and new tensors like a given one."""
 
 import re
 
@@ -48,3 +48,18 @@ def described(tensor):
                 current_stream(tensor))
     except AttributeError as error:
         raise TypeError(f"a tensor or an array is expected, not a {type(tensor).__name__}") from error
+
+
+def dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def empty(like, shape, dtype=None):
+    """On the device of `like`; dtype: None or "float32"."""
+    if is_torch(like):
+        import torch
+
+        return like.new_empty(shape, dtype=torch.float32 if dtype else None)
+    import numpy
+
+    return numpy.empty(shape, dtype or like.dtype)

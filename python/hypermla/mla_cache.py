@@ -13,7 +13,6 @@ import sys
 from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
-from hypermla.mla_decode import _empty
 
 if "torch" in sys.modules:
     import hypermla.torch_operators  # noqa: F401
@@ -37,8 +36,8 @@ def _apart(tensors):
 @raises_error
 def _outputs(o, out, lse):
     """Those that are given, else new ones."""
-    return (_empty(o, tuple(o.shape)) if out is None else out,
-            _empty(o, tuple(o.shape[:2]), "float32") if lse is None else lse)
+    return (_tensors.empty(o, tuple(o.shape)) if out is None else out,
+            _tensors.empty(o, tuple(o.shape[:2]), "float32") if lse is None else lse)
 
 
 def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, empty_lse_positive=False, stream=None):
@@ -83,7 +82,7 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
     if out is None:
         like = cache[0] if isinstance(cache, tuple) else cache
         widths = _HEAD + _ROPE * bool(rope), _HEAD
-        out = tuple(_empty(like, (tokens, w_uk.shape[0], width)) for width in widths)
+        out = tuple(_tensors.empty(like, (tokens, w_uk.shape[0], width)) for width in widths)
     k, v = out
     if _tensors.is_compiling():
         _operators(stream).decompress_prefix(*_apart(cache), block_table, tokens, w_uk, w_uv, k, v)

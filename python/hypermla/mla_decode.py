@@ -5,11 +5,6 @@ import sys
 from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
-from hypermla._tensors import address as _address
-from hypermla._tensors import current_stream as _current_stream  # noqa: F401
-from hypermla._tensors import dtype as _dtype  # noqa: F401
-from hypermla._tensors import is_torch as _is_torch
-from hypermla._tensors import strides as _strides  # noqa: F401
 
 LATENT, ROPE = 512, 64
 
@@ -46,7 +41,7 @@ class MlaDecode:
                  kernel="", device="auto", workspace=None):
         self._workspace = workspace
         self._decode = _hypermla.MlaDecode(
-            device, 0 if workspace is None else _address(workspace), _name(dtype), kernel,
+            device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive))
         self._heads = heads
@@ -100,8 +95,8 @@ class MlaDecode:
     @raises_error
     def _outputs(self, q, out, lse):
         """Those that are given, else new ones."""
-        return (_empty(q, (q.shape[0], self._heads, LATENT)) if out is None else out,
-                _empty(q, (q.shape[0], self._heads), "float32") if lse is None else lse)
+        return (_tensors.empty(q, (q.shape[0], self._heads, LATENT)) if out is None else out,
+                _tensors.empty(q, (q.shape[0], self._heads), "float32") if lse is None else lse)
 
 
 def _operators(decode, stream):
@@ -113,17 +108,3 @@ def _operators(decode, stream):
     if decode.handle is None:
         raise Error("torch.compile() cannot trace this MlaDecode; import torch before it is made")
     return torch.ops.hypermla
-
-
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _empty(like, shape, dtype=None):
-    if _is_torch(like):
-        import torch
-
-        return like.new_empty(shape, dtype=torch.float32 if dtype else None)
-    import numpy
-
-    return numpy.empty(shape, dtype or like.dtype)

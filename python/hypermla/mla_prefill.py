@@ -3,7 +3,8 @@
 from hypermla import _hypermla
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
-from hypermla.mla_decode import _address, _current_stream, _dtype, _empty, _name, _strides
+from hypermla._tensors import address, current_stream, dtype_name, empty, strides
+from hypermla._tensors import dtype as dtype_of
 
 NOPE, ROPE, VALUE = 128, 64, 128
 
@@ -33,9 +34,9 @@ class MlaPrefill:
                  causal=True, scale=0.0, lse_base2=False, empty_lse_positive=False, device="auto", workspace=None):
         self._workspace = workspace
         self._prefill = _hypermla.MlaPrefill(
-            device, 0 if workspace is None else _address(workspace), _name(dtype),
+            device, 0 if workspace is None else address(workspace), dtype_name(dtype),
             (heads, max_requests, max_query_tokens, max_tokens), scale, (causal, lse_base2, empty_lse_positive))
-        self._heads, self._dtype = heads, _name(dtype)
+        self._heads, self._dtype = heads, dtype_name(dtype)
         self._seen = None  # the last call's tensors, which were checked
 
     @property
@@ -55,12 +56,12 @@ class MlaPrefill:
         """Divides a step's work. query_starts, token_starts: int32 [requests + 1], as engines' cu_seqlens_q and
         cu_seqlens_k. stream: an address; None: PyTorch's current stream."""
         for name, tensor in (("query_starts", query_starts), ("token_starts", token_starts)):
-            if (_dtype(tensor) != "int32" or len(tensor.shape) != 1 or tensor.shape[0] != query_starts.shape[0]
-                    or tensor.shape[0] == 0 or _strides(tensor)[0] != 1):
+            if (dtype_of(tensor) != "int32" or len(tensor.shape) != 1 or tensor.shape[0] != query_starts.shape[0]
+                    or tensor.shape[0] == 0 or strides(tensor)[0] != 1):
                 raise Error(f"{name} must be dense int32 [requests + 1], not {_said(tensor)}")
         self._require_memory(query_starts, token_starts)
-        self._prefill.plan(_address(query_starts), _address(token_starts), query_starts.shape[0] - 1,
-                           _current_stream(query_starts) if stream is None else stream)
+        self._prefill.plan(address(query_starts), address(token_starts), query_starts.shape[0] - 1,
+                           current_stream(query_starts) if stream is None else stream)
 
     @raises_error
     def run(self, q, k, v, out=None, lse=None, stream=None):
@@ -72,18 +73,18 @@ class MlaPrefill:
         """
         (q_nope, q_rope), (k_nope, k_rope) = _pair(q), _pair(k)
         if out is None:
-            out = _empty(q_nope, (q_nope.shape[0], self._heads, VALUE))
+            out = empty(q_nope, (q_nope.shape[0], self._heads, VALUE))
         if lse is None:
-            lse = _empty(q_nope, (q_nope.shape[0], self._heads), "float32")
+            lse = empty(q_nope, (q_nope.shape[0], self._heads), "float32")
         tensors = (q_nope, q_rope, k_nope, k_rope, v, out, lse)
-        seen = tuple((one.shape, one.dtype, _strides(one), getattr(one, "device", None)) for one in tensors)
+        seen = tuple((one.shape, one.dtype, strides(one), getattr(one, "device", None)) for one in tensors)
         if seen != self._seen:
             self._check(*tensors)
             self._seen = seen
-        if q_nope.shape[0] and _address(out) in (_address(q_nope), _address(k_nope), _address(v)):
+        if q_nope.shape[0] and address(out) in (address(q_nope), address(k_nope), address(v)):
             raise Error("out must have memory of its own: blocks read q, k and v after others have written")
-        self._prefill.run(*((_address(tensor), *_strides(tensor)[:2]) for tensor in tensors), q_nope.shape[0],
-                          v.shape[0], _current_stream(q_nope) if stream is None else stream)
+        self._prefill.run(*((address(tensor), *strides(tensor)[:2]) for tensor in tensors), q_nope.shape[0],
+                          v.shape[0], current_stream(q_nope) if stream is None else stream)
         return out, lse
 
     def _check(self, q_nope, q_rope, k_nope, k_rope, v, out, lse):
@@ -93,12 +94,12 @@ class MlaPrefill:
                   ("v", v, tokens, VALUE), ("out", out, queries, VALUE))
         for name, tensor, rows, width in wanted:
             shape = (rows, self._heads, width)
-            if tuple(tensor.shape) != shape or _dtype(tensor) != self._dtype:
+            if tuple(tensor.shape) != shape or dtype_of(tensor) != self._dtype:
                 raise Error(f"{name} must be {self._dtype} {list(shape)}, not {_said(tensor)}")
-            if rows and _strides(tensor)[-1] != 1:
+            if rows and strides(tensor)[-1] != 1:
                 raise Error(f"{name} must be dense in the last dimension; copy it first")
         self._require_memory(q_nope, q_rope, k_nope, k_rope, v, out, lse)
-        if tuple(lse.shape) != (queries, self._heads) or _dtype(lse) != "float32":
+        if tuple(lse.shape) != (queries, self._heads) or dtype_of(lse) != "float32":
             raise Error(f"lse must be float32 {[queries, self._heads]}, not {_said(lse)}")
 
     def _require_memory(self, *tensors):
@@ -117,4 +118,4 @@ def _pair(tensor):
 
 
 def _said(tensor):
-    return f"{_dtype(tensor)} {list(tensor.shape)}"
+    return f"{dtype_of(tensor)} {list(tensor.shape)}"

@@ -58,11 +58,7 @@ MlaDecode::MlaDecode(const MlaDecodeOptions& options, const DeviceHandle& device
   state_->options = settled(options);
   state_->device = device.device_;
   state_->kernels = kernels_for(state_->options, *state_->device);
-  if (reinterpret_cast<std::uintptr_t>(workspace) % 256) fail("the workspace must be aligned to 256 bytes");
-  if (!workspace) {
-    state_->workspace = Buffer(state_->device, state_->kernels->workspace_bytes());
-    workspace = state_->workspace.data();
-  }
+  workspace = workspace_or_own(workspace, state_->kernels->workspace_bytes(), state_->device, state_->workspace);
   state_->kernels->prepare(shared().compiler, *state_->device, workspace);
 }
 MlaDecode::~MlaDecode() = default;

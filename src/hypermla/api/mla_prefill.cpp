@@ -34,11 +34,7 @@ MlaPrefill::MlaPrefill(const MlaPrefillOptions& options, const DeviceHandle& dev
   state_->options = options;
   state_->device = device.device_;
   state_->kernels = kernels_for(state_->options, *state_->device);
-  if (reinterpret_cast<std::uintptr_t>(workspace) % 256) fail("the workspace must be aligned to 256 bytes");
-  if (!workspace) {
-    state_->workspace = Buffer(state_->device, state_->kernels->workspace_bytes());
-    workspace = state_->workspace.data();
-  }
+  workspace = workspace_or_own(workspace, state_->kernels->workspace_bytes(), state_->device, state_->workspace);
   state_->kernels->prepare(shared().compiler, *state_->device, workspace);
 }
 MlaPrefill::~MlaPrefill() = default;

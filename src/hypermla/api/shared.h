@@ -3,7 +3,9 @@
 #pragma once
 
 #include "hypermla/api/environment.h"
+#include "hypermla/base/error.h"
 #include "hypermla/base/per_process.h"
+#include "hypermla/device/device.h"
 
 namespace hypermla {
 
@@ -26,6 +28,14 @@ struct Shared {
 inline Shared& shared() {
   static PerProcess<Shared> instance;
   return instance.get();
+}
+
+// The caller's workspace or, where that is null, an own one that `own` keeps.
+inline void* workspace_or_own(void* workspace, std::size_t bytes, const std::shared_ptr<Device>& device, Buffer& own) {
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256) fail("the workspace must be aligned to 256 bytes");
+  if (workspace) return workspace;
+  own = Buffer(device, bytes);
+  return own.data();
 }
 
 }  // namespace hypermla
