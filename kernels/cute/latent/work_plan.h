@@ -4,7 +4,7 @@
 // its tokens side by side: the thread blocks form `groups` of row_tiles blocks each, and the requests' token blocks,
 // laid end to end, are cut into one range per group. More row tiles than multiprocessors are taken one after the other
 // ("waves"), the last, incomplete wave cut over all multiprocessors. Among these plans the cheapest by a small cost
-// model wins: a cut request costs partial outputs and a second kernel, so few cuts may beat an even cut.
+// model wins: a cut request costs partial outputs and their merge, so few cuts may beat an even cut.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace hypermla::cute {
 // Costs in units of one 64 x 64 block (about 1.4 us at 1.75 GHz), fitted on an H200.
 struct WorkCosts {
   double item = 2.0;      // fill and drain of the pipeline, queries, output
-  double combine = 2.5;   // the second launch
+  double combine = 2.5;   // the merge at the end
   double partial = 0.03;  // a partial output, written and read, all multiprocessors together
 
   int overhead() const {

@@ -13,7 +13,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     validate_prefetch(tiling.prefetch);
   }
   // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us;
-  // merges of cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us).
+  // merges of cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us), when a
+  // kernel of its own merged.
   std::vector<Figures> figures() const override {
     return {{.rows = 64,
              .burst = 1.01,
