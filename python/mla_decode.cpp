@@ -14,7 +14,7 @@ constexpr std::int64_t kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
-  int heads, page;
+  int heads, page, max_queries;
   int requests;  // of the last plan
   ElementType type;
   DLDevice device;
@@ -47,6 +47,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.decode = decode.release();
     made.heads = at.heads;
     made.page = at.page;
+    made.max_queries = at.max_queries;
     made.type = at.dtype == hypermla::DType::float16 ? ElementType::float16 : ElementType::bfloat16;
     made.device = {handle.is_gpu() ? kCuda : kCpu, ordinal ? std::atoi(ordinal + 1) : 0};
     return self;
@@ -137,7 +138,14 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     const std::int64_t tokens = q.latent.shape[0];
     require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
     require("out", out, of.type, {tokens, of.heads, kLatent}, of.device);
-    require("lse", lse, ElementType::float32, {tokens, of.heads}, of.device);
+    const bool by_request = lse.ndim == 3;
+    if (by_request) {
+      require("lse", lse, ElementType::float32, {"requests", of.max_queries, of.heads}, of.device);
+      if (lse.shape[0] < of.requests)
+        hypermla::fail("lse has {} rows, but the plan has {} requests", lse.shape[0], of.requests);
+    } else {
+      require("lse", lse, ElementType::float32, {tokens, of.heads}, of.device);
+    }
     if (table.strides[1] != 1 || out.strides[2] != 1)
       hypermla::fail("{} must be dense in its last dimension; copy it first",
                      out.strides[2] != 1 ? "out" : "block_table");
@@ -162,8 +170,9 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                                   .o_token_stride = out.strides[0],
                                   .o_head_stride = out.strides[1],
                                   .lse = static_cast<float*>(lse.data),
-                                  .lse_token_stride = lse.strides[0],
-                                  .lse_head_stride = lse.strides[1]},
+                                  .lse_token_stride = lse.strides[by_request],
+                                  .lse_head_stride = lse.strides[1 + by_request],
+                                  .lse_request_stride = by_request ? lse.strides[0] : 0},
                                  stream_of(arguments[5], q.latent));
     Py_RETURN_NONE;
   });

@@ -80,7 +80,8 @@ class MlaDecode:
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
         the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads,
-        512]; lse: float32 [tokens, heads]; both are made where they are not given. `out` must have memory of its own.
+        512]; lse: float32 [tokens, heads], or [requests, max_queries, heads]; both are made where they are not given.
+        `out` must have memory of its own.
         """
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)

@@ -1,0 +1,303 @@
+"""hypermla.compat.flash_mla and .flashinfer against a direct computation, on NumPy's arrays and, where PyTorch is
+installed, on its tensors, on the CPU and on the GPU that is there."""
+
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import numpy
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD
+
+sys.path.insert(0, str(BUILD / "python"))
+try:
+    import torch
+except ImportError:
+    torch = None
+import hypermla
+from hypermla.compat import flash_mla, flashinfer
+
+LATENT, WIDTH, PAGE = 512, 576, 64
+
+
+class Numpy:
+    """bfloat16 as integers of 16 bits."""
+
+    def bfloat16(self, array):
+        bits = array.astype(numpy.float32).view(numpy.uint32)
+        rounded = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(numpy.uint16)
+        return numpy.where(numpy.isnan(array), numpy.uint16(0x7fc0), rounded)
+
+    def float16(self, array):
+        return array.astype(numpy.float16)
+
+    def int32(self, values):
+        return numpy.asarray(values, numpy.int32)
+
+    def float32(self, array):
+        if array.dtype == numpy.uint16:
+            return (array.astype(numpy.uint32) << 16).view(numpy.float32)
+        return array.astype(numpy.float32)
+
+    def dtype(self, name):
+        return name
+
+
+class Torch:
+    def __init__(self, device="cpu"):
+        self.device = device
+
+    def bfloat16(self, array):
+        return torch.tensor(array, dtype=torch.bfloat16, device=self.device)
+
+    def float16(self, array):
+        return torch.tensor(array, dtype=torch.float16, device=self.device)
+
+    def int32(self, values):
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def float32(self, tensor):
+        return tensor.float().cpu().numpy()
+
+    def dtype(self, name):
+        return getattr(torch, name)
+
+
+def attended(q, tokens, causal, scale):
+    """o [queries, heads, 512] and lse [queries, heads] of q [queries, heads, 576] over tokens [kv heads, tokens, 576],
+    by the definition; +inf where no token is seen."""
+    queries, heads, _ = q.shape
+    o, lse = numpy.zeros((queries, heads, LATENT)), numpy.full((queries, heads), numpy.inf)
+    for query in range(queries):
+        for head in range(heads):
+            length = tokens.shape[1]
+            seen = tokens[head // (heads // tokens.shape[0]), :max(length - queries + query + 1, 0) if causal else length]
+            if not len(seen):
+                continue
+            scores = seen.astype(numpy.float64) @ q[query, head] * scale
+            weights = numpy.exp(scores - scores.max())
+            o[query, head] = weights @ seen[:, :LATENT] / weights.sum()
+            lse[query, head] = math.log(weights.sum()) + scores.max()
+    return o, lse
+
+
+class Cases:
+    """For each kind of arrays."""
+
+    def assert_close(self, given, wanted, tolerance):
+        given = self.xp.float32(given)
+        self.assertEqual(given.shape, wanted.shape)
+        numpy.testing.assert_allclose(given, wanted, rtol=0, atol=tolerance)
+
+    # Blocks in a random order; what no request may read is NaN, and the table's tail is far outside of the cache.
+    def cache(self, lengths, groups, dtype, page=PAGE):
+        random = numpy.random.default_rng(5)
+        width = max(-(-max(lengths) // page), 1) + 1
+        table = random.permutation(len(lengths) * width).reshape(-1, width)
+        cache = random.standard_normal((table.size, page, groups, WIDTH)).astype(numpy.float32)
+        for row, length in zip(table, lengths):
+            slots = numpy.arange(width * page).reshape(width, page)
+            cache[row] = numpy.where((slots < length)[..., None, None], cache[row], numpy.nan)
+            row[-(-length // page):] = 2147480000
+        return getattr(self.xp, dtype)(cache), table
+
+    def tokens_of(self, cache, row, length):
+        """[kv heads, tokens, 576]"""
+        page = cache.shape[1]
+        pages = self.xp.float32(cache)[row[:-(-length // page)]]
+        return pages.reshape(-1, *pages.shape[2:])[:length].transpose(1, 0, 2)
+
+    def decode(self, lengths, queries, heads, groups=1, causal=True, dtype="bfloat16", q=None, **options):
+        xp = self.xp
+        cache, table = self.cache(lengths, groups, dtype)
+        if q is None:
+            random = numpy.random.default_rng(7)
+            q = getattr(xp, dtype)(random.standard_normal((len(lengths), queries, heads, WIDTH)) / 4)
+        metadata, splits = flash_mla.get_mla_metadata()
+        out, lse = flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32(lengths), LATENT, metadata,
+                                                    splits, causal=causal, **options)
+        self.assertEqual(tuple(lse.shape), (len(lengths), heads, queries))
+        for request, length in enumerate(lengths):
+            o, sums = attended(xp.float32(q)[request], self.tokens_of(cache, table[request], length), causal,
+                               options.get("softmax_scale") or WIDTH ** -0.5)
+            self.assert_close(out[request], o, 0.02 if dtype == "bfloat16" else 0.005)
+            self.assert_close(lse[request], sums.T, 2e-3)
+
+    def test_flash_mla(self):
+        for case in ({"lengths": [20], "queries": 1, "heads": 1}, {"lengths": [20, 1], "queries": 2, "heads": 3},
+                     {"lengths": [130, 65], "queries": 4, "heads": 2, "causal": False},
+                     {"lengths": [70, 3], "queries": 1, "heads": 9, "groups": 3, "dtype": "float16"},
+                     {"lengths": [70, 9], "queries": 2, "heads": 8, "groups": 8},
+                     {"lengths": [40, 2], "queries": 2, "heads": 6, "groups": 2, "softmax_scale": 0.1}):
+            with self.subTest(case):
+                self.decode(**case)
+
+    def test_queries_without_tokens(self):
+        self.decode([0, 3, 0], queries=2, heads=3)
+        self.decode([1, 0], queries=4, heads=2, causal=True)
+        self.decode([0, 0], queries=1, heads=2, causal=False)
+
+    def test_queries_with_room_between_them(self):
+        wide = numpy.random.default_rng(3).standard_normal((2, 3, 5, WIDTH + 64))
+        for heads in (3, 4):
+            self.decode([20, 17], 2, heads, q=self.xp.bfloat16(wide)[:, :2, :heads, :WIDTH])
+
+    def test_one_plan_serves_all_layers(self):
+        xp, (cache, table) = self.xp, self.cache([50, 20], 1, "bfloat16")
+        q = xp.bfloat16(numpy.random.default_rng(1).standard_normal((2, 1, 2, WIDTH)))
+        call = lambda metadata, lengths: flash_mla.flash_mla_with_kvcache(
+            q, cache, xp.int32(table), xp.int32(lengths), LATENT, metadata, None)[1]
+        same = lambda one, other: self.assertTrue(numpy.array_equal(xp.float32(one), xp.float32(other)))
+        first, second = flash_mla.get_mla_metadata(xp.int32([50, 20]), 2, 1)[0], flash_mla.get_mla_metadata()[0]
+        whole, cut = call(first, [50, 20]), call(second, [40, 20])
+        self.assertFalse(numpy.array_equal(xp.float32(whole), xp.float32(cut)))
+        same(call(second, [1, 1]), cut)  # the lengths were read by the first call
+        same(call(first, [50, 20]), whole)  # its plan was written over, and is made again
+        with self.assertRaisesRegex(hypermla.Error, "call get_mla_metadata.. again"):
+            flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32([4, 4]), LATENT, first, causal=True)
+
+    def test_what_flash_mla_refuses(self):
+        xp, (cache, table) = self.xp, self.cache([50], 1, "bfloat16")
+        q = xp.bfloat16(numpy.zeros((1, 1, 2, WIDTH)))
+        given = (q, cache, xp.int32(table), xp.int32([50]), LATENT)
+        metadata = flash_mla.get_mla_metadata()[0]
+        for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache is not supported"),
+                             ({"indices": xp.int32([[[1]]])}, "indices is not supported"),
+                             ({"tile_scheduler_metadata": xp.int32([1])}, "older releases"),
+                             ({"num_splits": xp.int32([1])}, "older releases")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                flash_mla.flash_mla_with_kvcache(*given, **{"tile_scheduler_metadata": metadata, **change})
+        with self.assertRaisesRegex(hypermla.Error, "head_dim_v 512, not"):
+            flash_mla.flash_mla_with_kvcache(*given[:4], 256, metadata)
+        with self.assertRaisesRegex(hypermla.Error, "2 heads over 4 kv heads"):
+            flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((1, 64, 4, WIDTH))), *given[2:], metadata)
+        with self.assertRaisesRegex(hypermla.Error, "for each of 1 requests"):
+            flash_mla.flash_mla_with_kvcache(*given[:3], xp.int32([1, 2]), LATENT, metadata)
+        with self.assertRaisesRegex(hypermla.Error, "page=48 is not supported"):
+            flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((2, 48, 1, WIDTH))), *given[2:], metadata)
+
+    def attend(self, wrapper, lengths, starts, page, heads=2, causal=True, dtype="bfloat16", natural=False):
+        xp = self.xp
+        cache, table = self.cache(lengths, 1, dtype, page)
+        cache = cache[:, :, 0]
+        counts = [-(-length // page) for length in lengths]
+        pages = [0, *numpy.cumsum(counts).tolist()]
+        indices = numpy.concatenate([row[:count] for row, count in zip(table, counts)])
+        q = getattr(xp, dtype)(numpy.random.default_rng(9).standard_normal((starts[-1], heads, WIDTH)) / 4)
+        wrapper.plan(xp.int32(starts), xp.int32(pages), xp.int32(indices), xp.int32(lengths), heads, 512, 64, page,
+                     causal, 0.07, xp.dtype(dtype), xp.dtype(dtype))
+        out, lse = wrapper.run(q[..., :LATENT], q[..., LATENT:], cache[..., :LATENT], cache[..., LATENT:],
+                               return_lse=True, return_lse_base_on_e=natural)
+        for request, length in enumerate(lengths):
+            own = slice(starts[request], starts[request + 1])
+            tokens = self.tokens_of(cache[:, :, None], table[request], length)
+            o, sums = attended(xp.float32(q)[own], tokens, causal, 0.07)
+            sums = numpy.where(numpy.isinf(sums), -numpy.inf, sums if natural else sums / math.log(2))
+            self.assert_close(out[own], o, 0.02)
+            self.assert_close(lse[own], sums, 2e-3)
+
+    def wrapper(self, **options):
+        return flashinfer.BatchMLAPagedAttentionWrapper(self.xp.int32([0] * 16), **options)
+
+    def test_flashinfer_with_pages_of_any_size(self):
+        wrapper = self.wrapper(backend="fa3")
+        for page in (1, 2, 16, 48, 64, 256):
+            with self.subTest(page):
+                self.attend(wrapper, [130, 9, 64], [0, 1, 4, 5], page)
+
+    def test_flashinfer_with_other_arguments(self):
+        wrapper = self.wrapper()
+        self.attend(wrapper, [30, 20], [0, 2, 2], 16, heads=3, causal=False, dtype="float16", natural=True)
+        self.attend(wrapper, [0, 3], [0, 1, 5], 1, causal=True)  # queries before the first token
+        self.attend(wrapper, [0], [0, 2], 8, causal=False)
+        self.attend(wrapper, [700, 3, 9], [0, 3, 4, 5], 64)
+
+    def test_flashinfer_writes_what_it_is_given(self):
+        xp, wrapper = self.xp, self.wrapper()
+        wrapper.plan(xp.int32([0, 1]), xp.int32([0, 1]), xp.int32([0]), xp.int32([1]), 2, 512, 64, 16, True, 0.1,
+                     xp.dtype("float16"), xp.dtype("float16"))
+        zeros = lambda *shape: xp.float16(numpy.zeros(shape, numpy.float32))
+        out, cache = xp.float16(numpy.ones((1, 2, LATENT))), (zeros(1, 16, 512), zeros(1, 16, 64))
+        self.assertIs(wrapper.run(zeros(1, 2, 512), zeros(1, 2, 64), *cache, out=out), out)
+        self.assert_close(out, numpy.zeros((1, 2, LATENT)), 0)
+
+    def test_what_flashinfer_refuses(self):
+        xp, wrapper = self.xp, self.wrapper()
+        given = {"qo_indptr": xp.int32([0, 1]), "kv_indptr": xp.int32([0, 1]), "kv_indices": xp.int32([0]),
+                 "kv_len_arr": xp.int32([5]), "num_heads": 2, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 8,
+                 "causal": True, "sm_scale": 0.1, "q_data_type": "bfloat16", "kv_data_type": "bfloat16"}
+        for change, said in (({"head_dim_kpe": 0}, "head_dim_kpe=0 are not supported"),
+                             ({"kv_data_type": "float8_e4m3fn"}, "cache of float8_e4m3fn"),
+                             ({"kv_len_arr": xp.int32([9])}, "request 0 has 9 tokens, but 1 pages of 8"),
+                             ({"kv_indptr": xp.int32([0, 2])}, "as many kv_indices"),
+                             ({"use_profiler": True}, "use_profiler"), ({"page_size": 0}, "page_size=0")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                wrapper.plan(**{**given, **change})
+        zeros = lambda *shape: xp.bfloat16(numpy.zeros(shape, numpy.float32))
+        q, cache = (zeros(1, 2, 512), zeros(1, 2, 64)), (zeros(1, 8, 512), zeros(1, 8, 64))
+        with self.assertRaisesRegex(hypermla.Error, "needs a plan"):
+            wrapper.run(*q, *cache)
+        wrapper.plan(**given)
+        with self.assertRaisesRegex(hypermla.Error, "ckv_scale is not supported"):
+            wrapper.run(*q, *cache, ckv_scale=1.0)
+        with self.assertRaisesRegex(hypermla.Error, "no room between pages"):
+            wrapper.run(*q, zeros(1, 9, 512)[:, :8], zeros(1, 8, 64))
+
+    def test_a_wrapper_for_graphs_keeps_its_capacity(self):
+        with self.assertRaisesRegex(hypermla.Error, "make the wrapper with max_tokens"):
+            self.attend(self.wrapper(use_cuda_graph=True), [30], [0, 1], 16)
+        wrapper = self.wrapper(use_cuda_graph=True, kv_indices=self.xp.int32([0] * 10))
+        self.attend(wrapper, [30, 70], [0, 2, 3], 16)
+        self.attend(wrapper, [80, 1], [0, 1, 3], 16)  # of the first one's decode object and table
+        with self.assertRaisesRegex(hypermla.Error, "a captured run.. cannot be planned for requests=2, tokens=81"):
+            self.attend(wrapper, [81, 1], [0, 1, 3], 16)
+
+
+class WithNumpy(Cases, unittest.TestCase):
+    xp = Numpy()
+
+
+@unittest.skipUnless(torch, "PyTorch is not installed")
+class WithTorch(Cases, unittest.TestCase):
+    xp = Torch()
+
+
+@unittest.skipUnless(torch and torch.cuda.is_available(), "there is no GPU")
+class OnAGpu(Cases, unittest.TestCase):
+    xp = Torch("cuda")
+
+    def test_a_graph_makes_the_plan_anew(self):
+        cache, table = self.cache([50, 20], 1, "bfloat16")
+        q = self.xp.bfloat16(numpy.random.default_rng(1).standard_normal((2, 1, 2, WIDTH)))
+        table, lengths = self.xp.int32(table), self.xp.int32([50, 20])
+        call = lambda metadata: flash_mla.flash_mla_with_kvcache(q, cache, table, lengths, LATENT, metadata)
+        call(flash_mla.get_mla_metadata()[0])
+        graph, metadata = torch.cuda.CUDAGraph(), flash_mla.get_mla_metadata()[0]
+        with torch.cuda.graph(graph):
+            captured = call(metadata)
+        lengths.copy_(self.xp.int32([20, 3]))
+        expected = call(flash_mla.get_mla_metadata()[0])
+        lengths.copy_(self.xp.int32([50, 1]))
+        other = call(flash_mla.get_mla_metadata()[0])[1]
+        lengths.copy_(self.xp.int32([20, 3]))
+        graph.replay()
+        for one, of in zip(captured, expected):
+            self.assertTrue(torch.equal(one, of))
+        self.assertFalse(torch.equal(captured[1], other))
+
+
+class Imports(unittest.TestCase):
+    def test_nothing_imports_torch(self):
+        script = ("import sys, hypermla.compat.flash_mla, hypermla.compat.flashinfer\n"
+                  "print('torch' in sys.modules, 'numpy' in sys.modules)")
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              text=True, capture_output=True, check=False, timeout=120)
+        self.assertEqual((done.stdout, done.stderr), ("False False\n", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
