@@ -75,7 +75,8 @@ def attended(q, tokens, causal, scale):
     for query in range(queries):
         for head in range(heads):
             length = tokens.shape[1]
-            seen = tokens[head // (heads // tokens.shape[0]), :max(length - queries + query + 1, 0) if causal else length]
+            most = max(length - queries + query + 1, 0) if causal else length
+            seen = tokens[head // (heads // tokens.shape[0]), :most]
             if not len(seen):
                 continue
             scores = seen.astype(numpy.float64) @ q[query, head] * scale

@@ -1,0 +1,45 @@
+"""SGLang's plug-in: `--attention-backend hypermla` (docs/sglang.md).
+
+SGLang finds register() by the entry point `sglang.srt.plugins` and calls it in each of its processes. Nothing of SGLang
+or PyTorch is imported before.
+"""
+
+NAME = "hypermla"
+
+
+def register():
+    """Makes the backend's name known to SGLang. May be called again."""
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS, register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if NAME in ATTENTION_BACKENDS:
+        return
+    server_args.add_attention_backend_choices([NAME])
+    server_args.add_chunked_prefix_cache_attention_backend(NAME)
+    register_attention_backend(NAME)(_backend)
+    HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", _add_to_drafts,
+                          HookType.BEFORE)
+
+
+def _backend(runner):
+    from hypermla.sglang.backend import HyperMlaBackend
+
+    return HyperMlaBackend(runner)
+
+
+def _add_to_drafts(factory, backend_name, backend_map, error_template):
+    """Before DraftBackendFactory chooses: what it takes for FlashMLA's name, it has for ours, too."""
+    of_flash_mla = backend_map.get("flashmla")
+    if of_flash_mla is not None:
+        several_steps = of_flash_mla == factory._create_flashmla_decode_backend
+        backend_map[NAME] = lambda: _draft_backend(factory, several_steps)
+    return (factory, backend_name, backend_map, error_template), {}
+
+
+def _draft_backend(factory, several_steps):
+    from hypermla.sglang.backend import HyperMlaBackend, HyperMlaMultiStepDraftBackend
+
+    if several_steps:
+        return HyperMlaMultiStepDraftBackend(factory.draft_model_runner, factory.topk, factory.speculative_num_steps)
+    return HyperMlaBackend(factory.draft_model_runner)

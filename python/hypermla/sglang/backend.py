@@ -1,0 +1,216 @@
+"""The attention backend behind `--attention-backend hypermla`, of SGLang 0.5.17: decoding, verification of drafts and
+extension of drafts by MlaDecode; prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
+
+A step is planned once, outside of the CUDA graph and on the device, and all layers of the graph run that plan. One
+MlaDecode for each number of queries (1, and that of drafts) serves every batch size, because its kernel, grid and
+workspace follow from its capacity alone.
+"""
+
+import torch
+from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
+from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
+from sglang.srt.models.deepseek_common import utils as deepseek
+from sglang.srt.models.deepseek_common.attention_backend_handler import (AttentionBackendRegistry,
+                                                                         handle_attention_flashinfer)
+from sglang.srt.runtime_context import get_parallel, get_spec
+
+import hypermla
+from hypermla.compat._queries import takeable
+from hypermla.sglang import NAME
+
+_PAGES = 128, 64, 32, 16, 1  # MlaDecode's
+_MOST_REQUESTS, _MOST_TOKENS = 2048, 1 << 20  # MlaDecode's
+
+# Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
+# prefill is computed: as where FlashInfer computes it.
+if NAME not in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
+    deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS.append(NAME)
+AttentionBackendRegistry.register(NAME, handle_attention_flashinfer)
+
+
+class _Steps:
+    """What the steps of one number of queries a request share: the plan, and the memory that graphs see."""
+
+    def __init__(self, decode, heads, requests, queries, device):
+        self.decode = decode
+        self.lse = torch.empty((requests * queries, heads), dtype=torch.float32, device=device)  # nobody reads it
+        self.table = None  # of graphs, [requests, pages]
+
+
+class HyperMlaBackend(FlashMLABackend):
+    """draft_step: of the model that drafts, which of its steps this backend serves, from 0 on; else None."""
+
+    supports_ragged_verify_graph = False
+    needs_cpu_seq_lens = False
+
+    def __init__(self, model_runner, skip_prefill=False, kv_indptr_buf=None, draft_step=None):
+        _require_supported(model_runner)
+        super().__init__(model_runner, skip_prefill, kv_indptr_buf)
+        self._draft_step = draft_step
+        self._page = next(page for page in _PAGES if self.page_size % page == 0)
+        self._max_tokens = min(self.req_to_token.shape[1], _MOST_TOKENS)
+        self._max_requests = min(model_runner.req_to_token_pool.size, _MOST_REQUESTS)
+        self._graph_requests = 0
+        self._scale = self.scaling
+        self._steps = {}  # by queries of a request
+        self._planned = None  # queries, lengths and table of the step
+
+    # --- planning: outside of graphs ---
+
+    def init_forward_metadata(self, forward_batch):
+        if self._is_prefill(forward_batch):
+            return super().init_forward_metadata(forward_batch)
+        queries, lengths = self._queries_and_lengths(forward_batch, eager=True)
+        if forward_batch.seq_lens_cpu is None or not len(lengths):
+            most = self._max_tokens
+        else:
+            most = int(forward_batch.seq_lens_cpu.max()) + self._room()
+        width = -(-min(max(most, 1), self._max_tokens) // self._page)
+        self._plan(forward_batch, queries, lengths, self._eager_block_kv_indices(len(lengths), width))
+
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
+        if self._is_prefill(forward_batch):
+            return super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
+        queries, lengths = self._queries_and_lengths(forward_batch, eager=False)
+        steps = self._of(queries)
+        if steps.table is None:
+            steps.table = torch.zeros((self._graph_requests, -(-self._max_tokens // self._page)), dtype=torch.int32,
+                                      device=self.device)
+        self._plan(forward_batch, queries, lengths, steps.table[:len(lengths)])
+
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, block_kv_indices=None):
+        self._graph_requests = max_bs
+        if self.num_draft_tokens:
+            self._verify_mask = _verify_mask(self, max_bs)
+
+    def _is_prefill(self, forward_batch):
+        mode = forward_batch.forward_mode
+        return not (mode.is_decode_or_idle() or mode.is_target_verify() or mode.is_draft_extend_v2())
+
+    def _room(self):
+        """Tokens of a step that seq_lens_cpu may not count."""
+        return (self.num_draft_tokens or 0) + (0 if self._draft_step is None else self._draft_step + 1)
+
+    def _queries_and_lengths(self, forward_batch, eager):
+        """Queries of each request, and the tokens that it then has, int32 on the device."""
+        mode, drafts = forward_batch.forward_mode, self.num_draft_tokens
+        lengths = forward_batch.seq_lens[:forward_batch.batch_size]
+        if mode.is_target_verify():
+            return drafts, (lengths + drafts).to(torch.int32)
+        if mode.is_draft_extend_v2():  # a window of `drafts` queries, which graphs' lengths count already
+            if eager:
+                lengths = lengths - forward_batch.extend_seq_lens + drafts
+            return drafts, lengths.to(torch.int32)
+        if self._draft_step is not None:  # the drafts of the steps before this one, and its own, are in the cache
+            lengths = lengths + (self._draft_step + 1)
+        return 1, lengths.to(torch.int32)
+
+    def _plan(self, forward_batch, queries, lengths, table):
+        if not len(lengths):  # an idle step, whose layers call nothing
+            return
+        requests = forward_batch.req_pool_indices[:len(lengths)]
+        if table.is_cuda:
+            blocks = get_num_kv_index_blocks_flashmla(table.shape[1], self._page)
+            create_flashmla_kv_indices_triton[len(lengths), blocks](
+                self.req_to_token, requests, lengths, None, table, self.req_to_token.stride(0), table.stride(0),
+                PAGED_SIZE=self._page)
+        else:
+            table.copy_(self.req_to_token[requests, :table.shape[1] * self._page:self._page] // self._page)
+        self._of(queries).decode.plan(lengths)
+        self._planned = queries, lengths, table
+
+    def _of(self, queries):
+        if queries not in self._steps:
+            decode = hypermla.MlaDecode(
+                heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
+                max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
+                device=str(self.req_to_token.device))
+            self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
+        return self._steps[queries]
+
+    # --- attention of a layer ---
+
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, q_rope=None, k_rope=None):
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, q_rope=None, k_rope=None):
+        if self._is_prefill(forward_batch):
+            # Not FlashMLA's, which takes queries in one part only.
+            return super(FlashMLABackend, self).forward_extend(q, k, v, layer, forward_batch, save_kv_cache,
+                                                               q_rope=q_rope, k_rope=k_rope)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
+
+    def _attend(self, q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope):
+        if k is not None and save_kv_cache:
+            if k_rope is not None:
+                self.token_to_kv_pool.set_mla_kv_buffer(layer, forward_batch.out_cache_loc, k, k_rope)
+            else:
+                self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
+        heads, rope = layer.tp_q_head_num, layer.head_dim - layer.v_head_dim
+        if q_rope is None:
+            q = takeable(q.view(-1, heads, layer.head_dim))
+            q = q[..., :layer.v_head_dim], q[..., layer.v_head_dim:]
+        else:
+            q = takeable(q.view(-1, heads, layer.v_head_dim)), takeable(q_rope.view(-1, heads, rope))
+        if layer.scaling != self._scale:
+            self._rescale(layer.scaling)
+        queries, _, table = self._planned
+        steps = self._steps[queries]
+        cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        pages = cache.shape[0] // self._page
+        cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
+        tokens = q[0].shape[0]
+        lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
+        o, _ = steps.decode.run(q, cache, table, lse=lse, out=q[0].new_empty((tokens, heads, layer.v_head_dim)))
+        return o.view(-1, heads * layer.v_head_dim)
+
+    def _rescale(self, scale):
+        """The layers' scale is not the model's configuration's: seen in the first forward pass, the warm-up."""
+        tables = {queries: steps.table for queries, steps in self._steps.items()}
+        self._scale, self._steps = scale, {}
+        for queries, table in tables.items():
+            self._of(queries).table = table
+        queries, lengths, _ = self._planned
+        self._of(queries).decode.plan(lengths)
+
+
+class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
+    """Of a model that drafts several tokens, one after the other: a backend for each."""
+
+    needs_cpu_seq_lens = False
+
+    def __init__(self, model_runner, topk, speculative_num_steps):
+        if topk > 1:
+            raise ValueError(_TREES)
+        self.topk, self.speculative_num_steps = topk, speculative_num_steps
+        self.attn_backends = [HyperMlaBackend(model_runner, skip_prefill=True, draft_step=step)
+                              for step in range(speculative_num_steps - 1)]
+
+
+_TREES = (f"--attention-backend {NAME} takes chains of drafts, not trees: set --speculative-eagle-topk 1, or choose "
+          "another backend")
+
+
+def _require_supported(runner):
+    """Raises ValueError, which SGLang shows before it serves, for a model or flags that the backend does not take."""
+    config = runner.model_config
+    dims = getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None)
+    if not runner.use_mla_backend or dims != (512, 64):
+        raise ValueError(f"--attention-backend {NAME} is for latent attention with 512 and 64 columns, as DeepSeek-V3 "
+                         f"and Kimi-K2 have it, not {dims}; choose another backend")
+    if runner.kv_cache_dtype not in (torch.bfloat16, torch.float16) or runner.kv_cache_dtype != runner.dtype:
+        raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, not "
+                         f"{runner.kv_cache_dtype} beside {runner.dtype}; set --kv-cache-dtype auto")
+    if get_parallel().attn_dcp_size > 1:
+        raise ValueError(f"--attention-backend {NAME} does not take decode context parallelism yet; leave it off")
+    if (get_spec().speculative_eagle_topk or 0) > 1:
+        raise ValueError(_TREES)
+
+
+def _verify_mask(backend, max_requests):
+    from sglang.srt.layers.attention.verify_mask import maybe_create_verify_mask
+
+    return maybe_create_verify_mask(
+        is_draft_runner=backend.is_draft_runner, skip_prefill=backend.skip_prefill, max_bs=max_requests,
+        max_context_len=backend.max_context_len, num_draft_tokens=backend.num_draft_tokens, device=backend.device,
+        is_read=False)

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Records what python/hypermla/sglang uses of SGLang: its functions' parameters, into sglang_signatures.json beside
+this file. To be run by the Python of an environment that has SGLang; sglang_test.py compares with the record.
+"""
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import pathlib
+import sys
+import types
+
+RECORD = pathlib.Path(__file__).with_suffix(".json")
+USED = {
+    "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
+    "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
+    "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend.forward"],
+    "sglang.srt.layers.attention.flashinfer_mla_backend": ["FlashInferMLAAttnBackend.forward_extend"],
+    "sglang.srt.layers.attention.flashmla_backend": [
+        "FlashMLABackend.__init__", "FlashMLABackend.init_forward_metadata",
+        "FlashMLABackend.init_forward_metadata_out_graph", "FlashMLABackend.init_cuda_graph_state",
+        "FlashMLABackend.forward_decode", "FlashMLABackend.forward_extend", "FlashMLABackend._eager_block_kv_indices",
+        "FlashMLABackend.verify_mask", "FlashMLAMultiStepDraftBackend.__init__",
+        "FlashMLAMultiStepDraftBackend.init_forward_metadata_out_graph"],
+    "sglang.srt.layers.attention.verify_mask": ["maybe_create_verify_mask"],
+    "sglang.srt.mem_cache.memory_pool": ["MLATokenToKVPool.get_key_buffer", "MLATokenToKVPool.set_kv_buffer",
+                                         "MLATokenToKVPool.set_mla_kv_buffer"],
+    "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",
+                                                                    "handle_attention_flashinfer"],
+    "sglang.srt.models.deepseek_common.utils": ["FORWARD_ABSORB_CORE_ATTENTION_BACKENDS"],
+    "sglang.srt.plugins.hook_registry": ["HookRegistry.register", "HookType.BEFORE"],
+    "sglang.srt.runtime_context": ["get_parallel", "get_spec"],
+    "sglang.srt.server_args": ["add_attention_backend_choices", "add_chunked_prefix_cache_attention_backend"],
+    "sglang.srt.speculative.draft_utils": ["DraftBackendFactory._create_backend",
+                                           "DraftBackendFactory._create_flashmla_decode_backend",
+                                           "DraftBackendFactory._create_flashmla_prefill_backend"],
+}
+
+
+def stand_in():
+    """For FlashMLA's kernels, which cannot be imported without a GPU."""
+    kernels = types.ModuleType("sgl_kernel.flash_mla")
+    kernels.flash_mla_with_kvcache = kernels.get_mla_metadata = None
+    sys.modules.setdefault("sgl_kernel", types.ModuleType("sgl_kernel"))
+    sys.modules["sgl_kernel.flash_mla"] = kernels
+
+
+def described(module, name):
+    """The names of its parameters, or of what type it is."""
+    thing = importlib.import_module(module)
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    thing = getattr(thing, "fn", thing)  # of Triton
+    return list(inspect.signature(thing).parameters) if callable(thing) else type(thing).__name__
+
+
+def recorded():
+    functions = {f"{module}.{name}": described(module, name) for module, names in USED.items() for name in names}
+    return {"sglang": importlib.metadata.version("sglang"), "uses": functions}
+
+
+if __name__ == "__main__":
+    stand_in()
+    RECORD.write_text(json.dumps(recorded(), indent=1) + "\n")

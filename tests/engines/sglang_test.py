@@ -1,0 +1,323 @@
+"""python/hypermla/sglang against SGLang's own classes, with a mock model runner, on a CPU. Where SGLang is not
+installed only what it uses is compared with the record in sglang_signatures.json.
+
+What needs a GPU there is stood in for: FlashMLA's kernels, which the backend replaces; FlashInfer's wrappers, by
+hypermla.compat.flashinfer; and the Triton kernel that writes the cache.
+"""
+
+import ast
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import tomllib
+import types
+import unittest
+
+import sglang_signatures
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py")]
+RECORD = json.loads(sglang_signatures.RECORD.read_text())
+
+
+class Signatures(unittest.TestCase):
+    def test_what_is_imported_is_recorded(self):
+        imports = [node for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))
+                   if isinstance(node, ast.ImportFrom) and node.module.startswith("sglang.")]
+        imported = {f"{node.module}.{name.name}" for node in imports for name in node.names}
+        self.assertGreater(len(imported), 8)
+        for name in imported:
+            self.assertTrue(any(used == name or used.startswith(name + ".") for used in RECORD["uses"]), name)
+
+    def test_what_is_overridden_takes_the_same(self):
+        """Parameters of the base's method come first, under the same names; what is added has defaults."""
+        bases = {"HyperMlaBackend": "FlashMLABackend", "HyperMlaMultiStepDraftBackend": "FlashMLAMultiStepDraftBackend"}
+        checked = set()
+        for node in ast.parse(SOURCES[1].read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.name not in bases:
+                continue
+            for method in (one for one in node.body if isinstance(one, ast.FunctionDef)):
+                base = RECORD["uses"].get(
+                    f"sglang.srt.layers.attention.flashmla_backend.{bases[node.name]}.{method.name}")
+                if base is None or method.name == "__init__":  # SGLang makes ours by our own functions
+                    continue
+                checked.add(method.name)
+                own = [argument.arg for argument in method.args.args]
+                self.assertEqual(own[:len(base)], base, method.name)
+                self.assertGreaterEqual(len(method.args.defaults), len(own) - len(base), method.name)
+        self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
+                                   "forward_decode", "forward_extend"})
+
+    def test_the_hook_takes_what_the_factory_is_given(self):
+        hook = next(node for node in ast.parse(SOURCES[0].read_text()).body
+                    if isinstance(node, ast.FunctionDef) and node.name == "_add_to_drafts")
+        self.assertEqual([argument.arg for argument in hook.args.args][1:],
+                         RECORD["uses"]["sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"][1:])
+
+    def test_the_entry_point_is_there(self):
+        project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+        self.assertEqual(project["entry-points"]["sglang.srt.plugins"], {"hypermla": "hypermla.sglang:register"})
+
+    def test_nothing_is_imported_before_it_is_used(self):
+        script = "import sys, hypermla.sglang; print({'torch', 'sglang', 'numpy'} & set(sys.modules))"
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              text=True, capture_output=True, check=False, timeout=120)
+        self.assertEqual((done.stdout, done.stderr), ("set()\n", ""))
+
+
+try:
+    importlib.metadata.version("sglang")
+except importlib.metadata.PackageNotFoundError:
+    unittest.main()
+
+import torch
+
+sys.path.insert(0, str(BUILD / "python"))
+sglang_signatures.stand_in()
+
+from sglang.srt import plugins, server_args
+from sglang.srt.layers.attention import attention_registry, flashinfer_mla_backend
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_context
+from sglang.srt.speculative.draft_utils import DraftBackendFactory
+from sglang.test.kits.attention_unittest.attention_methods import mla_attention as kit
+
+import hypermla.compat.flashinfer
+import hypermla.sglang
+
+flashinfer_mla_backend.BatchMLAPagedAttentionWrapper = hypermla.compat.flashinfer.BatchMLAPagedAttentionWrapper
+flashinfer_mla_backend.BatchPrefillWithRaggedKVCacheWrapper = lambda *arguments, **options: None
+
+# SGLang finds the plug-in as it finds that of an installed distribution.
+with tempfile.TemporaryDirectory() as directory:
+    about = pathlib.Path(directory) / "hypermla-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: hypermla\nVersion: 0\n")
+    group = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["entry-points"]["sglang.srt.plugins"]
+    (about / "entry_points.txt").write_text("[sglang.srt.plugins]\n" + "".join(
+        f"{name} = {value}\n" for name, value in group.items()))
+    sys.path.append(directory)
+    plugins.load_plugins()
+    sys.path.remove(directory)
+
+HEADS, CONTEXT = 4, 192
+DTYPE = torch.bfloat16
+
+
+def attended(q, tokens, scale):
+    """Of one request: q [queries, heads, 576], the last query sees all tokens, each one before it one less."""
+    rows = []
+    for query, row in enumerate(q.float()):
+        seen = tokens[:len(tokens) - len(q) + query + 1].float()
+        rows.append((row @ seen.T * scale).softmax(-1) @ seen[:, :512])
+    return torch.stack(rows)
+
+
+class Pool(kit.MLATokenToKVPool):
+    """Writes without Triton."""
+
+    def set_mla_kv_buffer(self, layer, loc, nope, rope):
+        self.get_key_buffer(layer.layer_id)[loc] = torch.cat([nope, rope], dim=-1)
+
+
+class Runner(kit.MockMLAModelRunner):
+    def __init__(self, page, requests, drafts=0, **changes):
+        mode = ForwardMode.TARGET_VERIFY if drafts else ForwardMode.DECODE
+        case = kit.MLAAttentionCase("", "hypermla", mode, HEADS, page, (1,) * requests, (drafts,) * requests)
+        config = kit.TinyMLAModelConfig(num_heads=HEADS, kv_lora_rank=512, qk_rope_head_dim=64, hidden_size=64,
+                                        context_len=CONTEXT)
+        super().__init__(case=case, model_config=config, dtype=DTYPE, device="cpu", max_context_len=CONTEXT,
+                         kv_lora_rank=512, qk_rope_head_dim=64)
+        self.token_to_kv_pool.__class__ = Pool
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+
+class Case:
+    """Requests with some tokens in the cache, in pages of random order; what is not theirs is NaN."""
+
+    def __init__(self, page, lengths, drafts=0, backend=None, **changes):
+        torch.manual_seed(len(lengths) * page)
+        self.runner = runner = Runner(page, len(lengths) + 1, drafts, **changes)
+        self.layer = RadixAttention(num_heads=HEADS, head_dim=576, scaling=0.09, num_kv_heads=1, layer_id=0,
+                                    v_head_dim=512)
+        self.cache = runner.token_to_kv_pool.get_key_buffer(0)
+        self.cache[:] = float("nan")
+        width = -(-CONTEXT // page)
+        pages = 1 + torch.randperm(len(self.cache) // page - 1)[:len(lengths) * width].reshape(-1, width)
+        self.requests = torch.randperm(len(lengths)) + 1  # rows of the pool of requests
+        for request, own in zip(self.requests, pages):
+            slots = (own[:, None] * page + torch.arange(page)).flatten()[:CONTEXT]
+            runner.req_to_token_pool.req_to_token[request, :len(slots)] = slots.int()
+        self.lengths = lengths
+        for request, length in enumerate(lengths):
+            self.cache[self.slots(request)[:length], 0] = torch.randn(length, 576).to(DTYPE)
+        self.backend = (backend or attention_registry.ATTENTION_BACKENDS["hypermla"])(runner)
+
+    def slots(self, request):
+        return self.runner.req_to_token_pool.req_to_token[self.requests[request]].long()
+
+    def batch(self, mode, lengths, new):
+        """A batch whose requests have these lengths; the `new` last tokens of each go into the cache now."""
+        ends = self.ends
+        slots = torch.cat([self.slots(request)[end - new:end] for request, end in enumerate(ends)])
+        lengths = torch.tensor(lengths)
+        batch = ForwardBatch(forward_mode=mode, batch_size=len(lengths), input_ids=torch.zeros(len(slots)).long(),
+                             req_pool_indices=self.requests, seq_lens=lengths, seq_lens_cpu=lengths,
+                             out_cache_loc=slots, seq_lens_sum=int(lengths.sum()))
+        batch.extend_seq_lens = torch.full_like(lengths, new)
+        return batch
+
+    def attend(self, mode, new, counted, apart, graph=False, cpu_lengths=True):
+        """`new` tokens of each request, of which seq_lens counts `counted`. Returns what comes out and what should."""
+        self.ends = [length + new for length in self.lengths]
+        batch = self.batch(mode, [length + counted for length in self.lengths], new)
+        if not cpu_lengths:
+            batch.seq_lens_cpu = None
+        if graph:
+            self.backend.init_cuda_graph_state(len(self.lengths) + 1, 64)
+            self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            self.backend.init_forward_metadata_in_graph(batch)
+        else:
+            self.backend.init_forward_metadata(batch)
+        rows = len(self.lengths) * new
+        q, kv = torch.randn(rows, HEADS, 576).to(DTYPE), torch.randn(rows, 1, 576).to(DTYPE)
+        if apart:  # the latent part as the product of a batch of heads leaves it
+            latent = q[..., :512].transpose(0, 1).contiguous().transpose(0, 1)
+            given = (latent, kv[..., :512], kv[..., :512])
+            parts = {"q_rope": q[..., 512:], "k_rope": kv[..., 512:]}
+        else:
+            given, parts = (q.flatten(1), kv, kv[..., :512]), {}
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            o = self.backend.forward(*given, self.layer, batch, **parts)
+        expected = torch.cat([attended(own, self.cache[self.slots(request)[:end], 0], self.layer.scaling)
+                              for request, (own, end) in enumerate(zip(q.split(new), self.ends))])
+        return o.view(rows, HEADS, 512).float(), expected
+
+
+class Backend(unittest.TestCase):
+    def assert_attends(self, case, *arguments, **options):
+        o, expected = case.attend(*arguments, **options)
+        torch.testing.assert_close(o, expected, atol=0.03, rtol=0)
+
+    def test_it_decodes_with_pages_of_any_size(self):
+        for page in (1, 2, 16, 32, 64):
+            for apart in (False, True):
+                for graph in (False, True):
+                    with self.subTest(page=page, apart=apart, graph=graph):
+                        self.assert_attends(Case(page, [70, 1, 63]), ForwardMode.DECODE, 1, 1, apart, graph)
+
+    def test_it_verifies_drafts(self):
+        """seq_lens does not count the drafts."""
+        for graph in (False, True):
+            self.assert_attends(Case(16, [40, 100, 15], drafts=4), ForwardMode.TARGET_VERIFY, 4, 0, True, graph)
+
+    def test_it_extends_drafts(self):
+        """A window of 3 queries, which seq_lens counts."""
+        for graph in (False, True):
+            self.assert_attends(Case(64, [40, 100], drafts=3), ForwardMode.DRAFT_EXTEND_V2, 3, 3, False, graph)
+
+    def test_one_object_serves_all_batch_sizes_of_a_graph(self):
+        case = Case(16, [40, 100, 15])
+        self.assert_attends(case, ForwardMode.DECODE, 1, 1, True, graph=True)
+        steps = case.backend._steps[1]
+        address = steps.table.data_ptr()
+        case.lengths, case.requests = [120, 16], case.requests[:2].flip(0)
+        for request, length in enumerate(case.lengths):
+            case.cache[case.slots(request)[:length], 0] = torch.randn(length, 576).to(DTYPE)
+        batch_sizes = case.backend._graph_requests
+        self.assert_attends(case, ForwardMode.DECODE, 1, 1, True, graph=True)
+        self.assertEqual((case.backend._steps[1], steps.table.data_ptr(), batch_sizes), (steps, address, 4))
+
+    def test_an_idle_step_plans_nothing(self):
+        case = Case(16, [9])
+        batch = ForwardBatch(forward_mode=ForwardMode.IDLE, batch_size=0, input_ids=torch.zeros(0).long(),
+                             req_pool_indices=case.requests[:0], seq_lens=torch.zeros(0).long(), out_cache_loc=None,
+                             seq_lens_cpu=torch.zeros(0).long(), seq_lens_sum=0)
+        case.backend.init_forward_metadata(batch)
+        o = case.backend.forward(torch.zeros(0, HEADS * 576), None, None, case.layer, batch)
+        self.assertEqual(tuple(o.shape), (0, HEADS * 512))
+
+    def test_eager_steps_need_no_lengths_on_the_host(self):
+        self.assertFalse(Case(64, [9]).backend.needs_cpu_seq_lens)
+        self.assert_attends(Case(64, [9, 90]), ForwardMode.DECODE, 1, 1, True, cpu_lengths=False)
+
+    def test_drafts_of_several_steps_see_those_before(self):
+        """In step i the drafts 0 to i are in the cache, and seq_lens counts none of them."""
+        factory = DraftBackendFactory.__new__(DraftBackendFactory)
+        case = Case(16, [40, 3], drafts=4)
+        factory.draft_model_runner, factory.topk, factory.speculative_num_steps = case.runner, 1, 4
+        factory.draft_attn_backend, factory.server_args = "hypermla", None
+        backend = factory.create_decode_backend()
+        self.assertEqual(len(backend.attn_backends), 3)
+        for step, its in enumerate(backend.attn_backends):
+            case.backend = its
+            self.assert_attends(case, ForwardMode.DECODE, 1, -step, True)
+            case.lengths = [length + 1 for length in case.lengths]
+        batch = case.batch(ForwardMode.DECODE, case.lengths, 1)
+        batch.spec_info = types.SimpleNamespace()
+        backend.init_cuda_graph_state(3, 64)
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        for step, its in enumerate(backend.attn_backends):
+            self.assertEqual(its._planned[1].tolist(), [length + step + 1 for length in case.lengths])
+        one = case.backend.__class__(case.runner)
+        self.assertIsNone(one._draft_step)
+        factory.topk = 2
+        with self.assertRaisesRegex(ValueError, "set --speculative-eagle-topk 1"):
+            factory.create_decode_backend()
+
+    def test_it_prefills(self):
+        """By the absorbed path, with what stands for FlashInfer."""
+        case = Case(1, [40, 9])
+        case.ends = [44, 13]
+        batch = case.batch(ForwardMode.EXTEND, case.ends, 4)
+        batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = torch.tensor(case.lengths), case.lengths
+        batch.attn_attend_prefix_cache = None
+        seen = {}
+        case.backend.forward_metadata = types.SimpleNamespace(use_ragged=False, prefill_wrapper=types.SimpleNamespace(
+            run=lambda q, q_rope, ckv, kpe, out: seen.update(q=q, q_rope=q_rope, ckv=ckv, kpe=kpe) or out.zero_()))
+        q, kv = torch.randn(8, HEADS, 576).to(DTYPE), torch.randn(8, 1, 576).to(DTYPE)
+        case.backend.forward(q[..., :512], kv[..., :512], kv[..., :512], case.layer, batch, q_rope=q[..., 512:],
+                             k_rope=kv[..., 512:])
+        self.assertTrue(torch.equal(seen["q_rope"], q[..., 512:]) and torch.equal(seen["q"], q[..., :512]))
+        self.assertTrue(torch.equal(seen["ckv"][batch.out_cache_loc], kv[..., :512]), "the new tokens are in the cache")
+
+    def test_what_is_not_supported_is_said(self):
+        for change, said in (({"kv_cache_dtype": torch.float8_e4m3fn}, "set --kv-cache-dtype auto"),
+                             ({"use_mla_backend": False}, "512 and 64 columns")):
+            with self.assertRaisesRegex(ValueError, said):
+                Case(64, [9], **change)
+        runner = Runner(64, 1)
+        runner.model_config.kv_lora_rank = 256
+        with self.assertRaisesRegex(ValueError, r"not \(256, 64\)"):
+            attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
+
+
+class Plugin(unittest.TestCase):
+    def test_sglang_is_as_recorded(self):
+        self.assertEqual(sglang_signatures.recorded(), RECORD)
+
+    def test_sglang_knows_the_name(self):
+        hypermla.sglang.register()  # again
+        self.assertEqual(server_args.ATTENTION_BACKEND_CHOICES.count("hypermla"), 1)
+        self.assertIn("hypermla", server_args.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS)
+
+    def test_layers_hand_queries_in_two_parts(self):
+        from sglang.srt.models.deepseek_common import attention_backend_handler, utils
+
+        Case(64, [9])
+        self.assertIn("hypermla", utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
+        self.assertIs(attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla"),
+                      attention_backend_handler.handle_attention_flashinfer)
+
+
+if __name__ == "__main__":
+    unittest.main()
