@@ -291,6 +291,28 @@ class OnAGpu(Cases, unittest.TestCase):
         self.assertFalse(torch.equal(captured[1], other))
 
 
+    def test_a_captured_run_follows_the_plan(self):
+        integers, random = self.xp.int32, numpy.random.default_rng(2)
+        q, cache = (self.xp.bfloat16(random.standard_normal(shape)) for shape in ((2, 2, WIDTH), (20, 16, WIDTH)))
+        tensors = q[..., :LATENT], q[..., LATENT:], cache[..., :LATENT], cache[..., LATENT:]
+        plan = lambda wrapper, lengths, pages, indices: wrapper.plan(
+            integers([0, 1, 2]), integers(pages), integers(indices), integers(lengths), 2, 512, 64, 16, True, 0.05,
+            torch.bfloat16, torch.bfloat16)
+        captured = self.wrapper(use_cuda_graph=True, kv_indices=integers([0] * 20))
+        plan(captured, [30, 70], [0, 2, 7], [3, 4, 9, 8, 7, 6, 5])
+        captured.run(*tensors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, lse = captured.run(*tensors, return_lse=True)
+        for step in (([100, 5], [0, 7, 8], [1, 3, 5, 7, 9, 11, 13, 2]), ([1, 160], [0, 1, 11], [19, *range(10)])):
+            plan(captured, *step)
+            graph.replay()
+            direct = self.wrapper()
+            plan(direct, *step)
+            for one, other in zip((out, lse), direct.run(*tensors, return_lse=True)):
+                torch.testing.assert_close(one, other, atol=0.02, rtol=0)
+
+
 class Imports(unittest.TestCase):
     def test_nothing_imports_torch(self):
         script = ("import sys, hypermla.compat.flash_mla, hypermla.compat.flashinfer\n"

@@ -1,4 +1,4 @@
-"""FlashInfer's attention over a paged latent cache, with the signatures of its release 0.7, on MlaDecode.
+"""FlashInfer's attention over a paged latent cache, with the signatures of its release 0.6.18, on MlaDecode.
 
     from hypermla.compat.flashinfer import BatchMLAPagedAttentionWrapper    # in place of: from flashinfer.mla import ..
 

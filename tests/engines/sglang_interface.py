@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Records what python/hypermla/sglang uses of SGLang: its functions' parameters, into sglang_signatures.json beside
-this file. To be run by the Python of an environment that has SGLang; sglang_test.py compares with the record.
+"""What the plug-in uses of SGLang: names, and the parameters of functions. Records those of the SGLang that Python
+finds in tests/engines/sglang-<version>.json; tests compare them with the plug-in and with an installed SGLang.
+
+    python3 tests/engines/sglang_interface.py
 """
 
 import importlib
@@ -11,7 +13,7 @@ import pathlib
 import sys
 import types
 
-RECORD = pathlib.Path(__file__).with_suffix(".json")
+HERE = pathlib.Path(__file__).resolve().parent
 USED = {
     "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
     "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
@@ -56,10 +58,19 @@ def described(module, name):
 
 
 def recorded():
+    """The interface that the plug-in was written for."""
+    return json.loads((HERE / "sglang-0.5.17.json").read_text())
+
+
+def of_engine():
+    """The interface of the SGLang that Python finds."""
     functions = {f"{module}.{name}": described(module, name) for module, names in USED.items() for name in names}
-    return {"sglang": importlib.metadata.version("sglang"), "uses": functions}
+    return {"version": importlib.metadata.version("sglang"), "uses": functions}
 
 
 if __name__ == "__main__":
     stand_in()
-    RECORD.write_text(json.dumps(recorded(), indent=1) + "\n")
+    interface = of_engine()
+    path = HERE / f"sglang-{interface['version']}.json"
+    path.write_text(json.dumps(interface, indent=1) + "\n")
+    print(path)
