@@ -96,9 +96,20 @@ class Decode(unittest.TestCase):
         self.assertTrue((again == o).all() and (again_lse == lse).all())
         self.assertTrue((wide[..., 512:] == 0).all())
 
+    def test_the_log_sum_exp_may_be_by_requests(self):
+        lengths, q, cache, table = self.step()
+        decode = self.decode(max_queries=3)
+        decode.plan(lengths, numpy.array([0, 0, 2], numpy.int32))  # the second request's are the first two rows
+        o, lse = decode.run(q, cache, table)
+        by_request = numpy.zeros((2, 2, 3), numpy.float32)  # [requests, heads, queries]
+        again, _ = decode.run(q, cache, table, lse=by_request.transpose(0, 2, 1))
+        self.assertTrue((again == o).all() and (by_request[1, :, :2].T == lse).all())
+        self.assertTrue((by_request[0] == 0).all() and (by_request[:, :, 2] == 0).all())
+
     def test_what_does_not_fit_is_refused(self):
         lengths, q, cache, table = self.step()
         decode, latent = self.decode(), q[..., :512].copy()
+        by_request = lambda *shape: numpy.zeros(shape, numpy.float32)
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
                             (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
@@ -112,6 +123,8 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q, cache, table[0]), "block_table"),
                             (lambda: decode.run(q, cache, table[:1]), "1 rows, but the plan has 2 requests"),
                             (lambda: decode.run(q, cache, table, out=q), "out must be"),
+                            (lambda: decode.run(q, cache, table, lse=by_request(2, 2, 2)), r"requests, 1, 2\]"),
+                            (lambda: decode.run(q, cache, table, lse=by_request(1, 1, 2)), "lse has 1 rows"),
                             (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent), "memory of its own")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)

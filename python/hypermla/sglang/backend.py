@@ -6,6 +6,8 @@ MlaDecode for each number of queries (1, and that of drafts) serves every batch 
 workspace follow from its capacity alone.
 """
 
+import logging
+
 import torch
 from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
@@ -18,6 +20,7 @@ import hypermla
 from hypermla.compat._queries import takeable
 from hypermla.sglang import NAME
 
+_log = logging.getLogger(__name__)
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
 _MOST_REQUESTS, _MOST_TOKENS = 2048, 1 << 20  # MlaDecode's
 
@@ -125,6 +128,7 @@ class HyperMlaBackend(FlashMLABackend):
                 heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
                 max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
                 device=str(self.req_to_token.device))
+            _log.info("HyperMLA decodes requests of %d queries: %s", queries, decode.explain())
             self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
         return self._steps[queries]
 
