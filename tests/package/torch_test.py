@@ -138,6 +138,17 @@ class HostTime(unittest.TestCase):
             self.assertIn("hypermla_decode_run, C and C++", times)
 
 
+class Attack(unittest.TestCase):
+    def test_a_short_one_finds_nothing(self):
+        """On the CPU; docs/checking.md has the totals of a long one on a GPU."""
+        words = [CHECKOUT / "tests/attack/decode_runs.py", "--device=cpu", "--runs=150"]
+        done = subprocess.run([sys.executable, *words], text=True, capture_output=True, check=False, timeout=600)
+        self.assertEqual(done.returncode, 0, done)
+        totals = json.loads(done.stdout)
+        self.assertGreaterEqual(totals["runs"], 150)
+        self.assertGreater(totals["worst"]["o"], 0)
+
+
 class CacheOperators(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(2)
