@@ -16,7 +16,7 @@
 //
 // over the tokens of its request. Causal: query i of the n of a request with m tokens sees the first m - n + i + 1 of
 // them. The log-sum-exps merge the results over several ranges of a request's tokens, as of a prefix in chunks; with
-// `accumulate` run() merges them itself, also into what MlaDecode attended to.
+// `accumulate` run() merges them itself, also into what MlaDecode attended to (docs/shared-prefixes.md).
 #pragma once
 
 #include <cstddef>
