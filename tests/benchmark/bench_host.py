@@ -100,8 +100,7 @@ def calls(device, library):
 
     prefill = hypermla.MlaPrefill(heads=HEADS, max_requests=REQUESTS, max_query_tokens=REQUESTS, max_tokens=1,
                                   device=device)
-    requests = starts if attends else starts[:1]
-    prefill.plan(requests, requests)
+    prefill.plan(starts, starts)
     for layer in layers:
         prefill.run(*layer.prefill)
 
@@ -129,7 +128,7 @@ def calls(device, library):
         lambda q, cache, *_: decode.run(q, cache, table)), "a call of Python"
     yield "MlaDecode.plan", lambda i: decode.plan(lengths, starts), "a call of Python"
     yield "MlaPrefill.run", lambda i: prefill.run(*layers[i].prefill), "a call of Python"
-    yield "MlaPrefill.plan", lambda i: prefill.plan(requests, requests), "a call of Python"
+    yield "MlaPrefill.plan", lambda i: prefill.plan(starts, starts), "a call of Python"
     yield "torch.ops.hypermla.mla_decode_run", of(lambda q, cache, *rest: run(
         decode.handle, decode.order, q, None, cache, None, *rest)), "a call of Python"
     yield "an empty operator (torch.library.Library)", of(lambda *all: empty(1, *all)), "a call of Python"

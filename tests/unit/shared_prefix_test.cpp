@@ -121,11 +121,11 @@ struct OnDevice : testing_support::DeviceMemory {
     const DeviceHandle handle(name);
     const auto ints = [](const Buffer& buffer) { return static_cast<const int*>(buffer.data()); };
     const Step step;
-    const int requests = int(step.own.size()), groups = int(step.prefix.size()), tokens = step.prefix_starts.back();
+    const int requests = int(step.own.size()), groups = int(step.prefix.size()), tokens = step.prefix_starts.back() + 3;
 
-    // Once: keys and values of the prefixes, one after the other.
+    // Once: keys and values of the prefixes, one after the other. The last three tokens are nobody's.
     const Buffer cache = copy_of(step.cache), w_uk = copy_of(step.w_uk), w_uv = copy_of(step.w_uv);
-    const Buffer k = copy_of(Bits(tokens * kHeads * kWide)), v = copy_of(Bits(tokens * kHeads * kColumns));
+    const Buffer k = copy_of(Bits(tokens * kHeads * kWide, kNan)), v = copy_of(Bits(tokens * kHeads * kColumns, kNan));
     const Buffer prefix_table = copy_of(step.prefix_table);
     MlaCacheOps ops(DType::bfloat16, handle);
     for (int g = 0; g < groups; ++g) {
