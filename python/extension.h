@@ -50,6 +50,16 @@ void without_lock(Body&& body) {
   if (failure) std::rethrow_exception(failure);
 }
 
+// For METH_FASTCALL: false with a TypeError for another number of arguments; a function as a table of methods has it.
+inline bool gets_arguments(Py_ssize_t given, Py_ssize_t wanted) {
+  if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments are expected, not %zd", wanted, given);
+  return given == wanted;
+}
+template <class F>
+PyCFunction fast_function(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 // Throws Error for other names than those of the types of 16 bits.
 hypermla::DType half_precision(const std::string& name);
 

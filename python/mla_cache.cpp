@@ -2,7 +2,6 @@
 // tensors themselves, as MlaDecode does.
 #include "hypermla/mla_cache.h"
 
-#include <climits>
 #include <map>
 
 #include "extension.h"
@@ -35,22 +34,10 @@ CacheOps cache_ops_for(const char* name, const TensorView& tensor) {
   return {&found->second, bfloat16 ? ElementType::bfloat16 : ElementType::float16, device};
 }
 
-bool gets_arguments(Py_ssize_t given, Py_ssize_t wanted) {
-  if (given != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments are expected, not %zd", wanted, given);
-  return given == wanted;
-}
 bool is_true(PyObject* value) {
   const int truth = PyObject_IsTrue(value);
   if (truth < 0) throw PythonError();
   return truth;
-}
-int extent(const char* name, std::int64_t value) {
-  if (value < 0 || value > INT_MAX) hypermla::fail("{}={} is not supported: it must fit 31 bits", name, value);
-  return int(value);
-}
-void require_dense_columns(const std::string& name, const TensorView& view) {
-  if (view.ndim > 0 && view.strides[view.ndim - 1] != 1)
-    hypermla::fail("{} must be dense in its last dimension; copy it first", name);
 }
 template <class T>
 hypermla::MlaRows<T> rows_of(const TensorView& view, int column = 0) {
@@ -93,8 +80,8 @@ struct LatentAndRope {
 
  private:
   void require_columns() const {
-    require_dense_columns(names_[0], latent);
-    require_dense_columns(names_[1], rope);
+    require_dense_columns(names_[0].c_str(), latent);
+    require_dense_columns(names_[1].c_str(), rope);
   }
   std::string names_[2];
   std::int64_t widths_[2];
@@ -193,10 +180,6 @@ PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssiz
   });
 }
 
-template <class F>
-PyCFunction fast_function(F* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
 PyMethodDef cache_functions[] = {{"merge_states", fast_function(cache_merge_states), METH_FASTCALL, nullptr},
                                  {"append", fast_function(cache_append), METH_FASTCALL, nullptr},
                                  {"decompress_prefix", fast_function(cache_decompress_prefix), METH_FASTCALL, nullptr},

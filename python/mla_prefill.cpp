@@ -1,45 +1,56 @@
-// hypermla._hypermla.MlaPrefill: include/hypermla/mla_prefill.h for Python. Calls take integers only, addresses and
-// strides; python/hypermla/mla_prefill.py takes those from tensors.
+// hypermla._hypermla.MlaPrefill: include/hypermla/mla_prefill.h for Python. Calls of a step take the tensors themselves
+// and compare every type, shape and device, as MlaDecode's do.
 #include "hypermla/mla_prefill.h"
 
 #include "extension.h"
+#include "hypermla/base/error.h"
+#include "tensor_view.h"
 
 namespace {
 
+constexpr std::int64_t kNope = 128, kPrefillRope = 64, kValue = 128;
+
 struct PrefillObject {
   PyObject_HEAD hypermla::MlaPrefill* prefill;
-  bool is_gpu;
+  int heads;
+  ElementType type;
+  DLDevice device;
 };
-hypermla::MlaPrefill& prefill_of(PyObject* self) { return *reinterpret_cast<PrefillObject*>(self)->prefill; }
+PrefillObject& as_prefill(PyObject* self) { return *reinterpret_cast<PrefillObject*>(self); }
+hypermla::MlaPrefill& prefill_of(PyObject* self) { return *as_prefill(self).prefill; }
 
 // MlaPrefill(device, workspace address, dtype, (heads, max_requests, max_query_tokens, max_tokens), scale, (causal,
-// lse_base2, empty_lse_positive))
+// lse_base2, empty_lse_positive, accumulate))
 PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype;
   unsigned long long workspace;
   hypermla::MlaPrefillOptions at;
-  int causal, base2, positive;
-  if (!PyArg_ParseTuple(arguments, "sKs(iiii)f(ppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
-                        &at.max_query_tokens, &at.max_tokens, &at.scale, &causal, &base2, &positive))
+  int causal, base2, positive, accumulate;
+  if (!PyArg_ParseTuple(arguments, "sKs(iiii)f(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
+                        &at.max_query_tokens, &at.max_tokens, &at.scale, &causal, &base2, &positive, &accumulate))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
     at.causal = causal;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
+    at.accumulate = accumulate;
     const hypermla::DeviceHandle handle(device);
     auto prefill = std::make_unique<hypermla::MlaPrefill>(at, handle, reinterpret_cast<void*>(workspace));
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
-    reinterpret_cast<PrefillObject*>(self)->prefill = prefill.release();
-    reinterpret_cast<PrefillObject*>(self)->is_gpu = handle.is_gpu();
+    PrefillObject& made = as_prefill(self);
+    made.prefill = prefill.release();
+    made.heads = at.heads;
+    made.type = type_of(at.dtype);
+    made.device = device_of(handle, device);
     return self;
   });
 }
 
 void prefill_delete(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  delete reinterpret_cast<PrefillObject*>(self)->prefill;
+  delete as_prefill(self).prefill;
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
 }
@@ -47,9 +58,7 @@ void prefill_delete(PyObject* self) {
 PyObject* prefill_workspace_bytes(PyObject* self, PyObject*) {
   return PyLong_FromSize_t(prefill_of(self).workspace_bytes());
 }
-PyObject* prefill_is_gpu(PyObject* self, PyObject*) {
-  return PyBool_FromLong(reinterpret_cast<PrefillObject*>(self)->is_gpu);
-}
+PyObject* prefill_device(PyObject* self, PyObject*) { return name_of(as_prefill(self).device); }
 PyObject* prefill_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(prefill_of(self).explain().c_str()); });
 }
@@ -60,62 +69,67 @@ PyObject* prefill_check(PyObject* self, PyObject*) {
   });
 }
 
-// plan(query_starts, token_starts, requests, stream)
-PyObject* prefill_plan(PyObject* self, PyObject* arguments) {
-  unsigned long long query_starts, token_starts, stream;
-  int requests;
-  if (!PyArg_ParseTuple(arguments, "KKiK", &query_starts, &token_starts, &requests, &stream)) return nullptr;
+// plan(query_starts, token_starts, stream or None)
+PyObject* prefill_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 3)) return nullptr;
   return guarded([&]() -> PyObject* {
-    prefill_of(self).plan(reinterpret_cast<const int*>(query_starts), reinterpret_cast<const int*>(token_starts),
-                          requests, reinterpret_cast<void*>(stream));
+    const PrefillObject& of = as_prefill(self);
+    const TensorView queries = view_of(arguments[0]), tokens = view_of(arguments[1]);
+    require("query_starts", queries, ElementType::int32, {"requests + 1"}, of.device);
+    require("token_starts", tokens, ElementType::int32, {queries.shape[0]}, of.device);
+    require_dense_columns("query_starts", queries);
+    require_dense_columns("token_starts", tokens);
+    if (queries.shape[0] == 0) hypermla::fail("query_starts is empty; without requests it holds a 0");
+    prefill_of(self).plan(static_cast<const int*>(queries.data), static_cast<const int*>(tokens.data),
+                          extent("requests", queries.shape[0] - 1), stream_of(arguments[2], queries));
     Py_RETURN_NONE;
   });
 }
 
-// run((address, token stride, head stride) of q_nope, q_rope, k_nope, k_rope, v, o and lse, query_tokens, tokens,
-// stream)
-PyObject* prefill_run(PyObject* self, PyObject* arguments) {
-  struct Tensor {
-    unsigned long long address;
-    long long token_stride, head_stride;
-    operator hypermla::MlaPrefillTensors::Rows() const {
-      return {reinterpret_cast<const void*>(address), token_stride, head_stride};
-    }
-  } all[7];
-  int query_tokens, tokens;
-  unsigned long long stream;
-  auto& [q_nope, q_rope, k_nope, k_rope, v, o, lse] = all;
-#define HYPERMLA_TENSOR(tensor) &tensor.address, &tensor.token_stride, &tensor.head_stride
-  if (!PyArg_ParseTuple(arguments, "(KLL)(KLL)(KLL)(KLL)(KLL)(KLL)(KLL)iiK", HYPERMLA_TENSOR(q_nope),
-                        HYPERMLA_TENSOR(q_rope), HYPERMLA_TENSOR(k_nope), HYPERMLA_TENSOR(k_rope), HYPERMLA_TENSOR(v),
-                        HYPERMLA_TENSOR(o), HYPERMLA_TENSOR(lse), &query_tokens, &tokens, &stream))
-    return nullptr;
-#undef HYPERMLA_TENSOR
+// run(q or pair, k or pair, v, out, lse, stream or None)
+PyObject* prefill_run(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 6)) return nullptr;
   return guarded([&]() -> PyObject* {
-    const hypermla::MlaPrefillTensors tensors = {.q_nope = q_nope,
-                                                 .q_rope = q_rope,
-                                                 .query_tokens = query_tokens,
-                                                 .k_nope = k_nope,
-                                                 .k_rope = k_rope,
-                                                 .v = v,
-                                                 .tokens = tokens,
-                                                 .o = reinterpret_cast<void*>(o.address),
-                                                 .o_token_stride = o.token_stride,
-                                                 .o_head_stride = o.head_stride,
-                                                 .lse = reinterpret_cast<float*>(lse.address),
-                                                 .lse_token_stride = lse.token_stride,
-                                                 .lse_head_stride = lse.head_stride};
-    prefill_of(self).run(tensors, reinterpret_cast<void*>(stream));
+    const PrefillObject& of = as_prefill(self);
+    const ColumnParts q("q", arguments[0], of.type, "query_tokens", of.heads, kNope, kPrefillRope, of.device),
+        k("k", arguments[1], of.type, "tokens", of.heads, kNope, kPrefillRope, of.device);
+    const TensorView v = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
+    const std::int64_t queries = q.first.shape[0], tokens = k.first.shape[0];
+    require("v", v, of.type, {tokens, of.heads, kValue}, of.device);
+    require("out", out, of.type, {queries, of.heads, kValue}, of.device);
+    require("lse", lse, ElementType::float32, {queries, of.heads}, of.device);
+    require_dense_columns("v", v);
+    require_dense_columns("out", out);
+    if (queries == 0) Py_RETURN_NONE;
+    if (out.data == q.first.data || (tokens && (out.data == k.first.data || out.data == v.data)))
+      hypermla::fail("out must have memory of its own: blocks read q, k and v after others have written");
+    const auto rows = [](const TensorView& view) {
+      return hypermla::MlaPrefillTensors::Rows{view.data, view.strides[0], view.strides[1]};
+    };
+    prefill_of(self).run({.q_nope = rows(q.first),
+                          .q_rope = rows(q.second),
+                          .query_tokens = extent("query_tokens", queries),
+                          .k_nope = rows(k.first),
+                          .k_rope = rows(k.second),
+                          .v = rows(v),
+                          .tokens = extent("tokens", tokens),
+                          .o = out.data,
+                          .o_token_stride = out.strides[0],
+                          .o_head_stride = out.strides[1],
+                          .lse = static_cast<float*>(lse.data),
+                          .lse_token_stride = lse.strides[0],
+                          .lse_head_stride = lse.strides[1]},
+                         stream_of(arguments[5], q.first));
     Py_RETURN_NONE;
   });
 }
 
 PyMethodDef prefill_methods[] = {{"workspace_bytes", prefill_workspace_bytes, METH_NOARGS, nullptr},
-                                 {"is_gpu", prefill_is_gpu, METH_NOARGS, nullptr},
+                                 {"device", prefill_device, METH_NOARGS, nullptr},
                                  {"explain", prefill_explain, METH_NOARGS, nullptr},
                                  {"check", prefill_check, METH_NOARGS, nullptr},
-                                 {"plan", prefill_plan, METH_VARARGS, nullptr},
-                                 {"run", prefill_run, METH_VARARGS, nullptr},
+                                 {"plan", fast_function(prefill_plan), METH_FASTCALL, nullptr},
+                                 {"run", fast_function(prefill_run), METH_FASTCALL, nullptr},
                                  {}};
 PyType_Slot prefill_slots[] = {{Py_tp_new, reinterpret_cast<void*>(prefill_new)},
                                {Py_tp_dealloc, reinterpret_cast<void*>(prefill_delete)},

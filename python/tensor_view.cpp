@@ -1,6 +1,10 @@
 #include "tensor_view.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <iterator>
+#include <limits>
 
 #include "extension.h"
 #include "hypermla/base/error.h"
@@ -100,15 +104,6 @@ bool is_on(const DLDevice& given, const DLDevice& wanted) {
 
 }  // namespace
 
-bool TensorView::is_dense() const {
-  std::int64_t dense = 1;
-  for (int i = ndim - 1; i >= 0; --i) {
-    if (shape[i] > 1 && strides[i] != dense) return false;
-    dense *= shape[i];
-  }
-  return true;
-}
-
 std::string TensorView::said() const {
   const char* const kinds[] = {"int", "uint", "float", "", "bfloat"};
   const bool known = code < std::size(kinds) && code != 3 && bits;
@@ -150,6 +145,51 @@ void require(const char* name, const TensorView& view, ElementType type, std::in
   if (!fits) hypermla::fail("{} must be {} {}, not {}", name, kTypeNames[int(type)], shape_text(shape), view.said());
   if (!is_on(view.device, device))
     hypermla::fail("{} must be {}, not {}; copy it first", name, device_text(device), device_text(view.device));
+}
+
+void require_dense_columns(const char* name, const TensorView& view) {
+  const bool empty = std::count(view.shape, view.shape + view.ndim, 0) > 0;  // NumPy gives it any strides
+  if (view.ndim > 0 && !empty && view.strides[view.ndim - 1] != 1)
+    hypermla::fail("{} must be dense in its last dimension; copy it first", name);
+}
+
+ColumnParts::ColumnParts(const char* name, PyObject* given, ElementType type, WantedAxis rows, std::int64_t middle,
+                         std::int64_t first_columns, std::int64_t second_columns, const DLDevice& device) {
+  const bool pair = PyTuple_Check(given);
+  if (pair && PyTuple_Size(given) != 2) hypermla::fail("{} must be a tensor or a pair of two", name);
+  const auto read = [&](PyObject* tensor, const std::string& its, std::int64_t columns) {
+    const TensorView view = view_of(tensor);
+    require(its.c_str(), view, type, {rows, middle, columns}, device);
+    require_dense_columns(its.c_str(), view);
+    return view;
+  };
+  if (!pair) {
+    first = second = read(given, name, first_columns + second_columns);
+    second.data = static_cast<char*>(second.data) + 2 * first_columns;
+    return;
+  }
+  first = read(PyTuple_GetItem(given, 0), std::string(name) + "[0]", first_columns);
+  rows = first.shape[0];
+  second = read(PyTuple_GetItem(given, 1), std::string(name) + "[1]", second_columns);
+}
+
+int extent(const char* name, std::int64_t value) {
+  if (value < 0 || value > std::numeric_limits<int>::max())
+    hypermla::fail("{}={} is not supported: it must fit 31 bits", name, value);
+  return int(value);
+}
+
+ElementType type_of(hypermla::DType half) {
+  return half == hypermla::DType::float16 ? ElementType::float16 : ElementType::bfloat16;
+}
+
+DLDevice device_of(const hypermla::DeviceHandle& handle, const char* name) {
+  const char* ordinal = std::strchr(name, ':');
+  return {handle.is_gpu() ? kCuda : kCpu, ordinal ? std::atoi(ordinal + 1) : 0};
+}
+
+PyObject* name_of(const DLDevice& device) {
+  return device.type == kCpu ? PyUnicode_FromString("cpu") : PyUnicode_FromFormat("cuda:%d", int(device.id));
 }
 
 void* stream_of(PyObject* stream, const TensorView& tensor) {

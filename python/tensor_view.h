@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dlpack.h"
+#include "hypermla/hypermla.h"
 
 struct TensorView {
   static constexpr int kMostAxes = 8;
@@ -21,7 +22,6 @@ struct TensorView {
   const DLPackExchangeAPI* api;  // null where the type has none
   void* stream;                  // the current one of its device, where api is null
 
-  bool is_dense() const;         // row-major
   std::string said() const;      // "bfloat16 [2, 16, 576]"
   void* current_stream() const;  // of its framework, on its device
 };
@@ -41,6 +41,24 @@ enum class ElementType { bfloat16, float16, float32, int32, int64 };  // integer
 // Throws Error that names the tensor unless it has that type and shape and lies on that device.
 void require(const char* name, const TensorView& view, ElementType type, std::initializer_list<WantedAxis> shape,
              const DLDevice& device);
+// Throws Error that names the tensor unless its last dimension is dense, or it is empty.
+void require_dense_columns(const char* name, const TensorView& view);
+
+// A tensor [rows, middle, first + second columns], or a pair of one of the first columns and one of the second: its two
+// parts. Throws Error as require() does, and where columns are not dense.
+struct ColumnParts {
+  ColumnParts(const char* name, PyObject* given, ElementType type, WantedAxis rows, std::int64_t middle,
+              std::int64_t first_columns, std::int64_t second_columns, const DLDevice& device);
+  TensorView first, second;
+};
+
+// An extent for the library; throws Error where it does not fit 31 bits.
+int extent(const char* name, std::int64_t value);
+
+ElementType type_of(hypermla::DType half);
+// The device of a handle that was made by this name, "cuda:1"; and the other way, "cpu" or "cuda:0".
+DLDevice device_of(const hypermla::DeviceHandle& handle, const char* name);
+PyObject* name_of(const DLDevice& device);
 
 // The address of a stream: an integer, or an object with .cuda_stream; None: the current one of `tensor`.
 void* stream_of(PyObject* stream, const TensorView& tensor);

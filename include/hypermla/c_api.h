@@ -1,5 +1,5 @@
 /* HyperMLA's C interface, for programs in C and for languages that call C (ctypes, Rust): decoding as mla_decode.h has
- * it, behind an opaque handle.
+ * it, prefill as mla_prefill.h, and what is around them as mla_cache.h, behind opaque handles.
  *
  *   hypermla_decode_options options;
  *   hypermla_decode_options_init(&options, sizeof options);
@@ -132,6 +132,185 @@ HYPERMLA_C_API hypermla_status hypermla_decode_check(hypermla_decode* decode);
 
 /* Which kernel runs, and why. The text is the handle's. */
 HYPERMLA_C_API hypermla_status hypermla_decode_explain(hypermla_decode* decode, const char** text);
+
+/* Prefill. Members, limits and defaults are those of MlaPrefillOptions in mla_prefill.h; flags are 0 or 1. */
+typedef struct hypermla_prefill_options {
+  size_t size; /* of this struct in bytes */
+  int32_t heads;
+  int32_t max_requests;
+  int32_t max_query_tokens;
+  int32_t max_tokens;
+  int32_t dtype; /* a hypermla_dtype */
+  int32_t causal;
+  float scale;
+  int32_t lse_base2;
+  int32_t empty_lse_positive;
+  int32_t accumulate;
+} hypermla_prefill_options;
+
+/* The tensors of one layer: members and their rules are those of MlaPrefillTensors in mla_prefill.h. Strides count
+ * elements. */
+typedef struct hypermla_prefill_tensors {
+  size_t size; /* of this struct in bytes */
+  const void* q_nope;
+  int64_t q_nope_token_stride;
+  int64_t q_nope_head_stride;
+  const void* q_rope;
+  int64_t q_rope_token_stride;
+  int64_t q_rope_head_stride;
+  int64_t query_tokens;
+  const void* k_nope;
+  int64_t k_nope_token_stride;
+  int64_t k_nope_head_stride;
+  const void* k_rope;
+  int64_t k_rope_token_stride;
+  int64_t k_rope_head_stride;
+  const void* v;
+  int64_t v_token_stride;
+  int64_t v_head_stride;
+  int64_t tokens;
+  void* o;
+  int64_t o_token_stride;
+  int64_t o_head_stride;
+  float* lse;
+  int64_t lse_token_stride;
+  int64_t lse_head_stride;
+} hypermla_prefill_tensors;
+
+typedef struct hypermla_prefill hypermla_prefill;
+
+HYPERMLA_C_API void hypermla_prefill_options_init(hypermla_prefill_options* options, size_t size);
+HYPERMLA_C_API void hypermla_prefill_tensors_init(hypermla_prefill_tensors* tensors, size_t size);
+
+/* Queries [query_tokens, heads, 192], keys [tokens, heads, 192], values [tokens, heads, 128], outputs [query_tokens,
+ * heads, 128] and [query_tokens, heads], all dense: sets all members of initialised tensors. */
+HYPERMLA_C_API hypermla_status hypermla_prefill_tensors_dense(hypermla_prefill_tensors* tensors, int32_t heads,
+                                                              const void* q, int64_t query_tokens, const void* k,
+                                                              const void* v, int64_t tokens, void* o, float* lse);
+
+/* As those of decoding. */
+HYPERMLA_C_API hypermla_status hypermla_prefill_create(const hypermla_prefill_options* options, const char* device,
+                                                       void* workspace, hypermla_prefill** prefill);
+HYPERMLA_C_API hypermla_status hypermla_prefill_workspace_bytes(const hypermla_prefill_options* options,
+                                                                const char* device, size_t* bytes);
+HYPERMLA_C_API void hypermla_prefill_destroy(hypermla_prefill* prefill);
+
+/* MlaPrefill::plan(), run() and check(). query_starts and token_starts: int32 [requests + 1] in the device's memory,
+ * where each request begins and where the last one ends. */
+HYPERMLA_C_API hypermla_status hypermla_prefill_plan(hypermla_prefill* prefill, const int32_t* query_starts,
+                                                     const int32_t* token_starts, int32_t requests, void* stream);
+HYPERMLA_C_API hypermla_status hypermla_prefill_run(hypermla_prefill* prefill, const hypermla_prefill_tensors* tensors,
+                                                    void* stream);
+HYPERMLA_C_API hypermla_status hypermla_prefill_check(hypermla_prefill* prefill);
+HYPERMLA_C_API hypermla_status hypermla_prefill_explain(hypermla_prefill* prefill, const char** text);
+
+/* What an engine does around attention. Members and their rules are those of MlaCacheOps in mla_cache.h; strides count
+ * elements, flags are 0 or 1, and members that are left at their defaults of NULL and 0 are those that a call may do
+ * without: the log-sum-exps and RoPE keys that are written. */
+
+/* MlaCacheOps::Append: new tokens into the paged cache. */
+typedef struct hypermla_append_arguments {
+  size_t size;        /* of this struct in bytes */
+  const void* latent; /* [tokens, 512] */
+  int64_t latent_stride;
+  const void* rope; /* [tokens, 64] */
+  int64_t rope_stride;
+  const int64_t* slots; /* [tokens] */
+  int64_t tokens;
+  void* cache_latent; /* [pages, page, 512] */
+  int64_t latent_page_stride;
+  int64_t latent_token_stride;
+  void* cache_rope; /* [pages, page, 64] */
+  int64_t rope_page_stride;
+  int64_t rope_token_stride;
+  int64_t pages;
+  int64_t page; /* by default 64 */
+} hypermla_append_arguments;
+
+/* MlaCacheOps::Merge: two attentions, a and b, of the same queries over different tokens, into one. */
+typedef struct hypermla_merge_arguments {
+  size_t size;     /* of this struct in bytes */
+  const void* a_o; /* [tokens, heads, width], as b_o and o */
+  int64_t a_o_token_stride;
+  int64_t a_o_head_stride;
+  const float* a_lse; /* [tokens, heads], as b_lse and lse */
+  int64_t a_lse_token_stride;
+  int64_t a_lse_head_stride;
+  const void* b_o;
+  int64_t b_o_token_stride;
+  int64_t b_o_head_stride;
+  const float* b_lse;
+  int64_t b_lse_token_stride;
+  int64_t b_lse_head_stride;
+  void* o;
+  int64_t o_token_stride;
+  int64_t o_head_stride;
+  float* lse; /* NULL: not wanted */
+  int64_t lse_token_stride;
+  int64_t lse_head_stride;
+  int64_t tokens;
+  int64_t heads;
+  int64_t width; /* by default 512 */
+  int32_t lse_base2;
+  int32_t empty_lse_positive;
+} hypermla_merge_arguments;
+
+/* MlaCacheOps::Decompress: keys and values of the first tokens of a request, for all heads. */
+typedef struct hypermla_decompress_arguments {
+  size_t size;              /* of this struct in bytes */
+  const void* cache_latent; /* [pages, page, 512] */
+  int64_t latent_page_stride;
+  int64_t latent_token_stride;
+  const void* cache_rope; /* [pages, page, 64] */
+  int64_t rope_page_stride;
+  int64_t rope_token_stride;
+  int64_t pages;
+  int64_t page;               /* by default 64 */
+  const int32_t* block_table; /* [pages of the tokens] */
+  int64_t tokens;
+  int64_t heads;
+  const void* w_uk; /* [heads, 128, 512] */
+  int64_t w_uk_head_stride;
+  int64_t w_uk_row_stride;
+  int64_t w_uk_column_stride;
+  const void* w_uv; /* [heads, 512, 128] */
+  int64_t w_uv_head_stride;
+  int64_t w_uv_row_stride;
+  int64_t w_uv_column_stride;
+  void* k; /* [tokens, heads, 128] */
+  int64_t k_token_stride;
+  int64_t k_head_stride;
+  void* k_rope; /* [tokens, heads, 64]; NULL: not wanted */
+  int64_t k_rope_token_stride;
+  int64_t k_rope_head_stride;
+  void* v; /* [tokens, heads, 128] */
+  int64_t v_token_stride;
+  int64_t v_head_stride;
+} hypermla_decompress_arguments;
+
+HYPERMLA_C_API void hypermla_append_arguments_init(hypermla_append_arguments* arguments, size_t size);
+HYPERMLA_C_API void hypermla_merge_arguments_init(hypermla_merge_arguments* arguments, size_t size);
+HYPERMLA_C_API void hypermla_decompress_arguments_init(hypermla_decompress_arguments* arguments, size_t size);
+
+/* A cache [pages, page, 576], all dense: sets the members that describe it in initialised arguments. */
+HYPERMLA_C_API hypermla_status hypermla_append_arguments_fused(hypermla_append_arguments* arguments, void* cache,
+                                                               int64_t pages, int64_t page);
+HYPERMLA_C_API hypermla_status hypermla_decompress_arguments_fused(hypermla_decompress_arguments* arguments,
+                                                                   const void* cache, int64_t pages, int64_t page);
+
+typedef struct hypermla_cache_ops hypermla_cache_ops;
+
+/* dtype: a hypermla_dtype, of all 16-bit tensors. */
+HYPERMLA_C_API hypermla_status hypermla_cache_ops_create(int32_t dtype, const char* device, hypermla_cache_ops** ops);
+HYPERMLA_C_API void hypermla_cache_ops_destroy(hypermla_cache_ops* ops);
+
+/* MlaCacheOps::append(), merge_states() and decompress_prefix(). */
+HYPERMLA_C_API hypermla_status hypermla_append(hypermla_cache_ops* ops, const hypermla_append_arguments* arguments,
+                                               void* stream);
+HYPERMLA_C_API hypermla_status hypermla_merge_states(hypermla_cache_ops* ops, const hypermla_merge_arguments* arguments,
+                                                     void* stream);
+HYPERMLA_C_API hypermla_status hypermla_decompress_prefix(hypermla_cache_ops* ops,
+                                                          const hypermla_decompress_arguments* arguments, void* stream);
 
 #ifdef __cplusplus
 }

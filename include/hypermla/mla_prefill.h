@@ -15,7 +15,8 @@
 //   o = softmax(scale (q_nope k_nope^T + q_rope k_rope^T)) v        nope, v, o: 128 columns; rope: 64
 //
 // over the tokens of its request. Causal: query i of the n of a request with m tokens sees the first m - n + i + 1 of
-// them. The log-sum-exps merge the results over several ranges of a request's tokens, as of a prefix in chunks.
+// them. The log-sum-exps merge the results over several ranges of a request's tokens, as of a prefix in chunks; with
+// `accumulate` run() merges them itself, also into what MlaDecode attended to (docs/shared-prefixes.md).
 #pragma once
 
 #include <cstddef>
@@ -37,6 +38,10 @@ struct MlaPrefillOptions {
   float scale = 0;                  // of the scores; 0: 1 / sqrt(128 + 64)
   bool lse_base2 = false;           // the log-sum-exp in base 2 instead of natural
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
+  // o and lse hold the attention of the same queries over other tokens, and run() merges its own into them. A query
+  // whose lse is infinite, of either sign, has none, and its o may hold anything. Queries that the plan does not have
+  // keep their values. The workspace holds an output of max_query_tokens, too.
+  bool accumulate = false;
 };
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of 16-bit tensors are multiples of 8,

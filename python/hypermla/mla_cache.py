@@ -13,6 +13,7 @@ import sys
 from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
+from hypermla._planned import parts
 
 if "torch" in sys.modules:
     import hypermla.torch_operators  # noqa: F401
@@ -27,10 +28,6 @@ def _operators(stream):
     import torch
 
     return torch.ops.hypermla
-
-
-def _apart(tensors):
-    return tensors if isinstance(tensors, tuple) else (tensors, None)
 
 
 @raises_error
@@ -65,7 +62,7 @@ def append(rows, cache, slots, stream=None):
     -1 skips one. Slots that the cache does not have are skipped on a GPU and raise Error on a CPU.
     """
     if _tensors.is_compiling():
-        _operators(stream).append(*_apart(rows), *_apart(cache), slots)
+        _operators(stream).append(*parts(rows), *parts(cache), slots)
     else:
         _hypermla.append(rows, cache, slots, stream)
 
@@ -85,7 +82,7 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
         out = tuple(_tensors.empty(like, (tokens, w_uk.shape[0], width)) for width in widths)
     k, v = out
     if _tensors.is_compiling():
-        _operators(stream).decompress_prefix(*_apart(cache), block_table, tokens, w_uk, w_uv, k, v)
+        _operators(stream).decompress_prefix(*parts(cache), block_table, tokens, w_uk, w_uv, k, v)
     else:
         _hypermla.decompress_prefix(cache, block_table, tokens, w_uk, w_uv, k, v, stream)
     return k, v

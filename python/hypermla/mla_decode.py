@@ -1,15 +1,13 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
-import sys
-
 from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
-from hypermla._hypermla import Error
+from hypermla._planned import Planned, parts
 
 LATENT, ROPE = 512, 64
 
 
-class MlaDecode:
+class MlaDecode(Planned):
     """Attention over a paged latent cache, for a capacity.
 
         decode = hypermla.MlaDecode(heads=128, max_requests=256, max_queries=2, max_tokens=131072)
@@ -33,47 +31,24 @@ class MlaDecode:
     made: they are operators then (torch_operators.py).
     """
 
-    handle = order = None  # what torch_operators.py names it by
-
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
                  kernel="", device="auto", workspace=None):
         self._workspace = workspace
-        self._decode = _hypermla.MlaDecode(
+        self._heads = heads
+        self._take(_hypermla.MlaDecode(
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
-            (causal, lse_base2, empty_lse_positive))
-        self._heads = heads
-        if "torch" in sys.modules:
-            from hypermla import torch_operators
-
-            torch_operators.adopt(self)
-
-    @property
-    def device(self):
-        """"cpu" or "cuda:0"."""
-        return self._decode.device()
-
-    @property
-    def workspace_bytes(self):
-        return self._decode.workspace_bytes()
-
-    def explain(self):
-        """Which kernel runs, and why."""
-        return self._decode.explain()
-
-    def check(self):
-        """Waits for the device; raises Error if the last plan() was given lengths or queries beyond the capacity."""
-        self._decode.check()
+            (causal, lse_base2, empty_lse_positive)))
 
     def plan(self, lengths, query_starts=None, stream=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
         1], the first 0; None: max_queries of each request. stream: an address or an object with .cuda_stream; None:
         PyTorch's current stream."""
         if _tensors.is_compiling():
-            return _operators(self, stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
-        self._decode.plan(lengths, query_starts, stream)
+            return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
+        self._kernels.plan(lengths, query_starts, stream)
 
     def run(self, q, cache, block_table, out=None, lse=None, stream=None):
         """Attention of one layer; returns (out, lse).
@@ -86,11 +61,10 @@ class MlaDecode:
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
         if _tensors.is_compiling():
-            (q, q_rope), (cache, cache_rope) = (one if isinstance(one, tuple) else (one, None) for one in (q, cache))
-            _operators(self, stream).mla_decode_run(self.handle, self.order, q, q_rope, cache, cache_rope, block_table,
-                                                    out, lse)
+            self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
+                                                   lse)
         else:
-            self._decode.run(q, cache, block_table, out, lse, stream)
+            self._kernels.run(q, cache, block_table, out, lse, stream)
         return out, lse
 
     @raises_error
@@ -99,13 +73,3 @@ class MlaDecode:
         return (_tensors.empty(q, (q.shape[0], self._heads, LATENT)) if out is None else out,
                 _tensors.empty(q, (q.shape[0], self._heads), "float32") if lse is None else lse)
 
-
-def _operators(decode, stream):
-    """PyTorch's operators, under torch.compile()."""
-    import torch
-
-    if stream is not None:
-        raise Error("torch.compile() has no streams: leave out `stream`, and PyTorch's current one is taken")
-    if decode.handle is None:
-        raise Error("torch.compile() cannot trace this MlaDecode; import torch before it is made")
-    return torch.ops.hypermla

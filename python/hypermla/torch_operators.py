@@ -2,12 +2,14 @@
 
     torch.ops.hypermla.mla_decode_plan(decode.handle, decode.order, lengths, query_starts)
     torch.ops.hypermla.mla_decode_run(decode.handle, decode.order, q, None, cache, None, block_table, out, lse)
+    torch.ops.hypermla.mla_prefill_plan(prefill.handle, prefill.order, query_starts, token_starts)
+    torch.ops.hypermla.mla_prefill_run(prefill.handle, prefill.order, q, None, k, None, v, out, lse)
 
-`handle` is an integer that names a living MlaDecode. `order` is one element on its device: both operators say that they
-write it, so no compiler drops a plan or moves a run before it. Nothing does write it. `q_rope` and `cache_rope` are the
-second tensors of pairs. MlaDecode.plan() and run() take these operators by themselves while torch.compile() traces; the
-rest of the time they call the library directly, which costs less. This module imports PyTorch, and MlaDecode imports it
-only where PyTorch is imported already.
+`handle` is an integer that names a living MlaDecode or MlaPrefill. `order` is one element on its device: both operators
+say that they write it, so no compiler drops a plan or moves a run before it. Nothing does write it. `q_rope`, `k_rope`
+and `cache_rope` are the second tensors of pairs. plan() and run() take these operators by themselves while
+torch.compile() traces; the rest of the time they call the library directly, which costs less. This module imports
+PyTorch, and the classes import it only where PyTorch is imported already.
 """
 
 import itertools
@@ -19,34 +21,42 @@ from hypermla import _hypermla, _tensors
 from hypermla._hypermla import Error
 
 _handles = itertools.count(1)
-_living = weakref.WeakValueDictionary()  # MlaDecode by its handle
+_living = weakref.WeakValueDictionary()  # MlaDecode and MlaPrefill by their handles
 _library = torch.library.Library("hypermla", "FRAGMENT")
 
 
-def adopt(decode):
-    """Gives a MlaDecode its handle, where PyTorch knows its device."""
-    if decode.device == "cpu" or torch.cuda.is_available():
-        decode.handle, decode.order = next(_handles), torch.zeros(1, device=decode.device)
-        _living[decode.handle] = decode
+def adopt(planned):
+    """Gives a MlaDecode or MlaPrefill its handle, where PyTorch knows its device."""
+    if planned.device == "cpu" or torch.cuda.is_available():
+        planned.handle, planned.order = next(_handles), torch.zeros(1, device=planned.device)
+        _living[planned.handle] = planned
 
 
-def _named(handle):
-    try:
-        return _living[handle]._decode
-    except KeyError:
-        raise Error(f"handle {handle} names no MlaDecode; keep it alive as long as what was compiled for it") from None
+def _named(handle, kind):
+    kernels = getattr(_living.get(handle), "_kernels", None)
+    if not isinstance(kernels, kind):
+        raise Error(f"handle {handle} names no {kind.__name__}; keep it alive as long as what was compiled for it")
+    return kernels
 
 
 def _pair(one, other):
     return one if other is None else (one, other)
 
 
-def _plan(handle, order, lengths, query_starts):
-    _named(handle).plan(lengths, query_starts, None)
+def _decode_plan(handle, order, lengths, query_starts):
+    _named(handle, _hypermla.MlaDecode).plan(lengths, query_starts, None)
 
 
-def _run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse):
-    _named(handle).run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None)
+def _decode_run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse):
+    _named(handle, _hypermla.MlaDecode).run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None)
+
+
+def _prefill_plan(handle, order, query_starts, token_starts):
+    _named(handle, _hypermla.MlaPrefill).plan(query_starts, token_starts, None)
+
+
+def _prefill_run(handle, order, q, q_rope, k, k_rope, v, out, lse):
+    _named(handle, _hypermla.MlaPrefill).run(_pair(q, q_rope), _pair(k, k_rope), v, out, lse, None)
 
 
 def _merge_states(*arguments):
@@ -67,9 +77,12 @@ def _define(name, arguments, kernel):
     torch.library.register_fake(f"hypermla::{name}", lambda *arguments: None, lib=_library)
 
 
-_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts", _plan)
+_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts", _decode_plan)
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
-        "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse", _run)
+        "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse", _decode_run)
+_define("mla_prefill_plan", "SymInt handle, Tensor(a!) order, Tensor query_starts, Tensor token_starts", _prefill_plan)
+_define("mla_prefill_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor k, Tensor? k_rope, "
+        "Tensor v, Tensor(b!) out, Tensor(c!) lse", _prefill_run)
 _define("merge_states", "Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
         "bool lse_base2, bool empty_lse_positive", _merge_states)
 _define("append", "Tensor rows, Tensor? rows_rope, Tensor(a!) cache, Tensor(b!)? cache_rope, Tensor slots", _append)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""append, merge_states and decompress_prefix as an engine calls them, beside PyTorch and this device's ceilings.
+"""append, merge_states, decompress_prefix and decoding over a shared prefix as an engine calls them, beside PyTorch and
+this device's ceilings.
 
     tests/benchmark/bench_cache.py --record=out/bench_cache.json
 
 Every operation runs over several sets of tensors in turn, four times L2 in all, so that it finds nothing in the cache
 that an engine would not find there. A burst is one CUDA graph of some milliseconds after a rest, a sustained time the
 same graph without a pause. The ceilings are of the same run: copying as many bytes, and torch.matmul of the products of
-decompress_prefix. Outputs are compared with float32. On a CPU it runs a 64th of the tokens, to try the program.
+decompress_prefix. Outputs are compared with float32, those over a shared prefix with MlaDecode's over all tokens, which
+is the other way of that row. On a CPU it runs a 64th of the tokens, to try the program.
 """
 
 import argparse
@@ -109,6 +111,52 @@ class Decompress:
                    (self.k[some, :, 128:] - rows[:, None, 512:]).abs().max().item())
 
 
+class SharedPrefix:
+    """Decoding of requests of one query each: docs/shared-prefixes.md."""
+
+    def __init__(self, device, requests, prefix, own, heads):
+        pages, own_pages = -(-prefix // 64), -(-own // 64)
+        integers = lambda values: torch.tensor(values, dtype=torch.int32, device=device)
+        self.cache = normal(device, pages + requests * own_pages, 64, 576)
+        order = torch.randperm(pages + requests * own_pages, dtype=torch.int32, device=device)
+        self.table = torch.cat((order[:pages].expand(requests, -1), order[pages:].view(requests, -1)), 1)
+        self.own_table = self.table[:, pages:]
+        weight = normal(device, heads, 256, 512, scale=512**-0.5)
+        uk, self.uv = weight[:, :128], weight[:, 128:].transpose(1, 2)
+        self.k, self.v = hypermla.decompress_prefix(self.cache, order[:pages], prefix, uk, self.uv)
+        self.q = normal(device, requests, heads, 128), normal(device, requests, heads, 64)
+        self.absorbed = torch.einsum("thc,hcl->thl", self.q[0], uk), self.q[1]
+        self.latent = normal(device, requests, heads, 512)
+        self.o, self.whole_o = (normal(device, heads, requests, 128) for _ in range(2))
+        self.lse, self.whole_lse = (torch.zeros(requests, heads, device=device) for _ in range(2))
+        decode = lambda tokens: hypermla.MlaDecode(heads=heads, max_requests=requests, max_tokens=tokens, device=device)
+        self.decode, self.decode_own = decode(pages * 64 + own), decode(own)
+        self.prefix = hypermla.MlaPrefill(heads=heads, max_query_tokens=requests, max_tokens=prefix, causal=False,
+                                          accumulate=True, device=device)
+        self.plans = (integers([pages * 64 + own] * requests), integers([own] * requests), integers([0, requests]),
+                      integers([0, prefix]))
+        self.decode.plan(self.plans[0])
+        self.decode_own.plan(self.plans[1])
+        self.prefix.plan(*self.plans[2:])
+        self.flops = 2 * requests * heads * (prefix * 320 + own * 1088 + 512 * 128)
+        self.bytes = self.k.nbytes + self.v.nbytes + requests * own * 1152
+        self.ways = {"ours": self.ours, "MlaDecode over all": self.whole}
+
+    def ours(self):
+        self.decode_own.run(self.absorbed, self.cache, self.own_table, self.latent, self.lse)
+        torch.bmm(self.latent.transpose(0, 1), self.uv, out=self.o)
+        self.prefix.run(self.q, self.k, self.v, self.o.transpose(0, 1), self.lse)
+
+    def whole(self):
+        self.decode.run(self.absorbed, self.cache, self.table, self.latent, self.whole_lse)
+        torch.bmm(self.latent.transpose(0, 1), self.uv, out=self.whole_o)
+
+    def error(self):
+        self.whole()
+        return max((self.o.float() - self.whole_o.float()).abs().max().item(),
+                   (self.lse - self.whole_lse).abs().max().item())
+
+
 class Copy:
     """As many bytes, half of them read and half written."""
 
@@ -126,7 +174,11 @@ def rows(device, part):
     yield "merge_states 8192x128x128", lambda: Merge(device, shape(8192), 128, 128), 0.04
     yield "append 256", lambda: Append(device, shape(256)), 0
     yield "append 8192", lambda: Append(device, shape(8192)), 0
-    yield "decompress_prefix 8192x128", lambda: Decompress(device, shape(8192), 128 if part == 1 else 4), 0.04
+    heads = 128 if part == 1 else 4
+    for requests in (32, 128):
+        yield (f"shared prefix {requests} 8192+1024",
+               lambda requests=requests: SharedPrefix(device, shape(requests), shape(8192), shape(1024), heads), 0.01)
+    yield "decompress_prefix 8192x128", lambda: Decompress(device, shape(8192), heads), 0.04
 
 
 def in_turn(calls):

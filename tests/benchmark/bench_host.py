@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time of the host in a call of MlaDecode, beside an empty operator of PyTorch and torch.empty.
+"""Time of the host in a call of MlaDecode and MlaPrefill, beside an empty operator of PyTorch and torch.empty.
 
     tests/benchmark/bench_host.py --record=host.json
 
@@ -50,6 +50,9 @@ class Layer:
         self.q, self.cache = new(REQUESTS, HEADS, 576), new(REQUESTS, PAGE, 576)
         self.pairs = [(one[..., :512], one[..., 512:]) for one in (self.q, self.cache)]
         self.o, self.lse = new(REQUESTS, HEADS, 512), new(REQUESTS, HEADS, dtype=torch.float32)
+        keys = new(REQUESTS, HEADS, 256), new(REQUESTS, 1, 64).expand(REQUESTS, HEADS, 64)
+        self.prefill = new(REQUESTS, HEADS, 192), (keys[0][..., :128], keys[1]), keys[0][..., 128:], new(
+            REQUESTS, HEADS, 128), self.lse
 
 
 class CInterface:
@@ -95,6 +98,12 @@ def calls(device, library):
     for layer in layers:
         decode.run(layer.q, layer.cache, table, layer.o, layer.lse)
 
+    prefill = hypermla.MlaPrefill(heads=HEADS, max_requests=REQUESTS, max_query_tokens=REQUESTS, max_tokens=1,
+                                  device=device)
+    prefill.plan(starts, starts)
+    for layer in layers:
+        prefill.run(*layer.prefill)
+
     own = torch.library.Library("hypermla_bench", "FRAGMENT")
     own.define("empty(SymInt handle, Tensor q, Tensor cache, Tensor block_table, Tensor(a!) out, Tensor(b!) lse) -> ()")
     own.impl("empty", lambda *_: None, "CompositeExplicitAutograd")
@@ -118,6 +127,8 @@ def calls(device, library):
     yield "MlaDecode.run that makes its outputs", of(
         lambda q, cache, *_: decode.run(q, cache, table)), "a call of Python"
     yield "MlaDecode.plan", lambda i: decode.plan(lengths, starts), "a call of Python"
+    yield "MlaPrefill.run", lambda i: prefill.run(*layers[i].prefill), "a call of Python"
+    yield "MlaPrefill.plan", lambda i: prefill.plan(starts, starts), "a call of Python"
     yield "torch.ops.hypermla.mla_decode_run", of(lambda q, cache, *rest: run(
         decode.handle, decode.order, q, None, cache, None, *rest)), "a call of Python"
     yield "an empty operator (torch.library.Library)", of(lambda *all: empty(1, *all)), "a call of Python"

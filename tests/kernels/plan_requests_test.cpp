@@ -1,4 +1,4 @@
-// The planner of the latent kernel for Hopper, run as C++ threads: its lists must cover every token block of every row
+// The planner of the latent kernel for Hopper, run as plain C++: its lists must cover every token block of every row
 // tile once, in parts that the merge finds, and must not be worse than the host's.
 #include <gtest/gtest.h>
 
@@ -188,32 +188,53 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   EXPECT_EQ(status_of({5, 5}, {-1, 0, 0}), kWrongQueries);
 }
 
+// 126 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1
+// --gtest_repeat=800 --gtest_brief, where every repetition has the next seed.
 TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
-  std::mt19937 random(1);
+  const int seed = std::max(1, testing::UnitTest::GetInstance()->random_seed());
+  std::mt19937 random(seed);
   auto below = [&](int end) { return int(random() % unsigned(end)); };
-  for (int i = 0; i < 40 && !HasFailure(); ++i) {
-    const int b = i % 9 == 8 ? 1 + below(kMaxPlannedRequests) : i % 3 == 0 ? 1 + below(8) : 1 + below(200);
-    const int most = 1 << below(17), kind = below(4);
-    std::vector<int> lengths(b, 0);  // equal, any, few long ones among short ones, one alone
-    for (int& length : lengths)
-      length = kind == 0 ? most : kind == 1 ? below(most + 1) : kind == 2 ? below(below(10) ? most / 16 + 1 : most) : 0;
-    if (kind == 3) lengths[below(b)] = most;
+  for (int i = 0; i < 42 && !HasFailure(); ++i) {
+    const int most = i >= 40 ? 1 << 20 : 1 << below(17), kind = below(6);
+    const int most_queries = 1 + below(9), heads = 1 + below(130), tile_rows = 16 << below(3);
     const int row_tiles = below(4) == 0 ? 1 + below(300) : 1 + below(5);
     const int workers = below(3) == 0 ? 8 * (1 + below(16)) : 132;
-    SCOPED_TRACE(testing::Message() << "case " << i << ": b=" << b << " up to " << most << " tokens, kind " << kind
-                                    << ", " << row_tiles << " row tiles on " << workers);
+    const int fits = (1 << 20) / (std::max(row_tiles, (most_queries * heads - 1) / tile_rows + 1) * (most / 64 + 1));
+    const int b = std::min(i % 9 == 8   ? 1 + below(kMaxPlannedRequests)
+                           : i % 3 == 0 ? 1 + below(8)
+                                        : 1 + below(200),
+                           std::max(fits, 1));
+    auto length = [&] {
+      switch (kind) {
+        case 0:  // equal
+          return most;
+        case 1:  // few long ones among short ones
+          return below(below(10) ? most / 16 + 1 : most);
+        case 2:  // at the ends of blocks
+          return std::clamp(64 * below(most / 64 + 1) + below(3) - 1, 0, most);
+        case 3:  // heavy-tailed
+          return most / (1 + below(most));
+        case 4:  // one alone
+          return 0;
+        default:
+          return below(most + 1);
+      }
+    };
+    std::vector<int> lengths(b), queries(b);
+    std::generate(lengths.begin(), lengths.end(), length);
+    std::generate(queries.begin(), queries.end(), [&] { return below(most_queries + 1); });
+    if (kind == 4) lengths[below(b)] = most;
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ", case " << i << ": b=" << b << " up to " << most
+                                    << " tokens, kind " << kind << ", " << row_tiles << " row tiles on " << workers);
     if (i % 2) {
       plan<0>(lengths, row_tiles, workers, most);
       plan<2>(lengths, row_tiles, workers, most);
       plan<16>(lengths, row_tiles, workers, most);
-      continue;
+    } else {
+      plan<0>(lengths, queries, heads, tile_rows, workers, most, most_queries);
+      plan<2>(lengths, queries, heads, tile_rows, workers, most, most_queries);
+      plan<16>(lengths, queries, heads, tile_rows, workers, most, most_queries);
     }
-    std::vector<int> queries(b);
-    const int most_queries = 1 + below(9), heads = 1 + below(130), tile_rows = 16 << below(3);
-    for (int& n : queries) n = below(most_queries + 1);
-    plan<0>(lengths, queries, heads, tile_rows, workers, most, most_queries);
-    plan<2>(lengths, queries, heads, tile_rows, workers, most, most_queries);
-    plan<16>(lengths, queries, heads, tile_rows, workers, most, most_queries);
   }
 }
 

@@ -90,6 +90,7 @@ class Installation(unittest.TestCase):
         build = self.example("c", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror")  # standard C11
         self.assertRegex(self.succeed(build / "decode"),
                          r"^HyperMLA [\d.]+, .*reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
+        self.assertEqual(self.succeed(build / "shared_prefix"), "lse 4.1589, o 3fc0 4000\n")
 
     def test_other_languages_call_the_c_interface(self):
         (path,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]

@@ -190,6 +190,26 @@ class Prefill(unittest.TestCase):
                                        lse=heads_first.T)
         self.assertTrue((again == o).all() and (again_lse == lse).all() and (wide[..., 128:] == 0).all())
 
+    def test_the_example_of_a_shared_prefix_runs(self):
+        variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/shared_prefix.py"], env=variables, text=True,
+                              check=False, capture_output=True, timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+
+    def test_tokens_in_two_parts_accumulate(self):
+        q, k, v = self.tensors()
+        whole, first = self.prefill(causal=False), self.prefill(causal=False)
+        second = self.prefill(causal=False, accumulate=True)
+        integers = lambda *values: numpy.array(values, numpy.int32)
+        whole.plan(self.QUERIES, integers(0, 9, 20))
+        first.plan(self.QUERIES, integers(0, 4, 4))  # of the second request nothing
+        second.plan(self.QUERIES, integers(4, 9, 20))
+        (o, lse), parts = whole.run(q, k, v), first.run(q, k, v)
+        again, again_lse = second.run(q, k, v, *parts)
+        self.assertIs(again, parts[0])
+        self.assertLessEqual(numpy.abs(again_lse - lse).max(), 1e-4)
+        self.assertLessEqual(numpy.abs(again.astype(numpy.float32) - o.astype(numpy.float32)).max(), 4e-3)
+
     def test_a_step_without_requests_is_no_error(self):
         q, k, v = self.tensors()
         prefill = self.prefill()
@@ -204,9 +224,14 @@ class Prefill(unittest.TestCase):
                             (lambda: prefill.plan(self.QUERIES.astype(numpy.int64), self.TOKENS), "int64"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS[:2]), "token_starts must be"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS * 2), r"token_starts\[0\]"),
-                            (lambda: prefill.run(q[..., :190], k, v), "queries and keys must be"),
-                            (lambda: prefill.run(q[:, :1], k, v), "q's first columns must be"),
-                            (lambda: prefill.run(q, k, v[:5]), "k's first columns must be"),
+                            (lambda: prefill.run(q[..., :190], k, v), r"q must be float16 \[query_tokens, 2, 192\]"),
+                            (lambda: prefill.run(q[:, :1], k, v), "q must be float16"),
+                            (lambda: prefill.run((q[..., :128], q[:6, :, 128:]), k, v), r"q\[1\] must be float16 \[7, 2"),
+                            (lambda: prefill.run(q, k[0], v), "k must be"),
+                            (lambda: prefill.run(q, k, v[:5]), r"v must be float16 \[20, 2, 128\]"),
+                            (lambda: prefill.run(q, k, v.transpose(1, 0, 2)), "v must be"),
+                            (lambda: prefill.run(q, k, v[..., ::-1]), "v must be dense in its last dimension"),
+                            (lambda: self.prefill(accumulate=True).run(q, k, v), "needs `out` and `lse`"),
                             (lambda: prefill.run(q, k, v.astype(numpy.float32)), "v must be"),
                             (lambda: prefill.run(q, k, v, lse=numpy.zeros((7, 1), numpy.float32)), "lse must be"),
                             (lambda: prefill.run((v[:7].copy(), q[..., 128:]), k, v, out=v[:7]), "memory of its own"),

@@ -138,6 +138,131 @@ class HostTime(unittest.TestCase):
             self.assertIn("hypermla_decode_run, C and C++", times)
 
 
+class Attack(unittest.TestCase):
+    def test_a_short_one_finds_nothing(self):
+        """On the CPU; docs/checking.md has the totals of a long one on a GPU."""
+        words = [CHECKOUT / "tests/attack/decode_runs.py", "--device=cpu", "--runs=150"]
+        done = subprocess.run([sys.executable, *words], text=True, capture_output=True, check=False, timeout=600)
+        self.assertEqual(done.returncode, 0, done)
+        totals = json.loads(done.stdout)
+        self.assertGreaterEqual(totals["runs"], 150)
+        self.assertGreater(totals["worst"]["o"], 0)
+
+
+class Prefill(unittest.TestCase):
+    """Its tensors and operators."""
+    DEVICE = "cpu"
+
+    def setUp(self):
+        torch.manual_seed(3)
+        on = {"device": self.DEVICE}
+        integers = lambda *values: torch.tensor(values, dtype=torch.int32, **on)
+        bfloat16 = lambda *shape: torch.randn(shape).bfloat16().to(self.DEVICE)
+        self.queries, self.tokens = integers(0, 3, 7), integers(0, 9, 20)
+        self.q, kv, self.k_rope = bfloat16(7, HEADS, 192), bfloat16(20, HEADS, 256), bfloat16(20, 1, 64)
+        self.k, self.v = (kv[..., :128], self.k_rope.expand(20, HEADS, 64)), kv[..., 128:]
+        self.prefill = self.new_prefill()
+
+    def new_prefill(self, **options):
+        return hypermla.MlaPrefill(**{"heads": HEADS, "max_requests": 2, "max_query_tokens": 7, "max_tokens": 20,
+                                      "device": self.DEVICE, **options})
+
+    def same(self, *outputs):
+        for one in outputs[1:]:
+            self.assertTrue(torch.equal(one[0], outputs[0][0]) and torch.equal(one[1], outputs[0][1]))
+
+    def test_it_attends(self):
+        self.prefill.plan(self.queries, self.tokens)
+        o, lse = self.prefill.run(self.q, self.k, self.v)
+        self.prefill.check()
+        keys = torch.cat(self.k, -1)
+        for query, first, end in ((1, 0, 8), (6, 9, 20)):  # the middle one of three sees 8 of 9 tokens
+            scores = torch.einsum("hc,thc->ht", self.q[query].float(), keys[first:end].float()) / 192**0.5
+            torch.testing.assert_close(lse[query], scores.logsumexp(-1), atol=1e-3, rtol=0)
+            expected = torch.einsum("ht,thc->hc", scores.softmax(-1), self.v[first:end].float())
+            torch.testing.assert_close(o[query].float(), expected, atol=0.02, rtol=0)
+
+    def test_any_strides_give_the_same_bits(self):
+        self.prefill.plan(self.queries, self.tokens)
+        apart = self.q.transpose(0, 1).contiguous().transpose(0, 1)
+        wide = torch.zeros(7, HEADS, 192, dtype=torch.bfloat16, device=self.DEVICE)
+        lse = torch.zeros(HEADS, 7, device=self.DEVICE).T
+        self.same(self.prefill.run(self.q, self.k, self.v),
+                  self.prefill.run((apart[..., :128], self.q[..., 128:]), torch.cat(self.k, -1), self.v.contiguous(),
+                                   out=wide[..., :128], lse=lse),
+                  self.prefill.run(Older(self.q), tuple(Older(one) for one in self.k), Older(self.v),
+                                   torch.empty_like(wide[..., :128]), torch.empty_like(lse)))
+        self.assertEqual(wide[..., 128:].abs().max(), 0)
+
+    def test_the_operators_pass_the_checks_of_pytorch(self):
+        ops, keys = torch.ops.hypermla, torch.cat(self.k, -1)
+        out = torch.zeros(7, HEADS, 128, dtype=torch.bfloat16, device=self.DEVICE)
+        lse = torch.zeros(7, HEADS, device=self.DEVICE)
+        named = self.prefill.handle, self.prefill.order
+        torch.library.opcheck(ops.mla_prefill_plan.default, (*named, self.queries, self.tokens))
+        pairs = (self.q[..., :128], self.q[..., 128:]), (self.k[0], self.k[1].contiguous())
+        for q, k in (((self.q, None), (keys, None)), pairs):
+            torch.library.opcheck(ops.mla_prefill_run.default, (*named, *q, *k, self.v, out, lse))
+
+    def test_a_compiled_step_gives_the_same(self):
+        """Two plans in one graph, and a run that merges into the outputs of the one before."""
+        more = self.new_prefill(causal=False, accumulate=True)
+
+        def step(q, tokens):
+            self.prefill.plan(self.queries, tokens)
+            o, lse = self.prefill.run(q, self.k, self.v)
+            more.plan(self.queries, tokens)
+            more.run(q * 2, torch.cat(self.k, -1), self.v, o, lse)
+            self.prefill.plan(self.queries, tokens // 2)
+            return self.prefill.run((q[..., :128], q[..., 128:]), self.k, self.v)[0] * 2, o, lse
+
+        expected = step(self.q, self.tokens)
+        for backend in ("aot_eager", "inductor"):
+            with self.subTest(backend):
+                torch._dynamo.reset()
+                compiled = torch.compile(step, fullgraph=True, backend=backend)
+                for _ in range(2):
+                    for one, other in zip(compiled(self.q, self.tokens), expected):
+                        self.assertTrue(torch.equal(one, other))
+
+    def test_what_cannot_be_traced_is_said(self):
+        for change, said in ((lambda: self.prefill.plan(self.queries, self.tokens, stream=1), "leave out `stream`"),
+                             (lambda: setattr(self.prefill, "handle", None) or self.prefill.plan(
+                                 self.queries, self.tokens), "this MlaPrefill; import torch before")):
+            torch._dynamo.reset()
+            with self.assertRaisesRegex(Exception, said):
+                torch.compile(change, fullgraph=True, backend="aot_eager")()
+        decode = new_decode()
+        with self.assertRaisesRegex(hypermla.Error, f"handle {decode.handle} names no MlaPrefill"):
+            torch.ops.hypermla.mla_prefill_plan(decode.handle, decode.order, self.queries, self.tokens)
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")
+class PrefillOnAGpu(Prefill):
+    """The same, where calls find PyTorch's stream."""
+    DEVICE = "cuda"
+
+    def test_a_graph_of_a_side_stream_gives_the_same_bits(self):
+        o = torch.zeros(7, HEADS, 128, dtype=torch.bfloat16, device="cuda")
+        lse = torch.zeros(7, HEADS, device="cuda")
+        more = self.new_prefill(causal=False, accumulate=True)
+
+        def call():
+            self.prefill.plan(self.queries, self.tokens)
+            self.prefill.run(self.q, self.k, self.v, o, lse)
+            more.plan(self.queries, self.tokens)
+            more.run(self.q, self.k, self.v, o, lse)
+
+        call()
+        expected = o.clone(), lse.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        o.zero_(), lse.zero_()
+        graph.replay()
+        self.same(expected, (o, lse))
+
+
 class CacheOperators(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(2)

@@ -1,5 +1,5 @@
-// The C interface: what it computes is what MlaDecode computes, structs may be older or newer than the library, and what
-// is wrong gives a status and a sentence.
+// The C interface: it computes what MlaDecode, MlaPrefill and MlaCacheOps compute, structs may be older or newer than the
+// library, and what is wrong gives a status and a sentence.
 #include "hypermla/c_api.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,9 @@
 #include <thread>
 
 #include "hypermla/device/device.h"
+#include "hypermla/mla_cache.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/mla_prefill.h"
 #include "support.h"
 
 namespace hypermla {
@@ -31,6 +33,19 @@ hypermla_decode_options small_options() {
   return options;
 }
 
+// The sentence of a call that must have failed so.
+std::string refusal(hypermla_status status) {
+  EXPECT_EQ(status, HYPERMLA_ERROR);
+  return hypermla_last_error();
+}
+
+// Numbers from 2^-7 to about 1, all of their bits different from their neighbours'.
+std::vector<std::uint16_t> numbers(std::size_t count, int step) {
+  std::vector<std::uint16_t> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = std::uint16_t(0x3c00 + i * step % 1024);
+  return values;
+}
+
 class CApi : public testing::Test {
  protected:
   void SetUp() override {
@@ -44,12 +59,6 @@ class CApi : public testing::Test {
   }
   void TearDown() override { hypermla_decode_destroy(decode_); }
 
-  // The sentence of a call that must have failed so.
-  static std::string refusal(hypermla_status status) {
-    EXPECT_EQ(status, HYPERMLA_ERROR);
-    return hypermla_last_error();
-  }
-
   std::vector<int> lengths_ = {20, 3}, starts_ = {0, 2, 3}, table_ = {2, 0, 1, -1};
   std::vector<std::uint16_t> q_ = std::vector<std::uint16_t>(3 * 2 * 576, 0x3f80);
   std::vector<std::uint16_t> cache_ = std::vector<std::uint16_t>(3 * 16 * 576, 0x3c00);
@@ -60,8 +69,8 @@ class CApi : public testing::Test {
 };
 
 TEST_F(CApi, ItGivesTheBitsOfMlaDecode) {
-  for (std::size_t i = 0; i < q_.size(); ++i) q_[i] = std::uint16_t(0x3c00 + i * 7919 % 1024);
-  for (std::size_t i = 0; i < cache_.size(); ++i) cache_[i] = std::uint16_t(0x3c00 + i * 6007 % 1024);
+  std::ranges::copy(numbers(q_.size(), 7919), q_.begin());  // at the addresses that tensors_ has
+  std::ranges::copy(numbers(cache_.size(), 6007), cache_.begin());
   ASSERT_EQ(hypermla_decode_plan(decode_, lengths_.data(), starts_.data(), 2, nullptr), HYPERMLA_OK);
   ASSERT_EQ(hypermla_decode_run(decode_, &tensors_, nullptr), HYPERMLA_OK) << hypermla_last_error();
   EXPECT_EQ(hypermla_decode_check(decode_), HYPERMLA_OK);
@@ -176,21 +185,235 @@ TEST_F(CApi, WhatIsWrongGivesAStatusAndASentence) {
   EXPECT_TRUE(contains(hypermla_last_error(), "query_tokens")) << "it stays";
 }
 
-TEST(CApiOnAGpu, WorkspaceAndStreamAreTheCallers) {
-  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-  const auto device = make_cuda_device();
-  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+hypermla_prefill_options small_prefill() {
+  hypermla_prefill_options options;
+  hypermla_prefill_options_init(&options, sizeof options);
+  options.heads = 2;
+  options.max_requests = 2;
+  options.max_query_tokens = 5;
+  options.max_tokens = 20;
+  return options;
+}
+
+TEST(CApiPrefill, ItGivesTheBitsOfMlaPrefill) {
+  const std::vector<int> query_starts = {0, 3, 5}, token_starts = {0, 20, 23};
+  const std::vector<std::uint16_t> q = numbers(5 * 2 * 192, 7919), k = numbers(23 * 2 * 192, 6007),
+                                   v = numbers(23 * 2 * 128, 5003);
+  std::vector<std::uint16_t> o(5 * 2 * 128), expected_o(o.size());
+  std::vector<float> lse(5 * 2), expected_lse(lse.size());
+
+  const hypermla_prefill_options options = small_prefill();
+  hypermla_prefill* prefill = nullptr;
+  ASSERT_EQ(hypermla_prefill_create(&options, "cpu", nullptr, &prefill), HYPERMLA_OK) << hypermla_last_error();
+  hypermla_prefill_tensors tensors;
+  hypermla_prefill_tensors_init(&tensors, sizeof tensors);
+  ASSERT_EQ(hypermla_prefill_tensors_dense(&tensors, 2, q.data(), 5, k.data(), v.data(), 23, o.data(), lse.data()),
+            HYPERMLA_OK);
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_run(prefill, &tensors, nullptr)), "call plan() first"));
+  ASSERT_EQ(hypermla_prefill_plan(prefill, query_starts.data(), token_starts.data(), 2, nullptr), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_prefill_run(prefill, &tensors, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  EXPECT_EQ(hypermla_prefill_check(prefill), HYPERMLA_OK);
+
+  MlaPrefill same({.heads = 2, .max_requests = 2, .max_query_tokens = 5, .max_tokens = 20}, DeviceHandle("cpu"));
+  same.plan(query_starts.data(), token_starts.data(), 2);
+  same.run(MlaPrefillTensors::dense(2, q.data(), 5, k.data(), v.data(), 23, expected_o.data(), expected_lse.data()));
+  EXPECT_EQ(o, expected_o);
+  EXPECT_EQ(lse, expected_lse);
+  EXPECT_NE(lse[0], lse[9]);
+
+  const char* text = nullptr;
+  ASSERT_EQ(hypermla_prefill_explain(prefill, &text), HYPERMLA_OK);
+  EXPECT_EQ(text, same.explain());
+  std::size_t bytes = 0;
+  ASSERT_EQ(hypermla_prefill_workspace_bytes(&options, "cpu", &bytes), HYPERMLA_OK);
+  EXPECT_EQ(bytes, same.workspace_bytes());
+
+  tensors.v_token_stride = 60;
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_run(prefill, &tensors, nullptr)), "v.token_stride=60"));
+  tensors.tokens = -1;
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_run(prefill, &tensors, nullptr)), "tokens=-1"));
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_run(prefill, nullptr, nullptr)), "tensors is NULL"));
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_plan(nullptr, nullptr, nullptr, 0, nullptr)), "prefill is NULL"));
+  hypermla_prefill_destroy(prefill);
+}
+
+TEST(CApiPrefill, EveryMemberOfTheOptionsArrives) {
+  const auto refused = [](auto change) {
+    hypermla_prefill_options options = small_prefill();
+    change(options);
+    hypermla_prefill* prefill = nullptr;
+    return refusal(hypermla_prefill_create(&options, "cpu", nullptr, &prefill));
+  };
+  EXPECT_TRUE(contains(refused([](auto& at) { at.heads = 0; }), "heads=0"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.max_requests = 2049; }), "max_requests=2049"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.max_query_tokens = 0; }), "max_query_tokens=0"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.max_tokens = -1; }), "max_tokens=-1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.dtype = 2; }), "HYPERMLA_FLOAT16"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.scale = -1; }), "scale=-1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.size = 0; }), "hypermla_prefill_options_init()"));
+
+  // Flags by what they change: the last token counts, base 2, +infinity of an empty request; and merged into ones.
+  hypermla_prefill_options options = small_prefill();
+  options.causal = 0;
+  options.lse_base2 = options.empty_lse_positive = options.accumulate = 1;
+  options.dtype = HYPERMLA_FLOAT16;
+  hypermla_prefill* prefill = nullptr;
+  ASSERT_EQ(hypermla_prefill_create(&options, "cpu", nullptr, &prefill), HYPERMLA_OK) << hypermla_last_error();
+  const std::vector<int> query_starts = {0, 1, 2}, token_starts = {0, 8, 8};
+  const std::vector<std::uint16_t> q(2 * 2 * 192, 0), k(8 * 2 * 192, 0), v(8 * 2 * 128, 0x4000);  // 2 as float16
+  std::vector<std::uint16_t> o(2 * 2 * 128, 0x3c00);                                              // 1
+  std::vector<float> lse = {3, std::numeric_limits<float>::infinity(), 3, -std::numeric_limits<float>::infinity()};
+  hypermla_prefill_tensors tensors;
+  hypermla_prefill_tensors_init(&tensors, sizeof tensors);
+  ASSERT_EQ(hypermla_prefill_tensors_dense(&tensors, 2, q.data(), 2, k.data(), v.data(), 8, o.data(), lse.data()),
+            HYPERMLA_OK);
+  ASSERT_EQ(hypermla_prefill_plan(prefill, query_starts.data(), token_starts.data(), 2, nullptr), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_prefill_run(prefill, &tensors, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(lse, (std::vector<float>{4, 3, 3, infinity}));  // 2^3 and 8 tokens; 8 tokens; 2^3; nothing
+  EXPECT_EQ(o[0], 0x3e00);                                  // 1.5
+  EXPECT_EQ(o[128], 0x4000);
+  EXPECT_EQ(o[2 * 128], 0x3c00);
+  EXPECT_EQ(o[3 * 128], 0);
+  hypermla_prefill_destroy(prefill);
+}
+
+TEST(CApiPrefill, AStructMayBeOlderThanTheLibrary) {
+  const std::size_t older = offsetof(hypermla_prefill_options, accumulate);
+  hypermla_prefill_options options;
+  std::memset(&options, 0xff, sizeof options);
+  hypermla_prefill_options_init(&options, older);
+  EXPECT_EQ(options.max_query_tokens, MlaPrefillOptions().max_query_tokens);
+  EXPECT_EQ(options.accumulate, -1) << "written behind the caller's struct";
+  hypermla_prefill* prefill = nullptr;
+  ASSERT_EQ(hypermla_prefill_create(&options, "cpu", nullptr, &prefill), HYPERMLA_OK) << hypermla_last_error();
+  hypermla_prefill_destroy(prefill);
+}
+
+class CApiCache : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(hypermla_cache_ops_create(HYPERMLA_BFLOAT16, "cpu", &ops_), HYPERMLA_OK) << hypermla_last_error();
+  }
+  void TearDown() override { hypermla_cache_ops_destroy(ops_); }
+  hypermla_cache_ops* ops_ = nullptr;
+  MlaCacheOps same_{DType::bfloat16, DeviceHandle("cpu")};
+};
+
+TEST_F(CApiCache, AppendWritesWhatMlaCacheOpsWrites) {
+  const std::vector<std::uint16_t> rows = numbers(3 * 576, 7919);
+  const std::vector<std::int64_t> slots = {17, -1, 2};
+  std::vector<std::uint16_t> cache(2 * 16 * 576, 7), expected = cache;
+  hypermla_append_arguments with;
+  hypermla_append_arguments_init(&with, sizeof with);
+  EXPECT_EQ(with.page, 64);
+  with.latent = rows.data();
+  with.rope = &rows[512];
+  with.latent_stride = with.rope_stride = 576;
+  with.slots = slots.data();
+  with.tokens = 3;
+  ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.append({.latent = rows.data(),
+                .rope = &rows[512],
+                .latent_stride = 576,
+                .rope_stride = 576,
+                .slots = slots.data(),
+                .tokens = 3,
+                .cache = MlaCache::fused(expected.data(), 2, 16)});
+  EXPECT_EQ(cache, expected);
+  EXPECT_EQ(cache[17 * 576 + 575], rows[575]);
+  with.pages = 1;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "slots[0] is 17"));
+  EXPECT_TRUE(contains(refusal(hypermla_append(nullptr, &with, nullptr)), "ops is NULL"));
+  with.size = 0;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "hypermla_append_arguments_init()"));
+}
+
+TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {
+  const std::vector<std::uint16_t> a = numbers(3 * 2 * 128, 7919), b = numbers(3 * 2 * 128, 6007);
+  const std::vector<float> a_lse = {1, 2, 3, 4, 5, 6}, b_lse = {2, 2, -INFINITY, 1, INFINITY, 6};
+  std::vector<std::uint16_t> o(a.size()), expected(a.size());
+  std::vector<float> lse(6), expected_lse(6);
+  hypermla_merge_arguments with;
+  hypermla_merge_arguments_init(&with, sizeof with);
+  EXPECT_EQ(with.width, 512);
+  with.a_o = a.data(), with.b_o = b.data(), with.o = o.data();
+  with.a_o_token_stride = with.b_o_token_stride = with.o_token_stride = 2 * 128;
+  with.a_o_head_stride = with.b_o_head_stride = with.o_head_stride = 128;
+  with.a_lse = a_lse.data(), with.b_lse = b_lse.data(), with.lse = lse.data();
+  with.a_lse_token_stride = with.b_lse_token_stride = with.lse_token_stride = 2;
+  with.a_lse_head_stride = with.b_lse_head_stride = with.lse_head_stride = 1;
+  with.tokens = 3;
+  with.heads = 2;
+  with.width = 128;
+  with.lse_base2 = 1;
+  ASSERT_EQ(hypermla_merge_states(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.merge_states({.a = {{a.data(), 256, 128}, {a_lse.data(), 2, 1}},
+                      .b = {{b.data(), 256, 128}, {b_lse.data(), 2, 1}},
+                      .o = {expected.data(), 256, 128},
+                      .lse = {expected_lse.data(), 2, 1},
+                      .tokens = 3,
+                      .heads = 2,
+                      .width = 128,
+                      .lse_base2 = true});
+  EXPECT_EQ(o, expected);
+  EXPECT_EQ(lse, expected_lse);
+  EXPECT_EQ(lse[1], 3) << "twice 2^2";
+  with.width = 4;
+  EXPECT_TRUE(contains(refusal(hypermla_merge_states(ops_, &with, nullptr)), "width=4"));
+}
+
+TEST_F(CApiCache, APrefixIsDecompressedAsByMlaCacheOps) {
+  const std::vector<std::uint16_t> cache = numbers(2 * 16 * 576, 7919), weights = numbers(2 * 256 * 512, 6007);
+  const std::vector<int> table = {1, 0};
+  std::vector<std::uint16_t> k(20 * 2 * 192, 7), v(20 * 2 * 128), expected_k = k, expected_v = v;
+  hypermla_decompress_arguments with;
+  hypermla_decompress_arguments_init(&with, sizeof with);
+  ASSERT_EQ(hypermla_decompress_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
+  with.block_table = table.data();
+  with.tokens = 20;
+  with.heads = 2;
+  with.w_uk = weights.data();  // of [heads, 256, 512]: the first 128 rows, and the last ones transposed
+  with.w_uk_head_stride = with.w_uv_head_stride = 256 * 512;
+  with.w_uk_row_stride = with.w_uv_column_stride = 512;
+  with.w_uk_column_stride = with.w_uv_row_stride = 1;
+  with.w_uv = &weights[128 * 512];
+  with.k = k.data(), with.k_rope = &k[128], with.v = v.data();
+  with.k_token_stride = with.k_rope_token_stride = 2 * 192;
+  with.k_head_stride = with.k_rope_head_stride = 192;
+  with.v_token_stride = 2 * 128;
+  with.v_head_stride = 128;
+  ASSERT_EQ(hypermla_decompress_prefix(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.decompress_prefix({.cache = MlaCache::fused(const_cast<std::uint16_t*>(cache.data()), 2, 16),
+                           .block_table = table.data(),
+                           .tokens = 20,
+                           .heads = 2,
+                           .w_uk = {weights.data(), 256 * 512, 512, 1},
+                           .w_uv = {&weights[128 * 512], 256 * 512, 1, 512},
+                           .k = {expected_k.data(), 2 * 192, 192},
+                           .k_rope = {&expected_k[128], 2 * 192, 192},
+                           .v = {expected_v.data(), 2 * 128, 128}});
+  EXPECT_EQ(k, expected_k);
+  EXPECT_EQ(v, expected_v);
+  EXPECT_EQ(k[191], cache[16 * 576 + 575]) << "the RoPE key of page 1's first token";
+  with.tokens = std::int64_t{1} << 40;
+  EXPECT_TRUE(contains(refusal(hypermla_decompress_prefix(ops_, &with, nullptr)), "tokens=1099511627776"));
+}
+
+class CApiOnHopper : public testing_support::OnHopper {};
+
+TEST_F(CApiOnHopper, WorkspaceAndStreamAreTheCallers) {
   hypermla_decode_options options = small_options();
   options.heads = 16;
   std::size_t bytes = 0;
   ASSERT_EQ(hypermla_decode_workspace_bytes(&options, "cuda", &bytes), HYPERMLA_OK) << hypermla_last_error();
-  const Buffer workspace(device, bytes), ints(device, 4096), q(device, 3 * 16 * 576 * 2),
-      cache(device, 3 * 16 * 576 * 2), o(device, 3 * 16 * 512 * 2), lse(device, 3 * 16 * 4);
-  const int host[] = {20, 3, /* query starts */ 0, 2, 3, /* pages */ 2, 0, 1, -1};
-  device->copy_to_device(ints.data(), host, sizeof host);
-  device->fill(q.data(), 0x3c, q.bytes());
-  device->fill(cache.data(), 0x3c, cache.bytes());
-  device->fill(workspace.data(), 0xff, bytes);
+  const Buffer workspace(device_, bytes), q(device_, 3 * 16 * 576 * 2), cache(device_, 3 * 16 * 576 * 2),
+      o(device_, 3 * 16 * 512 * 2), lse(device_, 3 * 16 * 4);
+  const Buffer ints = copy_of(std::vector<int>{20, 3, /* query starts */ 0, 2, 3, /* pages */ 2, 0, 1, -1});
+  device_->fill(q.data(), 0x3c, q.bytes());
+  device_->fill(cache.data(), 0x3c, cache.bytes());
+  device_->fill(workspace.data(), 0xff, bytes);
   const auto* lengths = static_cast<const int*>(ints.data());
 
   hypermla_decode* decode = nullptr;
@@ -203,19 +426,17 @@ TEST(CApiOnAGpu, WorkspaceAndStreamAreTheCallers) {
   tensors.block_table = lengths + 5;
   tensors.table_stride = 2;
   // Only a stream that reaches the calls can be captured.
-  const auto recording = device->record([&](StreamHandle stream) {
+  const auto recording = device_->record([&](StreamHandle stream) {
     EXPECT_EQ(hypermla_decode_plan(decode, lengths, lengths + 2, 2, stream), HYPERMLA_OK) << hypermla_last_error();
     EXPECT_EQ(hypermla_decode_run(decode, &tensors, stream), HYPERMLA_OK) << hypermla_last_error();
   });
-  recording->replay(device->stream());
+  recording->replay(device_->stream());
   EXPECT_EQ(hypermla_decode_check(decode), HYPERMLA_OK) << hypermla_last_error();
-  std::vector<float> sums(3 * 16);
-  device->copy_to_host(sums.data(), lse.data(), lse.bytes());
+  const auto sums = back<float>(lse);
   // All scores are the same: a query of the first request sees 19 or 20 tokens, the second's 3.
   EXPECT_NEAR(sums[16] - sums[0], std::log(20.0 / 19), 1e-4);
   EXPECT_NEAR(sums[16] - sums[32], std::log(20.0 / 3), 1e-4);
-  std::vector<unsigned char> left(bytes);
-  device->copy_to_host(left.data(), workspace.data(), bytes);
+  const auto left = back<unsigned char>(workspace);
   EXPECT_TRUE(std::any_of(left.begin(), left.end(), [](unsigned char byte) { return byte != 0xff; }));
   hypermla_decode_destroy(decode);
 }

@@ -128,11 +128,11 @@ TEST(MlaCacheOps, KernelsCompileWithoutSpills) {
     }
 }
 
-class MlaCacheOnAGpu : public testing::Test {
+class MlaCacheOnAGpu : public testing_support::OnAGpu {
  protected:
   void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
+    OnAGpu::SetUp();
+    if (!device_) return;
     for (const DType dtype : {DType::bfloat16, DType::float16}) ops_.emplace_back(dtype, DeviceHandle("cuda"));
   }
   // Records the first of some cases of the same shape, and replays it with the contents of each.
@@ -154,7 +154,6 @@ class MlaCacheOnAGpu : public testing::Test {
     }
   }
 
-  std::shared_ptr<Device> device_;
   std::vector<MlaCacheOps> ops_;
 };
 

@@ -8,15 +8,15 @@
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
+#include "support.h"
 
 namespace hypermla {
 namespace {
 
-class ConcurrentOnAGpu : public testing::Test {
+class ConcurrentOnAGpu : public testing_support::OnAGpu {
  protected:
   void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
+    OnAGpu::SetUp();
     compiler_ = std::make_unique<Compiler>(Environment::detect().compiler_config());
   }
 
@@ -61,7 +61,6 @@ class ConcurrentOnAGpu : public testing::Test {
     return time(*executable).launched;
   }
 
-  std::shared_ptr<Device> device_;
   std::unique_ptr<Compiler> compiler_;
 };
 

@@ -196,25 +196,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   step.check(step.o, step.lse);
 }
 
-class DecodeOnHopper : public testing::Test {
+class DecodeOnHopper : public testing_support::OnHopper {
  protected:
-  void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
-    if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
-  }
-  template <class T>
-  Buffer copy_of(const std::vector<T>& values) const {
-    Buffer buffer(device_, values.size() * sizeof(T));
-    device_->copy_to_device(buffer.data(), values.data(), buffer.bytes());
-    return buffer;
-  }
-  template <class T>
-  std::vector<T> back(const Buffer& buffer) const {
-    std::vector<T> values(buffer.bytes() / sizeof(T));
-    device_->copy_to_host(values.data(), buffer.data(), buffer.bytes());
-    return values;
-  }
   // The bits of the last run's outputs. On `stream`, or as a recording.
   std::pair<std::vector<std::uint16_t>, std::vector<float>> run(MlaDecode& decode, Step& step,
                                                                 StreamHandle stream = nullptr) {
@@ -236,8 +219,6 @@ class DecodeOnHopper : public testing::Test {
     decode.check();
     return {back<std::uint16_t>(o), back<float>(lse)};
   }
-
-  std::shared_ptr<Device> device_;
 };
 
 TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {

@@ -10,14 +10,8 @@ namespace {
 using testing_support::contains;
 using testing_support::error_of;
 
-class KernelOnAGpu : public testing::Test {
+class KernelOnHopper : public testing_support::OnHopper {
  protected:
-  void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
-    if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
-  }
-
   // A kernel with memory behind all of its tensors, of the same bytes in inputs and others in what it writes.
   Kernel bound(const std::string& name, const std::map<std::string, std::string>& problem, const std::string& version) {
     Kernel kernel(name, problem, DeviceHandle("cuda"), version, "cute");
@@ -34,19 +28,16 @@ class KernelOnAGpu : public testing::Test {
   }
   // The log-sum-exp for these lengths.
   std::vector<float> run(Kernel& kernel, std::vector<int> lengths) {
-    device_->copy_to_device(memory_["lengths"].data(), lengths.data(), lengths.size() * sizeof(int));
+    copy(memory_["lengths"], lengths);
     kernel.run();
     device_->synchronize();
-    std::vector<float> lse(memory_["lse"].bytes() / sizeof(float));
-    device_->copy_to_host(lse.data(), memory_["lse"].data(), memory_["lse"].bytes());
-    return lse;
+    return back<float>(memory_["lse"]);
   }
 
-  std::shared_ptr<Device> device_;
   std::map<std::string, Buffer> memory_;
 };
 
-TEST_F(KernelOnAGpu, LengthsBeyondWhatIsBoundAreCutAndSaid) {
+TEST_F(KernelOnHopper, LengthsBeyondWhatIsBoundAreCutAndSaid) {
   for (const char* version : {"v0", "v1"}) {
     Kernel kernel =
         bound("flash_mla", {{"b", "3"}, {"s", "1"}, {"t", "200"}, {"h", "16"}, {"ragged", "true"}}, version);
@@ -64,7 +55,7 @@ TEST_F(KernelOnAGpu, LengthsBeyondWhatIsBoundAreCutAndSaid) {
   }
 }
 
-TEST_F(KernelOnAGpu, AHybridSaysWhatItsLatentStageCut) {
+TEST_F(KernelOnHopper, AHybridSaysWhatItsLatentStageCut) {
   Kernel kernel = bound("mla_var6_plus",
                         {{"b", "3"}, {"s", "1"}, {"t", "300"}, {"n", "100"}, {"h", "16"}, {"ragged", "true"}}, "v0");
   run(kernel, {200, 0, 7});

@@ -8,16 +8,15 @@
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
+#include "support.h"
 
 namespace hypermla {
 namespace {
 
-class OnHopper : public testing::Test {
+class PlanOnHopper : public testing_support::OnHopper {
  protected:
   void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
-    if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
+    OnHopper::SetUp();
     compiler_ = std::make_unique<Compiler>(Environment::detect().compiler_config());
   }
   std::unique_ptr<KernelPlan> plan(const std::string& kernel, const std::string& version, const Json& problem) const {
@@ -35,13 +34,12 @@ class OnHopper : public testing::Test {
     return copy;
   }
 
-  std::shared_ptr<Device> device_;
   std::unique_ptr<Compiler> compiler_;
 };
-class LatentOnHopper : public OnHopper, public testing::WithParamInterface<const char*> {
+class LatentOnHopper : public PlanOnHopper, public testing::WithParamInterface<const char*> {
  protected:
   std::unique_ptr<KernelPlan> plan(const Json& problem) const {
-    return OnHopper::plan("cute.mla.flash_mla", GetParam(), problem);
+    return PlanOnHopper::plan("cute.mla.flash_mla", GetParam(), problem);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Versions, LatentOnHopper, testing::Values("v0", "v1"));
@@ -93,7 +91,7 @@ TEST_P(LatentOnHopper, LengthsMayChangeBetweenReplays) {
   }
 }
 
-TEST_F(OnHopper, PrefixesMayChangeBetweenReplays) {
+TEST_F(PlanOnHopper, PrefixesMayChangeBetweenReplays) {
   const auto hybrid = plan(
       "cute.mla.mla_var6_plus", "",
       {{"b", 50}, {"s", 3}, {"t", 700}, {"n", 500}, {"h", 5}, {"prefixes", 4}, {"ragged", true}, {"causal", true}});
@@ -116,7 +114,7 @@ TEST_F(OnHopper, PrefixesMayChangeBetweenReplays) {
 }
 
 // As when Python frees what a function held, the Kernel before the graph: the driver used to crash.
-TEST_F(OnHopper, ARecordingIsFreedAfterItsKernels) {
+TEST_F(PlanOnHopper, ARecordingIsFreedAfterItsKernels) {
   const auto hybrid = plan("cute.mla.mla_var6_plus", "", {{"b", 32}, {"s", 16}, {"t", 4096}, {"h", 16}, {"n", 64}});
   std::unique_ptr<Recording> recording;
   {

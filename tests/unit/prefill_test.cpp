@@ -286,30 +286,8 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   EXPECT_FALSE(Registry::instance().find("cute.mla.flash_mla", "v0").make()->prefill(options));
 }
 
-class MlaPrefillOnAGpu : public testing::Test {
+class MlaPrefillOnHopper : public testing_support::OnHopper {
  protected:
-  void SetUp() override {
-    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
-    device_ = make_cuda_device();
-    if (device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
-  }
-  template <class T>
-  Buffer copy_of(const std::vector<T>& values) const {
-    Buffer buffer(device_, values.size() * sizeof(T));
-    copy(buffer, values);
-    return buffer;
-  }
-  template <class T>
-  void copy(const Buffer& to, const std::vector<T>& values) const {
-    device_->copy_to_device(to.data(), values.data(), values.size() * sizeof(T));
-  }
-  template <class T>
-  std::vector<T> back(const Buffer& buffer) const {
-    std::vector<T> values(buffer.bytes() / sizeof(T));
-    device_->copy_to_host(values.data(), buffer.data(), buffer.bytes());
-    return values;
-  }
-
   // A step on the device, recorded once for batches of the same sizes of tensors.
   struct Step {
     std::vector<Buffer> buffers;
@@ -373,8 +351,6 @@ class MlaPrefillOnAGpu : public testing::Test {
     EXPECT_TRUE(worst <= 0.015) << "o is off by " << worst;
     EXPECT_TRUE(worst_lse <= 2e-3) << "lse is off by " << worst_lse;
   }
-
-  std::shared_ptr<Device> device_;
 };
 
 // Requests of all kinds that fill at most `query_rows` and `token_rows`; the others are padding.
@@ -398,7 +374,7 @@ Sizes random_sizes(std::mt19937& random, int requests, int query_rows, int token
   return sizes;
 }
 
-TEST_F(MlaPrefillOnAGpu, RandomBatchesAreAsOnTheCpu) {
+TEST_F(MlaPrefillOnHopper, RandomBatchesAreAsOnTheCpu) {
   std::mt19937 random(1);
   for (int i = 0; i < 12; ++i) {
     const Layout layout = Layout(i % 3);
@@ -418,7 +394,7 @@ TEST_F(MlaPrefillOnAGpu, RandomBatchesAreAsOnTheCpu) {
   }
 }
 
-TEST_F(MlaPrefillOnAGpu, ManyHeadsShareTheMultiprocessors) {
+TEST_F(MlaPrefillOnHopper, ManyHeadsShareTheMultiprocessors) {
   for (const bool causal : {false, true}) {
     const MlaPrefillOptions options = {
         .heads = 72, .max_requests = 4, .max_query_tokens = 600, .max_tokens = 700, .causal = causal};
@@ -429,7 +405,7 @@ TEST_F(MlaPrefillOnAGpu, ManyHeadsShareTheMultiprocessors) {
   }
 }
 
-TEST_F(MlaPrefillOnAGpu, ARecordingFollowsItsStarts) {
+TEST_F(MlaPrefillOnHopper, ARecordingFollowsItsStarts) {
   std::mt19937 random(2);
   for (const bool causal : {false, true}) {
     const MlaPrefillOptions options = {
@@ -448,7 +424,7 @@ TEST_F(MlaPrefillOnAGpu, ARecordingFollowsItsStarts) {
   }
 }
 
-TEST_F(MlaPrefillOnAGpu, AStepWithoutTokensIsAnswered) {
+TEST_F(MlaPrefillOnHopper, AStepWithoutTokensIsAnswered) {
   const MlaPrefillOptions options = {.heads = 2, .max_requests = 3, .max_query_tokens = 200};
   Batch batch(options, Layout::dense, {{4, 130, 0}, {0, 0, 0}, 140, 0}, 60);
   MlaPrefill prefill(options, DeviceHandle("cuda"));
@@ -456,7 +432,7 @@ TEST_F(MlaPrefillOnAGpu, AStepWithoutTokensIsAnswered) {
   compare(prefill, step, batch);
 }
 
-TEST_F(MlaPrefillOnAGpu, BitsDependOnNoNeighbour) {
+TEST_F(MlaPrefillOnHopper, BitsDependOnNoNeighbour) {
   for (const bool causal : {false, true}) {
     const MlaPrefillOptions options = {
         .heads = 2, .max_requests = 3, .max_query_tokens = 400, .max_tokens = 900, .causal = causal};
@@ -489,7 +465,7 @@ TEST_F(MlaPrefillOnAGpu, BitsDependOnNoNeighbour) {
   }
 }
 
-TEST_F(MlaPrefillOnAGpu, WhatExceedsTheCapacityIsReported) {
+TEST_F(MlaPrefillOnHopper, WhatExceedsTheCapacityIsReported) {
   const MlaPrefillOptions options = {.heads = 2, .max_requests = 2, .max_query_tokens = 10, .max_tokens = 100};
   MlaPrefill prefill(options, DeviceHandle("cuda"));
   const auto reported = [&](const std::vector<int>& query_starts, const std::vector<int>& token_starts) {

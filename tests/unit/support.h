@@ -1,4 +1,5 @@
-// What several unit tests need: a directory of their own, and a device whose clock they write.
+// What several unit tests need: a directory of their own, memory of a device, fixtures of GPUs, and a device whose clock
+// they write.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,6 +68,44 @@ class TempDir {
   std::filesystem::path path_;
 };
 
+// Vectors in a device's memory.
+struct DeviceMemory {
+  std::shared_ptr<Device> device_;
+
+  template <class T>
+  void copy(const Buffer& to, const std::vector<T>& values) const {
+    device_->copy_to_device(to.data(), values.data(), values.size() * sizeof(T));
+  }
+  template <class T>
+  Buffer copy_of(const std::vector<T>& values) const {
+    Buffer buffer(device_, values.size() * sizeof(T));
+    copy(buffer, values);
+    return buffer;
+  }
+  template <class T>
+  std::vector<T> back(const Buffer& buffer) const {
+    std::vector<T> values(buffer.bytes() / sizeof(T));
+    device_->copy_to_host(values.data(), buffer.data(), buffer.bytes());
+    return values;
+  }
+};
+
+// Tests on a GPU, which are skipped where there is none.
+class OnAGpu : public testing::Test, protected DeviceMemory {
+ protected:
+  void SetUp() override {
+    if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+    device_ = make_cuda_device();
+  }
+};
+class OnHopper : public OnAGpu {
+ protected:
+  void SetUp() override {
+    OnAGpu::SetUp();
+    if (device_ && device_->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device_->info().arch;
+  }
+};
+
 // Memory is the host's, a launch is whatever the test says it is, and time passes only where a launch adds to `now`.
 class FakeDevice : public Device {
  public:
@@ -94,6 +133,9 @@ class FakeDevice : public Device {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
+  void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle) override {
+    std::fill_n(static_cast<std::uint32_t*>(data), count, word);
+  }
 
   std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string&,
                                  const LaunchShape& shape) override {

@@ -35,15 +35,48 @@ TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShap
                                                     {shape.batches, 2 * batch_stride, 1}});
 }
 
+PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
+                                        const RequestLimits& limits) {
+  return {.items = lists.items,
+          .merges = lists.merges,
+          .status = lists.status,
+          .heads = limits.heads,
+          .tile_rows = version.rows,
+          .workers = lists.workers,
+          .rounds = lists.rounds,
+          .queries = limits.queries,
+          .max_tokens = limits.max_tokens,
+          .all_queries = limits.all_queries,
+          .overhead = version.costs.overhead(),
+          .merge_cost = float(version.costs.combine),
+          .part_cost = float(version.costs.partial),
+          .traffic = version.traffic};
+}
+
+LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
+                                    bool empty_lse_positive) {
+  return {.work = lists.items,
+          .merges = lists.merges,
+          .o_part = lists.o_part,
+          .lse_part = lists.lse_part,
+          .scale_log2 = scale * std::numbers::log2e_v<float>,
+          .lse_unit = lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+          .empty_lse = (empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
+          .query_inner = {},
+          .heads = heads,
+          .rounds = lists.rounds,
+          .planned = lists.status != nullptr};
+}
+
 LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec)
     : options_(options), spec_(std::move(spec)) {
   const MlaDecodeOptions& at = options_;
-  const std::int64_t row_tiles = divided_up(std::int64_t{at.heads} * at.max_queries, spec_.tile_rows);
+  const std::int64_t row_tiles = divided_up(std::int64_t{at.heads} * at.max_queries, spec_.version.rows);
   const std::int64_t tiles =
       std::min(at.max_requests * row_tiles,
-               divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.tile_rows) + at.max_requests);
+               divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.version.rows) + at.max_requests);
   const std::int64_t blocks = divided_up(at.max_tokens, kTokens);
-  const int split = int(at.split / kTokens), overhead = spec_.costs.overhead();
+  const int split = int(at.split / kTokens), overhead = spec_.version.costs.overhead();
   if (row_tiles > 65535 || tiles * (blocks + overhead) > 1 << 30)
     fail(
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
@@ -58,7 +91,7 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
     fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
          at.split, at.max_tokens, divided_up(blocks, split), kMaxParts);
   sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
-                              spec_.costs.combine, spec_.costs.partial);
+                              spec_.version.costs.combine, spec_.version.costs.partial);
   std::size_t end = 0;
   auto take = [&](std::size_t bytes) {
     const std::size_t begin = end;
@@ -68,8 +101,8 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   take(sizeof(int));
   items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
   merges_at_ = take(std::size_t(sizes_.slots) * sizeof(MergeState));
-  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * 4);
-  o_part_at_ = take(std::size_t(sizes_.slots) * spec_.tile_rows * kLatent * 2);
+  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * 4);
+  o_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * kLatent * 2);
   workspace_bytes_ = end;
 }
 
@@ -77,8 +110,8 @@ std::string LatentDecode::explain() const {
   return fmt::format(
       "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
       "workspace of {:.1f} MB",
-      spec_.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-      options_.heads * options_.max_queries, spec_.tile_rows, spec_.workers, workspace_bytes_ / 1e6);
+      "cute.mla." + spec_.version.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
+      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers, workspace_bytes_ / 1e6);
 }
 
 void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
@@ -90,39 +123,22 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
   const auto attention = compiler.compile_ahead(spec_.attention, device.info().arch);
   planner_ = load(spec_.planner, {spec_.planner_threads, 0, 1, true});
   attention.get();
-  attention_ = load(spec_.attention, spec_.shape);
+  attention_ = load(spec_.attention, spec_.version.shape);
 
   char* const base = static_cast<char*>(workspace);
-  auto* const items = reinterpret_cast<WorkItem*>(base + items_at_);
-  auto* const merges = reinterpret_cast<MergeState*>(base + merges_at_);
-  auto* const lse_part = reinterpret_cast<float*>(base + lse_part_at_);
   device.fill(base, 0, o_part_at_);  // without a plan there is no work
   const MlaDecodeOptions& at = options_;
-  plan_ = {.items = items,
-           .merges = merges,
-           .status = reinterpret_cast<int*>(base),
-           .heads = at.heads,
-           .tile_rows = spec_.tile_rows,
-           .workers = spec_.workers,
-           .rounds = int(sizes_.rounds),
-           .queries = at.max_queries,
-           .max_tokens = at.max_tokens,
-           .all_queries = at.max_query_tokens,
-           .overhead = spec_.costs.overhead(),
-           .merge_cost = float(spec_.costs.combine),
-           .part_cost = float(spec_.costs.partial),
-           .traffic = spec_.traffic};
-  with_ = {.work = items,
-           .merges = merges,
-           .o_part = base + o_part_at_,
-           .lse_part = lse_part,
-           .scale_log2 = at.scale * std::numbers::log2e_v<float>,
-           .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
-           .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
-           .query_inner = Divisor(at.heads),
-           .heads = at.heads,
-           .rounds = int(sizes_.rounds),
-           .planned = 1};
+  const WorkLists lists = {.items = reinterpret_cast<WorkItem*>(base + items_at_),
+                           .merges = reinterpret_cast<MergeState*>(base + merges_at_),
+                           .status = reinterpret_cast<int*>(base),
+                           .o_part = base + o_part_at_,
+                           .lse_part = reinterpret_cast<float*>(base + lse_part_at_),
+                           .workers = spec_.workers,
+                           .rounds = int(sizes_.rounds)};
+  plan_ = planner_arguments(
+      spec_.version, lists,
+      {.heads = at.heads, .queries = at.max_queries, .max_tokens = at.max_tokens, .all_queries = at.max_query_tokens});
+  with_ = attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
 }
 
 void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {
@@ -135,7 +151,7 @@ void LatentDecode::plan(const int* lengths, const int* query_starts, int request
 
 // Rows that follow each other at one distance are one axis; else heads and queries are two, of which a tile is a box.
 void LatentDecode::set_queries(const MlaDecodeTensors& with) {
-  const int heads = options_.heads, rows = spec_.tile_rows;
+  const int heads = options_.heads, rows = spec_.version.rows;
   const auto is_one_axis = [&](const MlaDecodeTensors::Rows& q) { return q.token_stride == heads * q.head_stride; };
   const bool one_axis = is_one_axis(with.q_latent) && is_one_axis(with.q_rope);
   if (!one_axis && heads % rows != 0 && rows % heads != 0)
@@ -149,7 +165,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
                                   : RowAxes{heads, q.head_stride, with.query_tokens, q.token_stride};
     return rows_map(options_.dtype, q.data, columns, axes, rows, groups);
   };
-  with_.qc_map = map(with.q_latent, kLatent, spec_.query_groups);
+  with_.qc_map = map(with.q_latent, kLatent, spec_.version.query_groups);
   with_.qpe_map = map(with.q_rope, kRope, 1);
   with_.query_inner = Divisor(one_axis ? std::numeric_limits<int>::max() : heads);
 }

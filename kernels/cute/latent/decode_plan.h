@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
 // launch per layer over the caller's pointers. A launch copies a struct of arguments; maps of tensors are made anew for
-// addresses that were not seen before.
+// addresses that were not seen before. What is told to the kernels whatever calls them is said here, too.
 #pragma once
 
 #include <array>
@@ -30,16 +30,43 @@ struct CacheShape {
 TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShape& shape, std::int64_t token_stride,
                      std::int64_t batch_stride);
 
-// What a version of the latent kernel is, for a capacity.
-struct LatentDecodeSpec {
-  std::string name;                                  // full
-  std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
-  KernelSource attention, planner;
-  LaunchShape shape;  // of the attention
-  int tile_rows = 64;
+// What a version of the latent kernel is, with one of its tilings.
+struct LatentVersion {
+  std::string name, header;  // of its kernel
+  LaunchShape shape;
+  int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
   float traffic = 0;  // PlanRequestsArguments
+};
+
+// A work list and what belongs to it, in device memory.
+struct WorkLists {
+  WorkItem* items = nullptr;     // [workers, rounds]
+  MergeState* merges = nullptr;  // [slots]
+  int* status = nullptr;         // of a list that a planner makes; null: the host has made it
+  void* o_part = nullptr;
+  float* lse_part = nullptr;
+  int workers = 0, rounds = 0;
+};
+
+// How requests may be.
+struct RequestLimits {
+  int heads = 0, queries = 0, max_tokens = 0;  // queries and tokens of a request
+  int all_queries = 0;
+};
+
+// What a planner is told but for the requests, and the attention but for the tensors.
+PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
+                                        const RequestLimits& limits);
+LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
+                                    bool empty_lse_positive);
+
+// A version for a capacity.
+struct LatentDecodeSpec {
+  LatentVersion version;
+  std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
+  KernelSource attention, planner;
   unsigned planner_threads = 256;
   int workers = 132;
 };

@@ -14,17 +14,6 @@
 namespace hypermla::cute {
 
 inline constexpr int kTokenBlock = 64;
-inline constexpr float kLn2 = 0.6931471805599453f;
-
-// What a version is, with one of its tilings.
-struct LatentVersion {
-  std::string name, header;  // of its kernel
-  LaunchShape shape;
-  int rows = 64;         // of a tile
-  int query_groups = 2;  // of 64 columns, in a box of latent queries
-  WorkCosts costs;
-  float traffic = 0;  // PlanRequestsArguments
-};
 
 // How much room a work list takes.
 struct WorkSizes {
@@ -137,18 +126,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
     const std::unique_ptr<CuteKernel> planner = self->planning(tensors, *main);
     const auto source = [](const CuteKernel& kernel) { return kernel.source(kernel.tiling()); };
-    const LatentVersion of = self->version(self->tiling);
+    LatentVersion of = self->version(self->tiling);
+    of.shape = main->shape();
     return std::make_unique<LatentDecode>(
         options,
-        LatentDecodeSpec{.name = "cute.mla." + of.name,
+        LatentDecodeSpec{.version = of,
                          .seconds = [self](const DeviceSpec& device) { return expected_seconds(*self, device); },
                          .attention = source(*main),
                          .planner = source(*planner),
-                         .shape = main->shape(),
-                         .tile_rows = of.rows,
-                         .query_groups = of.query_groups,
-                         .costs = of.costs,
-                         .traffic = of.traffic,
                          .workers = target.processors});
   }
 
@@ -166,7 +151,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     if (blocks != 0 && !(may_prefetch() && blocks > 0))
       fail("--prefetch={} is not supported here: it needs a dense cache, and no --ragged; choose --prefetch=0", blocks);
   }
-  float lse_unit() const { return problem.lse_base2 ? 1.0f : kLn2; }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
   double part_bytes(const Tiling& at) const {
@@ -262,26 +246,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       KernelLaunch launch;
       launch.grid = {1, 1, 1};
       launch.shape = {unsigned(threads.threads), 0, 1, true};
-      launch.arguments = [self, tensors, rounds = int(self->sizes(at).rounds), version = self->version(at)](void*) {
+      launch.arguments = [self, tensors, sizes = self->sizes(at), version = self->version(at)](void* constants) {
         const LatentProblem& of = self->problem;
-        auto data = [&](const char* name) { return static_cast<int*>(tensors.at(name).data); };
-        return Arguments(PlanRequestsArguments{.lengths = data("lengths"),
-                                               .query_starts = nullptr,
-                                               .items = reinterpret_cast<WorkItem*>(data("work")),
-                                               .merges = reinterpret_cast<MergeState*>(data("merges")),
-                                               .status = data(kPlanStatus),
-                                               .requests = of.b,
-                                               .heads = of.h,
-                                               .tile_rows = version.rows,
-                                               .workers = self->target.processors,
-                                               .rounds = rounds,
-                                               .queries = of.s,
-                                               .max_tokens = of.t,
-                                               .all_queries = of.b * of.s,
-                                               .overhead = version.costs.overhead(),
-                                               .merge_cost = float(version.costs.combine),
-                                               .part_cost = float(version.costs.partial),
-                                               .traffic = version.traffic});
+        PlanRequestsArguments with =
+            planner_arguments(version, self->lists(tensors, constants, sizes),
+                              {.heads = of.h, .queries = of.s, .max_tokens = of.t, .all_queries = of.b * of.s});
+        with.lengths = static_cast<const int*>(tensors.at("lengths").data);
+        with.requests = of.b;
+        return Arguments(with);
       };
       return launch;
     };
@@ -295,6 +267,20 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     std::string all(reinterpret_cast<const char*>(plan.items.data()), plan.items.size() * sizeof(WorkItem));
     all.append(plan.slots * sizeof(MergeState), '\0');
     return all;
+  }
+
+  // In the workspace or, where the host knows all lengths, behind each other in `constants`.
+  WorkLists lists(const Tensors& tensors, void* constants, const WorkSizes& sizes) const {
+    const auto data = [&](const char* name) { return tensors.at(name).data; };
+    WorkLists lists = {.o_part = data("o_part"),
+                       .lse_part = static_cast<float*>(data("lse_part")),
+                       .workers = sizes.workers,
+                       .rounds = int(sizes.rounds)};
+    lists.items = static_cast<WorkItem*>(problem.ragged ? data("work") : constants);
+    lists.merges = problem.ragged ? static_cast<MergeState*>(data("merges"))
+                                  : reinterpret_cast<MergeState*>(lists.items + sizes.items);
+    if (problem.ragged) lists.status = static_cast<int*>(data(kPlanStatus));
+    return lists;
   }
 
   // Over the tensors of the plan, all dense.
@@ -318,35 +304,26 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
     void* const z = operand("cache", "z", 0);
     void* const kpe = operand("cache", "kpe", of.k);
-    auto* const work = static_cast<WorkItem*>(of.ragged ? data("work") : constants);
-    return {.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups),
-            .qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1),
-            .z_map = tokens_map(of.dtype, z, of.k, shape, latent_width, std::int64_t{latent_width} * shape.tokens),
-            .kpe_map = tokens_map(of.dtype, kpe, of.p, shape, rope_width, std::int64_t{rope_width} * shape.tokens),
-            .work = work,
-            .merges = of.ragged ? static_cast<MergeState*>(data("merges"))
-                                : reinterpret_cast<MergeState*>(work + sizes.items),
-            .z = z,
-            .kpe = kpe,
-            .block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr,
-            .after_lengths = reads_after_lengths(of) ? static_cast<const int*>(data("after_lengths")) : nullptr,
-            .o = data("o"),
-            .lse = static_cast<float*>(data("lse")),
-            .o_part = data("o_part"),
-            .lse_part = static_cast<float*>(data("lse_part")),
-            .o_rows = {Divisor(1), of.k, 0, 0},
-            .lse_rows = {Divisor(1), 1, 0, 0},
-            .scale_log2 = score_scale(of) * kLog2e,
-            .lse_unit = lse_unit(),
-            .empty_lse = -std::numeric_limits<float>::infinity(),
-            .query_inner = Divisor(std::numeric_limits<int>::max()),
-            .heads = of.h,
-            .rounds = int(sizes.rounds),
-            .planned = of.ragged,
-            .table_width = table_width(of),
-            .z_stride = 2 * latent_width,
-            .kpe_stride = 2 * rope_width,
-            .after = of.after};
+    LatentArguments with =
+        attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
+    with.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups);
+    with.qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1);
+    with.z_map = tokens_map(of.dtype, z, of.k, shape, latent_width, std::int64_t{latent_width} * shape.tokens);
+    with.kpe_map = tokens_map(of.dtype, kpe, of.p, shape, rope_width, std::int64_t{rope_width} * shape.tokens);
+    with.z = z;
+    with.kpe = kpe;
+    with.block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr;
+    with.after_lengths = reads_after_lengths(of) ? static_cast<const int*>(data("after_lengths")) : nullptr;
+    with.o = data("o");
+    with.lse = static_cast<float*>(data("lse"));
+    with.o_rows = {Divisor(1), of.k, 0, 0};
+    with.lse_rows = {Divisor(1), 1, 0, 0};
+    with.query_inner = Divisor(std::numeric_limits<int>::max());
+    with.table_width = table_width(of);
+    with.z_stride = 2 * latent_width;
+    with.kpe_stride = 2 * rope_width;
+    with.after = of.after;
+    return with;
   }
 };
 

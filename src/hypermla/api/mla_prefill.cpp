@@ -7,8 +7,7 @@
 namespace hypermla {
 namespace {
 
-std::unique_ptr<PrefillKernels> kernels_for(MlaPrefillOptions& options, const Device& device) {
-  settle(options);
+std::unique_ptr<PrefillKernels> attention_for(const MlaPrefillOptions& options, const Device& device) {
   if (!device.is_gpu()) return make_prefill_reference(options);
   const Target target = Target::of(device.info());
   for (const KernelEntry& entry : Registry::instance().all()) {
@@ -18,6 +17,12 @@ std::unique_ptr<PrefillKernels> kernels_for(MlaPrefillOptions& options, const De
     if (std::unique_ptr<PrefillKernels> kernels = plan->prefill(options)) return kernels;
   }
   fail("there are no prefill kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name, target.arch);
+}
+
+std::unique_ptr<PrefillKernels> kernels_for(MlaPrefillOptions& options, const Device& device) {
+  settle(options);
+  std::unique_ptr<PrefillKernels> attention = attention_for(options, device);
+  return options.accumulate ? accumulating(std::move(attention), options) : std::move(attention);
 }
 
 }  // namespace

@@ -118,6 +118,9 @@ class CpuDevice : public Device {
   void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
+  void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle) override {
+    std::fill_n(static_cast<std::uint32_t*>(data), count, word);
+  }
 
   std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function,
                                  const LaunchShape&) override {

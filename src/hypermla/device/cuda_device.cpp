@@ -243,6 +243,9 @@ class CudaDevice : public Device {
     if (bytes) HYPERMLA_CUDA(cuMemsetD8(address(data), byte, bytes));
     synchronize();
   }
+  void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle stream) override {
+    HYPERMLA_CUDA(cuMemsetD32Async(address(data), word, count, static_cast<CUstream>(stream)));
+  }
 
   std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& name,
                                  const LaunchShape& shape) override {

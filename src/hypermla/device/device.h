@@ -89,6 +89,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void copy_to_host(void* to, const void* from, std::size_t bytes) = 0;  // from any thread
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   virtual void fill(void* data, unsigned char byte, std::size_t bytes) = 0;
+  // Enqueues a write of `word` to each of `count` places of 4 bytes.
+  virtual void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle stream) = 0;
 
   virtual std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function,
                                          const LaunchShape& shape = {}) = 0;

@@ -111,6 +111,7 @@ class PrefillReference : public PrefillKernels {
     if (with.query_tokens < query_starts_.back() || with.tokens < token_starts_.back())
       fail("the plan has {} queries and {} tokens, but the tensors have {} and {}; give tensors with a row for each",
            query_starts_.back(), token_starts_.back(), with.query_tokens, with.tokens);
+    if (query_starts_.front() == query_starts_.back()) return;  // padding only: nothing to wake threads for
     const std::uint64_t requests = query_starts_.size() - 1;
     const std::string error = pool_.run(requests * options_.heads, threads_, [&](std::uint64_t i) {
       attend(with, int(i / options_.heads), int(i % options_.heads));

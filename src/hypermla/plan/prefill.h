@@ -36,6 +36,9 @@ void settle(MlaPrefillOptions& options);
 // Throws Error for tensors that no kernel takes: a missing pointer, a stride or an address that is not aligned.
 void require_tensors(const MlaPrefillOptions& options, const MlaPrefillTensors& tensors);
 
+// Kernels of MlaPrefillOptions::accumulate: the given ones, whose outputs are merged into what is there.
+std::unique_ptr<PrefillKernels> accumulating(std::unique_ptr<PrefillKernels> kernels, const MlaPrefillOptions& options);
+
 // The same on a CPU, in fp32 and without tiles: what everything else is checked against.
 std::unique_ptr<PrefillKernels> make_prefill_reference(const MlaPrefillOptions& options);
 

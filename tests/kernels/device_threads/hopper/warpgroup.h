@@ -1,15 +1,19 @@
 // Stands in for kernels/cute/hopper/warpgroup.h, so that a kernel of one thread block without tensor work runs as plain
-// C++ threads: a thread for each CUDA thread, barriers for __syncthreads() and for the warp's exchanges.
+// C++: a context of its own for each CUDA thread, which goes on to the next one where it waits for others. Threads of
+// the system would take twenty times as long.
 #pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <numeric>
-#include <thread>
 #include <vector>
 
 #define __global__
@@ -24,49 +28,45 @@ namespace device_threads {
 struct Index {
   int x = 0;
 };
-inline thread_local Index index;
-inline Index block_index;
+inline Index index, block_index;
 
-// The threads of one block. They live as long as it does, since starting them costs more than a small kernel.
+// The threads of one block, one after the other.
 class Block {
  public:
-  explicit Block(int threads) : meeting_(threads), turn_(threads + 1), lanes_(threads) {
-    for (int w = 0; w < threads / 32; ++w) warps_.push_back(std::make_unique<std::barrier<>>(32));
-    for (int i = 0; i < threads; ++i)
-      threads_.emplace_back([this, i] {
-        index.x = i;
-        for (;;) {
-          turn_.arrive_and_wait();
-          if (!work_) return;
-          work_();
-          turn_.arrive_and_wait();
-        }
-      });
+  explicit Block(int threads) : meeting_(threads), warps_(threads / 32, Barrier(32)), lanes_(threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back();
     present() = this;
   }
-  ~Block() {
-    work_ = nullptr;
-    turn_.arrive_and_wait();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  Block(const Block&) = delete;
 
   // `blocks` of them, one after the other.
   void run(int blocks, std::function<void()> work) {
     work_ = std::move(work);
     for (block_index.x = 0; block_index.x < blocks; ++block_index.x) {
-      turn_.arrive_and_wait();
-      turn_.arrive_and_wait();
+      for (Thread& thread : threads_) {
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = kStackBytes;
+        thread.context.uc_link = nullptr;
+        makecontext(
+            &thread.context, [] { present()->work_one(); }, 0);
+        thread.begun = thread.done = false;
+      }
+      left_ = int(threads_.size());
+      index.x = 0;
+      threads_[0].begun = true;
+      swapcontext(&caller_, &threads_[0].context);
     }
   }
-  void meet() { meeting_.arrive_and_wait(); }
+  void meet() { wait(meeting_); }
   // What f makes of the values of the warp's 32 lanes.
   template <class F>
   int exchange(int value, F f) {
-    std::barrier<>& warp = *warps_[index.x / 32];
+    Barrier& warp = warps_[index.x / 32];
     lanes_[index.x] = value;
-    warp.arrive_and_wait();
+    wait(warp);
     const int result = f(&lanes_[index.x / 32 * 32]);
-    warp.arrive_and_wait();
+    wait(warp);
     return result;
   }
 
@@ -76,11 +76,58 @@ class Block {
   }
 
  private:
-  std::barrier<> meeting_, turn_;  // of the block's threads; theirs with the caller
-  std::vector<std::unique_ptr<std::barrier<>>> warps_;
+  static constexpr std::size_t kStackBytes = 256 << 10;
+  struct Thread {
+    std::unique_ptr<char[]> stack{new char[kStackBytes]};
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it waits
+    bool begun = false, done = true;
+  };
+  struct Barrier {
+    explicit Barrier(int of) : threads(of) {}
+    int threads, arrived = 0, turn = 0;
+  };
+
+  void work_one() {
+    work_();
+    idle_ = 0;
+    threads_[index.x].done = true;
+    if (--left_ == 0)
+      setcontext(&caller_);
+    else
+      next();
+  }
+  void wait(Barrier& barrier) {
+    const int turn = barrier.turn;
+    if (++barrier.arrived == barrier.threads) {
+      barrier.arrived = idle_ = 0;
+      ++barrier.turn;
+    }
+    while (barrier.turn == turn) next();
+  }
+  // Goes on with the next thread that is not done; returns when it is this one's turn again.
+  void next() {
+    if (++idle_ > 2 * int(threads_.size())) {
+      std::fputs("threads wait for each other at different barriers\n", stderr);
+      std::abort();
+    }
+    Thread& from = threads_[index.x];
+    do index.x = (index.x + 1) % int(threads_.size());
+    while (threads_[index.x].done);
+    Thread& to = threads_[index.x];
+    if (&from == &to || _setjmp(from.place)) return;  // swapcontext() would call the system, twice as slow in all
+    if (to.begun) _longjmp(to.place, 1);
+    to.begun = true;
+    setcontext(&to.context);
+  }
+
+  Barrier meeting_;  // of the block's threads
+  std::vector<Barrier> warps_;
   std::vector<int> lanes_;
+  std::vector<Thread> threads_;
+  ucontext_t caller_;
   std::function<void()> work_;
-  std::vector<std::thread> threads_;
+  int left_ = 0, idle_ = 0;
 };
 
 }  // namespace device_threads

@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""Attacks MlaDecode: random steps of engines of random capacities, on a GPU or the CPU, against PyTorch in float32.
+
+    tests/attack/decode_runs.py --runs=10000                  # on a GPU
+    tests/attack/decode_runs.py --runs=60 --device=cpu
+    tests/attack/decode_runs.py --seed=7 --only=123           # repeats one step
+
+A step has requests of any lengths and any numbers of queries, in any order: none, one, the most, at the ends of pages
+and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table entries behind a request's end name no
+page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Then:
+
+  compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what nobody asked for keeps its poison
+  pad      the step again, padded to the capacity, on a GPU as a replay of one recording: the same bits
+  alone    with fixed cuts a request alone, in other rows: the same bits
+
+Every fault is printed with the command that repeats it, the totals as one line of JSON at the end; the exit status is 1
+if there was a fault. It needs PyTorch. On a GPU kernels are compiled first, in processes side by side.
+"""
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import math
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"))
+import harness  # noqa: E402
+from harness import hypermla, torch  # noqa: E402
+
+LATENT, ROPE, WIDTH = 512, 64, 576
+SCALE = 192**-0.5
+UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-11}  # docs/checking.md
+POISON = 0x7FA5  # NaN in both types
+ENGINES = 28
+STEPS = 60  # of an engine, until the next one's turn
+MOST_SCORES = 2**27  # of a piece of the reference
+# What kernels are compiled for: few, so that compilation does not take longer than the runs.
+COMPILED = ((64, "bfloat16", True), (16, "bfloat16", True), (1, "bfloat16", True), (64, "float16", True),
+            (64, "bfloat16", False), (128, "bfloat16", True), (32, "float16", False))
+
+
+class Engine:
+    """A capacity, its MlaDecode, the memory of its steps and, on a GPU, a recording of one."""
+
+    def __init__(self, seed, number, device):
+        dice = random.Random(f"engine {seed} {number}")
+        self.gpu, self.device = device == "cuda", device
+        page, dtype, causal = COMPILED[number % len(COMPILED)]
+        heads = dice.choice((1, 2, 4, 8, 16, 16, 32, 64, 128, 128, dice.randint(1, 128)))
+        queries = dice.choice((1, 1, 2, 3, 4, 8))
+        requests = dice.choice((1, 5, 16, 48, 130, 300, 700))
+        self.tokens = dice.choice((700, 3000, 9000, 20000))
+        self.pool = 24576  # tokens that the cache has room for
+        if not self.gpu:
+            heads, requests, self.tokens, self.pool = min(heads, 3), min(requests, 5), 90, 512
+        requests = max(1, min(requests, 40000 // (heads * queries)))
+        self.options = {
+            "heads": heads, "max_requests": requests, "max_queries": queries, "max_tokens": self.tokens, "page": page,
+            "dtype": dtype, "causal": causal, "scale": SCALE, "split": dice.choice((0, 0, 128, 512)),
+            "lse_base2": dice.random() < 0.3, "empty_lse_positive": dice.random() < 0.3, "device": device,
+            "kernel": dice.choice(("", "", "cute.mla.flash_mla", "cute.mla.flash_mla_v1")) if self.gpu else ""}
+        self.layouts = [dice.choice(("dense", "views", "apart")) for _ in range(3)]  # queries, cache, outputs
+        if heads & heads - 1:  # rows of other heads follow each other, see docs/serving.md
+            self.layouts[0] = "dense"
+        for name in ("heads", "max_requests", "max_queries", "page", "dtype", "causal", "split", "lse_base2",
+                     "empty_lse_positive"):
+            setattr(self, name, self.options[name])
+        self.graph = None
+
+    def make(self):
+        self.decode = hypermla.MlaDecode(**self.options)
+
+    def allocate(self):
+        """Memory of the capacity, and what requests are filled with."""
+        self.torch_dtype, self.rows = getattr(torch, self.dtype), self.max_requests * self.max_queries + 3
+        dice = torch.Generator(self.device).manual_seed(5)
+        new = lambda *shape, dtype=self.torch_dtype: torch.zeros(shape, dtype=dtype, device=self.device)
+        self.pages = self.pool // self.page
+        self.source = new(self.pool, WIDTH).normal_(generator=dice)
+        self.source_q = new(self.rows, self.heads, WIDTH).normal_(generator=dice)
+        self.largest_key = self.source.float().norm(dim=-1).max()  # a bound of the reach of scores
+        wide = lambda rows, columns: [new(self.rows, self.heads, columns + 64) for _ in range(rows)]
+        if self.layouts[0] == "dense":
+            self.q = new(self.rows, self.heads, WIDTH)
+            self.q_parts = self.q[..., :LATENT], self.q[..., LATENT:]
+        else:  # heads first, or with gaps; RoPE columns as the last of 192
+            latent = (new(self.heads, self.rows, LATENT).transpose(0, 1) if self.layouts[0] == "apart" else
+                      wide(1, LATENT)[0][..., :LATENT])
+            self.q = self.q_parts = latent, new(self.rows, self.heads, 192)[..., 128:]
+        if self.layouts[1] == "dense":
+            self.cache = new(self.pages, self.page, WIDTH)
+            self.cache_parts = self.cache[..., :LATENT], self.cache[..., LATENT:]
+        elif self.layouts[1] == "views":  # layers side by side in a page
+            self.whole_cache = new(self.pages, 2, self.page, WIDTH).fill_(math.nan)
+            self.cache = self.whole_cache[:, 1]
+            self.cache_parts = self.cache[..., :LATENT], self.cache[..., LATENT:]
+        else:
+            self.cache = self.cache_parts = (new(self.pages, self.page, LATENT),
+                                             new(self.pages, self.page, 128)[..., 64:])
+        shape = {"dense": (self.rows, self.heads, LATENT), "views": (self.rows, self.heads, LATENT + 64),
+                 "apart": (self.heads, self.rows, LATENT)}[self.layouts[2]]
+        self.whole_o = new(*shape)
+        first = (lambda whole: whole.transpose(0, 1)) if self.layouts[2] == "apart" else lambda whole: whole
+        self.o, self.o_bits = (first(one)[..., :LATENT] for one in (self.whole_o, self.whole_o.view(torch.int16)))
+        self.whole_lse = new(*(reversed((self.rows, self.heads)) if self.layouts[2] == "apart" else
+                               (self.rows, self.heads)), dtype=torch.float32)
+        self.lse, self.lse_bits = (first(one) for one in (self.whole_lse, self.whole_lse.view(torch.int32)))
+        self.width = -(-self.tokens // self.page) + 3
+        integers = lambda *shape: new(*shape, dtype=torch.int32)
+        self.lengths, self.starts = integers(self.max_requests), integers(self.max_requests + 1)
+        self.table = integers(self.max_requests, self.width)
+
+    def poison(self):
+        self.whole_o.view(torch.int16).fill_(POISON)
+        self.whole_lse.view(torch.int32).fill_(POISON << 16)
+
+    def outputs(self, rows):
+        """Bits of the first rows. Afterwards all is poison, or something else was written."""
+        bits = self.o_bits[:rows].clone(), self.lse_bits[:rows].clone()
+        self.o_bits[:rows] = POISON
+        self.lse_bits[:rows] = POISON << 16
+        clean = ((self.whole_o.view(torch.int16) == POISON).all() &
+                 (self.whole_lse.view(torch.int32) == POISON << 16).all())
+        return bits, clean
+
+    def queries(self, first=0, last=None):
+        here = slice(first, last)
+        return tuple(one[here] for one in self.q) if isinstance(self.q, tuple) else self.q[here]
+
+    def step_of_capacity(self):
+        self.decode.plan(self.lengths, self.starts)
+        self.decode.run(self.q, self.cache, self.table, self.o, self.lse)
+
+    def run_padded(self):
+        """The step of the capacity: whatever `lengths`, `starts` and `table` hold."""
+        if not self.gpu:
+            return self.step_of_capacity()
+        if not self.graph:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.step_of_capacity()
+        self.graph.replay()
+
+
+class Step:
+    """Requests of an engine, in its memory."""
+
+    def __init__(self, engine, seed, number):
+        self.engine, dice = engine, random.Random(f"step {seed} {number}")
+        self.dice = dice
+        self.lengths = self.draw_lengths()
+        self.requests = len(self.lengths)
+        most, kind = engine.max_queries, dice.randrange(5)
+        draw = (lambda: most, lambda: 1, lambda: dice.randint(0, most), lambda: dice.randint(1, most),
+                lambda: dice.choice((0, most)))[kind]
+        self.queries = [draw() for _ in self.lengths]
+        if dice.random() < 0.2:  # requests that pad
+            for i in dice.sample(range(self.requests), self.requests // 2):
+                self.lengths[i] = self.queries[i] = 0
+        self.starts = [0, *itertools.accumulate(self.queries)]
+        self.rows = self.starts[-1]
+        self.place(torch.Generator(engine.device).manual_seed(dice.getrandbits(40)))
+
+    def draw_lengths(self):
+        """Such that the pool has room for all."""
+        engine, dice = self.engine, self.dice
+        most, page = engine.tokens, engine.page
+        requests = dice.choice((1, engine.max_requests, dice.randint(1, engine.max_requests)))
+        fair = max(1, min(most, engine.pool // (2 * requests)))
+        kind = dice.randrange(5)
+        draw = (lambda: fair,
+                lambda: dice.randint(0, fair),
+                lambda: most if dice.random() < 0.03 else dice.randint(0, 1 + fair // 8),
+                lambda: max(0, dice.choice((page, 64)) * dice.randint(0, 1 + fair // 64) + dice.randint(-1, 1)),
+                lambda: min(most, int(fair / 4 * dice.paretovariate(1))))[kind]
+        lengths, left = [], engine.pages * page
+        for _ in range(requests):
+            length = min(draw(), most, left // page * page)
+            left -= -(-length // page) * page
+            lengths.append(length)
+        dice.shuffle(lengths)
+        return lengths
+
+    def place(self, generator):
+        """Pages in random order, poison where nobody looks, queries as sharp as they get."""
+        engine, dice = self.engine, self.dice
+        on, page = {"device": engine.device}, engine.page
+        integers = lambda values: torch.tensor(values, dtype=torch.int32, **on)
+        lengths, counts = integers(self.lengths), integers([-(-length // page) for length in self.lengths])
+        first, column = counts.cumsum(0) - counts, torch.arange(engine.width, **on)
+        order = torch.randperm(engine.pages, generator=generator, **on).int()
+        stale = dice.choice((2147480000, -1, -2**31, dice.randrange(engine.pages)))
+        table = order[(first[:, None] + column).clamp_max(engine.pages - 1).long()]
+        engine.table.fill_(stale)
+        engine.table[:self.requests] = torch.where(column < counts[:, None], table, stale)
+        engine.lengths.zero_()
+        engine.lengths[:self.requests] = lengths
+        engine.starts.fill_(self.rows)
+        engine.starts[:self.requests + 1] = integers(self.starts)
+        # Where the tokens of a request lie, as rows of the source; -1 behind its end.
+        token = torch.arange(max(1, *self.lengths), **on)
+        self.tokens = torch.where(token < lengths[:, None],
+                                  table[:, token // page].long() * page + token % page, -1)
+        used = torch.zeros(engine.pages * page + 1, dtype=torch.bool, **on)
+        used[self.tokens.reshape(-1)] = True  # the last one: nobody's
+        shape = engine.pages, page
+        for part, columns in zip(engine.cache_parts, (slice(LATENT), slice(LATENT, None))):
+            part.copy_(torch.where(used[:-1].view(*shape, 1),
+                                   engine.source[:engine.pages * page, columns].view(*shape, -1), math.nan))
+        self.q = engine.source_q[:self.rows] * dice.choice((0.1, 1, 1, 3, 10))
+        for part, columns in zip(engine.q_parts, (slice(LATENT), slice(LATENT, None))):
+            part[:self.rows] = self.q[..., columns]
+            part[self.rows:] = math.nan
+
+    def expected(self):
+        """o and natural log-sum-exps of all rows in float32, and a bound on the scores of each."""
+        engine, on = self.engine, {"device": self.engine.device}
+        heads = engine.heads
+        o = torch.zeros(self.rows, heads, LATENT, **on)
+        lse = torch.full((self.rows, heads), -math.inf, **on)
+        order = sorted((r for r in range(self.requests) if self.queries[r] and self.lengths[r]),
+                       key=lambda r: self.lengths[r])
+        while order:
+            longest, here = self.lengths[order[-1]], []
+            while order and (len(here) + 1) * longest * (engine.max_queries * heads + WIDTH) <= MOST_SCORES or not here:
+                here.append(order.pop())
+            most = max(self.queries[r] for r in here)
+            rows = torch.tensor([[min(self.starts[r] + i, self.rows - 1) for i in range(most)] for r in here], **on)
+            exists = torch.tensor([[i < self.queries[r] for i in range(most)] for r in here], **on)
+            seen = torch.tensor([[self.lengths[r] + (i + 1 - self.queries[r] if engine.causal else 0)
+                                  for i in range(most)] for r in here], **on)
+            keys = engine.source[self.tokens[here, :longest].clamp_min(0)].float()  # (here, longest, 576)
+            scores = torch.bmm(self.q[rows].float().flatten(1, 2), keys.transpose(1, 2)).mul_(SCALE)
+            unseen = torch.arange(longest, **on) >= seen[..., None, None]  # (here, most, 1, longest)
+            scores.view(len(here), most, heads, -1).masked_fill_(unseen, -math.inf)
+            sums = scores.logsumexp(-1)
+            weights = scores.sub_(sums.nan_to_num(neginf=0)[..., None]).exp_()
+            o[rows[exists]] = torch.bmm(weights, keys[..., :LATENT]).view(len(here), most, heads, LATENT)[exists]
+            lse[rows[exists]] = sums.view(len(here), most, heads)[exists]
+        return o, lse, SCALE * self.q.float().norm(dim=-1) * engine.largest_key
+
+    def compare(self, bits):
+        """Pairs of a name and a share of what is allowed, a scalar on the device."""
+        engine = self.engine
+        got, got_lse = bits[0].view(engine.torch_dtype).float(), bits[1].view(torch.float32)
+        if engine.lse_base2:
+            got_lse = got_lse * math.log(2)
+        o, lse, reach = self.expected()
+        unit, off = UNIT[engine.dtype], (got - o).abs()
+        allowed = 12 * unit * (o.abs() + o.square().mean(-1, keepdim=True).sqrt())
+        worst = lambda share: share.amax() if share.numel() else torch.zeros((), device=engine.device)
+        over = lambda off, allowed: torch.where(off <= allowed, off / allowed.clamp_min(1e-30), math.inf)  # not for NaN
+        yield "o", worst(over(off, allowed))
+        yield "o in norm", over(off.norm(), 3 * unit * o.norm())
+        empty = lse.isneginf()
+        right = got_lse == (math.inf if engine.empty_lse_positive else -math.inf)
+        off = torch.where(empty, torch.where(right, 0, math.inf), (got_lse - lse).abs())
+        yield "log-sum-exp", worst(over(off, 32 * 2.0**-24 * (1 + torch.where(empty, 0, lse.abs()) + reach)))
+
+    def attack(self):
+        """Returns how many runs were made, how far they were off as shares of what is allowed, and faults."""
+        engine, dice, runs, faults, shares, wrong = self.engine, self.dice, 1, [], {}, {}
+        given = min(engine.rows, self.rows + dice.choice((0, 0, 1, 3)))
+        equal = all(n == engine.max_queries for n in self.queries) and dice.random() < 0.5
+        engine.poison()
+        engine.decode.plan(engine.lengths[:self.requests], None if equal else engine.starts[:self.requests + 1])
+        engine.decode.run(engine.queries(0, given), engine.cache, engine.table, engine.o[:given], engine.lse[:given])
+        bits, clean = engine.outputs(self.rows)
+        wrong["something else was written"] = ~clean
+        same = lambda others, first, last: ~((others[0] == bits[0][first:last]).all() &
+                                             (others[1] == bits[1][first:last]).all())
+        if dice.random() < 0.75:
+            runs += 1
+            engine.run_padded()
+            padded, clean = engine.outputs(self.rows)
+            wrong["padding changes bits"] = same(padded, 0, self.rows)
+            wrong["something else was written, padded"] = ~clean
+        some = [r for r in range(self.requests) if self.queries[r]]
+        if engine.split and some:
+            runs += 1
+            r = dice.choice(some)
+            n, first = self.queries[r], self.starts[r]
+            rows = slice(0, n)
+            engine.decode.plan(engine.lengths[r:r + 1],
+                               torch.tensor([0, n], dtype=torch.int32, device=engine.device))
+            engine.decode.run(engine.queries(first, first + n), engine.cache, engine.table[r:r + 1], engine.o[rows],
+                              engine.lse[rows])
+            alone, clean = engine.outputs(n)
+            wrong[f"request {r} alone has other bits"] = same(alone, first, first + n)
+            wrong["something else was written, alone"] = ~clean
+        try:
+            engine.decode.check()
+        except hypermla.Error as error:
+            faults.append(str(error))
+        shares = dict(self.compare(bits))
+        values = torch.stack([*shares.values(), *(one.float() for one in wrong.values())]).tolist()
+        shares = dict(zip(shares, values))
+        faults += [f"{name} is off by {share:.3g} of what is allowed" for name, share in shares.items()
+                   if not share <= 1]
+        faults += [what for what, is_wrong in zip(wrong, values[len(shares):]) if is_wrong]
+        return runs, shares, faults
+
+
+def compile_kernels(given):
+    """In processes of their own, as many as there are cores."""
+    words = [sys.executable, __file__, f"--seed={given.seed}", f"--device={given.device}"]
+    compiled = lambda i: subprocess.run([*words, f"--make={i}"], text=True, capture_output=True, check=False)
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for i, done in enumerate(pool.map(compiled, range(ENGINES))):
+            if done.returncode:
+                harness.stop(f"engine {i} cannot be made: {(done.stderr or done.stdout).strip()}")
+
+
+def main():
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--runs", type=int, default=10000, help="of MlaDecode, at least (default 10000)")
+    flags.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    flags.add_argument("--only", type=int, metavar="STEP", help="one of the steps")
+    flags.add_argument("--make", type=int, help=argparse.SUPPRESS)
+    given = flags.parse_args()
+    if not torch:
+        harness.stop("it needs a Python with PyTorch")
+    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        harness.stop("there is no GPU; take --device=cpu")
+    if given.make is not None:
+        return Engine(given.seed, given.make, given.device).make()
+    begin = time.monotonic()
+    if given.device == "cuda" and given.only is None:
+        compile_kernels(given)
+    compiled, engines = time.monotonic(), {}
+    totals = {"seed": given.seed, "device": given.device, "steps": 0, "runs": 0, "faults": 0, "worst": {}}
+    steps = itertools.count() if given.only is None else (given.only,)
+    for number in steps:
+        if totals["runs"] >= given.runs:
+            break
+        which = number // STEPS % ENGINES  # one after the other, so that memory is that of one
+        if which not in engines:
+            engines = {which: Engine(given.seed, which, given.device)}
+            engines[which].make()
+            engines[which].allocate()
+        engine = engines[which]
+        runs, shares, faults = Step(engine, given.seed, number).attack()
+        totals["steps"] += 1
+        totals["runs"] += runs
+        totals["faults"] += bool(faults)
+        for name, share in shares.items():
+            totals["worst"][name] = round(max(totals["worst"].get(name, 0), share), 3)
+        for fault in faults:
+            print(f"FAULT step {number}: {fault}\n  {engine.options} {engine.layouts}\n  again: "
+                  f"{pathlib.Path(__file__)} --seed={given.seed} --device={given.device} --only={number}", flush=True)
+    totals |= {"compiling_s": round(compiled - begin), "running_s": round(time.monotonic() - compiled)}
+    print(json.dumps(totals))
+    return 1 if totals["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
