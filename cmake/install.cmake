@@ -21,6 +21,10 @@ require_built(hypermla development)
 set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
 install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
+  install(DIRECTORY ${HYPERMLA_KERNELS}/ DESTINATION ${HYPERMLA_DATA_DIR}/kernels COMPONENT runtime
+          FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
 install(FILES include/hypermla/dtype.h include/hypermla/tensor_map.h
         DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)

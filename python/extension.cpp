@@ -60,17 +60,6 @@ PyObject* shape_tuple(const std::int64_t* values, Py_ssize_t count) {
   return tuple;
 }
 
-bool read_fields(PyObject* problem, std::map<std::string, std::string>& fields) {
-  PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(problem, &at, &key, &value);) {
-    const char* field = PyUnicode_AsUTF8AndSize(key, nullptr);
-    const char* text = field ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
-    if (!text) return false;
-    fields[field] = text;
-  }
-  return true;
-}
-
 // Kernel(name, version, device, language, problem: dict[str, str])
 PyObject* kernel_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *name, *version, *device, *language;
@@ -141,38 +130,12 @@ PyObject* kernel_check(PyObject* self, PyObject*) {
   return guarded_unlocked(as_kernel(self), [](hypermla::Kernel& kernel) { kernel.check(); });
 }
 
-// (median_us, low_us, high_us, tflops, gbps, roofline_fraction) or None
-PyObject* times_tuple(const std::optional<hypermla::Times>& times) {
-  if (!times) Py_RETURN_NONE;
-  return Py_BuildValue("(dddddd)", times->median_us, times->low_us, times->high_us, times->tflops, times->gbps,
-                       times->roofline_fraction);
-}
-
-// A list of what `row` makes of each value.
-template <class Values, class Row>
-PyObject* list_of(const Values& values, Row&& row) {
-  PyObject* list = PyList_New(0);
-  for (const auto& value : values) {
-    PyObject* one = list ? row(value) : nullptr;
-    if (list && (!one || PyList_Append(list, one) != 0)) Py_CLEAR(list);
-    Py_XDECREF(one);
-  }
-  return list;
-}
-
 // tune(max_iterations, retune) -> [what was left out, and why]
 PyObject* kernel_tune(PyObject* self, PyObject* arguments) {
   int max_iterations, retune;
   if (!PyArg_ParseTuple(arguments, "ip", &max_iterations, &retune)) return nullptr;
   std::vector<std::string> remarks;
   PyObject* done = guarded_unlocked(as_kernel(self), [&](hypermla::Kernel& kernel) {
-    // For Ctrl-C: Python's handlers of signals run when asked for only, and raise KeyboardInterrupt.
-    auto interrupted = [] {
-      const PyGILState_STATE state = PyGILState_Ensure();
-      const bool raised = PyErr_CheckSignals() != 0;
-      PyGILState_Release(state);
-      return raised;
-    };
     remarks = kernel.tune({.max_iterations = max_iterations, .retune = retune != 0, .stop = interrupted});
   });
   if (!done) return nullptr;
@@ -192,20 +155,7 @@ PyObject* kernel_profile(PyObject* self, PyObject* arguments) {
   });
   if (!done) return nullptr;
   Py_DECREF(done);
-  const hypermla::Bottleneck found = summary.bottleneck.value_or(hypermla::Bottleneck{});
-  PyObject* opportunities = list_of(summary.opportunities, [](const hypermla::Opportunity& one) {
-    return Py_BuildValue("(ssdss)", one.id.c_str(), one.name.c_str(), one.gain_percent, one.trigger.c_str(),
-                         one.why.c_str());
-  });
-  PyObject* stages = list_of(summary.stages, [](const hypermla::ProfileSummary::Stage& stage) {
-    PyObject* metrics = list_of(stage.metrics, [](const hypermla::Metric& metric) {
-      return Py_BuildValue("(sssd)", metric.name.c_str(), metric.label.c_str(), metric.unit.c_str(), metric.value);
-    });
-    return Py_BuildValue("(sNN)", stage.name.c_str(), times_tuple(stage.burst), metrics);
-  });
-  return Py_BuildValue("(ssNNN(sss)NN)", summary.directory.c_str(), summary.missing.c_str(), times_tuple(summary.cold),
-                       times_tuple(summary.burst), times_tuple(summary.sustained), found.kind.c_str(),
-                       found.confidence.c_str(), found.why.c_str(), opportunities, stages);
+  return profile_tuple(summary);
 }
 
 PyObject* kernel_predicted_seconds(PyObject* self, PyObject* arguments) {
@@ -353,6 +303,48 @@ std::string python_words(const std::string& sentence) {
   return said;
 }
 
+bool read_fields(PyObject* problem, std::map<std::string, std::string>& fields) {
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(problem, &at, &key, &value);) {
+    const char* field = PyUnicode_AsUTF8AndSize(key, nullptr);
+    const char* text = field ? PyUnicode_AsUTF8AndSize(value, nullptr) : nullptr;
+    if (!text) return false;
+    fields[field] = text;
+  }
+  return true;
+}
+
+// (median_us, low_us, high_us, tflops, gbps, roofline_fraction) or None
+static PyObject* times_tuple(const std::optional<hypermla::Times>& times) {
+  if (!times) Py_RETURN_NONE;
+  return Py_BuildValue("(dddddd)", times->median_us, times->low_us, times->high_us, times->tflops, times->gbps,
+                       times->roofline_fraction);
+}
+
+PyObject* profile_tuple(const hypermla::ProfileSummary& summary) {
+  const hypermla::Bottleneck found = summary.bottleneck.value_or(hypermla::Bottleneck{});
+  PyObject* opportunities = list_of(summary.opportunities, [](const hypermla::Opportunity& one) {
+    return Py_BuildValue("(ssdss)", one.id.c_str(), one.name.c_str(), one.gain_percent, one.trigger.c_str(),
+                         one.why.c_str());
+  });
+  PyObject* stages = list_of(summary.stages, [](const hypermla::ProfileSummary::Stage& stage) {
+    PyObject* metrics = list_of(stage.metrics, [](const hypermla::Metric& metric) {
+      return Py_BuildValue("(sssd)", metric.name.c_str(), metric.label.c_str(), metric.unit.c_str(), metric.value);
+    });
+    return Py_BuildValue("(sNN)", stage.name.c_str(), times_tuple(stage.burst), metrics);
+  });
+  return Py_BuildValue("(ssNNN(sss)NN)", summary.directory.c_str(), summary.missing.c_str(), times_tuple(summary.cold),
+                       times_tuple(summary.burst), times_tuple(summary.sustained), found.kind.c_str(),
+                       found.confidence.c_str(), found.why.c_str(), opportunities, stages);
+}
+
+bool interrupted() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool raised = PyErr_CheckSignals() != 0;
+  PyGILState_Release(state);
+  return raised;
+}
+
 PyMODINIT_FUNC PyInit__hypermla() {
   PyObject* module = PyModule_Create(&module_definition);
   if (!module) return nullptr;
@@ -360,7 +352,7 @@ PyMODINIT_FUNC PyInit__hypermla() {
   PyObject* kernel = PyType_FromSpec(&kernel_spec);
   if (!g_error || !kernel || PyModule_AddObjectRef(module, "Error", g_error) != 0 ||
       PyModule_AddObjectRef(module, "Kernel", kernel) != 0 || !add_mla_decode(module) || !add_mla_prefill(module) ||
-      !add_mla_cache(module)) {
+      !add_mla_cache(module) || !add_runs(module)) {
     Py_XDECREF(kernel);
     Py_DECREF(module);
     return nullptr;

@@ -4,11 +4,13 @@
 #include <Python.h>
 
 #include <exception>
+#include <map>
 #include <new>
 #include <string>
 
 #include "hypermla/dtype.h"
 #include "hypermla/error.h"
+#include "hypermla/profile.h"
 
 inline PyObject* g_error = nullptr;  // hypermla.Error
 
@@ -60,6 +62,29 @@ PyCFunction fast_function(F* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// A list of what `row` makes of each value.
+template <class Values, class Row>
+PyObject* list_of(const Values& values, Row&& row) {
+  PyObject* list = PyList_New(0);
+  for (const auto& value : values) {
+    PyObject* one = list ? row(value) : nullptr;
+    if (list && (!one || PyList_Append(list, one) != 0)) Py_CLEAR(list);
+    Py_XDECREF(one);
+  }
+  return list;
+}
+
+// The fields of a problem, from dict[str, str]; false with a Python exception.
+bool read_fields(PyObject* problem, std::map<std::string, std::string>& fields);
+
+// (directory, missing, cold, burst, sustained, (bottleneck, confidence, why), [opportunity], [(stage, burst,
+// [metric])])
+PyObject* profile_tuple(const hypermla::ProfileSummary& summary);
+
+// For Ctrl-C during a call without the interpreter lock: Python's handlers of signals run when asked for only, and
+// raise KeyboardInterrupt.
+bool interrupted();
+
 // Throws Error for other names than those of the types of 16 bits.
 hypermla::DType half_precision(const std::string& name);
 
@@ -67,3 +92,4 @@ hypermla::DType half_precision(const std::string& name);
 bool add_mla_decode(PyObject* module);
 bool add_mla_prefill(PyObject* module);  // the type MlaPrefill (mla_prefill.cpp)
 bool add_mla_cache(PyObject* module);    // merge_states, append, decompress_prefix (mla_cache.cpp)
+bool add_runs(PyObject* module);         // kernels, check, verify, profile (runs.cpp)

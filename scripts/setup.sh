@@ -86,6 +86,11 @@ install_wheels() {
   mv "$venv/installed.tmp" "$venv/installed.txt"
 }
 
+# Whether build/ is configured for the kernels of one's own that HYPERMLA_KERNELS names now, if any.
+knows_own_kernels() {
+  [[ ${HYPERMLA_KERNELS:-} == "$(sed -n 's/^HYPERMLA_KERNELS:PATH=//p' "$root/build/CMakeCache.txt" 2>/dev/null)" ]]
+}
+
 install_all() {
   install_packages "${packages[@]}" "$@"
   install_wheels
@@ -98,9 +103,10 @@ configure() {
   local cache=$root/build/CMakeCache.txt log=$root/build/cmake.log begin=()
   if [[ ! -e $root/build/build.ninja ]] || ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache" 2>/dev/null; then
     begin=(--fresh --preset default -DHYPERMLA_BUILD_TESTS=OFF "-DPython_EXECUTABLE=$python")
-  elif (($# == 0)); then
+  elif (($# == 0)) && knows_own_kernels; then
     return 0  # ninja itself runs cmake again when a CMakeLists.txt or the set of sources has changed
   fi
+  knows_own_kernels || begin+=("-DHYPERMLA_KERNELS=${HYPERMLA_KERNELS:-}")
   cmake -S "$root" -B "$root/build" "${begin[@]}" "$@" >"$log" 2>&1 ||
     { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
 }

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "hypermla/check.h"
 #include "hypermla/dtype.h"
 #include "hypermla/error.h"
 #include "hypermla/profile.h"
@@ -42,6 +43,7 @@ class HYPERMLA_API DeviceHandle {
   friend class MlaCacheOps;
   friend class MlaDecode;
   friend class MlaPrefill;
+  friend class OwnInputs;
   std::string said_;
   std::shared_ptr<Device> device_;
 };
@@ -124,6 +126,48 @@ class HYPERMLA_API Kernel {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// One version of one kernel, as `hypermla --list` prints it.
+struct ListedKernel {
+  std::string name;       // "flash_attention_v1": its design and version
+  std::string full_name;  // "cutile.mla.flash_attention_v1"
+  std::string language;   // "cute" or "cutile"
+  std::string version;    // "v0", the base version, "v1", ...
+  std::string summary;
+  bool draft;  // not verified on a GPU yet
+};
+HYPERMLA_API std::vector<ListedKernel> list_kernels();
+
+// What the next two functions take beside a kernel and its problem.
+struct RunOptions {
+  std::string version = {}, language = {};  // as of Kernel
+  std::uint64_t seed = 0;                   // of the random inputs; 0 draws a fresh one
+  bool tune = false;                        // as Kernel::tune() does; otherwise with the default tilings
+  std::function<bool()> stop = {};          // as of TuneOptions
+};
+
+// `hypermla kernel <name> --check` in one call: runs the kernel on random inputs in memory of its own and compares with
+// the reference.
+HYPERMLA_API CheckSummary check_kernel(const std::string& name, const std::map<std::string, std::string>& problem,
+                                       const DeviceHandle& device = DeviceHandle(), const RunOptions& options = {});
+
+// Kernel::profile() in one call, on random inputs in memory of its own.
+HYPERMLA_API ProfileSummary profile_kernel(const std::string& name, const std::map<std::string, std::string>& problem,
+                                           const std::string& mode = "annotation",
+                                           const DeviceHandle& device = DeviceHandle(), const RunOptions& options = {},
+                                           const ProfileOptions& profile = {});
+
+struct VerifyOptions {
+  std::string version = {}, language = {};  // as of Kernel
+  std::string record = {};                  // the file that receives the result, as results/verified.json; "": none
+  std::function<bool()> stop = {};          // called before every case; true ends the work with an Error
+};
+
+// `hypermla verify` in one call: all correctness cases of one version on a device or, where `name` is empty, of all
+// that run there. Takes seconds for a kernel on a GPU, and minutes on a CPU.
+HYPERMLA_API std::vector<VerifySummary> verify_kernels(const std::string& name = "",
+                                                       const DeviceHandle& device = DeviceHandle(),
+                                                       const VerifyOptions& options = {});
 
 // One kernel that can do a piece of attention, as `hypermla choose` ranks it.
 struct Choice {

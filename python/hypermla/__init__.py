@@ -7,6 +7,9 @@
     kernel.tune()
     kernel.run(torch.cuda.current_stream())
 
+One call that makes its own random inputs: hypermla.check() compares a kernel with the reference, hypermla.verify() runs
+all its correctness cases, hypermla.profile() measures it, and hypermla.kernels() lists what there is.
+
 run() neither allocates nor synchronises, and may be captured in a CUDA graph. What is wrong raises hypermla.Error, a
 RuntimeError whose message says what to do next; but an argument of a wrong Python type raises TypeError, and where
 memory is short MemoryError comes.
@@ -21,9 +24,11 @@ from hypermla._hypermla import Error, list
 from hypermla.mla_cache import append, decompress_prefix, merge_states
 from hypermla.mla_decode import MlaDecode
 from hypermla.mla_prefill import MlaPrefill
+from hypermla.runs import CheckedOutput, CheckResult, ListedKernel, VerifyResult, check, kernels, profile, verify
 
-__all__ = ["Bottleneck", "Choice", "Error", "Kernel", "Metric", "MlaDecode", "MlaPrefill", "Opportunity", "Profile",
-           "StageProfile", "TensorInfo", "Times", "append", "choose", "decompress_prefix", "list", "merge_states"]
+__all__ = ["Bottleneck", "CheckResult", "CheckedOutput", "Choice", "Error", "Kernel", "ListedKernel", "Metric",
+           "MlaDecode", "MlaPrefill", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times", "VerifyResult",
+           "append", "check", "choose", "decompress_prefix", "kernels", "list", "merge_states", "profile", "verify"]
 
 
 class TensorInfo(NamedTuple):
@@ -104,6 +109,21 @@ class Profile(NamedTuple):
     bottleneck: Bottleneck
     opportunities: tuple  # of Opportunity: the three best, by their estimates
     stages: tuple  # of StageProfile
+
+
+def _profile(row):
+    directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = row
+    return Profile(
+        directory,
+        missing,
+        Times(*cold),
+        Times(*burst),
+        sustained and Times(*sustained),
+        Bottleneck(*bottleneck),
+        tuple(Opportunity(*one) for one in opportunities),
+        tuple(StageProfile(name, times and Times(*times), tuple(Metric(*one) for one in metrics))
+              for name, times, metrics in stages),
+    )
 
 
 @raises_error
@@ -325,19 +345,7 @@ class Kernel:
         that is absent, denied or fails leaves the times and says why in `missing`. ncu and nsys watch a second run, of
         random inputs, in the program `hypermla`.
         """
-        directory, missing, cold, burst, sustained, bottleneck, opportunities, stages = self._kernel.profile(
-            mode, str(out_dir or ""), label, bench_runs)
-        return Profile(
-            directory,
-            missing,
-            Times(*cold),
-            Times(*burst),
-            sustained and Times(*sustained),
-            Bottleneck(*bottleneck),
-            tuple(Opportunity(*row) for row in opportunities),
-            tuple(StageProfile(name, times and Times(*times), tuple(Metric(*row) for row in metrics))
-                  for name, times, metrics in stages),
-        )
+        return _profile(self._kernel.profile(mode, str(out_dir or ""), label, bench_runs))
 
     @raises_error
     def predicted_seconds(self, device=None):

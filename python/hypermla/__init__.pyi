@@ -85,6 +85,48 @@ def choose(
 ) -> builtins.list[Choice]: ...
 def list() -> builtins.list[str]: ...
 
+class ListedKernel(NamedTuple):
+    name: str
+    full_name: str
+    language: str
+    version: str
+    draft: bool
+    summary: str
+
+class CheckedOutput(NamedTuple):
+    inputs: str
+    output: str
+    passed: bool
+    relative_error: float
+
+class CheckResult(NamedTuple):
+    passed: bool
+    kernel: str
+    seed: int
+    outputs: tuple[CheckedOutput, ...]
+
+class VerifyResult(NamedTuple):
+    kernel: str
+    cases: int
+    failed: int
+    worst_relative_errors: dict[str, float]
+    failures: str
+
+def kernels(language: str | None = None) -> builtins.list[ListedKernel]: ...
+def check(
+    name: str, version: str | None = None, device: str = "auto", language: str | None = None, seed: int = 0,
+    tune: bool = False, **problem: int | float | bool | str
+) -> CheckResult: ...
+def verify(
+    name: str | None = None, version: str | None = None, device: str = "auto", language: str | None = None,
+    record: str | os.PathLike[str] | None = None
+) -> builtins.list[VerifyResult]: ...
+def profile(
+    name: str, version: str | None = None, mode: str = "annotation", device: str = "auto", language: str | None = None,
+    out_dir: str | os.PathLike[str] | None = None, label: str = "", bench_runs: int = 20, seed: int = 0,
+    tune: bool = True, **problem: int | float | bool | str
+) -> Profile: ...
+
 def merge_states(
     o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any = None, lse: Any = None, lse_base2: bool = False,
     empty_lse_positive: bool = False, stream: Any = None

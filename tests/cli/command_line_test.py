@@ -15,6 +15,7 @@ Commands:
   kernel     run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]
   predict    roofline time of a kernel on every known device, without running it
   choose     which kernel, and how many decompressed tokens, for a problem
+  clone      begin a new version of a kernel as a copy of another
   compile    compile kernels ahead of time, for any GPU, without one
   verify     run the correctness cases on this device and record the result
   compare    two profiles: is the second SAME, FASTER or SLOWER, and what changed

@@ -52,9 +52,9 @@ class Launcher(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def launch(self, *words):
+    def launch(self, *words, **variables):
         done = subprocess.run([self.root / "hypermla", *words], text=True, check=False, capture_output=True, timeout=60,
-                              cwd=self.root.parent, env={"PATH": str(self.tools)})
+                              cwd=self.root.parent, env={"PATH": str(self.tools), **variables})
         self.called = self.calls.read_text() if self.calls.exists() else ""
         return done
 
@@ -101,6 +101,26 @@ class Launcher(unittest.TestCase):
         self.calls.unlink()
         self.expect_program(self.launch("a", "b c"))
         self.assertEqual(self.called, "")
+
+    def test_kernels_of_ones_own_are_built_and_left_out_again(self):
+        own = self.root.parent / "project/kernels"
+        own.mkdir(parents=True)
+        cache = self.root / "build/CMakeCache.txt"
+        known = cache.read_text()
+        for text, variables, setting in ((known, {"HYPERMLA_KERNELS": str(own)}, own),
+                                         (known + f"HYPERMLA_KERNELS:PATH={own}\n", {}, "")):
+            cache.write_text(text)
+            self.expect_program(self.launch("a", "b c", **variables))
+            self.assertEqual(self.called, f"cmake -S {self.root} -B {self.root}/build -DHYPERMLA_KERNELS={setting}\n"
+                                          f"cmake --build {self.root}/build --target hypermla_cli\n")
+            self.calls.unlink()
+        cache.write_text(known + f"HYPERMLA_KERNELS:PATH={own}\n")
+        self.expect_program(self.launch("a", "b c", HYPERMLA_KERNELS=str(own)))
+        self.assertEqual(self.called, "")
+        time.sleep(0.01)
+        (own / "mine.cpp").touch()
+        self.expect_program(self.launch("a", "b c", HYPERMLA_KERNELS=str(own)))
+        self.assertEqual(self.called, f"cmake --build {self.root}/build --target hypermla_cli\n")
 
     def test_what_is_edited_during_a_build_is_built_next_time(self):
         self.edit()

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -443,6 +444,77 @@ class Plan(unittest.TestCase):
         }.items():
             with self.subTest(expected), self.assertRaisesRegex(hypermla.Error, expected):
                 call()
+
+
+class OneCall(unittest.TestCase):
+    """check(), verify() and profile() make their own inputs."""
+
+    def test_kernels_are_listed_with_their_languages(self):
+        expected = {(f"{design.rpartition('.')[0]}.{directory.name}", version)
+                    for design, version, directory in kernel_directories()}
+        self.assertEqual({(kernel.full_name, kernel.version) for kernel in hypermla.kernels()}, expected)
+        self.assertEqual(len(hypermla.kernels()), len(kernel_directories()))
+        for language in ("cute", "cutile"):
+            names = [kernel.full_name for kernel in hypermla.kernels(language)]
+            self.assertTrue(names and all(name.startswith(f"{language}.mla.") for name in names), names)
+        self.assertEqual(hypermla.kernels("fortran"), [])
+        said = subprocess.run([BINARY, "--list"], text=True, check=True, capture_output=True).stdout
+        for kernel in hypermla.kernels():
+            self.assertRegex(said, rf"(?m) {kernel.version} +{'draft: ' * kernel.draft}{re.escape(kernel.summary)}$")
+
+    def test_one_call_checks(self):
+        result = hypermla.check("flash_attention", seed=7, **SHAPE)
+        self.assertEqual((result.passed, result.kernel, result.seed), (True, "cutile.mla.flash_attention", 7))
+        self.assertEqual({(one.inputs, one.output) for one in result.outputs},
+                         {(inputs, output) for inputs in ("random inputs", "growing scores", "t=39") for output in ("o", "lse")})
+        self.assertTrue(all(one.passed and 0 < one.relative_error < 0.01 for one in result.outputs), result)
+        self.assertNotEqual(hypermla.check("flash_attention", **SHAPE).seed, 0)
+        with self.assertRaisesRegex(hypermla.Error, "^b=0 is not supported"):
+            hypermla.check("flash_attention", **{**SHAPE, "b": 0})
+        with self.assertRaisesRegex(hypermla.Error, "GB, but this device has"):
+            hypermla.check("flash_attention", device="cpu", b=60000, t=4096, h=128)
+
+    def test_a_wrong_kernel_does_not_pass(self):
+        """In a copy of the sources, whose kernel forgets a query."""
+        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+            root = pathlib.Path(directory)
+            for name in ("kernels", "include", "conf"):
+                shutil.copytree(CHECKOUT / name, root / name)
+            kernel = root / "kernels/cutile/mla/flash_attention/flash_attention/flash_attention.cuh"
+            right = "DecompressedUnit{request, head, m, 0}"
+            self.assertIn(right, kernel.read_text())
+            kernel.write_text(kernel.read_text().replace(right, "DecompressedUnit{request, head, m + 1, 0}"))
+            script = (f"import hypermla\nresult = hypermla.check('flash_attention', **{SHAPE})\n"
+                      "print(result.passed, {one.passed for one in result.outputs})")
+            variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]),
+                         "HYPERMLA_ROOT": directory, "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
+            done = subprocess.run([sys.executable, "-c", script], env=variables, text=True, check=False, capture_output=True)
+        self.assertEqual((done.stdout, done.stderr), ("False {False}\n", ""))
+
+    def test_one_call_verifies(self):
+        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+            record = pathlib.Path(directory) / "verified.json"
+            (result,) = hypermla.verify("output_decompression", device="cpu", record=record)
+            (said,) = json.loads(record.read_text())["cutile.mla.output_decompression"].values()
+        self.assertEqual((result.kernel, result.failed, result.failures), ("cutile.mla.output_decompression", 0, ""))
+        self.assertGreater(result.cases, 10)
+        self.assertEqual(said["cases"], result.cases)
+        self.assertEqual(said["worst_relative_error"], result.worst_relative_errors)
+        self.assertEqual(set(result.worst_relative_errors), {"o"})
+        with self.assertRaisesRegex(hypermla.Error, "did you mean output_decompression"):
+            hypermla.verify("output_decompresion", device="cpu")
+
+    def test_one_call_profiles(self):
+        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+            out = pathlib.Path(directory) / "run"
+            profile = hypermla.profile("flash_attention", mode="event", out_dir=out, label="mine", bench_runs=3, tune=False,
+                                       **SHAPE)
+            said = json.loads((out / "profile.json").read_text())
+        self.assertEqual((profile.directory, profile.missing), (str(out), ""))
+        self.assertGreater(profile.burst.median_us, 0)
+        self.assertEqual(said["label"], "mine")
+        with self.assertRaisesRegex(hypermla.Error, "choose one of annotation, event, ncu, nsys"):
+            hypermla.profile("flash_attention", mode="events", **SHAPE)
 
 
 class Buffers(unittest.TestCase):

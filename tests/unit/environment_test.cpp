@@ -21,6 +21,7 @@ using testing_support::TempDir;
 
 constexpr const char* kVariables[] = {"HYPERMLA_ROOT",
                                       "HYPERMLA_CACHE_DIR",
+                                      "HYPERMLA_KERNELS",
                                       "HYPERMLA_CUDA_ROOT",
                                       "HYPERMLA_HOST_FLAGS",
                                       "CUDA_HOME",
@@ -88,6 +89,26 @@ TEST_F(EnvironmentTest, ARelativeRootIsMadeAbsolute) {
   set("HYPERMLA_ROOT", "checkout");
   EXPECT_EQ(Environment::detect().root, root);
   EXPECT_EQ(Environment::detect().cache, root / ".cache");
+}
+
+TEST_F(EnvironmentTest, TakesKernelsOfOnesOwn) {
+  const fs::path root = tree("checkout", true), own = dir_.path() / "project/kernels";
+  set("HYPERMLA_ROOT", root);
+  EXPECT_TRUE(Environment::detect().own_kernels.empty());
+  KernelEntry entry{"cutile", "mla", "mine", "v0", "cutile/mla/mine/mine", "", {}, false};
+  dir_.write("project/kernels/cutile/mla/mine/mine/mine.cuh", "");
+  fs::permissions(own, fs::perms::group_write | fs::perms::others_write, fs::perm_options::remove);
+  for (const auto& one : fs::recursive_directory_iterator(own))
+    fs::permissions(one.path(), fs::perms::group_write | fs::perms::others_write, fs::perm_options::remove);
+  set("HYPERMLA_KERNELS", own / "");
+  const Environment found = Environment::detect();
+  EXPECT_EQ(found.own_kernels, own);
+  EXPECT_EQ(found.compiler_config().own_kernel_root, own);
+  EXPECT_EQ(found.record_of(entry), own / "verified.json");
+  entry.directory = "cutile/mla/theirs/theirs";
+  EXPECT_EQ(found.record_of(entry), root / "results/verified.json");
+  fs::permissions(own / "cutile/mla/mine/mine/mine.cuh", fs::perms::others_write, fs::perm_options::add);
+  EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "chmod -R go-w"));
 }
 
 TEST_F(EnvironmentTest, RefusesARootWithoutKernels) {

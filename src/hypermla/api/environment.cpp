@@ -60,6 +60,23 @@ fs::path find_root() {
        image.string());
 }
 
+// Its sources are compiled and loaded, so all of them are looked at.
+fs::path find_own_kernels() {
+  fs::path path = absolute_variable("HYPERMLA_KERNELS");
+  if (path.empty()) return path;
+  if (!path.has_filename()) path = path.parent_path();  // a slash at the end
+  if (path.filename() != "kernels" || !fs::is_directory(path))
+    fail("HYPERMLA_KERNELS={} is no directory of the name kernels; make it, or unset the variable", path.string());
+  require_trusted(path);
+  for (const auto& one : fs::recursive_directory_iterator(path))
+    if (!trusted(one.path()))
+      fail(
+          "'{}' is not used, because it is a link, or other users may write it: they could put code there that would "
+          "run as you; replace it, or run `chmod -R go-w '{}'`",
+          one.path().string(), path.string());
+  return path;
+}
+
 fs::path find_cache(const fs::path& root) {
   if (const fs::path path = absolute_variable("HYPERMLA_CACHE_DIR"); !path.empty()) return path;
   if (fs::exists(root / "CMakeLists.txt")) return root / ".cache";
@@ -100,7 +117,8 @@ ProfileTools find_tools(const Environment& environment) {
   ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
   tools.rules = environment.root / "conf/profile_rules.json";
   tools.program = find_program();
-  tools.kernel_root = environment.kernel_root();
+  tools.kernel_roots = {environment.kernel_root()};
+  if (!environment.own_kernels.empty()) tools.kernel_roots.push_back(environment.own_kernels);
   tools.clock_lock = environment.cache / "locked-clocks.json";
   return tools;
 }
@@ -117,6 +135,7 @@ std::vector<std::string> words(const std::string& text) {
 Environment Environment::detect() {
   Environment environment;
   environment.root = find_root();
+  environment.own_kernels = find_own_kernels();
   environment.cache = find_cache(environment.root);
   require_trusted(environment.cache);
   std::vector<fs::path> roots = {variable("HYPERMLA_CUDA_ROOT")};
@@ -135,9 +154,29 @@ Environment Environment::detect() {
   return environment;
 }
 
+std::vector<std::string> Environment::unbuilt_kernels() const {
+  std::vector<std::string> unbuilt;
+  if (own_kernels.empty()) return unbuilt;
+  const std::vector<KernelEntry> built = Registry::instance().all();
+  for (const auto& one : fs::recursive_directory_iterator(own_kernels)) {
+    const fs::path directory = one.path().parent_path();
+    if (one.path().filename() != directory.filename().string() + ".cpp") continue;
+    const std::string below = directory.lexically_relative(own_kernels).string();
+    if (std::none_of(built.begin(), built.end(), [&](const KernelEntry& entry) { return entry.directory == below; }))
+      unbuilt.push_back(below);
+  }
+  return unbuilt;
+}
+
+fs::path Environment::record_of(const KernelEntry& entry) const {
+  const bool is_own = !own_kernels.empty() && fs::exists(own_kernels / entry.directory);
+  return is_own ? own_kernels / "verified.json" : root / "results/verified.json";
+}
+
 CompilerConfig Environment::compiler_config() const {
   CompilerConfig config;
   config.kernel_root = kernel_root();
+  config.own_kernel_root = own_kernels;
   config.include_root = root / "include";
   config.cache = cache / "kernels";
   config.toolchain = toolchain;

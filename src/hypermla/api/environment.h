@@ -4,6 +4,7 @@
 //   HYPERMLA_ROOT        directory that holds kernels/, include/ and conf/   (default: found from this library's place)
 //   HYPERMLA_CACHE_DIR   compiled kernels, tuning results, measured devices  (default: .cache in a checkout, else
 //                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla); absolute, and of this user or root alone
+//   HYPERMLA_KERNELS     kernels of the user's own, laid out as kernels/ is: absolute, and of this user or root alone
 //   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, CUDA_HOME)
 //   CXX                  C++20 compiler for kernels on the CPU               (default: g++, then c++, then clang++)
 //   HYPERMLA_HOST_FLAGS  further compiler flags for CPU kernels, such as -DHYPERMLA_TILE_DEBUG
@@ -22,18 +23,23 @@ namespace hypermla {
 
 struct Environment {
   std::filesystem::path root;
+  std::filesystem::path own_kernels;  // of the user, beside kernel_root(); empty: none
   std::filesystem::path cache;
   Toolchain toolchain;
   std::vector<std::string> host_flags;
   ProfileTools profile_tools;
 
   // Throws Error when the kernels' sources or the program that CXX names are not found, or when another user may write
-  // the cache.
+  // the cache or the user's own kernels.
   static Environment detect();
 
   std::filesystem::path kernel_root() const { return root / "kernels"; }
   std::filesystem::path history_root() const { return cache / "kernel-autotune"; }
   std::filesystem::path measured_devices() const { return cache / "devices.json"; }
+  // The versions in own_kernels whose plans are not part of this program, by their directories.
+  std::vector<std::string> unbuilt_kernels() const;
+  // Where `hypermla verify` records a version: with the results of the checkout, or beside kernels of the user's own.
+  std::filesystem::path record_of(const KernelEntry& entry) const;
   CompilerConfig compiler_config() const;
   DeviceTable devices() const;
 };

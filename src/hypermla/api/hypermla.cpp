@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <mutex>
+#include <random>
 
 #include "hypermla/api/shared.h"
+#include "hypermla/plan/check.h"
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/plan/status.h"
+#include "hypermla/plan/verify.h"
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/profilers.h"
 #include "hypermla/tune/autotune.h"
@@ -175,6 +178,121 @@ ProfileSummary Kernel::profile(const std::string& mode, const ProfileOptions& op
                                        .device_name = state_->device_name,
                                        .tools = shared().environment.profile_tools},
                                       wanted));
+}
+
+std::vector<ListedKernel> list_kernels() {
+  std::vector<ListedKernel> all;
+  for (const KernelEntry& entry : Registry::instance().all())
+    all.push_back({entry.name(), entry.full_name(), entry.language, entry.version, entry.summary, entry.draft});
+  return all;
+}
+
+// A kernel on random inputs in memory of its own: what one call checks or profiles.
+class OwnInputs {
+ public:
+  OwnInputs(const std::string& name, const std::map<std::string, std::string>& problem, const DeviceHandle& on,
+            const RunOptions& options)
+      : seed(options.seed ? options.seed : std::random_device{}()),
+        device_name(on.said_),
+        device(on.device_),
+        planned(planned_device(shared().devices, *device)),
+        configured(
+            configure(Registry::instance().find_all(name, options.version, planned.target.arch, options.language),
+                      planned, {.problem = problem})),
+        tensors(allocated()),
+        executable(configured.plan->plan(tensors.tensors())) {
+    if (!options.tune) {
+      executable->prepare(shared().compiler, *device);
+      return;
+    }
+    AutotuneOptions tune;
+    tune.history_root = shared().environment.history_root();
+    tune.poll = [&] {
+      if (options.stop && options.stop()) fail("tuning was stopped; call this again to go on where it was");
+    };
+    tuning = autotune(*configured.plan, *executable, shared().compiler, *device, planned.spec, tune);
+  }
+
+  static std::shared_ptr<Device> device_of(const DeviceHandle& handle) { return handle.device_; }
+
+  const std::uint64_t seed;
+  const std::string device_name;
+  const std::shared_ptr<Device> device;
+  const PlannedDevice planned;
+  const ConfiguredPlan configured;
+  AllocatedTensors tensors;
+  const std::unique_ptr<Executable> executable;
+  AutotuneResult tuning;
+
+ private:
+  AllocatedTensors allocated() const {
+    require_memory(*configured.plan, device->info());
+    return AllocatedTensors(*configured.plan, device, seed);
+  }
+};
+
+CheckSummary check_kernel(const std::string& name, const std::map<std::string, std::string>& problem,
+                          const DeviceHandle& device, const RunOptions& options) {
+  OwnInputs on(name, problem, device, options);
+  const KernelEntry& entry = on.configured.entry;
+  CheckSummary summary{true, entry.full_name(), on.seed, {}};
+  for (const auto& [inputs, result] :
+       check_inputs(entry, *on.configured.plan, *on.executable, on.tensors, on.device, shared().compiler, on.seed)) {
+    summary.passed &= result.passed;
+    for (const OutputError& one : result.outputs)
+      summary.outputs.push_back({inputs, one.output, one.passed, one.relative_norm});
+  }
+  return summary;
+}
+
+ProfileSummary profile_kernel(const std::string& name, const std::map<std::string, std::string>& problem,
+                              const std::string& mode, const DeviceHandle& device, const RunOptions& options,
+                              const ProfileOptions& how) {
+  const ProfileMode wanted = profile_mode_from_name(mode);
+  if (how.bench_runs < 1) fail("bench_runs is {}; a measurement takes at least 1", how.bench_runs);
+  require_out_dir(how.out_dir);
+  const OwnInputs on(name, problem, device, options);
+  return summary_of(profile({.kernel = on.configured.entry,
+                             .plan = *on.configured.plan,
+                             .executable = *on.executable,
+                             .device = *on.device,
+                             .spec = on.planned.spec,
+                             .tuning = on.tuning,
+                             .out_dir = how.out_dir,
+                             .bench_runs = how.bench_runs,
+                             .label = how.label,
+                             .device_name = on.device_name,
+                             .seed = on.seed,
+                             .tools = shared().environment.profile_tools},
+                            wanted));
+}
+
+std::vector<VerifySummary> verify_kernels(const std::string& name, const DeviceHandle& device,
+                                          const VerifyOptions& options) {
+  const std::shared_ptr<Device> present = OwnInputs::device_of(device);
+  const std::string& arch = present->info().arch;
+  std::vector<KernelEntry> entries = Registry::instance().all();
+  if (!name.empty()) entries = {Registry::instance().find(name, options.version, arch, options.language)};
+  std::erase_if(entries, [&](const KernelEntry& entry) {
+    return !entry.runs_on(arch) || (!options.language.empty() && entry.language != options.language);
+  });
+  if (!options.record.empty()) read_records(options.record);
+  std::vector<VerifySummary> all;
+  for (const KernelEntry& entry : entries) {
+    VerifySummary& summary = all.emplace_back();
+    const Tally tally = verify(entry, present, shared().compiler,
+                               {.say = [&](const std::string& lines) { summary.failures += lines; },
+                                .poll =
+                                    [&] {
+                                      if (options.stop && options.stop()) fail("the verification was stopped");
+                                    }});
+    summary.kernel = entry.full_name();
+    summary.cases = tally.cases;
+    summary.failed = tally.failed;
+    summary.worst_relative_errors = tally.worst;
+    if (!options.record.empty()) record(options.record, entry, tally, *present, shared().compiler);
+  }
+  return all;
 }
 
 double Kernel::predicted_seconds(const std::string& device) const {

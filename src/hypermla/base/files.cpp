@@ -131,10 +131,8 @@ void require_trusted(const fs::path& path) {
   struct stat status {};
   if (::stat(real.c_str(), &status) == 0 && !trusted(status)) {
     if (status.st_uid != ::geteuid() && status.st_uid != 0)
-      fail(
-          "'{}' belongs to another user (uid {}) and is not used, because {}; choose a directory of your own "
-          "(HYPERMLA_CACHE_DIR)",
-          path.string(), status.st_uid, kDanger);
+      fail("'{}' belongs to another user (uid {}) and is not used, because {}; choose a directory of your own",
+           path.string(), status.st_uid, kDanger);
     fail("'{}' may be written by other users and is not used, because {}; run `chmod -R go-w '{}'`", path.string(),
          kDanger, path.string());
   }

@@ -14,6 +14,7 @@ int predict_command(const Words& words);
 int choose_command(const Words& words);
 int compile_command(const Words& words);
 int verify_command(const Words& words);
+int clone_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
 int device_command(const Words& words);
 int compile_job_command(const Words& words);  // of a worker process: one job, read from standard input

@@ -39,6 +39,7 @@ int device_command(const Words& words) {
   fmt::print("tile       {}\n", found(tools["cuda_root"], "NVRTC " + tools["nvrtc"].get<std::string>()));
   fmt::print("c++        {}\n", found(tools["cxx"], tools["cxx_version"]));
   fmt::print("kernels    {}\n", session.environment.kernel_root().string());
+  if (const auto& own = session.environment.own_kernels; !own.empty()) fmt::print("own        {}\n", own.string());
   fmt::print("cache      {}\n", session.environment.cache.string());
   auto peak = [&](DType dtype) { return session.planned.spec.peak_tflops(dtype); };
   fmt::print("roofline   {}: {:.4g} TFLOP/s bfloat16, {:.4g} GB/s, ridge {:.1f} FLOP/byte\n", session.planned.spec.name,

@@ -73,19 +73,6 @@ void require_gpu_for(ProfileMode mode, const Device& device) {
         profile_mode_name(mode));
 }
 
-// In floating point, which no size overflows. Memory that is promised but not there would end the process later.
-void require_memory(const KernelPlan& plan, const DeviceInfo& info) {
-  double bytes = 0;
-  for (const TensorSpec& spec : plan.tensors()) {
-    double tensor = dtype_bytes(spec.dtype);
-    for (std::int64_t extent : spec.shape) tensor *= double(extent);
-    bytes += tensor;
-  }
-  if (!(bytes < double(info.memory_bytes)))
-    fail("the tensors need {:.1f} GB, but this device has {:.1f} GB; choose a smaller b, h or t", bytes * 1e-9,
-         info.memory_bytes * 1e-9);
-}
-
 // A flag that another flag makes meaningless is refused, for it would do nothing and say nothing.
 void refuse_idle_flags(const CLI::App& app, const Flags& flags, ProfileMode mode, const Settings& said) {
   auto refuse = [&](std::initializer_list<const char*> idle, const char* beside) {

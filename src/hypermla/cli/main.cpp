@@ -24,6 +24,7 @@ const Command kCommands[] = {
      hypermla::kernel_command},
     {"predict", "roofline time of a kernel on every known device, without running it", hypermla::predict_command},
     {"choose", "which kernel, and how many decompressed tokens, for a problem", hypermla::choose_command},
+    {"clone", "begin a new version of a kernel as a copy of another", hypermla::clone_command},
     {"compile", "compile kernels ahead of time, for any GPU, without one", hypermla::compile_command},
     {"verify", "run the correctness cases on this device and record the result", hypermla::verify_command},
     {"compare", "two profiles: is the second SAME, FASTER or SLOWER, and what changed", hypermla::compare_command},

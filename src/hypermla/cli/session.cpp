@@ -29,7 +29,11 @@ Session::Session(const std::string& name)
       devices(known_devices(environment)),
       device(make_device(name)),
       planned(planned_device(devices, *device)),
-      compiler(worker_config(environment)) {}
+      compiler(worker_config(environment)) {
+  for (const std::string& kernel : environment.unbuilt_kernels())
+    std::cerr << "hypermla: " << kernel << " is not part of this program: run ./hypermla, or build it with "
+              << "-DHYPERMLA_KERNELS=" << environment.own_kernels.string() << "\n";
+}
 
 int compile_job_command(const Words&) try {
   const Json job = Json::parse(std::string(std::istreambuf_iterator<char>(std::cin), {}));

@@ -1,102 +1,18 @@
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
+#include <set>
 
-#include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
-#include "hypermla/base/files.h"
-#include "hypermla/base/json_file.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
-#include "hypermla/plan/cases.h"
-#include "hypermla/plan/check.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/plan/verify.h"
 
 namespace hypermla {
-namespace {
-
-namespace fs = std::filesystem;
-
-// Of a case; beyond, a sample of the outputs is compared.
-constexpr double kReferenceFlops = 1e9;
-
-struct Tally {
-  int cases = 0, failed = 0;
-  std::map<std::string, double> worst;  // relative error by output
-};
-
-void run_case(const KernelEntry& entry, KernelPlan& plan, Executable& executable, AllocatedTensors& tensors,
-              Session& session, Tally& tally) {
-  executable.prepare(session.compiler, *session.device);
-  const CheckResult result = check(plan, executable, tensors, *session.device, 1, kReferenceFlops);
-  ++tally.cases;
-  for (const OutputError& error : result.outputs)
-    tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
-  if (result.passed) return;
-  ++tally.failed;
-  fmt::print("FAILED {} {}\n", entry.full_name(), problem_key(plan));
-  for (TiledKernel* kernel : executable.kernels()) fmt::print("  {} {}\n", kernel->name(), kernel->tiling().dump());
-  fmt::print("{}", to_text(result));
-}
-
-// Every case with its default tiling, and every candidate tiling on some.
-Tally verify(const KernelEntry& entry, Session& session) {
-  std::unique_ptr<KernelPlan> plan = entry.make();
-  plan->target = Target::of(session.device->info());
-  for (const KernelSource& source : verification_sources(*plan))
-    session.compiler.compile_ahead(source, session.device->info().arch);
-  Tally tally;
-  std::uint64_t seed = std::uint64_t(std::time(nullptr));
-  int cases = 0;
-  for (const Json& problem : correctness_cases(*plan)) {
-    set_problem(*plan, problem);
-    // Every second case has scores that keep growing.
-    AllocatedTensors tensors(*plan, session.device, seed += 1000, cases++ % 2 == 1);
-    std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
-    run_case(entry, *plan, *executable, tensors, session, tally);
-    if (!tries_all_tilings(problem)) continue;
-    for (TiledKernel* kernel : executable->kernels()) {
-      const Json chosen = kernel->tiling();
-      for (const Json& tiling : kernel->candidates()) {
-        if (tiling == chosen) continue;
-        kernel->set_tiling(tiling);
-        run_case(entry, *plan, *executable, tensors, session, tally);
-      }
-      kernel->set_tiling(chosen);
-    }
-  }
-  return tally;
-}
-
-// Of every kernel that some case runs.
-Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
-  std::map<std::string, std::string> all;
-  const std::unique_ptr<KernelPlan> plan = entry.make();
-  for (const KernelSource& source : verification_sources(*plan))
-    if (!all.count(source.name)) all[source.name] = compiler.fingerprint(source.header);
-  return all;
-}
-
-// By kernel and device. An absent file has none; one that holds anything else is refused, not overwritten.
-Json read_records(const fs::path& path) {
-  std::error_code unreadable;  // read_json() says why
-  if (fs::status(path, unreadable).type() == fs::file_type::not_found) return Json::object();
-  const Json records = read_json(path);
-  const auto all_objects = [](const Json& of) {
-    return of.is_object() && std::all_of(of.begin(), of.end(), [](const Json& one) { return one.is_object(); });
-  };
-  if (!all_objects(records) || !std::all_of(records.begin(), records.end(), all_objects))
-    fail("{} holds no records of `hypermla verify`; restore or remove it, or name another file by --record",
-         path.string());
-  return records;
-}
-
-}  // namespace
 
 int verify_command(const Words& words) {
-  std::string kernel, version, device = "auto", record;
+  std::string kernel, version, device = "auto", given;
   bool records_only = false;
   CLI::App app(
       "Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
@@ -105,26 +21,24 @@ int verify_command(const Words& words) {
   app.add_option("kernel", kernel, "one kernel (default: all)");
   app.add_option("version", version, "its version");
   app.add_option("--device", device, "auto (the first GPU, else the CPU), cpu, cuda or cuda:N");
-  app.add_option("--record", record, "where to record (default: results/verified.json, and only on a GPU)");
+  app.add_option("--record", given,
+                 "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
+                 "verified.json in HYPERMLA_KERNELS)");
   app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
   if (!parse(app, words)) return 0;
 
   std::vector<KernelEntry> entries = Registry::instance().all();
   const Environment environment = Environment::detect();
-  const bool explicit_record = !record.empty();
-  const fs::path path = explicit_record ? fs::path(record) : environment.root / "results/verified.json";
+  const auto path_of = [&](const KernelEntry& entry) {
+    return given.empty() ? environment.record_of(entry) : std::filesystem::path(given);
+  };
 
   if (records_only) {
     if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
-    const Json records = read_records(path);
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
-      bool matches = false;
-      const Json by_device = records.value(entry.full_name(), Json::object());
-      for (const auto& [name, one] : by_device.items())
-        matches |=
-            one.value("fingerprint", Json()) == fingerprints(entry, compiler) && one.value("failed", Json()) == 0;
+      const bool matches = has_record(read_records(path_of(entry)), entry, compiler);
       stale += !matches && !entry.draft;
       fmt::print("{:<40} {}\n", entry.full_name(),
                  matches       ? "recorded"
@@ -138,31 +52,23 @@ int verify_command(const Words& words) {
   const std::string& arch = session.device->info().arch;
   if (!kernel.empty()) entries = {Registry::instance().find(kernel, version, arch)};
   std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
-  const bool recorded = session.device->is_gpu() || explicit_record;
-  if (recorded) read_records(path);  // what cannot be recorded is said before hours of cases, not after them
+  const bool recorded = session.device->is_gpu() || !given.empty();
+  std::set<std::filesystem::path> paths;  // what cannot be recorded is said before hours of cases, not after them
+  for (const KernelEntry& entry : entries)
+    if (recorded && paths.insert(path_of(entry)).second) read_records(path_of(entry));
   fmt::print("verifying on {} ({})\n", session.device->info().name, session.device->info().arch);
   int failed = 0;
   for (const KernelEntry& entry : entries) {
     const auto begin = std::chrono::steady_clock::now();
-    const Tally tally = verify(entry, session);
+    const Tally tally = verify(entry, session.device, session.compiler,
+                               {.say = [](const std::string& lines) { fmt::print("{}", lines); }});
     failed += tally.failed;
     std::string worst;
     for (const auto& [output, error] : tally.worst) worst += fmt::format("  {} {:.1e}", output, error);
     fmt::print("{:<40} {} cases, {} failed, worst relative error{}  ({:.1f} s)\n", entry.full_name(), tally.cases,
                tally.failed, worst, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     std::fflush(stdout);
-    if (!recorded) continue;
-    Json records = read_records(path);
-    Json& one = records[entry.full_name()][session.device->info().name];
-    one = {{"fingerprint", fingerprints(entry, session.compiler)},
-           {"arch", session.device->info().arch},
-           {"driver", session.device->info().driver},
-           {"date", utc_now()},
-           {"cases", tally.cases},
-           {"failed", tally.failed},
-           {"worst_relative_error", tally.worst}};
-    make_directories(fs::absolute(path).parent_path());
-    write_file_atomic(path, records.dump(2) + "\n");
+    if (recorded) record(path_of(entry), entry, tally, *session.device, session.compiler);
   }
   return failed ? 1 : 0;
 }

@@ -72,15 +72,27 @@ Compiler::~Compiler() {
 std::vector<fs::path> Compiler::include_paths(const std::string& arch) const {
   const fs::path tile = config_.kernel_root / "cutile";
   std::vector<fs::path> paths = {config_.kernel_root, tile, config_.kernel_root / "cute", config_.include_root};
+  if (const fs::path& own = config_.own_kernel_root; !own.empty())
+    paths.insert(paths.end(), {own, own / "cutile", own / "cute"});
   if (!is_gpu_arch(arch)) paths.push_back(tile / "tile_host");  // stands in for <cuda_tile.h>
   return paths;
+}
+
+fs::path Compiler::path_of(const std::string& header) const {
+  for (const fs::path& root : {config_.kernel_root, config_.own_kernel_root})
+    if (!root.empty() && fs::exists(root / header)) return root / header;
+  if (!config_.own_kernel_root.empty())
+    fail("{} is neither in {} nor in {}; point HYPERMLA_KERNELS at the directory that this program was built with",
+         header, config_.kernel_root.string(), config_.own_kernel_root.string());
+  fail("{} is not in {}; if it is a kernel of your own, point HYPERMLA_KERNELS at its directory `kernels`", header,
+       config_.kernel_root.string());
 }
 
 std::string Compiler::key(const KernelSource& source, const std::string& arch) const {
   std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source);
   if (!is_gpu_arch(arch))
     for (const std::string& flag : config_.host_flags) text += flag + "\n";
-  text += closure_text(config_.kernel_root / source.header, include_paths(arch));
+  text += closure_text(path_of(source.header), include_paths(arch));
   if (!is_gpu_arch(arch)) text += closure_text(config_.kernel_root / "cutile/tile_host/entry.h", include_paths(arch));
   const std::string without_compiler = source.name + "-" + arch + "-" + content_hash(text);
   if (is_gpu_arch(arch) || config_.toolchain.cxx.empty()) return without_compiler;
@@ -96,7 +108,7 @@ std::optional<CacheEntry> Compiler::find(const KernelSource& source, const std::
 }
 
 std::string Compiler::fingerprint(const std::string& header) const {
-  return content_hash(closure_text(config_.kernel_root / header, include_paths("sm_90"), without_comments));
+  return content_hash(closure_text(path_of(header), include_paths("sm_90"), without_comments));
 }
 
 std::string Compiler::compiler(const std::string& arch) const {
@@ -209,6 +221,7 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
           {"instance", source.instance},
           {"arch", arch},
           {"kernel_root", config.kernel_root.string()},
+          {"own_kernel_root", config.own_kernel_root.string()},
           {"include_root", config.include_root.string()},
           {"cache", config.cache.string()},
           {"cuda_root", config.toolchain.cuda_root.string()},
@@ -220,6 +233,7 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
 void run_compile_job(const Json& job) {
   CompilerConfig config;
   config.kernel_root = job.at("kernel_root").get<std::string>();
+  config.own_kernel_root = job.at("own_kernel_root").get<std::string>();
   config.include_root = job.at("include_root").get<std::string>();
   config.cache = job.at("cache").get<std::string>();
   config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();

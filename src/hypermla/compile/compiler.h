@@ -36,8 +36,9 @@ struct KernelSource {
 void require_arguments(const KernelSource& source, const CacheEntry& entry);
 
 struct CompilerConfig {
-  std::filesystem::path kernel_root;   // the directory `kernels/`
-  std::filesystem::path include_root;  // the directory that holds hypermla/dtype.h
+  std::filesystem::path kernel_root;           // the directory `kernels/`
+  std::filesystem::path own_kernel_root = {};  // another one, of the user; empty: none
+  std::filesystem::path include_root;          // the directory that holds hypermla/dtype.h
   std::filesystem::path cache;
   Toolchain toolchain;
   // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC
@@ -80,6 +81,7 @@ class Compiler {
   std::string key(const KernelSource& source, const std::string& arch) const;
   std::optional<CacheEntry> find(const KernelSource& source, const std::string& arch) const;  // in the cache
   std::vector<std::filesystem::path> include_paths(const std::string& arch) const;
+  std::filesystem::path path_of(const std::string& header) const;
 
   CompilerConfig config_;
   KernelCache cache_;

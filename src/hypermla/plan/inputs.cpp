@@ -98,6 +98,18 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
   return values;
 }
 
+void require_memory(const KernelPlan& plan, const DeviceInfo& info) {
+  double bytes = 0;  // which no size overflows
+  for (const TensorSpec& spec : plan.tensors()) {
+    double tensor = dtype_bytes(spec.dtype);
+    for (std::int64_t extent : spec.shape) tensor *= double(extent);
+    bytes += tensor;
+  }
+  if (!(bytes < double(info.memory_bytes)))
+    fail("the tensors need {:.1f} GB, but this device has {:.1f} GB; choose a smaller b, h or t", bytes * 1e-9,
+         info.memory_bytes * 1e-9);
+}
+
 AllocatedTensors::AllocatedTensors(std::vector<TensorSpec> specs, std::shared_ptr<Device> device, std::uint64_t seed,
                                    const InputRules& rules, bool growing)
     : device_(std::move(device)), specs_(std::move(specs)) {

@@ -10,6 +10,10 @@
 
 namespace hypermla {
 
+// Throws Error when the tensors of a plan need more memory than the device has. Memory that is promised but not there
+// would end the process later.
+void require_memory(const KernelPlan& plan, const DeviceInfo& info);
+
 class AllocatedTensors {
  public:
   // Allocates every tensor of the plan. Inputs are standard normal numbers rounded to their type, drawn from `seed`.

@@ -244,12 +244,13 @@ std::string ptx_text(const std::string& csv) {
 }
 
 // The file below our kernels that a compiler, maybe on another machine, recorded as `path`.
-fs::path own_source(const fs::path& kernel_root, const std::string& path) {
+fs::path own_source(const std::vector<fs::path>& kernel_roots, const std::string& path) {
   const std::size_t at = path.rfind("/kernels/");
-  if (at == std::string::npos || kernel_root.empty()) return {};
-  const fs::path file = kernel_root / path.substr(at + 9);
+  if (at == std::string::npos) return {};
   std::error_code unreadable;
-  return fs::is_regular_file(file, unreadable) ? file : fs::path();
+  for (const fs::path& root : kernel_roots)
+    if (const fs::path file = root / path.substr(at + 9); fs::is_regular_file(file, unreadable)) return file;
+  return {};
 }
 
 // The artifacts of one kernel; returns its part of the report.
@@ -278,7 +279,7 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
   if (shown == 0) text += "NVIDIA's rules have no advice.\n";
   for (const SourceSamples& samples :
        parse_ncu_source(export_page({"source", "--csv", "--print-source", "cuda,sass"}))) {
-    const fs::path file = own_source(tools.kernel_root, samples.path);
+    const fs::path file = own_source(tools.kernel_roots, samples.path);
     if (file.empty()) continue;
     const std::string source = read_file(file);
     frame.write("annotated-src/" + kernel + "/" + file.filename().string(), annotate_source(source, samples, kernel));
@@ -312,7 +313,9 @@ ProfileResult ncu_profile(const ProfileRequest& request) {
     const std::string version = ncu_version(tools.ncu);
     const fs::path report = frame.directory / "report";
     std::vector<std::string> what = {"--set", "full", "--metrics", all_metrics(), "--import-source", "yes"};
-    if (!tools.kernel_root.empty()) what.insert(what.end(), {"--source-folders", tools.kernel_root.string()});
+    std::vector<std::string> folders;
+    for (const fs::path& root : tools.kernel_roots) folders.push_back(root.string());
+    if (!folders.empty()) what.insert(what.end(), {"--source-folders", fmt::format("{}", fmt::join(folders, ","))});
     collect(request, what, report);
     const auto metrics = raw_metrics(request, report);
     std::string text = "## Nsight Compute\n\n";

@@ -39,8 +39,8 @@ struct ProfileTools {
   std::string nsys;                          // Nsight Systems' program
   // The program `hypermla`, which tools that watch a whole process start: it runs the same kernel once.
   std::filesystem::path program;
-  std::filesystem::path kernel_root;  // the kernels' sources, for annotated copies of them
-  std::filesystem::path clock_lock;   // what scripts/lock-gpu-clock.sh leaves while clocks are locked
+  std::vector<std::filesystem::path> kernel_roots;  // the kernels' sources, for annotated copies of them
+  std::filesystem::path clock_lock;                 // what scripts/lock-gpu-clock.sh leaves while clocks are locked
 };
 
 // `toolkits`: roots of CUDA installations or of the wheels' tree, the best first. `path`: the directories in which

@@ -1,0 +1,119 @@
+#include "hypermla/plan/verify.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "hypermla/base/date.h"
+#include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
+#include "hypermla/plan/cases.h"
+#include "hypermla/plan/check.h"
+#include "hypermla/plan/configure.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of a case; beyond, a sample of the outputs is compared.
+constexpr double kReferenceFlops = 1e9;
+
+// What the cases of one version share.
+struct Verification {
+  const KernelEntry& entry;
+  KernelPlan& plan;
+  const std::shared_ptr<Device>& device;
+  Compiler& compiler;
+  const VerifyHooks& hooks;
+  Tally tally = {};
+
+  void run(Executable& executable, AllocatedTensors& tensors) {
+    if (hooks.poll) hooks.poll();
+    executable.prepare(compiler, *device);
+    const CheckResult result = check(plan, executable, tensors, *device, 1, kReferenceFlops);
+    ++tally.cases;
+    for (const OutputError& error : result.outputs)
+      tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
+    if (result.passed) return;
+    ++tally.failed;
+    std::string said = fmt::format("FAILED {} {}\n", entry.full_name(), problem_key(plan));
+    for (TiledKernel* kernel : executable.kernels())
+      said += fmt::format("  {} {}\n", kernel->name(), kernel->tiling().dump());
+    if (hooks.say) hooks.say(said + to_text(result));
+  }
+};
+
+}  // namespace
+
+Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Compiler& compiler,
+             const VerifyHooks& hooks) {
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = Target::of(device->info());
+  for (const KernelSource& source : verification_sources(*plan)) compiler.compile_ahead(source, device->info().arch);
+  Verification all{entry, *plan, device, compiler, hooks};
+  std::uint64_t seed = std::uint64_t(std::time(nullptr));
+  int cases = 0;
+  for (const Json& problem : correctness_cases(*plan)) {
+    set_problem(*plan, problem);
+    // Every second case has scores that keep growing.
+    AllocatedTensors tensors(*plan, device, seed += 1000, cases++ % 2 == 1);
+    const std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
+    all.run(*executable, tensors);
+    if (!tries_all_tilings(problem)) continue;
+    for (TiledKernel* kernel : executable->kernels()) {
+      const Json chosen = kernel->tiling();
+      for (const Json& tiling : kernel->candidates()) {
+        if (tiling == chosen) continue;
+        kernel->set_tiling(tiling);
+        all.run(*executable, tensors);
+      }
+      kernel->set_tiling(chosen);
+    }
+  }
+  return all.tally;
+}
+
+Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
+  std::map<std::string, std::string> all;
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  for (const KernelSource& source : verification_sources(*plan))
+    if (!all.count(source.name)) all[source.name] = compiler.fingerprint(source.header);
+  return all;
+}
+
+Json read_records(const fs::path& path) {
+  std::error_code unreadable;  // read_json() says why
+  if (fs::status(path, unreadable).type() == fs::file_type::not_found) return Json::object();
+  const Json records = read_json(path);
+  const auto all_objects = [](const Json& of) {
+    return of.is_object() && std::all_of(of.begin(), of.end(), [](const Json& one) { return one.is_object(); });
+  };
+  if (!all_objects(records) || !std::all_of(records.begin(), records.end(), all_objects))
+    fail("{} holds no records of `hypermla verify`; restore or remove it, or name another file by --record",
+         path.string());
+  return records;
+}
+
+bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
+  const Json by_device = records.value(entry.full_name(), Json::object()), now = fingerprints(entry, compiler);
+  return std::any_of(by_device.begin(), by_device.end(), [&](const Json& one) {
+    return one.value("fingerprint", Json()) == now && one.value("failed", Json()) == 0;
+  });
+}
+
+void record(const fs::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
+            const Compiler& compiler) {
+  Json records = read_records(path);
+  records[entry.full_name()][device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
+                                                    {"arch", device.info().arch},
+                                                    {"driver", device.info().driver},
+                                                    {"date", utc_now()},
+                                                    {"cases", tally.cases},
+                                                    {"failed", tally.failed},
+                                                    {"worst_relative_error", tally.worst}};
+  make_directories(fs::absolute(path).parent_path());
+  write_file_atomic(path, records.dump(2) + "\n");
+}
+
+}  // namespace hypermla

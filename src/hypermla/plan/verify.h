@@ -1,0 +1,42 @@
+// The correctness cases of a version on a device, and the record of what a device has proved.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "hypermla/plan/registry.h"
+
+namespace hypermla {
+
+struct Tally {
+  int cases = 0, failed = 0;
+  std::map<std::string, double> worst;  // relative error by output
+};
+
+struct VerifyHooks {
+  // Told what failed, in some lines. May be empty.
+  std::function<void(const std::string&)> say = {};
+  // Called before every case; what it throws ends the work. May be empty.
+  std::function<void()> poll = {};
+};
+
+// Runs every case of plan/cases.h against the reference: with its default tiling, and some with every candidate. Throws
+// Error where a kernel does not compile or run.
+Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Compiler& compiler,
+             const VerifyHooks& hooks = {});
+
+// Of every kernel that some case runs, by its name.
+Json fingerprints(const KernelEntry& entry, const Compiler& compiler);
+
+// Records, by kernel and device. An absent file has none; one that holds anything else is refused, not overwritten.
+Json read_records(const std::filesystem::path& path);
+// Whether some device has passed all cases of the version as its sources are now.
+bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler);
+// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors.
+void record(const std::filesystem::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
+            const Compiler& compiler);
+
+}  // namespace hypermla
