@@ -22,7 +22,7 @@ set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
 install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
-install(FILES include/hypermla/dtype.h include/hypermla/tensor_map.h
+install(FILES include/hypermla/dtype.h include/hypermla/kernel_file.h include/hypermla/tensor_map.h
         DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)
 
 install(TARGETS hypermla EXPORT hypermla LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
