@@ -195,6 +195,21 @@ def cache():
                   for row in record("cache")["rows"] if row["way"] == "ours"])
 
 
+def kernel_files():
+    """Each template, and beside a matrix product its part of torch.matmul of the same run."""
+    rows = {row["file"]: row for row in record("kernel_files")["rows"]}
+    lines = []
+    for name, row in rows.items():
+        if "burst_us" not in row:
+            continue
+        product = name.startswith("gemm") and "torch.matmul" in rows
+        lines.append([f"`{name}`", times(row) if row.get("sustained_us") else f"{row['burst_us']:.0f}",
+                      f"{row['gbps']:.0f}" if "gbps" in row else "", f"{row['tflops']:.0f}",
+                      f"{rows['torch.matmul']['burst_us'] / row['burst_us']:.2f} of torch.matmul" if product else
+                      f"{row['of_bandwidth']} of the read ceiling" if row.get("of_bandwidth") else ""])
+    return table(["file", "us", "GB/s", "TFLOP/s", "reaches"], lines)
+
+
 # ---- README.
 
 
@@ -224,7 +239,8 @@ def gains():
 
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
-                                           engine_equal, engine_other, prefill, cache)}
+                                           engine_equal, engine_other, prefill, cache, kernel_files)}
+OPTIONAL = {"kernel_files"}  # no page need show them
 
 
 def pages():
@@ -259,7 +275,7 @@ def main():
             different.append(str(page.relative_to(CHECKOUT)))
             if not arguments.check:
                 page.write_text(new)
-    if missing := set(TABLES) - set(found):
+    if missing := set(TABLES) - OPTIONAL - set(found):
         sys.exit(f"results_tables.py: no page shows {', '.join(sorted(missing))}; add `<!-- table: name -->` to one")
     if arguments.check and different:
         sys.exit(f"results_tables.py: tables differ from their records in {', '.join(different)}; run "

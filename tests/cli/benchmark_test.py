@@ -25,6 +25,11 @@ class FreshClone(CommandCase):
                                       capture_output=True, timeout=300)
                 self.assertEqual(done.returncode, 0, done)
                 self.assertIn("usage: " + path.name, done.stdout)
+        for name in ("bench_engine", "bench_prefill"):
+            listed = subprocess.run([sys.executable, "-S", BENCHMARKS / f"{name}.py", "--list"], env=environment, text=True,
+                                    cwd=self.directory, capture_output=True, timeout=300)
+            self.assertEqual((listed.returncode, listed.stderr), (0, ""))
+            self.assertGreater(len(listed.stdout.splitlines()), 5)
         done = subprocess.run([sys.executable, "-S", BENCHMARKS / "bench_all_mla.py", *TINY], env=environment, text=True,
                               cwd=self.directory, capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 1)
@@ -114,6 +119,17 @@ class Benchmarks(CommandCase):
         self.assertEqual([(row["version"], row["n"]) for row in rows],
                          [("v0", "0"), ("v0", "32"), ("v0", "64"), ("decompress_combine alone", "")])
         self.assertTrue(all(float(row["burst_us"]) > 0 for row in rows), rows)
+
+    def test_kernel_files(self):
+        record = self.directory / "record.json"
+        done = subprocess.run([sys.executable, BENCHMARKS / "bench_kernel_files.py", "--device=cpu", "--only=reduction",
+                               f"--out_dir={self.directory}", f"--record={record}", "--", "--rows=9"], capture_output=True,
+                              text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done)
+        cute, cutile = json.loads(record.read_text())["rows"]
+        self.assertIn("was compiled for sm_90, but neither run nor checked", cute["note"])
+        self.assertEqual((cutile["file"], cutile["sizes"]["rows"]), ("reduction_cutile", 9))
+        self.assertGreater(cutile["burst_us"], 0)
 
     def test_a_limit_ends_it_with_what_there_is(self):
         done = self.bench("bench_envelope", "--s_values=1,4", "--limit=-1")
