@@ -16,6 +16,13 @@
 //
 // grid = up to one thread block per multiprocessor
 
+// What both parts of the file know: the tiles of c, and how they are walked.
+struct GemmTiles {
+  int rows, columns;  // of tiles
+  int side;           // rows of tiles that are walked together
+  int steps;          // of 64 columns of a and b
+};
+
 #ifdef HYPERMLA_DEVICE
 
 #include "hopper/constants.h"
@@ -43,19 +50,17 @@ struct Tile {
 };
 
 // Tile number `index`, band by band of `side` rows of tiles.
-__device__ __forceinline__ Tile tile_at(int index, int tiles_m, int tiles_n) {
-  constexpr int kSide = 16;
-  const int band = index / (kSide * tiles_n), within = index % (kSide * tiles_n);
-  const int side = min(kSide, tiles_m - band * kSide);
-  return {(band * kSide + within % side) * 128, within / side * 256};
+__device__ __forceinline__ Tile tile_at(int index, const GemmTiles& tiles) {
+  const int band = index / (tiles.side * tiles.columns), within = index % (tiles.side * tiles.columns);
+  const int side = min(tiles.side, tiles.rows - band * tiles.side);
+  return {(band * tiles.side + within % side) * 128, within / side * 256};
 }
 
-__device__ __forceinline__ void load(Shared& shared, const TensorMap& a, const TensorMap& b, int tiles_m, int tiles_n,
-                                     int steps) {
+__device__ __forceinline__ void load(Shared& shared, const TensorMap& a, const TensorMap& b, const GemmTiles& tiles) {
   Ring<kStages> ring(shared.ring, Side::producer);
-  for (int index = blockIdx.x; index < tiles_m * tiles_n; index += gridDim.x) {
-    const Tile tile = tile_at(index, tiles_m, tiles_n);
-    for (int step = 0; step < steps; ++step) {
+  for (int index = blockIdx.x; index < tiles.rows * tiles.columns; index += gridDim.x) {
+    const Tile tile = tile_at(index, tiles);
+    for (int step = 0; step < tiles.steps; ++step) {
       ring.wait_until_empty();
       barrier_expect(ring.full(), kRowsBytes + kColumnsBytes);
       tma_load(shared.a[ring.stage], a, tile.row, step, 0, ring.full());
@@ -65,8 +70,7 @@ __device__ __forceinline__ void load(Shared& shared, const TensorMap& a, const T
   }
 }
 
-__device__ __forceinline__ void multiply(Shared& shared, const TensorMap& c, int group, int tiles_m, int tiles_n,
-                                         int steps) {
+__device__ __forceinline__ void multiply(Shared& shared, const TensorMap& c, int group, const GemmTiles& tiles) {
   float left[64], right[64];  // (64, 128) each: columns 0..127 and 128..255 of the tile
   Ring<kStages> ring(shared.ring, Side::consumer);
   const u32 a = operand_k_major(shared.a) + group * kNextBox;
@@ -104,10 +108,10 @@ __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& c, int
     if (leader) tma_store(c, staged, row + group * 64, column / 64, 0);
   };
 
-  for (int index = blockIdx.x; index < tiles_m * tiles_n; index += gridDim.x) {
-    const Tile tile = tile_at(index, tiles_m, tiles_n);
+  for (int index = blockIdx.x; index < tiles.rows * tiles.columns; index += gridDim.x) {
+    const Tile tile = tile_at(index, tiles);
     products(true);
-    for (int step = 1; step < steps; ++step) {
+    for (int step = 1; step < tiles.steps; ++step) {
       const u32 before = ring.empty();
       ring.next();
       products(false);
@@ -126,9 +130,8 @@ __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& c, int
 }
 
 // a [m, k], b [n, k] in boxes of 128 and 256 rows, c [m, n] in boxes of 64 rows and 2 x 64 columns.
-__global__ void __launch_bounds__(384, 1)
-    gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap c,
-         int tiles_m, int tiles_n, int steps) {
+__global__ void __launch_bounds__(384, 1) gemm(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                                               const __grid_constant__ TensorMap c, const GemmTiles tiles) {
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
@@ -139,10 +142,10 @@ __global__ void __launch_bounds__(384, 1)
   __syncthreads();
   if (role == 2) {
     give_registers<40>();
-    if (threadIdx.x == 256) load(shared, a, b, tiles_m, tiles_n, steps);
+    if (threadIdx.x == 256) load(shared, a, b, tiles);
   } else {
     take_registers<232>();
-    multiply(shared, c, role, tiles_m, tiles_n, steps);
+    multiply(shared, c, role, tiles);
   }
 }
 
@@ -160,6 +163,7 @@ void describe(hypermla::KernelFile& file) {
   const auto m = file.size("m", 8192, 203, "rows of a and c");
   const auto n = file.size("n", 8192, 320, "rows of b, columns of c");
   const auto k = file.size("k", 8192, 192, "columns of a and b");
+  const auto side = file.size("side", 16, 2, "rows of tiles that are walked together");
   // The copy engine brings boxes of 64 columns; rows beyond the end it reads as zeros and does not write.
   const int a = file.input("a", DType::bfloat16, {m, k}, 64);
   const int b = file.input("b", DType::bfloat16, {n, k}, 64);
@@ -171,9 +175,7 @@ void describe(hypermla::KernelFile& file) {
   file.pass_map(a, 128, 1);
   file.pass_map(b, 256, 1);
   file.pass_map(c, 64, 2);
-  file.pass_value(static_cast<int>(tiles_m));
-  file.pass_value(static_cast<int>(tiles_n));
-  file.pass_value(static_cast<int>(k / 64));
+  file.pass_value(GemmTiles{int(tiles_m), int(tiles_n), int(side), int(k / 64)});
   file.work(2.0 * m * n * k, 2.0 * (m * k + n * k + m * n));
 }
 

@@ -16,9 +16,8 @@ using namespace hypermla;
 template <int n, int k, int Bm, int Bn, int Bk, int warps>
 [[using cutile: hint(0, occupancy = 1, num_worker_warps_per_cta = warps)]] __tile_global__ void gemm(
     const __nv_bfloat16* __restrict__ a_ptr, const __nv_bfloat16* __restrict__ b_ptr, __nv_bfloat16* __restrict__ c_ptr,
-    int m) {
+    int m, int most) {
   constexpr auto dyn = ct::dynamic_extent;
-  constexpr int kSide = 16;  // rows of tiles that are walked together
   ct::partition_view a_view{ct::tensor_span{ct::assume_aligned<16>(a_ptr), ct::extents<unsigned, dyn, k>{unsigned(m)}},
                             ct::shape<Bm, Bk>{}};
   ct::partition_view b_view{ct::tensor_span{ct::assume_aligned<16>(b_ptr), ct::extents<unsigned, dyn, k>{unsigned(n)}},
@@ -26,9 +25,10 @@ template <int n, int k, int Bm, int Bn, int Bk, int warps>
   ct::partition_view c_view{ct::tensor_span{ct::assume_aligned<16>(c_ptr), ct::extents<unsigned, dyn, n>{unsigned(m)}},
                             ct::shape<Bm, Bn>{}};
   const int tiles_m = (m + Bm - 1) / Bm, tiles_n = (n + Bn - 1) / Bn;
-  const int band = int(ct::bid().x) / (kSide * tiles_n), within = int(ct::bid().x) % (kSide * tiles_n);
-  const int side = tiles_m - band * kSide < kSide ? tiles_m - band * kSide : kSide;
-  const int row = band * kSide + within % side, column = within / side;
+  // Band by band of `most` rows of tiles.
+  const int band = int(ct::bid().x) / (most * tiles_n), within = int(ct::bid().x) % (most * tiles_n);
+  const int side = tiles_m - band * most < most ? tiles_m - band * most : most;
+  const int row = band * most + within % side, column = within / side;
 
   auto sum = ct::zeros<ct::tile<float, ct::shape<Bm, Bn>>>();  // (Bm, Bn)
   for (auto step : ct::irange(0, (k + Bk - 1) / Bk)) {
@@ -53,6 +53,7 @@ void describe(hypermla::KernelFile& file) {
   const auto Bn = file.size("Bn", 256, 64, "columns of a tile, a power of two");
   const auto Bk = file.size("Bk", 64, 64, "columns of a step, a power of two");
   const auto warps = file.size("warps", 8, 8, "warps of a block that compute");
+  const auto side = file.size("side", 16, 2, "rows of tiles that are walked together");
   const int a = file.input("a", DType::bfloat16, {m, k}, 8);
   const int b = file.input("b", DType::bfloat16, {n, k}, 8);
   const int c = file.output("c", DType::bfloat16, {m, n}, 8);
@@ -63,6 +64,7 @@ void describe(hypermla::KernelFile& file) {
   file.pass(b);
   file.pass(c);
   file.pass_value(static_cast<int>(m));
+  file.pass_value(static_cast<int>(side));
   file.work(2.0 * m * n * k, 2.0 * (m * k + n * k + m * n));
 }
 

@@ -6,7 +6,9 @@
 #define HYPERMLA_DEVICE
 #include "../../examples/kernels/gemm_cute.cu"
 #undef HYPERMLA_DEVICE
+#define GemmTiles GemmTilesOfHost  // the two parts are compiled apart
 #include "../../examples/kernels/gemm_cute.cu"
+#undef GemmTiles
 
 namespace hypermla::cute {
 namespace {
@@ -23,7 +25,9 @@ TEST(HopperKernels, MatrixProductOfAFile) {
   };
   const TensorMap a_map = map(a.data(), m, k, 128, 1), b_map = map(b.data(), n, k, 256, 1),
                   c_map = map(c.data(), m, n, 64, 2);
-  emulated::run(3, 384, [&] { gemm(a_map, b_map, c_map, 2, 2, int(k / 64)); });  // one block makes two tiles
+  emulated::run(3, 384, [&] {
+    gemm(a_map, b_map, c_map, ::GemmTiles{2, 2, 1, int(k / 64)});
+  });  // one block makes two tiles
 
   const void* inputs[] = {a.data(), b.data()};
   const int dtypes[] = {int(DType::bfloat16), int(DType::bfloat16)};
