@@ -26,7 +26,7 @@ if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
-install(FILES include/hypermla/dtype.h include/hypermla/tensor_map.h
+install(FILES include/hypermla/dtype.h include/hypermla/kernel_file.h include/hypermla/tensor_map.h
         DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)
 
 install(TARGETS hypermla EXPORT hypermla LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)

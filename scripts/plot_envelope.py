@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Time over the queries per request, of this library's paths and of its peers, as bench_mla_var6_plus.py recorded it.
+"""Time over the queries per request, of this library's paths and of its peers, as bench_envelope.py recorded it.
 
-    scripts/plot_envelope.py results/nvidia-h200/envelope.json docs/time-over-s.svg
+    scripts/plot_envelope.py results/nvidia-h200/envelope.json docs/results/time-over-s.svg
 
 Above: sustained times; dotted lines are the model's predictions. Below: every time over the best of this library, and
 which of its paths that is. A path that is the fastest nowhere is drawn thin. Needs matplotlib, as plot_profile.py does.
@@ -32,9 +32,9 @@ def read(path):
             raise KeyError("kind")
         rows = [row for row in record["rows"] if row["case"] == f"s={row['s']}" and "sustained_us" in row]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"plot_envelope.py: {path} is no record of bench_mla_var6_plus.py ({error!r}); make one with --record")
+        sys.exit(f"plot_envelope.py: {path} is no record of bench_envelope.py ({error!r}); make one with --record")
     if not rows:
-        sys.exit(f"plot_envelope.py: {path} holds no measured row; run bench_mla_var6_plus.py --record again")
+        sys.exit(f"plot_envelope.py: {path} holds no measured row; run bench_envelope.py --record again")
     return record, rows
 
 
@@ -120,7 +120,7 @@ def draw(record, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("record", help="what bench_mla_var6_plus.py --record wrote")
+    parser.add_argument("record", help="what bench_envelope.py --record wrote")
     parser.add_argument("picture", help="the SVG to write")
     arguments = parser.parse_args()
     figure = draw(*read(arguments.record))

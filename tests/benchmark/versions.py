@@ -1,10 +1,12 @@
-"""One version of mla_var6_plus over n, beside earlier ones: what bench_mla_var6_plus_v<N>.py run."""
+"""One version of mla_var6_plus over n, beside earlier ones, the model and other libraries: what
+bench_mla_var6_plus[_v<N>].py run."""
 
 import time
 
 import harness
 
 DESIGN = "cutile.mla.mla_var6_plus"
+COMBINE = "cutile.mla.decompress_combine"  # the second kernel of every version
 
 
 def name_of(version):
@@ -22,27 +24,55 @@ class Version:
         self.kernel.run(stream)
 
 
+class Combine:
+    """The merge of both paths and the output decompression, alone."""
+
+    def __init__(self, machine, problem, tune):
+        fields = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype")}
+        self.kernel, _ = harness.bound(machine, COMBINE, fields)
+        self.kernel.prepare()
+        if tune:
+            self.kernel.tune(tune)
+
+    def run(self, stream):
+        self.kernel.run(stream)
+
+
+def predictions(machine, version, problem):
+    """The model's microseconds by n, where it ranks the version."""
+    return {choice.n: choice.sustained_us for choice in harness.hypermla.choose(machine.entry, **problem)
+            if choice.kernel == name_of(version)}
+
+
 def main(description, version, others):
     flags = harness.parser(description)
     flags.add_argument("--n_values", type=lambda text: [int(word) for word in text.split(",")],
-                       help="decompressed tokens (default: 0, t and seven between)")
+                       help="decompressed tokens (default: 0, t, seven between and the model's choice)")
     arguments = flags.parse_args()
     known = harness.hypermla.list()
-    if f"mla_var6_plus_{version}" not in known:
+    if name_of(version).split(".")[2] not in known:
         harness.stop(f"this build has no mla_var6_plus {version}; `hypermla --list` shows what it has")
     machine = harness.Machine(arguments.device, arguments.seconds)
     problem = harness.problem_of(arguments)
     table = harness.Table(f"mla_var6_plus {version} on {machine.name}: {harness.in_words(problem)}", arguments.out_dir,
-                          ["version", "n", "burst_us", "sustained_us", "note"])
+                          ["version", "n", "burst_us", "sustained_us", "predicted_us", "error", "note"])
     begin = time.monotonic()
-    t = problem["t"]
-    for n in arguments.n_values or sorted({t * i // 8 // 64 * 64 for i in range(8)} | {t}):
+    t, predicted = problem["t"], predictions(machine, version, problem)
+    for n in arguments.n_values or sorted({t * i // 8 // 64 * 64 for i in range(8)} | {t, *predicted}):
         for one in (version, *others):
             if name_of(one).split(".")[2] not in known or time.monotonic() - begin > arguments.limit:
                 continue
-            harness.measure_into(table, machine, lambda: Version(machine, one, problem, n, arguments.tune), version=one, n=n)
+            model = {"predicted_us": predicted[n]} if one == version and n in predicted else {}
+            harness.measure_into(table, machine, lambda: Version(machine, one, problem, n, arguments.tune), version=one, n=n,
+                                 **model)
+    if time.monotonic() - begin <= arguments.limit:
+        harness.measure_into(table, machine, lambda: Combine(machine, problem, arguments.tune),
+                             version="decompress_combine alone")
+    for peer in harness.load_peers(machine, arguments):
+        if time.monotonic() - begin <= arguments.limit:
+            harness.measure_into(table, machine, lambda: peer(machine, problem), version=peer.name)
     best = {}
     for row in table.rows:
-        if "sustained_us" in row:
+        if "sustained_us" in row and "n" in row:
             best.setdefault(row["version"], []).append((row["sustained_us"], row["n"]))
     table.finish(*(f"{one}: best {min(times)[0]:.1f} us at n={min(times)[1]}" for one, times in best.items()))

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -24,10 +25,37 @@ class FreshClone(CommandCase):
                                       capture_output=True, timeout=300)
                 self.assertEqual(done.returncode, 0, done)
                 self.assertIn("usage: " + path.name, done.stdout)
+        for name in ("bench_engine", "bench_prefill"):
+            listed = subprocess.run([sys.executable, "-S", BENCHMARKS / f"{name}.py", "--list"], env=environment, text=True,
+                                    cwd=self.directory, capture_output=True, timeout=300)
+            self.assertEqual((listed.returncode, listed.stderr), (0, ""))
+            self.assertGreater(len(listed.stdout.splitlines()), 5)
         done = subprocess.run([sys.executable, "-S", BENCHMARKS / "bench_all_mla.py", *TINY], env=environment, text=True,
                               cwd=self.directory, capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^bench_all_mla.py: the Python package is not built; run ./test")
+        self.assertRegex(done.stderr, r"^bench_all_mla.py: the Python package is not built; run .*/scripts/build_package.sh")
+
+    def test_the_first_use_builds_the_package(self):
+        """In a clone whose build is replaced by a script that says so and makes a package of one function."""
+        clone = self.directory / "clone"
+        shutil.copytree(BENCHMARKS, clone / "tests/benchmark")
+        script = clone / "scripts/build_package.sh"
+        script.parent.mkdir()
+        script.write_text('#!/bin/sh\necho building >&2\nmkdir -p "$PWD/clone/build/python/hypermla"\n'
+                          'echo "def list(): return []" >"$PWD/clone/build/python/hypermla/__init__.py"\n')
+        script.chmod(0o755)
+        environment = {key: value for key, value in os.environ.items() if key != "HYPERMLA_TEST_BUILD"}
+
+        def bench():
+            return subprocess.run([sys.executable, "-S", clone / "tests/benchmark/bench_mla_var6_plus_v3.py", *TINY],
+                                  env=environment, text=True, cwd=self.directory, capture_output=True, timeout=300)
+        done = bench()
+        self.assertIn("building\n", done.stderr)
+        self.assertIn("bench_mla_var6_plus_v3.py: this build has no mla_var6_plus v3", done.stderr)  # it was asked
+        self.assertNotIn("building", bench().stderr)
+        shutil.rmtree(clone / "build")
+        script.write_text("#!/bin/sh\nexit 1\n")
+        self.assertRegex(bench().stderr, r"^bench_mla_var6_plus_v3.py: the Python package is not built; run .*\n$")
 
 
 @unittest.skipUnless((BUILD / "python/hypermla/_hypermla.abi3.so").exists(), "this build has no Python package")
@@ -55,7 +83,7 @@ class Benchmarks(CommandCase):
 
     def test_the_envelope_and_its_record(self):
         record = self.directory / "envelope.json"
-        done = self.bench("bench_mla_var6_plus", "--s_values=1,4", "--no_prefixes", f"--record={record}", "--near=1")
+        done = self.bench("bench_envelope", "--s_values=1,4", "--no_prefixes", f"--record={record}", "--near=1")
         envelope = json.loads(record.read_text())
         self.assertEqual((envelope["kind"], envelope["problem"]["t"]), ("envelope", 64))
         for s in (1, 4):
@@ -80,13 +108,31 @@ class Benchmarks(CommandCase):
                         picture], check=True, stdout=subprocess.DEVNULL, timeout=300)
         texts, shown = ([" ".join(element.itertext()).strip()
                          for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
-                        for path in (picture, CHECKOUT / "docs/time-over-s.svg"))
+                        for path in (picture, CHECKOUT / "docs/results/time-over-s.svg"))
         for text in ("fastest: latent", "fastest: decompressed", "HyperMLA, hybrid (fastest nowhere)", "FlashAttention-3"):
             self.assertIn(text, texts)
         self.assertEqual(shown, texts, "the README's picture is of another record: draw it again")
 
+    def test_the_base_version_in_detail(self):
+        self.bench("bench_mla_var6_plus", "--s=1", "--n_values=0,32,64")
+        rows = self.rows()
+        self.assertEqual([(row["version"], row["n"]) for row in rows],
+                         [("v0", "0"), ("v0", "32"), ("v0", "64"), ("decompress_combine alone", "")])
+        self.assertTrue(all(float(row["burst_us"]) > 0 for row in rows), rows)
+
+    def test_kernel_files(self):
+        record = self.directory / "record.json"
+        done = subprocess.run([sys.executable, BENCHMARKS / "bench_kernel_files.py", "--device=cpu", "--only=reduction",
+                               f"--out_dir={self.directory}", f"--record={record}", "--", "--rows=9"], capture_output=True,
+                              text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done)
+        cute, cutile = json.loads(record.read_text())["rows"]
+        self.assertIn("was compiled for sm_90, but neither run nor checked", cute["note"])
+        self.assertEqual((cutile["file"], cutile["sizes"]["rows"]), ("reduction_cutile", 9))
+        self.assertGreater(cutile["burst_us"], 0)
+
     def test_a_limit_ends_it_with_what_there_is(self):
-        done = self.bench("bench_mla_var6_plus", "--s_values=1,4", "--limit=-1")
+        done = self.bench("bench_envelope", "--s_values=1,4", "--limit=-1")
         self.assertIn("Stopped after -1 seconds (--limit).", done.stdout)
         self.assertEqual(self.rows(), [])
 
@@ -135,7 +181,7 @@ class Benchmarks(CommandCase):
         done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py", self.directory, "x.svg"],
                               capture_output=True, text=True, timeout=300)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("is no record of bench_mla_var6_plus.py", done.stderr)
+        self.assertIn("is no record of bench_envelope.py", done.stderr)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ HyperMLA: Multi-head Latent Attention kernels, and the framework they are writte
 Usage: hypermla <command> [arguments]      hypermla <command> --help      hypermla --list
 
 Commands:
-  kernel     run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]
-  predict    roofline time of a kernel on every known device, without running it
-  choose     which kernel, and how many decompressed tokens, for a problem
-  clone      begin a new version of a kernel as a copy of another
-  compile    compile kernels ahead of time, for any GPU, without one
-  verify     run the correctness cases on this device and record the result
-  compare    two profiles: is the second SAME, FASTER or SLOWER, and what changed
-  device     what was found: devices, driver, toolchain; --measure adds this machine
+  kernel      run, tune, check and profile one kernel: hypermla kernel <kernel> [version] [flags]
+  predict     roofline time of a kernel on every known device, without running it
+  choose      which kernel, and how many decompressed tokens, for a problem
+  clone       begin a new version of a kernel as a copy of another
+  compile     compile kernels ahead of time, for any GPU, without one
+  verify      run the correctness cases on this device and record the result
+  verify-file check a stand-alone kernel file against the reference in it
+  bench-file  time a stand-alone kernel file against this device's ceilings
+  compare     two profiles: is the second SAME, FASTER or SLOWER, and what changed
+  device      what was found: devices, driver, toolchain; --measure adds this machine
 
 Options:
   --list     all kernels and versions

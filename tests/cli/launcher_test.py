@@ -122,6 +122,14 @@ class Launcher(unittest.TestCase):
         self.expect_program(self.launch("a", "b c", HYPERMLA_KERNELS=str(own)))
         self.assertEqual(self.called, f"cmake --build {self.root}/build --target hypermla_cli\n")
 
+    def test_the_python_package_for_the_benchmarks(self):
+        done = subprocess.run([self.root / "scripts/build_package.sh"], text=True, capture_output=True, timeout=60,
+                              cwd=self.root.parent, env={"PATH": str(self.tools)})
+        self.assertEqual(done.returncode, 0, done)
+        configured, built = self.calls.read_text().splitlines()
+        self.assertIn("-DHYPERMLA_BUILD_PYTHON=ON", configured)
+        self.assertTrue(built.endswith("--target hypermla_cli hypermla_python"), built)
+
     def test_what_is_edited_during_a_build_is_built_next_time(self):
         self.edit()
         self.program(self.tools / "cmake", f'#!/bin/sh\necho "$*" >>"{self.calls}"\nsleep 0.05\ntouch "{self.source}"\n')

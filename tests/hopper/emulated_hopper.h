@@ -41,7 +41,7 @@ struct Index {
   int x = 0;
 };
 inline thread_local Index thread;
-inline Index block;
+inline Index block, grid;
 
 // A barrier in shared memory: arrivals that are left of a phase, and bytes.
 struct PhaseBarrier {
@@ -97,6 +97,7 @@ inline unsigned swizzled_address(unsigned address) { return address ^ (address >
 
 #define threadIdx ::emulated::thread
 #define blockIdx ::emulated::block
+#define gridDim ::emulated::grid
 
 namespace hypermla::cute {
 
@@ -106,6 +107,14 @@ using std::min;
 alignas(1024) inline unsigned char dynamic[232448];  // all shared memory of a block
 inline unsigned __cvta_generic_to_shared(const void* pointer) {
   return unsigned(static_cast<const unsigned char*>(pointer) - dynamic);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  std::memcpy(&emulated::of_lanes[threadIdx.x], &value, sizeof value);
+  emulated::meet_warp();
+  std::memcpy(&value, &emulated::of_lanes[threadIdx.x / 32 * 32 + lane], sizeof value);
+  emulated::meet_warp();
+  return value;
 }
 inline void __syncthreads() { emulated::meet(0, int(emulated::of_lanes.size())); }
 template <class T>
@@ -151,6 +160,10 @@ inline void warp_arrive(u32 barrier) {  // its products are those of the whole w
   if (lane_id() == 0) barrier_arrive(barrier);
 }
 inline void named_sync(int barrier, int threads) { emulated::meet(barrier, threads); }
+template <int>
+void take_registers() {}
+template <int>
+void give_registers() {}
 inline bool named_any(int, int, bool yes) { return yes; }
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float log2_fast(float x) { return std::log2(x); }
@@ -162,6 +175,15 @@ u32 pack(float low, float high) {
 }
 inline u32 swizzled(u32 line, u32 unit) { return line * 128 + ((unit ^ line % 8) << 4); }
 inline void store_zeros(u32 shared) { std::memset(dynamic + shared, 0, 16); }
+inline void store_matrices(u32 shared, u32 a, u32 b, u32 c, u32 d) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  emulated::of_lanes[threadIdx.x] = shared;  // of row lane % 8 of fragment lane / 8
+  emulated::meet_warp();
+  const u32 fragments[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(dynamic + emulated::of_lanes[warp + 8 * i + lane / 4] + lane % 4 * 4, &fragments[i], 4);
+  emulated::meet_warp();
+}
 inline void store_transposed(u32, u32, u32, u32, u32) {}
 inline void copy_ahead(u32 shared, const void* global) { std::memcpy(dynamic + shared, global, 16); }
 inline void wait_for_copies() {}
@@ -186,6 +208,20 @@ inline void tma_load(u32 shared, const TensorMap& map, int row, int group, int b
       }
   emulated::change(barrier, 0, -std::int64_t{shape.box_groups} * shape.box_rows * 128);
 }
+inline void tma_store(const TensorMap& map, u32 shared, int row, int group, int batch) {
+  emulated::Map of;
+  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
+  const TensorMapShape& shape = of.shape;
+  for (int g = 0; g < shape.box_groups; ++g)
+    for (int r = 0; r < shape.box_rows; ++r)
+      for (int unit = 0; unit < 8; ++unit)
+        if (row + r < shape.rows && group + g < shape.groups && batch < shape.batch)
+          std::memcpy(static_cast<char*>(const_cast<void*>(of.data)) + (row + r) * shape.row_bytes + (group + g) * 128 +
+                          batch * shape.batch_bytes + unit * 16,
+                      dynamic + emulated::swizzled_address(shared + (g * shape.box_rows + r) * 128 + unit * 16), 16);
+}
+inline void tma_store_read_wait() {}
+inline void tma_store_wait() {}
 inline void async_fence() {}
 
 // wgmma.h
@@ -235,6 +271,7 @@ void mma(float* d, u32 a, u32 b, int accumulate) {
 }  // namespace hypermla::cute
 
 inline void emulated::run(int blocks, int threads, const std::function<void()>& kernel) {
+  grid.x = blocks;
   for (block.x = 0; block.x < blocks; ++block.x) {
     std::memset(hypermla::cute::dynamic, 0xff, sizeof hypermla::cute::dynamic);
     phase_barriers.clear();

@@ -124,15 +124,15 @@ bool trusted(const fs::path& path) {
   return ::lstat(path.c_str(), &status) == 0 && !S_ISLNK(status.st_mode) && trusted(status);
 }
 
-void require_trusted(const fs::path& path) {
+void require_trusted(const fs::path& path, std::string_view advice) {
   constexpr const char* kDanger = "they could put code there that would run as you";
   std::error_code ignored;
   const fs::path real = fs::weakly_canonical(path, ignored);
   struct stat status {};
   if (::stat(real.c_str(), &status) == 0 && !trusted(status)) {
     if (status.st_uid != ::geteuid() && status.st_uid != 0)
-      fail("'{}' belongs to another user (uid {}) and is not used, because {}; choose a directory of your own",
-           path.string(), status.st_uid, kDanger);
+      fail("'{}' belongs to another user (uid {}) and is not used, because {}; {}", path.string(), status.st_uid,
+           kDanger, advice);
     fail("'{}' may be written by other users and is not used, because {}; run `chmod -R go-w '{}'`", path.string(),
          kDanger, path.string());
   }

@@ -14,8 +14,9 @@ enum class Access { by_umask, owner };
 
 // Throws Error unless `path` is trusted, if it exists: it belongs to this user or to root, and no one else may write
 // it. Neither may everyone write a directory above it, unless that has the sticky bit, as /tmp does. Code is loaded
-// from such places only.
-void require_trusted(const std::filesystem::path& path);
+// from such places only. `advice` says what to do about a path of another user.
+void require_trusted(const std::filesystem::path& path,
+                     std::string_view advice = "choose a directory of your own (HYPERMLA_CACHE_DIR)");
 // Whether `path` itself belongs to this user or to root, and no one else may write it. A symbolic link is not trusted.
 bool trusted(const std::filesystem::path& path);
 

@@ -17,6 +17,8 @@ int verify_command(const Words& words);
 int clone_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
 int device_command(const Words& words);
+int verify_file_command(const Words& words);  // 3: compiled only, there is no device for it
+int bench_file_command(const Words& words);
 int compile_job_command(const Words& words);  // of a worker process: one job, read from standard input
 int list_command();
 

@@ -27,6 +27,8 @@ const Command kCommands[] = {
     {"clone", "begin a new version of a kernel as a copy of another", hypermla::clone_command},
     {"compile", "compile kernels ahead of time, for any GPU, without one", hypermla::compile_command},
     {"verify", "run the correctness cases on this device and record the result", hypermla::verify_command},
+    {"verify-file", "check a stand-alone kernel file against the reference in it", hypermla::verify_file_command},
+    {"bench-file", "time a stand-alone kernel file against this device's ceilings", hypermla::bench_file_command},
     {"compare", "two profiles: is the second SAME, FASTER or SLOWER, and what changed", hypermla::compare_command},
     {"device", "what was found: devices, driver, toolchain; --measure adds this machine", hypermla::device_command},
     {"compile-job", "", hypermla::compile_job_command},
@@ -37,7 +39,7 @@ std::string usage() {
       "HyperMLA: Multi-head Latent Attention kernels, and the framework they are written, tuned and checked in.\n\n"
       "Usage: hypermla <command> [arguments]      hypermla <command> --help      hypermla --list\n\nCommands:\n";
   for (const Command& command : kCommands)
-    if (*command.summary) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+    if (*command.summary) text += fmt::format("  {:<11} {}\n", command.name, command.summary);
   text +=
       "\nOptions:\n  --list     all kernels and versions\n  --version  the version of this program\n  --help     this "
       "text\n";

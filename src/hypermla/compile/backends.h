@@ -24,6 +24,7 @@ struct BackendInput {
   std::vector<std::filesystem::path> include_paths;
   std::filesystem::path work_directory;  // where intermediate files may be written
   std::stop_token stop = {};             // ends the compiler, where it is a program
+  std::string exports = {};  // for compile_host: what the source itself exports, in place of an instance's entry
 };
 
 // The verdict of a compiler about a source: it does not compile, and it will not until one of the two changes. Whatever

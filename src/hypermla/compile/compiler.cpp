@@ -23,10 +23,29 @@ constexpr const char* kFormat = "hypermla kernel 1";
 bool is_gpu_arch(const std::string& arch) { return arch.rfind("sm_", 0) == 0; }
 
 // CUDA C++, not CUDA Tile C++.
-bool is_cute(const KernelSource& source) { return source.header.rfind("cute/", 0) == 0; }
+bool is_cute(const KernelSource& source) {
+  return source.part.empty() ? source.header.rfind("cute/", 0) == 0 : source.part == "cute";
+}
 
-std::string translation_unit(const KernelSource& source) {
-  return "// " + source.instance + "\n#include \"" + source.header + "\"\n";
+bool is_host_part(const KernelSource& source) { return source.part == "host"; }
+
+std::string translation_unit(const KernelSource& source, const std::string& arch) {
+  const bool of_file = !source.part.empty() && !is_host_part(source);
+  // A kernel file by its name alone, so that its keys are the same wherever it lies.
+  const std::string header = source.part.empty() ? source.header : fs::path(source.header).filename().string();
+  std::string text =
+      "// " + source.instance + "\n" + (of_file ? "#define HYPERMLA_DEVICE\n" : "") + "#include \"" + header + "\"\n";
+  // A cubin says what its kernel takes (require_arguments); a library for a CPU does not.
+  if (of_file && !is_gpu_arch(arch))
+    text += fmt::format(
+        "\ntemplate <class... Taken>\n"
+        "constexpr bool hypermla_takes(void (*)(Taken...), std::initializer_list<std::size_t> passed) {{\n"
+        "  const std::size_t taken[] = {{sizeof(Taken)...}};\n"
+        "  return std::equal(passed.begin(), passed.end(), std::begin(taken), std::end(taken));\n}}\n"
+        "static_assert(hypermla_takes(&{0}, {{{1}}}),\n"
+        "              \"describe() passes {2} arguments of {1} bytes, but the kernel takes others\");\n",
+        source.instance, fmt::join(source.arguments, ", "), source.arguments.size());
+  return text;
 }
 
 // The names and texts of a header's sources, one after the other.
@@ -69,12 +88,13 @@ Compiler::~Compiler() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::vector<fs::path> Compiler::include_paths(const std::string& arch) const {
+std::vector<fs::path> Compiler::include_paths(const KernelSource& source, const std::string& arch) const {
   const fs::path tile = config_.kernel_root / "cutile";
   std::vector<fs::path> paths = {config_.kernel_root, tile, config_.kernel_root / "cute", config_.include_root};
   if (const fs::path& own = config_.own_kernel_root; !own.empty())
     paths.insert(paths.end(), {own, own / "cutile", own / "cute"});
   if (!is_gpu_arch(arch)) paths.push_back(tile / "tile_host");  // stands in for <cuda_tile.h>
+  if (!source.part.empty()) paths.push_back(fs::path(source.header).parent_path());
   return paths;
 }
 
@@ -89,11 +109,12 @@ fs::path Compiler::path_of(const std::string& header) const {
 }
 
 std::string Compiler::key(const KernelSource& source, const std::string& arch) const {
-  std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source);
+  std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source, arch);
   if (!is_gpu_arch(arch))
     for (const std::string& flag : config_.host_flags) text += flag + "\n";
-  text += closure_text(path_of(source.header), include_paths(arch));
-  if (!is_gpu_arch(arch)) text += closure_text(config_.kernel_root / "cutile/tile_host/entry.h", include_paths(arch));
+  text += closure_text(path_of(source.header), include_paths(source, arch));
+  if (!is_gpu_arch(arch))
+    text += closure_text(config_.kernel_root / "cutile/tile_host/entry.h", include_paths(source, arch));
   const std::string without_compiler = source.name + "-" + arch + "-" + content_hash(text);
   if (is_gpu_arch(arch) || config_.toolchain.cxx.empty()) return without_compiler;
   return without_compiler + "-" + content_hash(compiler(arch)).substr(0, 8);
@@ -108,7 +129,7 @@ std::optional<CacheEntry> Compiler::find(const KernelSource& source, const std::
 }
 
 std::string Compiler::fingerprint(const std::string& header) const {
-  return content_hash(closure_text(path_of(header), include_paths("sm_90"), without_comments));
+  return content_hash(closure_text(path_of(header), include_paths({}, "sm_90"), without_comments));
 }
 
 std::string Compiler::compiler(const std::string& arch) const {
@@ -134,8 +155,13 @@ bool Compiler::available(const KernelSource& source, const std::string& arch) co
 CacheEntry Compiler::compile_here(const KernelSource& source, const std::string& arch) {
   if (auto entry = find(source, arch)) return *entry;
   const Toolchain& tools = config_.toolchain;
-  const BackendInput input{translation_unit(source), source.instance, arch,
-                           include_paths(arch),      config_.cache,   stop_.get_token()};
+  const BackendInput input{translation_unit(source, arch),
+                           source.instance,
+                           arch,
+                           include_paths(source, arch),
+                           config_.cache,
+                           stop_.get_token(),
+                           is_host_part(source) ? "hypermla_describe" : ""};
   make_directories(config_.cache, Access::owner);
   cache_.sweep();
   BackendOutput output;
@@ -209,16 +235,19 @@ void require_arguments(const KernelSource& source, const CacheEntry& entry) {
   const std::vector<int> taken = read_cubin(read_file(entry.path(artifact))).parameters;
   if (taken != source.arguments)
     fail(
-        "{} takes {} arguments of {} bytes, but its plan passes {} of {} bytes; give the plan's Arguments the order "
-        "and the types of the parameters in {}",
-        source.name, taken.size(), fmt::join(taken, ", "), source.arguments.size(), fmt::join(source.arguments, ", "),
-        source.header);
+        "{} takes {} arguments of {} bytes, but {} passes {} of {} bytes; give {} the order and the types of the "
+        "parameters in {}",
+        source.name, taken.size(), fmt::join(taken, ", "), source.part.empty() ? "its plan" : "describe()",
+        source.arguments.size(), fmt::join(source.arguments, ", "),
+        source.part.empty() ? "the plan's Arguments" : "its calls of pass()", source.header);
 }
 
 Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config) {
   return {{"name", source.name},
           {"header", source.header},
           {"instance", source.instance},
+          {"arguments", source.arguments},
+          {"part", source.part},
           {"arch", arch},
           {"kernel_root", config.kernel_root.string()},
           {"own_kernel_root", config.own_kernel_root.string()},
@@ -239,7 +268,7 @@ void run_compile_job(const Json& job) {
   config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();
   config.toolchain.cxx = job.at("cxx").get<std::string>();
   config.host_flags = job.at("host_flags").get<std::vector<std::string>>();
-  const KernelSource source{job.at("name"), job.at("header"), job.at("instance")};
+  const KernelSource source{job.at("name"), job.at("header"), job.at("instance"), job.at("arguments"), job.at("part")};
   Compiler(config).compile_here(source, job.at("arch"));
 }
 

@@ -30,6 +30,9 @@ struct KernelSource {
   std::string header;    // below the kernel root: "cutile/mla/flash_attention/flash_attention/flash_attention.cuh"
   std::string instance;  // "hypermla::flash_attention<hypermla::FlashAttentionProblem{.d = 128, ...}, ...>"
   std::vector<int> arguments = {};  // bytes of each argument that its plan passes; empty: not compared with the kernel
+  // Of a stand-alone kernel file, whose absolute path `header` is then: "cutile" or "cute", its device part in that
+  // language, or "host", the library that hypermla/kernel_file.h describes. Empty: a kernel of this project.
+  std::string part = {};
 };
 
 // Throws Error when the cubin of `entry` takes other arguments than `source` says. Entries for CPUs are not checked.
@@ -80,7 +83,7 @@ class Compiler {
  private:
   std::string key(const KernelSource& source, const std::string& arch) const;
   std::optional<CacheEntry> find(const KernelSource& source, const std::string& arch) const;  // in the cache
-  std::vector<std::filesystem::path> include_paths(const std::string& arch) const;
+  std::vector<std::filesystem::path> include_paths(const KernelSource& source, const std::string& arch) const;
   std::filesystem::path path_of(const std::string& header) const;
 
   CompilerConfig config_;

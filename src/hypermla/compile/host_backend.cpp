@@ -33,8 +33,8 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   const std::string source_path = (scratch.path() / "kernel.cpp").string();
   const std::string library_path = (scratch.path() / "kernel.so").string();
   // HYPERMLA_TILE_HOST_ENTRY exports hypermla_run_block for one kernel instance (tile_host/entry.h).
-  const std::string source =
-      input.source + "#include \"entry.h\"\n\nHYPERMLA_TILE_HOST_ENTRY((" + input.instance + "))\n";
+  const std::string entry = "#include \"entry.h\"\n\nHYPERMLA_TILE_HOST_ENTRY((" + input.instance + "))\n";
+  const std::string source = input.source + (input.exports.empty() ? entry : "");
   write_new_file(source_path, source);
 
   // No -ffast-math: it would break the -inf and NaN logic of a softmax.
@@ -53,7 +53,7 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   output.files["kernel.cpp"] = source;
   output.files["kernel.so"] = read_file(library_path);
   output.report["artifact"] = "kernel.so";
-  output.report["function"] = "hypermla_run_block";
+  output.report["function"] = input.exports.empty() ? "hypermla_run_block" : input.exports;
   output.report["compiler"] = cxx_version(cxx);
   output.report["seconds"] = {
       {"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""The tables of README.md and of docs/ that show measurements, made from the records in results/.
+
+    scripts/results_tables.py            # writes every table anew
+    scripts/results_tables.py --check    # writes nothing; exit status 1 and the names of tables that differ
+
+A table stands between two lines of a page and belongs to this program; edit the record or this program, not the table:
+
+    <!-- table: engine_equal -->
+    ...
+    <!-- end of table -->
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import statistics
+import sys
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
+DEVICE = "nvidia-h200"
+BLOCK = re.compile(r"^( *)<!-- table: (\w+) -->\n(.*?)^ *<!-- end of table -->$", re.S | re.M)
+LOADS = ("burst_us", "sustained_us")
+ENGINE_PEERS = {"flashmla": "FlashMLA", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
+
+
+def record(name):
+    return json.loads((CHECKOUT / "results" / DEVICE / f"{name}.json").read_text())
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
+
+
+def both(values, form):
+    """A burst, and in brackets the same sustained."""
+    return f"{values[0]:{form}} ({values[1]:{form}})"
+
+
+def mean(values):
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+# ---- The envelope: bench_envelope.py.
+
+
+def fastest(rows):
+    return min(rows, key=lambda row: row["burst_us"], default=None)
+
+
+class Envelope:
+    """The rows of the record by case: s=<s> or a shared prefix."""
+
+    def __init__(self):
+        of = record("envelope")
+        self.t, self.cases = of["problem"]["t"], {}
+        for row in of["rows"]:
+            if row["case"].startswith(("s=", "prefix")):
+                self.cases.setdefault(row["case"], []).append(row)
+
+    def sweep(self):
+        """(s, measured rows), s growing."""
+        found = [(rows[0]["s"], [row for row in rows if "sustained_us" in row]) for case, rows in self.cases.items()
+                 if case.startswith("s=")]
+        return sorted(found, key=lambda one: one[0])
+
+    @staticmethod
+    def of(rows, path, kernel=""):
+        return fastest([row for row in rows if row["path"] == path and kernel in row["kernel"]])
+
+
+def times(row, note=""):
+    return both([row[load] for load in LOADS], ".0f") + note if row else ""
+
+
+def peer_over_ours(rows):
+    """(burst, sustained): the best peer's time over the best of this library's; None without a peer."""
+    peers, own = ([row for row in rows if (row["path"] == "peer") == is_peer] for is_peer in (True, False))
+    return [min(row[load] for row in peers) / min(row[load] for row in own) for load in LOADS] if peers else None
+
+
+def envelope_peers():
+    names = ("FlashMLA + bmm", "FlashAttention-3", "cuDNN")
+    return table(["s", *names], [[str(s), *(times(Envelope.of(rows, "peer", name)) for name in names)]
+                                 for s, rows in Envelope().sweep()])
+
+
+def version_of(kernel):
+    language, _, name = kernel.split(".")
+    version = re.search(r"_(v\d+)$", name)
+    return f"{language} {version[1] if version else 'v0'}"
+
+
+def envelope_ours():
+    envelope, lines = Envelope(), []
+    for s, rows in envelope.sweep():
+        between = fastest([row for row in rows if row["path"] == "hybrid" and 0 < row["n"] < envelope.t])
+        lines.append([str(s), times(Envelope.of(rows, "latent")), times(Envelope.of(rows, "decompressed")),
+                      times(between, f", {version_of(between['kernel'])}, n = {between['n']}" if between else ""),
+                      both(peer_over_ours(rows), ".2f")])
+    return table(["s", "latent", "decompressed", "hybrid, 0 < n < t", "best peer / best of ours"], lines)
+
+
+def prefix_cases(envelope):
+    """(b, s, tokens of the prefix, of each request, heads, rows), as measured."""
+    for case, rows in envelope.cases.items():
+        match = re.fullmatch(r"prefix (\d+) \+ (\d+), b=(\d+), s=(\d+), h=(\d+)", case)
+        if match:
+            prefix, own, b, s, h = map(int, match.groups())
+            yield b, s, prefix, own, h, [row for row in rows if "sustained_us" in row]
+
+
+def envelope_prefixes():
+    lines = []
+    for b, s, prefix, own, h, rows in prefix_cases(Envelope()):
+        peer, shared = Envelope.of(rows, "peer"), Envelope.of(rows, "shared prefix")
+        ratio = both([peer[load] / shared[load] for load in LOADS], ".2f") if peer else ""
+        lines.append([f"{b}, {s}, {prefix} + {own}, {h}", times(peer) or "not run: time limit",
+                      times(Envelope.of(rows, "latent")), times(shared), ratio])
+    return table(["case: b, s, shared + own tokens, heads", "FlashMLA + bmm", "latent only", "shared prefix",
+                  "ratio to FlashMLA"], lines)
+
+
+# ---- Decoding as an engine calls it: bench_engine.py.
+
+
+def engine_ratios(rows, peer=None):
+    """[(burst, sustained)] of the rows: the time of a peer, or of the best, over ours."""
+    if peer is None:
+        return [(row["burst_ratio"], row["sustained_ratio"]) for row in rows if "burst_ratio" in row]
+    return [tuple(row[peer][load] / row["ours"][load] for load in LOADS)
+            for row in rows if row.get(peer, {}).get("correct") and all(load in row[peer] for load in LOADS)]
+
+
+def engine_in_all():
+    lines = []
+    for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
+        ratios = engine_ratios(record("engine")["rows"], key)
+        lines.append([name, str(len(ratios))])
+        for one in zip(*ratios):
+            lines[-1].append(f"{mean(one):.2f}, at worst {min(one):.2f}, below 1 in {sum(ratio < 1 for ratio in one)}")
+    return table(["its time over ours", "rows", "bursts: geometric mean", "sustained"], lines)
+
+
+def engine_cell(row):
+    return f"{row['ours']['burst_us']:.1f}, {both((row['burst_ratio'], row['sustained_ratio']), '.2f')}" if row else ""
+
+
+EQUAL = re.compile(r"b(\d+)-q(\d+)-t(\d+)-h(\d+)")
+
+
+def engine_equal():
+    cells = {}
+    for row in record("engine")["rows"]:
+        if match := EQUAL.fullmatch(row["row"]):
+            b, q, t, h = map(int, match.groups())
+            cells.setdefault((q, t, b), {})[h] = row
+    heads = (128, 64, 32, 16)
+    return table(["b, queries, t", *(f"{h} heads" for h in heads)],
+                 [[f"{b}, {q}, {t}", *(engine_cell(of.get(h)) for h in heads)] for (q, t, b), of in sorted(cells.items())])
+
+
+def engine_other():
+    cells = {}
+    for row in record("engine")["rows"]:
+        if not EQUAL.fullmatch(row["row"]):
+            h = int(re.search(r"-h(\d+)", row["row"])[1])
+            cells.setdefault(re.sub(r"-h\d+", "", row["row"]), {})[h] = row
+    heads = sorted({h for of in cells.values() for h in of}, reverse=True)
+    return table(["row", *(f"{h} heads" for h in heads)],
+                 [[f"`{name}`", *(engine_cell(of.get(h)) for h in heads)] for name, of in cells.items()])
+
+
+# ---- Prefill, and the operations around attention.
+
+
+def prefill_ratios(row):
+    return [row["fa3"][load] / row["ours"][load] for load in LOADS]
+
+
+def prefill():
+    return table(["row", "us", "FlashAttention-3 / ours"],
+                 [[f"`{row['row']}`", times(row["ours"]), both(prefill_ratios(row), ".2f")]
+                  for row in record("prefill")["rows"]])
+
+
+def cache():
+    """Our rows beside the ceiling of their run, a copy of as many bytes or the product alone."""
+    return table(["call", "bytes moved", "GFLOP", "us", "of a copy or product of the run"],
+                 [[f"`{row['row']}`", f"{row['bytes'] / 1e6:.1f} MB", f"{row['flops'] / 1e9:.0f}" if row["flops"] else "",
+                   f"{row['burst_us']:.1f}", row["of_ceiling"]]
+                  for row in record("cache")["rows"] if row["way"] == "ours"])
+
+
+def kernel_files():
+    """Each template, and beside a matrix product its part of torch.matmul of the same run."""
+    rows = {row["file"]: row for row in record("kernel_files")["rows"]}
+    lines = []
+    for name, row in rows.items():
+        if "burst_us" not in row:
+            continue
+        product = name.startswith("gemm") and "torch.matmul" in rows
+        lines.append([f"`{name}`", times(row) if row.get("sustained_us") else f"{row['burst_us']:.0f}",
+                      f"{row['gbps']:.0f}" if "gbps" in row else "", f"{row['tflops']:.0f}",
+                      f"{rows['torch.matmul']['burst_us'] / row['burst_us']:.2f} of torch.matmul" if product else
+                      f"{row['of_bandwidth']} of the read ceiling" if row.get("of_bandwidth") else ""])
+    return table(["file", "us", "GB/s", "TFLOP/s", "reaches"], lines)
+
+
+# ---- README.
+
+
+def span(values, form=".2f"):
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def gains():
+    few, many, shared = [], [], []
+    envelope = Envelope()
+    for s, rows in envelope.sweep():
+        (few if s <= 32 else many).append(peer_over_ours(rows)[1])
+    for b, *_, rows in prefix_cases(envelope):
+        peer, own = Envelope.of(rows, "peer"), Envelope.of(rows, "shared prefix")
+        if peer:
+            shared.append(peer["sustained_us"] / own["sustained_us"])
+    rows = record("engine")["rows"]
+    engine = [f"{mean([burst for burst, _ in engine_ratios(rows, key)]):.2f}" for key in ENGINE_PEERS]
+    prefills = [prefill_ratios(row)[1] for row in record("prefill")["rows"]]
+    return table(
+        ["form of attention", "against FlashMLA", "FlashAttention-3", "FlashInfer"],
+        [["lengths known to the host, few queries (s = 1 to 32)", span(few), "", "not measured"],
+         ["lengths known to the host, many queries (s = 48 to 256)", "", span(many), "not measured"],
+         ["prompt of 8192 tokens shared by 32 or 128 requests", span(shared, ".1f"), "", "not measured"],
+         [f"an engine's: paged cache, lengths on the device, bursts, mean of {len(engine_ratios(rows))} batches", *engine],
+         [f"an engine's prefill, sustained, {len(prefills)} batches", "", span(prefills), "not measured"]])
+
+
+TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
+                                           engine_equal, engine_other, prefill, cache, kernel_files)}
+OPTIONAL = {"kernel_files"}  # no page need show them
+
+
+def pages():
+    return [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+
+
+def renewed(text, found):
+    """The page with its tables made anew; the names of its tables go to `found`."""
+    def make(match):
+        indent, name = match[1], match[2]
+        if name not in TABLES:
+            raise KeyError(name)
+        found.append(name)
+        lines = [f"<!-- table: {name} -->", *TABLES[name](), "<!-- end of table -->"]
+        return "\n".join(indent + line for line in lines)
+    return BLOCK.sub(make, text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where a table differs")
+    arguments = parser.parse_args()
+    found, different = [], []
+    for page in pages():
+        text = page.read_text()
+        try:
+            new = renewed(text, found)
+        except (KeyError, ValueError, OSError) as error:
+            sys.exit(f"results_tables.py: {page.relative_to(CHECKOUT)}: no table can be made ({error!r}); name one of "
+                     f"{', '.join(TABLES)}, and give it its record")
+        if new != text:
+            different.append(str(page.relative_to(CHECKOUT)))
+            if not arguments.check:
+                page.write_text(new)
+    if missing := set(TABLES) - OPTIONAL - set(found):
+        sys.exit(f"results_tables.py: no page shows {', '.join(sorted(missing))}; add `<!-- table: name -->` to one")
+    if arguments.check and different:
+        sys.exit(f"results_tables.py: tables differ from their records in {', '.join(different)}; run "
+                 "scripts/results_tables.py")
+    print(f"{len(found)} tables {'match their records' if arguments.check else 'written'}")
+
+
+if __name__ == "__main__":
+    main()

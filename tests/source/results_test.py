@@ -1,0 +1,47 @@
+"""The tables that pages show are those of their records."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def tables(root, *words):
+    return subprocess.run([sys.executable, root / "scripts/results_tables.py", *words], capture_output=True, text=True,
+                          timeout=60)
+
+
+class Results(unittest.TestCase):
+    def test_pages_show_what_the_records_hold(self):
+        done = tables(CHECKOUT, "--check")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_the_check_would_notice(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            for name in ("scripts", "docs", "results"):
+                shutil.copytree(CHECKOUT / name, root / name)
+            shutil.copy(CHECKOUT / "README.md", root)
+            page, readme = root / "docs/results/engine.md", root / "README.md"
+            page.write_text(page.read_text().replace("64.5, 1.16 (1.13)", "64.5, 1.17 (1.13)"))
+            before = readme.read_text()
+            record = root / "results/nvidia-h200/prefill.json"
+            record.write_text(record.read_text().replace('"sustained_us": 190.44444296095105', '"sustained_us": 170.0'))
+            done = tables(root, "--check")
+            self.assertEqual(done.returncode, 1)
+            for name in ("README.md", "docs/prefill.md", "docs/results/engine.md"):
+                self.assertIn(name, done.stderr)
+            self.assertEqual(before, readme.read_text())  # a check writes nothing
+            self.assertEqual(tables(root).returncode, 0)
+            self.assertIn("1.05 to 1.41 |", readme.read_text().split("an engine's prefill")[1].splitlines()[0])
+            self.assertEqual(tables(root, "--check").returncode, 0)
+            page.write_text("<!-- table: nothing -->\n<!-- end of table -->\n")
+            self.assertIn("no table can be made", tables(root, "--check").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
