@@ -20,7 +20,7 @@ from support import BUILD, CHECKOUT
 OLD, NEW = "flash_attention", "flash_attention_v9"
 OLD_TYPE, NEW_TYPE = "FlashAttention", "FlashAttentionV9"
 FIGURE, FASTER = ".sustained = 0.825", ".sustained = 0.9"  # what the kernel reaches with tiles of 128 rows
-SOURCES = ["CMakeLists.txt", "CMakePresets.json", "cmake", "conf", "include", "kernels", "src"]
+SOURCES = ["CMakeLists.txt", "CMakePresets.json", "cmake", "conf", "docs/knowledge", "include", "kernels", "src"]
 
 
 class NewVersion(unittest.TestCase):
@@ -38,6 +38,7 @@ class NewVersion(unittest.TestCase):
         checkout.mkdir()
         for name in SOURCES:
             copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
+            (checkout / name).parent.mkdir(exist_ok=True)
             copy(CHECKOUT / name, checkout / name)
 
         design = checkout / "kernels/cutile/mla" / OLD

@@ -99,6 +99,7 @@ ProfileTools find_tools(const Environment& environment) {
   toolkits.push_back("/usr/local/cuda");
   ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
   tools.rules = environment.root / "conf/profile_rules.json";
+  tools.cards = environment.root / "docs/knowledge";
   tools.program = find_program();
   tools.kernel_root = environment.kernel_root();
   tools.clock_lock = environment.cache / "locked-clocks.json";

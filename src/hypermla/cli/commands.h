@@ -15,6 +15,7 @@ int choose_command(const Words& words);
 int compile_command(const Words& words);
 int verify_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
+int kb_command(const Words& words);
 int device_command(const Words& words);
 int compile_job_command(const Words& words);  // of a worker process: one job, read from standard input
 int list_command();

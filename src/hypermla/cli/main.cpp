@@ -27,6 +27,7 @@ const Command kCommands[] = {
     {"compile", "compile kernels ahead of time, for any GPU, without one", hypermla::compile_command},
     {"verify", "run the correctness cases on this device and record the result", hypermla::verify_command},
     {"compare", "two profiles: is the second SAME, FASTER or SLOWER, and what changed", hypermla::compare_command},
+    {"kb", "knowledge cards: list, show, match a profile, lint, add", hypermla::kb_command},
     {"device", "what was found: devices, driver, toolchain; --measure adds this machine", hypermla::device_command},
     {"compile-job", "", hypermla::compile_job_command},
 };
