@@ -16,6 +16,8 @@ int compile_command(const Words& words);
 int verify_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
 int kb_command(const Words& words);
+int next_command(const Words& words);
+int devlog_command(const Words& words);
 int device_command(const Words& words);
 int compile_job_command(const Words& words);  // of a worker process: one job, read from standard input
 int list_command();
