@@ -18,6 +18,9 @@ Commands:
   compile    compile kernels ahead of time, for any GPU, without one
   verify     run the correctness cases on this device and record the result
   compare    two profiles: is the second SAME, FASTER or SLOWER, and what changed
+  kb         knowledge cards: list, show, match a profile, lint, add
+  next       what bounds a kernel and the task for its next version, from a profile
+  devlog     development logs: add a version's entry from its profile, lint
   device     what was found: devices, driver, toolchain; --measure adds this machine
 
 Options:
