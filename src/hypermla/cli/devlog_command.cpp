@@ -3,6 +3,7 @@
 
 #include "hypermla/api/environment.h"
 #include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/subcommand.h"
 #include "hypermla/plan/registry.h"
@@ -56,7 +57,10 @@ int devlog_add(const Words& words) {
   });
   const KernelEntry& entry = profiled == entries.end() ? entries.front() : *profiled;
   const fs::path path = root.empty() ? environment.root : fs::path(root);
-  fmt::print("added to {}\n", add_devlog_entry(path, version_of(entry), texts, measured, before).string());
+  const fs::path log = add_devlog_entry(path, version_of(entry), texts, measured, before);
+  const fs::path index = path / "docs/index.md";
+  const bool listed = fs::exists(index) && read_file(index).find("log/" + log.filename().string()) != std::string::npos;
+  fmt::print("added to {}{}\n", log.string(), listed ? "" : "; link it from docs/index.md");
   return 0;
 }
 
