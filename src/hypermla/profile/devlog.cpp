@@ -68,7 +68,7 @@ const ProfileStage& judged_stage(const Profile& profile) {
 
 struct Row {
   const char* name;
-  std::optional<double> value;
+  double value;         // NaN: not measured
   bool points = false;  // of a percentage: changes are differences
 };
 
@@ -76,12 +76,12 @@ std::vector<Row> rows_of(const Profile& profile) {
   const Signals signals = stage_signals(profile, judged_stage(profile));
   auto counted = [&](const char* signal) {
     const auto found = signals.find(signal);
-    return found == signals.end() ? std::nullopt : std::optional(found->second);
+    return found == signals.end() ? std::nan("") : found->second;
   };
   const Times& burst = profile.timing.burst;
   const auto& sustained = profile.timing.sustained;
   return {{"duration, burst, us", burst.median_us},
-          {"duration, sustained, us", sustained ? std::optional(sustained->median_us) : std::nullopt},
+          {"duration, sustained, us", sustained ? sustained->median_us : std::nan("")},
           {"TFLOP/s", burst.tflops},
           {"GB/s", burst.gbps},
           {"occupancy, %", counted("occupancy_pct"), true},
@@ -106,13 +106,14 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
   text += "\n| metric | value | before | change |\n|---|---|---|---|\n";
   const std::vector<Row> values = rows_of(now), before = baseline ? rows_of(baseline->profile) : std::vector<Row>();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::optional<double> value = values[i].value, old = baseline ? before[i].value : std::nullopt;
+    const double value = values[i].value, old = baseline ? before[i].value : std::nan("");
     std::string change = "-";
-    if (value && old)
-      change = values[i].points ? fmt::format("{:+.1f} points", *value - *old)
-                                : fmt::format("{:+.1f} %", 100 * (*value / *old - 1));
-    text += fmt::format("| {} | {} | {} | {} |\n", values[i].name, value ? figure_text(*value) : "not measured",
-                        old ? figure_text(*old) : "-", change);
+    if (std::isfinite(value) && std::isfinite(old))
+      change = values[i].points ? fmt::format("{:+.1f} points", value - old)
+                                : fmt::format("{:+.1f} %", 100 * (value / old - 1));
+    text += fmt::format("| {} | {} | {} | {} |\n", values[i].name,
+                        std::isfinite(value) ? figure_text(value) : "not measured",
+                        std::isfinite(old) ? figure_text(old) : "-", change);
   }
   return text + "\n";
 }
