@@ -135,6 +135,24 @@ TEST(Devlog, LintFindsWhatIsWrong) {
   EXPECT_TRUE(contains(logs.lint()[0], "there is no such version"));
 }
 
+// A kernel that is measured again gets its new figures, and keeps what people wrote.
+TEST(Devlog, FiguresFollowTheRecord) {
+  Logs logs;
+  const auto path = logs.add();
+  EXPECT_TRUE(refresh_devlogs(logs.dir.path(), shipped_rules()).empty());
+  const std::string before = read_file(path);
+  logs.run.profile.timing.burst.median_us = 12345.6;
+  write_file_atomic(logs.run.path, to_json(logs.run.profile).dump());
+  EXPECT_EQ(logs.lint().size(), 1u);
+  EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()), (std::vector<std::string>{kVersion.kernel}));
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  const std::string after = read_file(path);
+  EXPECT_TRUE(contains(after, "| duration, burst, us | 12345.6 |"));
+  EXPECT_TRUE(contains(after, "- Bottleneck: latency-bound"));
+  EXPECT_EQ(after.substr(0, after.find("- Measured")), before.substr(0, before.find("- Measured")));
+  EXPECT_EQ(after.substr(after.find("- Insight")), before.substr(before.find("- Insight")));
+}
+
 // A version with a log of its own, one of its design, and one of another language.
 TEST(Devlog, EveryVersionFindsItsLog) {
   Logs logs;

@@ -66,15 +66,22 @@ int devlog_add(const Words& words) {
 
 int devlog_lint(const Words& words) {
   std::string root;
+  bool fix = false;
   CLI::App app(
       "Finds versions without an entry in docs/log, and entries whose figures are not those of their profiles.\n"
       "Exit status: 0 when nothing is wrong, else 1.\n",
       "hypermla devlog lint");
+  app.add_flag("--fix", fix, "first write the figures anew of entries whose profiles were measured again");
   app.add_option("--root", root, "a checkout whose docs/log is meant (default: where this program's sources are)");
   if (!parse(app, words)) return 0;
+  const Environment environment = Environment::detect();
+  const fs::path checkout = root.empty() ? environment.root : fs::path(root);
+  if (fix)
+    for (const std::string& kernel : refresh_devlogs(checkout, Rules::load(environment.profile_tools.rules)))
+      fmt::print("{}: figures written anew; read its insight again\n", kernel);
   std::vector<DevlogVersion> versions;
   for (const KernelEntry& entry : Registry::instance().all()) versions.push_back(version_of(entry));
-  const auto problems = lint_devlogs(root.empty() ? Environment::detect().root : fs::path(root), versions);
+  const auto problems = lint_devlogs(checkout, versions);
   for (const std::string& problem : problems) fmt::print("{}\n", problem);
   if (problems.empty()) fmt::print("{} versions, each has its entry\n", versions.size());
   return problems.empty() ? 0 : 1;

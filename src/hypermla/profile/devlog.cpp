@@ -118,6 +118,13 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
   return text + "\n";
 }
 
+std::string judgement(const Profile& profile) {
+  const Bottleneck found = profile.bottleneck.value_or(Bottleneck{.kind = "not judged"});
+  return item("Bottleneck", fmt::format("{}{}{}{}", found.kind,
+                                        found.confidence.empty() ? "" : " (confidence " + found.confidence + ")",
+                                        found.evidence.empty() ? "" : ": ", fmt::join(found.evidence, ", ")));
+}
+
 void collect_numbers(const Json& json, const std::string& key,
                      const std::function<void(const std::string&, double)>& take) {
   if (json.is_object())
@@ -231,16 +238,22 @@ fs::path linked_profile(const fs::path& root, const std::string& field) {
   return std::regex_search(field, match, link) ? (root / kLogs / match[1].str()).lexically_normal() : fs::path();
 }
 
-std::string wrong_figures(const fs::path& root, const Entry& entry) {
-  const fs::path run = linked_profile(root, entry.field("Measured"));
-  if (run.empty()) return "";
-  const fs::path before = linked_profile(root, entry.field("Baseline"));
+// The profiles that an entry links, not judged; nothing where it links none.
+struct Linked {
+  DevlogRun run;
   std::optional<DevlogRun> baseline;
-  if (!before.empty()) baseline = DevlogRun{load_profile(before), before};
-  const std::string expected = measured_half(root, {load_profile(run), run}, baseline);
-  return entry.text.find(expected) == std::string::npos
-             ? fmt::format("its measured half is not that of {}", run.lexically_relative(root).string())
-             : "";
+};
+std::optional<Linked> linked_by(const fs::path& root, const Entry& entry) {
+  const fs::path run = linked_profile(root, entry.field("Measured"));
+  if (run.empty()) return std::nullopt;
+  const fs::path before = linked_profile(root, entry.field("Baseline"));
+  Linked linked{{load_profile(run), run}, {}};
+  if (!before.empty()) linked.baseline = DevlogRun{load_profile(before), before};
+  return linked;
+}
+
+bool has_figures_of(const fs::path& root, const Entry& entry, const Linked& linked) {
+  return entry.text.find(measured_half(root, linked.run, linked.baseline)) != std::string::npos;
 }
 
 }  // namespace
@@ -293,14 +306,10 @@ fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, co
 
   const fs::path path = log_of(root, version);
   std::string log = fs::exists(path) ? read_file(path) : fmt::format("# {}: log\n", path.stem().string());
-  const Bottleneck bottleneck = run.profile.bottleneck.value_or(Bottleneck{.kind = "not judged"});
   log += fmt::format("\n## Version {} of {}\n\n", version.version, version.kernel);
   log += item("Location", "`" + version.directory + "`") + item("Changed", texts.changed) + item("Why", texts.why);
   log += measured_half(root, run, baseline);
-  log +=
-      item("Bottleneck", fmt::format("{}{}{}{}", bottleneck.kind,
-                                     bottleneck.confidence.empty() ? "" : " (confidence " + bottleneck.confidence + ")",
-                                     bottleneck.evidence.empty() ? "" : ": ", fmt::join(bottleneck.evidence, ", ")));
+  log += judgement(run.profile);
   log += item("Insight", texts.insight);
   make_directories(path.parent_path());
   write_file_atomic(path, log);
@@ -329,7 +338,9 @@ std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<De
       if (const std::string place = entry.field("Location"); !place.empty() && place != "`" + version->directory + "`")
         say("its location is " + version->directory);
       try {
-        if (const std::string wrong = wrong_figures(root, entry); !wrong.empty()) say(wrong);
+        if (const auto linked = linked_by(root, entry); linked && !has_figures_of(root, entry, *linked))
+          say(fmt::format("its measured half is not that of {}; `hypermla devlog lint --fix` writes it",
+                          linked->run.path.lexically_relative(root).string()));
       } catch (const Error& error) {
         say(error.what());
       }
@@ -341,6 +352,28 @@ std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<De
                                      log_of(root, version).lexically_relative(root).string(), version.kernel,
                                      version.kernel));
   return problems;
+}
+
+std::vector<std::string> refresh_devlogs(const fs::path& root, const Rules& rules) {
+  std::vector<std::string> kernels;
+  for (const fs::path& log : logs_of(root)) {
+    const std::string old = read_file(log);
+    std::string text = old;
+    for (const Entry& entry : entries_of(old)) {
+      auto linked = linked_by(root, entry);
+      if (!linked || has_figures_of(root, entry, *linked)) continue;
+      assess(linked->run.profile, rules, Cards());
+      // What people wrote stands before "Measured" and from "Insight" on.
+      const std::size_t heading = text.find(fmt::format("## Version {} of {}\n", entry.version, entry.kernel));
+      const std::size_t begin = text.find("- Measured:", heading), end = text.find("- Insight:", heading);
+      if (begin == std::string::npos || end == std::string::npos || end < begin) continue;  // lint says what is missing
+      text.replace(begin, end - begin,
+                   measured_half(root, linked->run, linked->baseline) + judgement(linked->run.profile));
+      kernels.push_back(entry.kernel);
+    }
+    if (text != old) write_file_atomic(log, text);
+  }
+  return kernels;
 }
 
 bool has_devlog(const fs::path& root, const std::string& design, int version) {

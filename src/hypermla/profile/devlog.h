@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/profile/profile.h"
+#include "hypermla/profile/rules.h"
 
 namespace hypermla {
 
@@ -56,6 +56,10 @@ std::filesystem::path add_devlog_entry(const std::filesystem::path& root, const 
 // What is wrong: versions without an entry, entries of no version or with a part missing, and figures that are not
 // those of the profiles that an entry links. Sentences that begin with the file.
 std::vector<std::string> lint_devlogs(const std::filesystem::path& root, const std::vector<DevlogVersion>& versions);
+
+// Writes the measured half of entries anew whose linked profiles hold other figures now, as after a kernel was measured
+// again; what people wrote stays. Returns the kernels.
+std::vector<std::string> refresh_devlogs(const std::filesystem::path& root, const Rules& rules);
 
 // Whether docs/log has a log of that name: a version that was removed keeps its number.
 bool has_devlog(const std::filesystem::path& root, const std::string& design, int version);
