@@ -2,8 +2,8 @@
 #
 #   bin/hypermla            the command line, one file that needs no library
 #   lib/libhypermla.so      include/hypermla/, C++ and C, and find_package(hypermla)
-#   share/hypermla/         conf and the sources of kernels, which are compiled at run time; program and library find it
-#                           relative to themselves, so an installation can be moved
+#   share/hypermla/         conf, the knowledge cards, and the sources of kernels, which are compiled at run time; program
+#                           and library find it relative to themselves, so an installation can be moved
 #
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)
@@ -26,6 +26,7 @@ if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
+install(DIRECTORY docs/knowledge DESTINATION ${HYPERMLA_DATA_DIR}/docs COMPONENT runtime)
 install(FILES include/hypermla/dtype.h include/hypermla/kernel_file.h include/hypermla/tensor_map.h
         DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)
 

@@ -33,13 +33,15 @@ struct Bottleneck {
   std::string stage = {};                  // whose bottleneck it is: the one that takes longest
 };
 
-// What to try next.
+// What to try next: a knowledge card that the profile fires.
 struct Opportunity {
-  std::string id;  // "O7", of the catalogue in docs/profiling.md
+  std::string id;  // "O7", of the cards in docs/knowledge
   std::string name;
   double gain_percent = 0;  // of the time, at most
   std::string trigger;      // "xu_pct = 81 >= 70"
   std::string why;
+  std::string card = {};     // "docs/knowledge/optimizations/fast-math-online-softmax.md"
+  std::string refuted = {};  // the figure, and where it is logged, if the idea lost on this kernel; else empty
 };
 
 struct ProfileSummary {
@@ -49,7 +51,7 @@ struct ProfileSummary {
   Times burst;                             // a few runs back to back after a rest
   std::optional<Times> sustained;          // on a board that was kept busy; modes annotation and event on GPUs
   std::optional<Bottleneck> bottleneck;    // absent where the rules were not found
-  std::vector<Opportunity> opportunities;  // the three best, by their estimates
+  std::vector<Opportunity> opportunities;  // the three best, by their estimates; then all that were refuted
 
   struct Stage {
     std::string name;             // of a kernel, or of several that run at once

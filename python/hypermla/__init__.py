@@ -81,13 +81,15 @@ class Bottleneck(NamedTuple):
 
 
 class Opportunity(NamedTuple):
-    """What to try next."""
+    """What to try next: a knowledge card that the profile fires."""
 
-    id: str  # "O7", of the catalogue in docs/profiling.md
+    id: str  # "O7", of the cards in docs/knowledge
     name: str
     gain_percent: float  # of the time, at most
     trigger: str  # "xu_pct = 81 >= 70"
     why: str
+    card: str  # "docs/knowledge/optimizations/fast-math-online-softmax.md"
+    refuted: str  # the figure, and where it is logged, if the idea lost on this kernel; else empty
 
 
 class StageProfile(NamedTuple):
@@ -107,7 +109,7 @@ class Profile(NamedTuple):
     burst: Times  # a few runs back to back after a rest
     sustained: Times  # on a board that was kept busy; modes annotation and event on GPUs, else None
     bottleneck: Bottleneck
-    opportunities: tuple  # of Opportunity: the three best, by their estimates
+    opportunities: tuple  # of Opportunity: the three best, by their estimates; then all that were refuted
     stages: tuple  # of StageProfile
 
 

@@ -44,6 +44,8 @@ class Opportunity(NamedTuple):
     gain_percent: float
     trigger: str
     why: str
+    card: str
+    refuted: str
 
 class StageProfile(NamedTuple):
     name: str

@@ -203,10 +203,11 @@ class Attack:
         expect(done.status == 1 or known, str(done))
 
     def table(self):
-        """Of the sources: devices and rules."""
+        """Of the sources: devices, rules and knowledge cards."""
         root = self.own / "root"
         shutil.copytree(self.pristine / "root", root, symlinks=True)
-        target = root / "conf" / self.random.choice(("devices.json", "profile_rules.json"))
+        target = root / self.random.choice(("conf/devices.json", "conf/profile_rules.json",
+                                            "docs/knowledge/optimizations/split-kv.md"))
         self.how = f"{target.name}: {harm(self.random, target)}"
         out = self.own / "out"
         words = self.random.choice((["choose", "--b=4"], ["predict", "flash_mla"], [*PROFILE, f"--out_dir={out}"]))
@@ -214,7 +215,7 @@ class Attack:
         if done.status == 2:
             return done.expect_sentence(target.name)
         self.expect_success(done, 1)
-        expect(value_of(target) is not None or target.name == "profile_rules.json", f"{done} used {target}")
+        expect(value_of(target) is not None or target.name != "devices.json", f"{done} used {target}")
 
     def label(self):
         """Bytes that a shell lets through."""

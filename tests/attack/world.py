@@ -89,6 +89,7 @@ def make(directory):
                 }
             }, indent=2))
     root = pristine / "root"
-    shutil.copytree(CHECKOUT / "conf", root / "conf")
+    for name in ("conf", "docs/knowledge"):
+        shutil.copytree(CHECKOUT / name, root / name)
     for name in ("kernels", "include"):
         (root / name).symlink_to(CHECKOUT / name)

@@ -21,6 +21,9 @@ Commands:
   verify-file check a stand-alone kernel file against the reference in it
   bench-file  time a stand-alone kernel file against this device's ceilings
   compare     two profiles: is the second SAME, FASTER or SLOWER, and what changed
+  kb          knowledge cards: list, show, match a profile, lint, add
+  next        what bounds a kernel and the task for its next version, from a profile
+  devlog      development logs: add a version's entry from its profile, lint
   device      what was found: devices, driver, toolchain; --measure adds this machine
 
 Options:

@@ -61,7 +61,7 @@ class Installation(unittest.TestCase):
     def test_only_what_is_used_is_installed(self):
         for path in (self.prefix / "share/hypermla").rglob("*"):
             if path.is_file():
-                self.assertIn(path.suffix, {".h", ".cuh", ".json"}, path)
+                self.assertIn(path.suffix, {".h", ".cuh", ".json", ".md"}, path)
         self.assertEqual({path.name for path in (self.prefix / "include/hypermla").iterdir()},
                          {path.name for path in (CHECKOUT / "include/hypermla").iterdir()})
 

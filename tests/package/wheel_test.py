@@ -19,8 +19,8 @@ from support import BUILD, CHECKOUT
 ENVIRONMENT = BUILD / "wheel-test"
 PYTHON = ENVIRONMENT / "bin/python"
 SOURCE = BUILD / "wheel-source"
-NAMES = ["CMakeLists.txt", "LICENSE", "README.md", "cmake", "conf", "include", "kernels", "pyproject.toml", "python",
-         "requirements.txt", "scripts", "src"]
+NAMES = ["CMakeLists.txt", "LICENSE", "README.md", "cmake", "conf", "docs/knowledge", "include", "kernels", "pyproject.toml",
+         "python", "requirements.txt", "scripts", "src"]
 
 
 def run(*command, **environment):
@@ -39,6 +39,7 @@ class Wheel(unittest.TestCase):
         SOURCE.mkdir()
         for name in NAMES:
             copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy2
+            (SOURCE / name).parent.mkdir(exist_ok=True)
             copy(CHECKOUT / name, SOURCE / name)
         project = tomllib.loads((SOURCE / "pyproject.toml").read_text())
         pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

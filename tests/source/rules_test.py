@@ -10,7 +10,8 @@ SOURCES = CHECKOUT / "src/hypermla"
 KERNELS = CHECKOUT / "kernels"
 
 # A layer may include those of its own rank and of lower ones.
-RANK = {"base": 0, "device": 1, "compile": 2, "roofline": 2, "plan": 3, "tune": 4, "profile": 4, "api": 5, "cli": 6}
+RANK = {"base": 0, "knowledge": 1, "device": 1, "compile": 2, "roofline": 2, "plan": 3, "tune": 4, "profile": 4,
+        "api": 5, "cli": 6}
 
 
 def files(root, *suffixes):

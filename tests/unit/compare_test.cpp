@@ -13,7 +13,7 @@ using testing_support::error_of;
 
 Profile recorded() {
   Profile profile = load_profile(checkout() / "tests/unit/recorded/flash_mla_split_kv.json");
-  assess(profile, Rules::load(checkout() / "conf/profile_rules.json"));
+  assess(profile, Rules::load(checkout() / "conf/profile_rules.json"), Cards());
   return profile;
 }
 

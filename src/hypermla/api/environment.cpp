@@ -116,6 +116,7 @@ ProfileTools find_tools(const Environment& environment) {
   toolkits.push_back("/usr/local/cuda");
   ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
   tools.rules = environment.root / "conf/profile_rules.json";
+  tools.cards = environment.root / "docs/knowledge";
   tools.program = find_program();
   tools.kernel_roots = {environment.kernel_root()};
   if (!environment.own_kernels.empty()) tools.kernel_roots.push_back(environment.own_kernels);

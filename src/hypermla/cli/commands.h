@@ -16,6 +16,9 @@ int compile_command(const Words& words);
 int verify_command(const Words& words);
 int clone_command(const Words& words);
 int compare_command(const Words& words);  // 3: cannot be told
+int kb_command(const Words& words);
+int next_command(const Words& words);
+int devlog_command(const Words& words);
 int device_command(const Words& words);
 int verify_file_command(const Words& words);  // 3: compiled only, there is no device for it
 int bench_file_command(const Words& words);

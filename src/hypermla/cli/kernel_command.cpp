@@ -175,7 +175,10 @@ void print_profile(const Profile& profile, const std::filesystem::path& director
   if (const auto& bottleneck = profile.bottleneck)
     fmt::print("bound     {} (confidence {}): {}\n", bottleneck->kind, bottleneck->confidence, bottleneck->why);
   for (const Opportunity& next : profile.opportunities)
-    fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next.name, next.gain_percent, next.trigger, next.id);
+    if (next.refuted.empty())
+      fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next.name, next.gain_percent, next.trigger, next.id);
+    else
+      fmt::print("refuted   {} ({}): {}\n", next.name, next.id, next.refuted);
   if (!profile.missing.empty()) fmt::print("missing   {}\n", profile.missing);
   fmt::print("report    {}\n", (directory / "report.md").string());
 }

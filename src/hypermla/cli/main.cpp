@@ -30,6 +30,9 @@ const Command kCommands[] = {
     {"verify-file", "check a stand-alone kernel file against the reference in it", hypermla::verify_file_command},
     {"bench-file", "time a stand-alone kernel file against this device's ceilings", hypermla::bench_file_command},
     {"compare", "two profiles: is the second SAME, FASTER or SLOWER, and what changed", hypermla::compare_command},
+    {"kb", "knowledge cards: list, show, match a profile, lint, add", hypermla::kb_command},
+    {"next", "what bounds a kernel and the task for its next version, from a profile", hypermla::next_command},
+    {"devlog", "development logs: add a version's entry from its profile, lint", hypermla::devlog_command},
     {"device", "what was found: devices, driver, toolchain; --measure adds this machine", hypermla::device_command},
     {"compile-job", "", hypermla::compile_job_command},
 };

@@ -193,7 +193,9 @@ void Frame::set_metrics(std::size_t stage, const std::map<std::string, double>& 
 }
 
 ProfileResult Frame::finish() {
-  if (!request.tools.rules.empty()) assess(profile, Rules::load(request.tools.rules));
+  if (!request.tools.rules.empty())
+    assess(profile, Rules::load(request.tools.rules),
+           request.tools.cards.empty() ? Cards() : Cards::load(request.tools.cards));
   write("profile.json", to_json(profile).dump(2) + "\n");
   write("report.md", render_report(profile));
   return {profile, directory};

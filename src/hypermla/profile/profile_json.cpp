@@ -111,7 +111,8 @@ void fields(auto& field, Bottleneck& x) {
 void fields(auto& field, Issue& x) { field("name", x.name)("trigger", x.trigger)("why", x.why); }
 
 void fields(auto& field, Opportunity& x) {
-  field("id", x.id)("name", x.name)("gain_percent", x.gain_percent)("trigger", x.trigger)("why", x.why);
+  field("id", x.id)("name", x.name)("gain_percent", x.gain_percent)("trigger", x.trigger)("why", x.why)(
+      "card", x.card, !x.card.empty())("refuted", x.refuted, !x.refuted.empty());
 }
 
 void fields(auto& field, ProfileStage& x) {

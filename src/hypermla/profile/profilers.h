@@ -34,6 +34,7 @@ std::string profile_mode_name(ProfileMode mode);
 // What profiles need beyond the kernel. Each may be absent; a mode that cannot do without says so.
 struct ProfileTools {
   std::filesystem::path rules;               // conf/profile_rules.json; empty: no classification
+  std::filesystem::path cards;               // docs/knowledge; empty: no advice
   std::vector<std::filesystem::path> cupti;  // places of libcupti.so.13, the best first
   std::string ncu;                           // Nsight Compute's program
   std::string nsys;                          // Nsight Systems' program

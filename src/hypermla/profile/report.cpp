@@ -47,13 +47,19 @@ std::string verdict(const Profile& profile) {
       fmt::format("## Bottleneck\n\n**{}**{} (confidence {}). {}{}\n\n", found.kind,
                   profile.stages.size() > 1 ? " in " + found.stage : "", found.confidence, found.why,
                   found.evidence.empty() ? "" : fmt::format(" Evidence: {}.", fmt::join(found.evidence, ", ")));
-  if (profile.opportunities.empty()) return text;
-  text += "Next, by estimated gain:\n\n";
+  std::string next, refuted;
   int number = 0;
-  for (const Opportunity& one : profile.opportunities)
-    text += fmt::format("{}. {} ({}) - est. {:.0f} % - {}. {}\n", ++number, one.name, one.id, one.gain_percent,
-                        one.trigger, one.why);
-  return text + "\n";
+  for (const Opportunity& one : profile.opportunities) {
+    const std::string card = one.card.empty() ? "" : fmt::format(" Card: `{}`.", one.card);
+    if (one.refuted.empty())
+      next += fmt::format("{}. {} ({}) - est. {:.0f} % - {}. {}{}\n", ++number, one.name, one.id, one.gain_percent,
+                          one.trigger, one.why, card);
+    else
+      refuted += fmt::format("- {} ({}), which {} suggests: {}.{}\n", one.name, one.id, one.trigger, one.refuted, card);
+  }
+  if (!next.empty()) text += "Next, by estimated gain:\n\n" + next + "\n";
+  if (!refuted.empty()) text += "Measured before on this kernel, and refuted:\n\n" + refuted + "\n";
+  return text;
 }
 
 std::string signal(const ProfileStage& stage, const char* name, const char* format = "{:.1f}") {

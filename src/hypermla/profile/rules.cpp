@@ -14,26 +14,16 @@ constexpr int kRulesSchema = 1;
 
 }  // namespace
 
-Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, Kind kind) try {
-  Rule rule;
-  rule.name = json.at(kind == Kind::classification ? "class" : "name");
-  if (kind == Kind::opportunity) rule.id = json.at("id");
-  rule.why = json.at("why");
+Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, const char* name) try {
+  Rule rule{json.at(name), json.at("why"), {}};
   for (const Json& when : json.at("when")) {
-    Condition condition{when.at(0), when.at(1), when.at(2), when.at(3)};
-    if (condition.op != "<" && condition.op != ">=")
-      fail("{}: '{}' compares with '{}'; use < or >=", file, rule.name, condition.op);
-    if (!(condition.margin > 0)) fail("{}: '{}' has a margin that is not positive", file, rule.name);
-    rule.when.push_back(condition);
+    const Judgement judgement{{when.at(0), when.at(1), when.at(2)}, when.at(3)};
+    if (const std::string& op = judgement.condition.op; op != "<" && op != ">=")
+      fail("{}: '{}' compares with '{}'; use < or >=", file, rule.name, op);
+    if (!(judgement.margin > 0)) fail("{}: '{}' has a margin that is not positive", file, rule.name);
+    rule.when.push_back(judgement);
   }
   if (rule.when.empty()) fail("{}: '{}' has no condition", file, rule.name);
-  if (kind == Kind::opportunity) {
-    const Json& gain = json.at("gain");
-    rule.gain = {gain.at(0), gain.at(1), gain.at(2)};
-    if (const std::string& formula = rule.gain.formula;
-        formula != "toward" && formula != "excess" && formula != "share")
-      fail("{}: '{}' estimates its gain by '{}'; use toward, excess or share", file, rule.name, formula);
-  }
   return rule;
 } catch (const Json::exception&) {
   fail("{}: the rule {} is not as src/hypermla/profile/rules.h describes", file, json.dump());
@@ -43,14 +33,13 @@ Rules Rules::parse(const Json& json, const std::string& name) try {
   if (json.value("schema", 0) != kRulesSchema)
     fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
   Rules rules;
-  auto parse_all = [&](const char* list, Kind kind) {
+  auto parse_all = [&](const char* list, const char* rule_name) {
     std::vector<Rule> parsed;
-    for (const Json& rule : json.value(list, Json::array())) parsed.push_back(parse_rule(rule, name, kind));
+    for (const Json& rule : json.value(list, Json::array())) parsed.push_back(parse_rule(rule, name, rule_name));
     return parsed;
   };
-  rules.classes_ = parse_all("classes", Kind::classification);
-  rules.issues_ = parse_all("issues", Kind::issue);
-  rules.opportunities_ = parse_all("opportunities", Kind::opportunity);
+  rules.classes_ = parse_all("classes", "class");
+  rules.issues_ = parse_all("issues", "name");
   return rules;
 } catch (const Json::exception&) {
   fail("{} is not a file of profile rules; restore it from the repository", name);
@@ -62,29 +51,18 @@ Rules Rules::load(const std::filesystem::path& path) {
   return parse(json, path.string());
 }
 
-bool Rules::holds(const Condition& condition, const Signals& signals) {
-  const auto found = signals.find(condition.signal);
-  if (found == signals.end()) return false;
-  return condition.op == "<" ? found->second < condition.value : found->second >= condition.value;
-}
-
-bool Rules::holds(const Rule& rule, const Signals& signals) {
-  return std::all_of(rule.when.begin(), rule.when.end(), [&](const Condition& one) { return holds(one, signals); });
-}
-
-std::string Rules::describe(const Condition& condition, const Signals& signals) {
-  return fmt::format("{} = {:.4g} {} {:g}", condition.signal, signals.at(condition.signal), condition.op,
-                     condition.value);
+bool Rules::Rule::holds(const Signals& signals) const {
+  return std::all_of(when.begin(), when.end(), [&](const Judgement& one) { return one.condition.holds(signals); });
 }
 
 Bottleneck Rules::classify(const Signals& signals) const {
   for (const Rule& rule : classes_) {
-    if (!holds(rule, signals)) continue;
+    if (!rule.holds(signals)) continue;
     double distance = HUGE_VAL;
     Bottleneck found{.kind = rule.name, .why = rule.why};
-    for (const Condition& condition : rule.when) {
-      distance = std::min(distance, std::abs(signals.at(condition.signal) - condition.value) / condition.margin);
-      found.evidence.push_back(describe(condition, signals));
+    for (const auto& [condition, margin] : rule.when) {
+      distance = std::min(distance, std::abs(signals.at(condition.signal) - condition.value) / margin);
+      found.evidence.push_back(condition.describe(signals));
     }
     found.confidence = distance >= 1 ? "high" : distance >= 0.4 ? "medium" : "low";
     return found;
@@ -95,53 +73,44 @@ Bottleneck Rules::classify(const Signals& signals) const {
 std::vector<Issue> Rules::issues(const Signals& signals) const {
   std::vector<Issue> all;
   for (const Rule& rule : issues_)
-    if (holds(rule, signals)) all.push_back({rule.name, describe(rule.when.front(), signals), rule.why});
+    if (rule.holds(signals)) all.push_back({rule.name, rule.when.front().condition.describe(signals), rule.why});
   return all;
-}
-
-// The share of the time that would go, as a fraction.
-double Rules::gain(const Rule& rule, const Signals& signals) {
-  const auto& [formula, signal, parameter] = rule.gain;
-  const auto found = signals.find(signal);
-  if (found == signals.end()) return 0;
-  const double value = found->second;
-  double share = 0;
-  if (formula == "toward")
-    share = 1 - value / parameter;  // a rate that rises to `parameter`
-  else if (formula == "excess")
-    share = value > 0 ? 1 - parameter / value : 0;  // an amount that falls to `parameter`
-  else
-    share = value / 100 * parameter;  // `parameter` of a percentage of the time goes
-  // Nothing gets faster than the roofline.
-  if (const auto fraction = signals.find("roofline_fraction"); fraction != signals.end())
-    share = std::min(share, 1 - fraction->second);
-  return std::clamp(share, 0.0, 1.0);
-}
-
-std::vector<Opportunity> Rules::opportunities(const Signals& signals, std::size_t count) const {
-  std::vector<Opportunity> found;
-  for (const Rule& rule : opportunities_) {
-    if (!holds(rule, signals)) continue;
-    const double percent = std::round(100 * gain(rule, signals));
-    if (percent >= 1) found.push_back({rule.id, rule.name, percent, describe(rule.when.front(), signals), rule.why});
-  }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Opportunity& a, const Opportunity& b) { return a.gain_percent > b.gain_percent; });
-  found.resize(std::min(count, found.size()));
-  return found;
 }
 
 std::vector<std::string> Rules::signals() const {
   std::set<std::string> names;
-  for (const auto* rules : {&classes_, &issues_, &opportunities_})
-    for (const Rule& rule : *rules) {
-      for (const Condition& condition : rule.when) names.insert(condition.signal);
-      if (!rule.gain.signal.empty()) names.insert(rule.gain.signal);
-    }
+  for (const auto* rules : {&classes_, &issues_})
+    for (const Rule& rule : *rules)
+      for (const Judgement& one : rule.when) names.insert(one.condition.signal);
   return {names.begin(), names.end()};
 }
 
-void assess(Profile& profile, const Rules& rules) {
+std::vector<CardMatch> match_cards(const Profile& profile, const ProfileStage& stage, const Cards& cards) {
+  // A stage is a kernel of the same language and layer: cute.mla.flash_mla in cute.mla.mla_var6_plus_v5. What was
+  // found out about the whole holds for the stage of its name, and for all where none has it.
+  const std::string place = profile.kernel.substr(0, profile.kernel.rfind('.') + 1);
+  std::vector<std::string> kernels = {place + stage.name};
+  for (const std::string& member : stage.members) kernels.push_back(place + member);
+  const bool is_stage = std::any_of(profile.stages.begin(), profile.stages.end(),
+                                    [&](const ProfileStage& one) { return place + one.name == profile.kernel; });
+  if (!is_stage) kernels.push_back(profile.kernel);
+  return cards.match(stage_signals(profile, stage), kernels);
+}
+
+std::vector<Opportunity> advise(const Profile& profile, const ProfileStage& stage, const Cards& cards,
+                                std::size_t count) {
+  std::vector<Opportunity> found;
+  for (const CardMatch& match : match_cards(profile, stage, cards)) {
+    const Card& card = *match.card;
+    if (match.gain_percent < 1 || (!match.refuted && found.size() >= count)) continue;
+    found.push_back({card.id, card.title, match.gain_percent, match.trigger, card.advice,
+                     "docs/knowledge/" + card.file.string(),
+                     match.refuted ? fmt::format("{} ({})", match.refuted->figure, match.refuted->where) : ""});
+  }
+  return found;
+}
+
+void assess(Profile& profile, const Rules& rules, const Cards& cards) {
   double longest = -1;
   for (ProfileStage& stage : profile.stages) {
     stage.signals = stage_signals(profile, stage);
@@ -153,7 +122,7 @@ void assess(Profile& profile, const Rules& rules) {
     longest = microseconds;
     profile.bottleneck = stage.bottleneck;
     profile.bottleneck->stage = stage.name;
-    profile.opportunities = rules.opportunities(stage.signals, 3);
+    profile.opportunities = advise(profile, stage, cards, 3);
   }
 }
 

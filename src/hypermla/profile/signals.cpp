@@ -4,10 +4,61 @@
 #include <cmath>
 #include <numeric>
 
+#include "hypermla/base/error.h"
+#include "hypermla/profile/metrics.h"
+
 namespace hypermla {
 namespace {
 
 constexpr double kConcurrentShare = 0.5;  // less is the end of one kernel under the start of the next
+
+// Beside the counters. Percentages are of the peak over the elapsed time, or of the time.
+const std::set<std::string>& quantities() {
+  static const std::set<std::string> names = {"achieved_compute_pct",
+                                              "achieved_memory_pct",
+                                              "alone_pct",
+                                              "bank_conflict_pct",
+                                              "blocks",
+                                              "bubble_pct",
+                                              "bytes",
+                                              "causal",
+                                              "dram_bytes",
+                                              "dram_over_algorithmic_bytes",
+                                              "dram_pct",
+                                              "executed_flops",
+                                              "executed_over_algorithmic_flops",
+                                              "flops",
+                                              "frame_bytes",
+                                              "gbps",
+                                              "group_waves",
+                                              "intensity",
+                                              "intensity_over_ridge",
+                                              "issue_pct",
+                                              "l2_hit_pct",
+                                              "memory_pct",
+                                              "occupancy_pct",
+                                              "predicted_us",
+                                              "registers",
+                                              "roofline_fraction",
+                                              "shared_bytes",
+                                              "sm_busy_pct",
+                                              "sm_bytes_over_algorithmic",
+                                              "sm_idle_pct",
+                                              "spill_instructions",
+                                              "stall_barrier_pct",
+                                              "stall_memory_pct",
+                                              "stall_shared_pct",
+                                              "stall_wgmma_pct",
+                                              "sustained_over_burst",
+                                              "tail_pct",
+                                              "tensor_pct",
+                                              "tflops",
+                                              "time_us",
+                                              "tma_share_pct",
+                                              "waves",
+                                              "xu_pct"};
+  return names;
+}
 
 double blocks(const ProfileStage& stage) {
   return double(stage.grid[0]) * double(stage.grid[1]) * double(stage.grid[2]);
@@ -40,6 +91,7 @@ class StageSignals {
 
  private:
   void put(const std::string& name, double value) {
+    if (!quantities().count(name)) fail("the signal '{}' is not listed in profile/signals.cpp", name);
     if (std::isfinite(value)) signals_[name] = value;
   }
   void put(const std::string& name, const std::optional<int>& value) {
@@ -169,6 +221,12 @@ class StageSignals {
 };
 
 }  // namespace
+
+std::set<std::string> signal_names() {
+  std::set<std::string> names = quantities();
+  for (const Counter& counter : counter_catalogue()) names.insert(counter.name);
+  return names;
+}
 
 Signals stage_signals(const Profile& profile, const ProfileStage& stage) { return StageSignals(profile, stage).all(); }
 

@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <cstdio>
+
+#include "hypermla/api/environment.h"
+#include "hypermla/base/error.h"
+#include "hypermla/cli/commands.h"
+#include "hypermla/cli/options.h"
+#include "hypermla/plan/registry.h"
+#include "hypermla/profile/devlog.h"
+#include "hypermla/profile/next.h"
+
+namespace hypermla {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The newest run of one of these kernels below out/profiles/<mode>/<kernel>/<problem>/<time>/; those with counters come
+// before those without.
+std::string newest_run(const std::vector<KernelEntry>& entries, const std::string& asked) {
+  std::string best;
+  std::pair<bool, std::string> newest;
+  std::error_code absent;
+  for (const auto& mode : fs::directory_iterator("out/profiles", absent))
+    for (const KernelEntry& entry : entries)
+      for (const auto& problem : fs::directory_iterator(mode.path() / entry.full_name(), absent))
+        for (const auto& run : fs::directory_iterator(problem.path(), absent)) {
+          const std::pair key(mode.path().filename() == "annotation", run.path().filename().string());
+          if (!fs::exists(run.path() / "profile.json", absent) || key < newest) continue;
+          newest = key;
+          best = run.path();
+        }
+  if (best.empty())
+    fail("there is no profile of {} below out/profiles; run `hypermla kernel {} --b=32 --s=16 --t=4096`, or name one",
+         asked, asked);
+  return best;
+}
+
+}  // namespace
+
+int next_command(const Words& words) {
+  std::string kernel, run, baseline;
+  bool json = false;
+  CLI::App app(
+      "What bounds a kernel, and the task for its next version: stages, bottleneck, root cause, what to try and what "
+      "was\n"
+      "refuted, the change against a baseline; language, ideas with their cards, constraints, trials, gates.\n",
+      "hypermla next");
+  app.add_option("KERNEL", kernel, "a design, or a version by its full name")->required();
+  app.add_option("PROFILE", run, "a run (default: the newest below out/profiles, those with counters first)");
+  app.add_option("--baseline", baseline, "a run of the version before, of the same problem");
+  app.add_flag("--json", json, "as JSON");
+  if (!parse(app, words)) return 0;
+  const Environment environment = Environment::detect();
+  const std::vector<KernelEntry> entries = Registry::instance().find_all(kernel);
+  if (run.empty()) run = newest_run(entries, kernel);
+  const Rules rules = Rules::load(environment.profile_tools.rules);
+  const Cards cards = Cards::load(environment.profile_tools.cards);
+  NextInput input{.profile = load_profile(run), .run = run};
+  assess(input.profile, rules, cards);
+  const auto entry = std::find_if(entries.begin(), entries.end(),
+                                  [&](const KernelEntry& one) { return one.full_name() == input.profile.kernel; });
+  if (entry == entries.end()) fail("{} is a profile of {}, not of {}", run, input.profile.kernel, kernel);
+  if (!baseline.empty()) {
+    input.baseline = load_profile(baseline);
+    assess(*input.baseline, rules, cards);
+  }
+  input.design = entry->design;
+  input.directory = "kernels/" + entry->directory;
+  for (const KernelEntry& one : Registry::instance().all())
+    if (one.design == entry->design)
+      input.next_version = std::max(input.next_version, std::stoi(one.version.substr(1)) + 1);
+  while (has_devlog(environment.root, input.design, input.next_version)) ++input.next_version;
+  const Json step = next_step(input, cards);
+  fmt::print("{}", json ? step.dump(2) + "\n" : render_next_step(step));
+  return 0;
+}
+
+}  // namespace hypermla

@@ -1,0 +1,220 @@
+// Development logs: entries from profiles, figures that no profile holds, and what lint finds; and the task that a
+// profile leads to.
+#include "hypermla/profile/devlog.h"
+
+#include <gtest/gtest.h>
+
+#include "hypermla/profile/next.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+using testing_support::checkout;
+using testing_support::contains;
+using testing_support::error_of;
+using testing_support::TempDir;
+
+const Rules& shipped_rules() {
+  static const Rules rules = Rules::load(checkout() / "conf/profile_rules.json");
+  return rules;
+}
+const Cards& shipped() {
+  static const Cards cards = Cards::load(checkout() / "docs/knowledge");
+  return cards;
+}
+
+Profile recorded(const std::string& name = "flash_mla_split_kv") {
+  Profile profile = load_profile(checkout() / "tests/unit/recorded" / (name + ".json"));
+  assess(profile, shipped_rules(), shipped());
+  return profile;
+}
+
+const DevlogVersion kVersion = {"cutile.mla.flash_mla_split_kv", "v0",
+                                "kernels/cutile/mla/flash_mla_split_kv/flash_mla_split_kv"};
+const DevlogTexts kTexts = {"Tokens are split over blocks.", "More blocks than one wave.", "The merge is short."};
+
+// A checkout with a record, and the same run 10 % faster beside it.
+struct Logs {
+  Logs() {
+    run.path = dir.write("results/run.json", to_json(run.profile).dump());
+    for (Times* times : {&before.profile.timing.cold, &before.profile.timing.burst})
+      for (double* time : {&times->median_us, &times->low_us, &times->high_us}) *time *= 1.25;
+    before.path = dir.write("results/before.json", to_json(before.profile).dump());
+    make_directories(dir.path() / "docs/log");
+  }
+  std::filesystem::path add(const DevlogTexts& texts = kTexts, bool with_baseline = true) {
+    return add_devlog_entry(dir.path(), kVersion, texts, run, with_baseline ? std::optional(before) : std::nullopt);
+  }
+  std::vector<std::string> lint() const { return lint_devlogs(dir.path(), {kVersion}); }
+  TempDir dir;
+  DevlogRun run{recorded(), ""}, before{recorded(), ""};
+};
+
+TEST(Devlog, AnEntryHoldsWhatTheProfilesMeasured) {
+  Logs logs;
+  const auto path = logs.add();
+  EXPECT_EQ(path, logs.dir.path() / "docs/log" / "flash-mla-split-kv.md");
+  const std::string text = read_file(path);
+  for (const char* part : {"# flash-mla-split-kv: log\n", "## Version v0 of cutile.mla.flash_mla_split_kv\n",
+                           "- Location: `kernels/cutile/mla/flash_mla_split_kv/flash_mla_split_kv`\n",
+                           "- Changed: Tokens are split over blocks.\n", "- Measured: NVIDIA H200 (sm_90",
+                           "b=32 s=1 t=4096 h=128", "[profile](../../results/run.json)",
+                           "- Baseline: cutile.mla.flash_mla_split_kv, ", "[profile](../../results/before.json)",
+                           "- Bottleneck: latency-bound (confidence ", "- Insight: The merge is short.\n"})
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+  const double burst = logs.run.profile.timing.burst.median_us;
+  EXPECT_TRUE(contains(text, fmt::format("| duration, burst, us | {:.1f} | {:.1f} | -20.0 % |", burst, burst * 1.25)))
+      << text;
+  EXPECT_TRUE(
+      contains(text, fmt::format("| tensor pipe, % | {:.1f} |", logs.run.profile.stages[0].signals.at("tensor_pct"))))
+      << text;
+  for (std::istringstream lines(text); std::getline(lines, logs.run.profile.label);)
+    EXPECT_LE(logs.run.profile.label.size(), 120u);
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+}
+
+TEST(Devlog, FiguresThatNoProfileHoldsAreRefused) {
+  Logs logs;
+  const auto& profile = logs.run.profile;
+  auto refusal = [&](const std::string& insight, bool with_baseline = true) {
+    return error_of([&] {
+      require_measured("--insight", insight, logs.run, with_baseline ? std::optional(logs.before) : std::nullopt);
+    });
+  };
+  EXPECT_EQ(refusal(fmt::format("It takes {:.1f} us, {:.0f} TFLOP/s, {:.1f} GB/s.", profile.timing.burst.median_us,
+                                profile.timing.burst.tflops, profile.timing.burst.gbps)),
+            "");
+  EXPECT_EQ(refusal(fmt::format("{:.4f} ms", profile.timing.burst.median_us / 1000)), "");
+  EXPECT_EQ(refusal("20 % less, that is 1.25x."), "") << "one run against the other";
+  EXPECT_EQ(refusal("Tiles of 64 rows, s = 16, 3 stages."), "") << "no figures of a measurement";
+  EXPECT_TRUE(contains(refusal("It takes 12.3 us."), "--insight says '12.3 us', which no profile of this entry holds"));
+  EXPECT_TRUE(contains(refusal("It takes 12.3us."), "12.3us"));
+  EXPECT_TRUE(contains(refusal("It is 1.25x.", false), "which no profile of this entry holds"));
+  EXPECT_NE(refusal(fmt::format("{:.2f} us", profile.timing.burst.median_us + 0.01)), "") << "all digits count";
+  const DevlogTexts invented = {"Less.", "It was to take 777 us.", "None."};
+  EXPECT_TRUE(contains(error_of([&] { logs.add(invented); }), "--why says '777 us'"));
+  EXPECT_FALSE(std::filesystem::exists(logs.dir.path() / "docs/log" / "flash-mla-split-kv.md")) << "nothing is left";
+}
+
+TEST(Devlog, EntriesThatWillNotDoAreRefused) {
+  Logs logs;
+  EXPECT_TRUE(contains(error_of([&] { logs.add({" ", "b", "c"}); }), "--changed is empty"));
+  logs.add();
+  EXPECT_TRUE(contains(error_of([&] { logs.add(); }), "has an entry of cutile.mla.flash_mla_split_kv already"));
+  DevlogRun other = logs.run;
+  other.profile.kernel = "cute.mla.flash_mla";
+  EXPECT_TRUE(contains(error_of([&] { add_devlog_entry(logs.dir.path(), kVersion, kTexts, other, std::nullopt); }),
+                       "the profile is of cute.mla.flash_mla, not of"));
+}
+
+TEST(Devlog, LintFindsWhatIsWrong) {
+  Logs logs;
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_TRUE(contains(logs.lint()[0], "cutile.mla.flash_mla_split_kv has no entry"));
+  const auto path = logs.add();
+  const std::string right = read_file(path);
+  auto finds = [&](const std::string& from, const std::string& to, const std::string& expected) {
+    std::string text = right;
+    ASSERT_NE(text.find(from), std::string::npos) << from;
+    text.replace(text.find(from), from.size(), to);
+    write_file_atomic(path, text);
+    ASSERT_EQ(logs.lint().size(), 1u) << expected;
+    EXPECT_TRUE(contains(logs.lint()[0], expected)) << logs.lint()[0];
+  };
+  finds("| TFLOP/s | ", "| TFLOP/s | 9", "its measured half is not that of results/run.json");
+  finds("../../results/run.json", "../../results/gone.json", "gone.json");
+  finds("- Insight: The merge is short.", "", "'Insight' is missing");
+  finds("kernels/cutile/mla/flash_mla_split_kv/", "kernels/cute/mla/flash_mla_split_kv/",
+        "its location is kernels/cutile");
+  finds("## Version v0 of cutile.mla.flash_mla_split_kv", "## Notes", "has no entry");
+  write_file_atomic(path, right + right);
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_TRUE(contains(logs.lint()[0], "another one stands in flash-mla-split-kv.md"));
+  write_file_atomic(path, right + "\n## Version v7 of cutile.mla.gone\n");
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_TRUE(contains(logs.lint()[0], "there is no such version"));
+}
+
+// A kernel that is measured again gets its new figures, and keeps what people wrote.
+TEST(Devlog, FiguresFollowTheRecord) {
+  Logs logs;
+  const auto path = logs.add();
+  EXPECT_TRUE(refresh_devlogs(logs.dir.path(), shipped_rules()).empty());
+  const std::string before = read_file(path);
+  logs.run.profile.timing.burst.median_us = 12345.6;
+  write_file_atomic(logs.run.path, to_json(logs.run.profile).dump());
+  EXPECT_EQ(logs.lint().size(), 1u);
+  EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()), (std::vector<std::string>{kVersion.kernel}));
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  const std::string after = read_file(path);
+  EXPECT_TRUE(contains(after, "| duration, burst, us | 12345.6 |"));
+  EXPECT_TRUE(contains(after, "- Bottleneck: latency-bound"));
+  EXPECT_EQ(after.substr(0, after.find("- Measured")), before.substr(0, before.find("- Measured")));
+  EXPECT_EQ(after.substr(after.find("- Insight")), before.substr(before.find("- Insight")));
+}
+
+// A version with a log of its own, one of its design, and one of another language.
+TEST(Devlog, EveryVersionFindsItsLog) {
+  Logs logs;
+  auto log = [&](const char* kernel, const char* version, const char* directory) {
+    logs.run.profile.kernel = kernel;
+    const auto path = add_devlog_entry(logs.dir.path(), {kernel, version, directory}, kTexts, logs.run, std::nullopt);
+    return path.filename().string();
+  };
+  write_file_atomic(logs.dir.path() / "docs/log" / "cute-fast-v2.md", "# own\n");
+  write_file_atomic(logs.dir.path() / "docs/log" / "cute-fast.md", "# of the design\n");
+  write_file_atomic(logs.dir.path() / "docs/log" / "slow.md", "# of both languages\n");
+  EXPECT_EQ(log("cute.mla.fast_v2", "v2", "kernels/cute/mla/fast/fast_v2"), "cute-fast-v2.md");
+  EXPECT_EQ(log("cute.mla.fast_v3", "v3", "kernels/cute/mla/fast/fast_v3"), "cute-fast.md");
+  EXPECT_EQ(log("cute.mla.slow", "v0", "kernels/cute/mla/slow/slow"), "slow.md");
+  EXPECT_EQ(log("cutile.mla.new_one", "v0", "kernels/cutile/mla/new_one/new_one"), "new-one.md");
+  EXPECT_TRUE(has_devlog(logs.dir.path(), "fast", 2));
+  EXPECT_FALSE(has_devlog(logs.dir.path(), "fast", 4));
+}
+
+TEST(Next, ASummaryAndATask) {
+  Profile before = recorded();
+  for (double* time : {&before.timing.cold.median_us, &before.timing.cold.low_us, &before.timing.cold.high_us})
+    *time *= 2;
+  const NextInput input{.profile = recorded(),
+                        .run = "results/run.json",
+                        .baseline = before,
+                        .design = "flash_mla_split_kv",
+                        .directory = kVersion.directory,
+                        .next_version = 3};
+  const Json step = next_step(input, shipped());
+  const Json& profile = step["profile"];
+  EXPECT_EQ(profile["stages"].size(), input.profile.stages.size());
+  EXPECT_EQ(profile["stages"][0]["tensor_pct"], input.profile.stages[0].signals.at("tensor_pct"));
+  EXPECT_EQ(profile["bottleneck"], "latency-bound");
+  const std::string cause = profile["root_cause"];
+  EXPECT_LE(std::count(cause.begin(), cause.end(), '.'), 3) << "two sentences, and a number";
+  ASSERT_EQ(profile["opportunities"].size(), 3u);
+  EXPECT_EQ(profile["opportunities"][1]["id"], "O11");
+  EXPECT_TRUE(contains(profile["opportunities"][1]["trigger"], "occupancy_pct = "));
+  EXPECT_EQ(profile["baseline"][0]["metric"], "cold, us");
+  EXPECT_TRUE(contains(profile["baseline"][0]["change"], "-50.0 %"));
+  const Json& task = step["task"];
+  EXPECT_EQ(task["task"], "cutile.mla.flash_mla_split_kv -> cutile.mla.flash_mla_split_kv_v3");
+  EXPECT_EQ(task["language"], "cutile") << "grouping heads needs no warps by hand";
+  EXPECT_EQ(task["optimizations"][0]["card"], "docs/knowledge/optimizations/head-grouping.md");
+  EXPECT_TRUE(contains(task["gates"][0]["command"], "verify cutile.mla.flash_mla_split_kv_v3"));
+  const std::string text = render_next_step(step);
+  for (const char* part :
+       {"# Profile: cutile.mla.flash_mla_split_kv v0 | b=32 s=1 t=4096", "| tensor % |",
+        "**Bottleneck: latency-bound**", "## Against the baseline", "# Task: ", "## Constraints",
+        "- registers: below 128 a thread is the aim", "- b=32 s=16 t=4096: drafted tokens", "`./hypermla kb lint`"})
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+}
+
+TEST(Next, TheLanguageFollowsFromTheControlThatTheBestIdeaNeeds) {
+  NextInput input{.profile = recorded(), .run = "run", .design = "flash_mla_split_kv"};
+  std::erase_if(input.profile.opportunities, [](const Opportunity& one) { return one.id != "O11"; });
+  const Json task = next_step(input, shipped())["task"];
+  EXPECT_EQ(task["language"], "cute");
+  EXPECT_TRUE(contains(task["why_language"], "O11"));
+  EXPECT_EQ(task["task"], "cutile.mla.flash_mla_split_kv -> cute.mla.flash_mla_split_kv_v1");
+}
+
+}  // namespace
+}  // namespace hypermla
