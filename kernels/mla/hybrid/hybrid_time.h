@@ -17,6 +17,7 @@ struct HybridParts {
   double overlap = 0.93;
   std::vector<Figures> beside = {};  // the decompressed part beside the latent one, tokens of each request's own
   std::vector<Figures> latent = {};  // the parts alone
+  bool cut = false;                  // latent tokens are cut until blocks that own tiles fill the processors
   std::vector<Figures> decompressed = {};
   std::vector<Figures> shared = {};  // the decompressed part over tokens that requests share
   Figures combine = {};              // what follows the parts
