@@ -76,7 +76,9 @@ class HYPERMLA_API Kernel {
  public:
   // `name` and `version` as on the command line: "flash_attention", "v1". `problem` sets fields by name; the others
   // keep their defaults (`hypermla kernel <name> --help` lists them). `language` pins "cute" or "cutile"; empty: the
-  // faster one for the problem that runs on the device.
+  // faster one for the problem that runs on the device. A hybrid's n that is left open is the one that
+  // `hypermla kernel` measured on this device, else what the model takes; the tensors follow from it, so tune() keeps
+  // it.
   Kernel(const std::string& name, const std::map<std::string, std::string>& problem,
          const DeviceHandle& device = DeviceHandle(), const std::string& version = "",
          const std::string& language = "");

@@ -41,6 +41,12 @@ void validate_attention(const Problem& at) {
   require_half_precision(at.dtype);
 }
 
+// Bh, the heads whose queries are rows of one latent matrix; 0: all.
+inline void require_heads(int heads, int h) {
+  if (heads < 0 || (heads > 0 && h % heads != 0))
+    fail("--Bh={} is not supported: it must divide the {} heads, or be 0 for all of them", heads, h);
+}
+
 // 0: none are shared. A prefix that no request reads would only cost memory.
 void validate_prefixes(int prefixes, int requests);
 

@@ -27,7 +27,20 @@ TiledWork latent_work(const AttentionShape& shape, bool causal, int rows_of_tile
 
 TimeEstimate latent_time(const LatentProblem& at, const std::vector<Figures>& figures, const Ceilings& ceilings) {
   const auto work = [&](int rows) { return latent_work(attention_shape(at), at.causal, rows); };
-  return estimate(best_times(figures, work, ceilings), ceilings);
+  return estimate(best_times(figures, work, ceilings, ceilings.latent), ceilings);
+}
+
+WorkTimes latent_times_in_parts(const AttentionShape& shape, bool causal, const Figures& figures,
+                                const Ceilings& ceilings) {
+  // The merge, in launches per part: b32 s1 (2 parts) 5 us behind the attention, b8 t8192 (8) 5 us, b1 t65536 (64)
+  // 25 us (docs/kernels/flash-mla-split-kv.md).
+  constexpr double kMergeOfPart = 0.1;
+  TiledWork work = latent_work(shape, causal, figures.rows);
+  const double parts = std::max(1.0, std::floor(ceilings.processors / work.tiles));
+  work.tiles *= parts;
+  WorkTimes times = times_of(figures, work, ceilings, ceilings.latent);
+  times.launches += ceilings.launch * parts * kMergeOfPart;
+  return times;
 }
 
 TiledWork decompressed_work(const AttentionShape& shape, bool causal, int stores, int rows_of_tile) {
@@ -50,7 +63,7 @@ TimeEstimate decompressed_time(const DecompressedProblem& at, const std::vector<
                              .p = at.p,
                              .bytes_per_element = double(dtype_bytes(at.dtype))};
   const auto work = [&](int rows) { return decompressed_work(shape, at.causal, token_stores(at), rows); };
-  return estimate(best_times(figures, work, ceilings), ceilings);
+  return estimate(best_times(figures, work, ceilings, ceilings.decompressed), ceilings);
 }
 
 TimeEstimate combine_time(const AttentionShape& shape, bool latent, bool decompressed, const Figures& figures,

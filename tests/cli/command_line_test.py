@@ -89,6 +89,11 @@ class Help(CommandCase):
         self.assertEqual(sorted(rows), sorted(expected))
 
     def test_kernel_help_shows_every_field_in_its_group(self):
+        # The hybrid's plans say more of n than its header, which compilers of kernels read.
+        retold = dict((name, re.sub(r'"\s*"', "", text)) for name, text in re.findall(
+            r'field\.name != "(\w+)"\) continue;\s*field\.help =\s*"((?:[^"]|"\s*")*)";',
+            (CHECKOUT / "kernels/mla/hybrid/hybrid_time.h").read_text()))
+        self.assertEqual(list(retold), ["n"])
         for name, version, directory in kernel_directories():
             with self.subTest(f"{name} {version}"):
                 text = self.succeed("kernel", name, version, "--help").out
@@ -111,6 +116,7 @@ class Help(CommandCase):
                         self.assertNotIn(f"--{field} ", problem)
                     else:
                         default = defaults.get(field, default)
+                        words = retold.get(field, words) if form == "hybrid" else words
                         self.assertRegex(problem, rf"--{field} \w+ +{re.escape(words)} \(default {default}\)")
                 derived = re.search(r'AttendBothPathsPlan\([^{;]*\{(.*?)\}', plan)
                 for field, _, words in fields(header, camel_case(header.stem) + "Tiling"):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -364,6 +365,25 @@ class DeviceReport(CommandCase):
         for row in ("device", "tile", r"c\+\+", "kernels", "cache", "roofline"):
             self.assertRegex(out, rf"(?m)^{row} +\S")
         self.assertRegex(out, r"(?m)^roofline .*TFLOP/s bfloat16, .*GB/s, ridge .* FLOP/byte$")
+
+    def test_measure_adds_what_kernels_reach(self):
+        kernels = pathlib.Path(os.environ["HYPERMLA_CACHE_DIR"]) / "kernels"
+        if kernels.exists():  # compiled by other tests
+            shutil.copytree(kernels, self.directory / "kernels",
+                            ignore=lambda _, names: [name for name in names if "-sm_" in name])
+        cache = {"HYPERMLA_CACHE_DIR": self.directory}
+        out = self.succeed("device", "--device=cpu", "--measure", **cache).out
+        self.assertRegex(out, r"(?m)^reach      latent tensor [\d.]+: cutile\.mla\.flash_mla\S* took [\d.]+ us for b1_s16_")
+        added = json.loads(pathlib.Path(re.search(r"(?m)^added to   (.+)$", out)[1]).read_text())
+        (entry,) = added.values()
+        reach = entry["measured"]["reach"]
+        self.assertLessEqual({"latent", "decompressed"}, set(reach), reach)
+        # The model now predicts here what was measured here.
+        words = ["choose", "--b=1", "--s=16", "--t=512", "--h=16", "--device=cpu", "--json"]
+        (before,), (after,) = ([row["burst_us"] for row in json.loads(self.succeed(*words, **where).out)["ranking"]
+                                if row["kernel"] == "cutile.mla.flash_mla"] for where in ({}, cache))
+        took = float(re.search(r"latent tensor .* took ([\d.]+) us", out)[1])
+        self.assertLess(abs(after / took - 1), 0.5, (before, after, took))
 
 
 if __name__ == "__main__":

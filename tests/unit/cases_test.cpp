@@ -150,7 +150,7 @@ TEST(Forms, VersionsAndLanguagesShareTheirDefaults) {
   }
 }
 
-TEST(Forms, NoMorePrefixesThanRequestsAndNoOtherNegativeNThanMinusOne) {
+TEST(Forms, NoMorePrefixesThanRequestsAndNoNegativeNWithoutAMeaning) {
   int with_prefixes = 0, with_n = 0;
   for (const KernelEntry& entry : Registry::instance().all()) {
     const Json defaults = to_json(entry.make()->problem_fields());
@@ -170,7 +170,7 @@ TEST(Forms, NoMorePrefixesThanRequestsAndNoOtherNegativeNThanMinusOne) {
     }
     if (defaults.contains("n")) {
       ++with_n;
-      EXPECT_EQ(refusal({{"n", -2}}).rfind("--n=-2 is not supported", 0), 0u) << entry.full_name();
+      EXPECT_EQ(refusal({{"n", -3}}).rfind("--n=-3 is not supported", 0), 0u) << entry.full_name();
     }
   }
   EXPECT_GE(with_prefixes, 6);

@@ -90,6 +90,28 @@ TEST_F(ConcurrentOnAGpu, APartitionKeepsItsWork) {
   EXPECT_LT(shared.launched, 1.5 * whole);
 }
 
+// A group inside a member of a partition: its two kernels share that member's SMs, a quarter, and leave the others free.
+TEST_F(ConcurrentOnAGpu, AGroupInAPartitionKeepsItsWork) {
+  const int processors = device_->info().processors, quarter = processors / 32 * 8;
+  const Path large = path({{"b", processors / 32}, {"s", 128}, {"t", 2048}, {"h", 32}}, 1);
+  const Path small = path({{"b", 1}, {"s", 16}, {"t", 64}, {"h", 1}}, 2), other = path({{"b", 1}, {"s", 16}}, 3);
+  const double whole = alone(large);
+  std::vector<std::unique_ptr<Executable>> inside, members;
+  inside.push_back(large.executable());
+  inside.push_back(small.executable());
+  members.push_back(std::make_unique<ConcurrentKernels>("inside", std::move(inside)));
+  members.push_back(other.executable());
+  ConcurrentKernels group("paths", std::move(members), nullptr, {quarter, processors - quarter});
+  group.prepare(*compiler_, *device_);
+  const Seconds confined = time(group);
+  EXPECT_GT(confined.launched, 2.5 * whole);
+  EXPECT_GT(confined.recorded, 2.5 * whole) << "a recording keeps the partition";
+  for (const Path* one : {&large, &small, &other}) {
+    const CheckResult result = check_outputs(*one->plan, *one->tensors, *device_, 1);
+    EXPECT_TRUE(result.passed) << to_text(result);
+  }
+}
+
 TEST_F(ConcurrentOnAGpu, RecordingsDoTheSameWork) {
   Path paths[] = {path({{"b", 2}, {"s", 16}, {"t", 3000}, {"h", 16}}, 1),
                   path({{"b", 1}, {"s", 3}, {"t", 700}, {"h", 5}}, 2)};

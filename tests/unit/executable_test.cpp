@@ -328,6 +328,27 @@ TEST_F(ExecutableTest, GroupsNestInPipelinesAndInGroups) {
                                       "c waits for e", "a waits for b", "a waits for c"}));
 }
 
+// However deep, and whatever lies between: all on the SMs of the member that they are part of.
+TEST_F(ExecutableTest, GroupsInAPartitionStayThere) {
+  device_.note_streams = true;
+  auto deepest = group(parts(kernel("second"), std::make_unique<KernelPipeline>("chain", parts(kernel("third")))));
+  auto inner = group(parts(kernel("first"), std::make_unique<KernelPipeline>("way", parts(std::move(deepest)))));
+  const auto outer = group(parts(kernel("first"), std::move(inner)), {}, {2, 8});
+  const std::vector<TiledKernel*> kernels = outer->kernels();
+  EXPECT_EQ(kernels[0]->processors(), 2);
+  for (std::size_t i = 1; i < kernels.size(); ++i) EXPECT_EQ(kernels[i]->processors(), 8) << i;
+  outer->prepare(*compiler_, device_);
+  outer->run(device_.stream());
+  // a: the device's; b, c: the partitions; d, e: inside c; f, g: inside e.
+  EXPECT_EQ(device_.stream_events,
+            (std::vector<std::string>{
+                "d on the 8 SMs of c", "e on the 8 SMs of c", "f on the 8 SMs of e", "g on the 8 SMs of e",
+                "b waits for a",       "c waits for a",       "b runs first",        "d waits for c",
+                "e waits for c",       "d runs first",        "f waits for e",       "g waits for e",
+                "f runs second",       "g runs third",        "e waits for f",       "e waits for g",
+                "c waits for d",       "c waits for e",       "a waits for b",       "a waits for c"}));
+}
+
 TEST_F(ExecutableTest, AGroupOfWhichOneKernelIsLaunchedIsNone) {
   Spec nothing = example("second");
   nothing.grid = [](const ScaleTiling&) { return Grid{0, 1, 1}; };
@@ -404,7 +425,11 @@ TEST(Executables, PartitionsAreOnePerMember) {
   EXPECT_TRUE(contains(refusal({2, 8, 1}), "paths has 2 members and 3 partitions"));
   EXPECT_TRUE(contains(refusal({2, 0}), "paths gives second a partition of 0 SMs"));
   EXPECT_EQ(refusal({}, true), "");
-  EXPECT_TRUE(contains(refusal({2, 8}, true), "has streams of its own, which would leave it"));
+  EXPECT_EQ(refusal({2, 8}, true), "");
+  EXPECT_EQ(error_of([] {
+              group(parts(kernel("first"), group(parts(kernel("second"), kernel("third")), {}, {4, 4})), {}, {2, 8});
+            }),
+            "paths in a partition of paths is divided once more; divide only one of them");
 }
 
 TEST(Executables, GroupsTakeTheLongestMemberOrTheWorkOfAll) {
@@ -442,6 +467,7 @@ TEST(Executables, ACpuRunsMembersInOrder) {
     streams->fork(nullptr);
     EXPECT_EQ(streams->stream(1), nullptr);
     EXPECT_EQ(streams->processors(0), 3);
+    EXPECT_EQ(streams->inside(1, 2)->processors(1), 3);
     streams->join(nullptr);
   }
 }

@@ -193,5 +193,17 @@ TEST(DTypes, NamesAndBytes) {
   EXPECT_THROW(dtype_name(static_cast<DType>(9)), Error);
 }
 
+TEST(Fields, AnIntegerMayHaveWords) {
+  Sample sample;
+  FieldRef field = fields_of(sample)[0];
+  field.words = {{"roofline", -2}};
+  field.parse("roofline");
+  EXPECT_EQ(sample.Bm, -2);
+  field.parse("32");
+  EXPECT_EQ(sample.Bm, 32);
+  EXPECT_TRUE(mentions(error_of([&] { field.parse("roof"); }), "give it an integer of 32 bits, or roofline"));
+  EXPECT_EQ(sample.Bm, 32);
+}
+
 }  // namespace
 }  // namespace hypermla

@@ -372,6 +372,11 @@ TEST_F(Overlay, ABadFileIsLeftOutAndSaysWhy) {
       {R"({"X": {"note": 1}})", "must be a string"},
       {R"({"X": {"measured": {"read_GB": 1}}})", "did you mean 'read_GBps'"},
       {R"({"X": {"measured": 3}})", "measured is 3"},
+      {R"({"X": {"measured": {"reach": 1}}})", "reach is 1"},
+      {R"({"X": {"measured": {"reach": {"latant": {}}}}})", "did you mean 'latent'"},
+      {R"({"X": {"measured": {"reach": {"latent": 0.5}}}})", "reach of latent is 0.5"},
+      {R"({"X": {"measured": {"reach": {"latent": {"tensors": 1}}}}})", "did you mean 'tensor'"},
+      {R"({"X": {"measured": {"reach": {"latent": {"tensor": 0}}}}})", "positive number"},
       {R"({"X": {"sm_count": 1e300}})", "no device has so many"},
       {"{\"\xff\": {}}", "not valid JSON"},
   };

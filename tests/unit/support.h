@@ -190,6 +190,16 @@ class FakeDevice : public Device {
     }
     StreamHandle stream(std::size_t i) const override { return mine[i]; }
     int processors(std::size_t i) const override { return partition.empty() ? device.info_.processors : partition[i]; }
+    std::unique_ptr<StreamGroup> inside(std::size_t i, std::size_t count) const override {
+      auto made = std::make_unique<FakeStreams>(device, count,
+                                                partition.empty() ? partition : std::vector<int>(count, partition[i]));
+      if (device.note_streams)
+        for (std::size_t one = 0; one < count; ++one)
+          device.stream_events.push_back(device.stream_name(made->stream(one)) + " on the " +
+                                         std::to_string(made->processors(one)) + " SMs of " +
+                                         device.stream_name(stream(i)));
+      return made;
+    }
     void fork(StreamHandle from) override {
       if (!device.note_streams) return;
       for (StreamHandle to : mine)

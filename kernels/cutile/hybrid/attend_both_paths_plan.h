@@ -9,7 +9,15 @@ namespace hypermla {
 
 class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
  public:
-  std::vector<FieldRef> tiling_fields() override { return without(fields_of(tiling), derived_); }
+  std::vector<FieldRef> tiling_fields() override {
+    std::vector<FieldRef> fields = without(fields_of(tiling), derived_);
+    fields.push_back({"Bh", "heads whose queries are rows of one latent matrix, a divisor of h", &heads_});
+    return fields;
+  }
+  void use_default_tiling() override {
+    if (has_extents(problem)) heads_ = rows_ == Rows::of_all_heads ? problem.h : 1;
+    HybridPlan::use_default_tiling();
+  }
 
  protected:
   // The queries of all heads are rows of one latent product, or those of one head.
@@ -25,10 +33,9 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
     return tiling;
   }
 
-  int heads() const { return rows_ == Rows::of_all_heads ? problem.h : 1; }
   // No blocks and parts for a path without tokens, and no more blocks than units.
   std::function<HybridCut(const AttendBothPathsTiling&)> cutting() const override {
-    return [at = problem, heads = heads()](const AttendBothPathsTiling& tiling) {
+    return [at = problem, heads = heads_](const AttendBothPathsTiling& tiling) {
       HybridCut cut{{tiling.Bm, tiling.Bn, tiling.Bv, heads}, {tiling.new_Bb, tiling.new_Bs, tiling.new_Bn}};
       if (latent_tokens(at)) {
         cut.latent.parts = tiling.latent_parts;
@@ -66,6 +73,8 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
     require_power_of_two("Bk", tiling.Bk, 16, problem.k);
     require_power_of_two("num_warps", tiling.num_warps, 1, 32);
     require_positive("occupancy", tiling.occupancy);
+    require_positive("Bh", heads_);
+    require_heads(heads_, problem.h);
   }
   void validate_division() const {
     require_positive("latent_blocks", tiling.latent_blocks);
@@ -130,7 +139,7 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
       const HybridCut at = cut(tiling);
       return Grid{unsigned(at.latent.blocks + at.decompressed.blocks), 1, 1};
     };
-    spec.arguments = [at = problem, heads = heads(), cut = cutting(), tensors](const AttendBothPathsTiling& tiling) {
+    spec.arguments = [at = problem, heads = heads_, cut = cutting(), tensors](const AttendBothPathsTiling& tiling) {
       const HybridCut now = cut(tiling);
       auto of = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
       return Arguments(of("q"), of("qc"), of("qpe"), of("z"), of("kpe"), of("k"), of("v"), of("kpe_new"), of("lengths"),
@@ -146,6 +155,7 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
 
   std::string name_;
   Rows rows_;
+  int heads_ = 1;  // Bh: the kernel learns it at run time
   std::vector<std::string_view> derived_;
 };
 

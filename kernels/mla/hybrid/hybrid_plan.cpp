@@ -10,16 +10,16 @@ int new_tokens(const HybridProblem& at) {
 }
 
 bool has_extents(const HybridProblem& at) {
-  return std::min({at.b, at.s, at.t, at.h, at.d, at.p, at.k}) >= 1 && at.n >= -1 && at.n <= at.t && at.prefixes >= 0;
+  return std::min({at.b, at.s, at.t, at.h, at.d, at.p, at.k}) >= 1 && at.n >= kByRoofline && at.n <= at.t &&
+         at.prefixes >= 0;
 }
 
 void validate_hybrid(const HybridProblem& at) {
   validate_attention(at);
   require_power_of_two("k", at.k, 16, 1024);
   validate_prefixes(at.prefixes, at.b);
-  if (at.n < -1 || at.n > at.t)
-    fail("--n={} is not supported: it must be from 0 to t={}, or -1 for the number that the cost model chooses", at.n,
-         at.t);
+  if (at.n < kByRoofline || at.n > at.t)
+    fail("--n={} is not supported: it must be from 0 to t={}, -1 for what is chosen, or roofline", at.n, at.t);
   if (at.prefixes && at.n < 0) fail("--prefixes={} needs the length of the prefix: give it as --n", at.prefixes);
 }
 

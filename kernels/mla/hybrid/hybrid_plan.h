@@ -27,7 +27,10 @@ namespace hypermla {
 // products over 4.58 TB/s (docs/devices/nvidia-h200.md).
 inline constexpr double kHybridRidge = 158;
 
-// The decompressed tokens of a request: n. For n = -1 KernelPlan::choose() has put a number in its place; where nobody
+// Values of n that KernelPlan::choose() settles: by the times that the plan itself predicts, and by the roofline.
+inline constexpr int kByModel = -1, kByRoofline = -2;
+
+// The decompressed tokens of a request: n. For n < 0 KernelPlan::choose() has put a number in its place; where nobody
 // called it, as when a plan is only described, it is what perfect overlap asks for.
 int new_tokens(const HybridProblem& at);
 inline int latent_tokens(const HybridProblem& at) { return at.t - new_tokens(at); }

@@ -24,8 +24,9 @@ TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, cons
   const auto latent_part = [&] {
     AttentionShape of = shape;
     of.t = shape.t - n;
+    if (parts.cut) return latent_times_in_parts(of, false, parts.latent.front(), ceilings);
     return best_times(
-        parts.latent, [&](int rows) { return latent_work(of, false, rows); }, ceilings);
+        parts.latent, [&](int rows) { return latent_work(of, false, rows); }, ceilings, ceilings.latent);
   };
   const auto decompressed_part = [&] {
     AttentionShape of = shape;
@@ -33,10 +34,12 @@ TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, cons
     const bool beside_the_other = parts.together == Together::at_once && n < shape.t;
     const auto& figures = at.prefixes > 0 ? parts.shared : beside_the_other ? parts.beside : parts.decompressed;
     return best_times(
-        figures, [&](int rows) { return decompressed_work(of, false, token_stores(at), rows); }, ceilings);
+        figures, [&](int rows) { return decompressed_work(of, false, token_stores(at), rows); }, ceilings,
+        ceilings.decompressed);
   };
   if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine(true, false));
   if (n == shape.t) return in_turn(estimate(decompressed_part(), ceilings), combine(false, true));
+  const double overlap = std::min(1.0, parts.overlap * ceilings.hybrid.overlap);
   TimeEstimate last = combine(true, true);
   last.seconds += ceilings.launch;
   const WorkTimes one = latent_part(), other = decompressed_part();
@@ -44,13 +47,13 @@ TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, cons
     WorkTimes both = one;
     both += other;
     both.launches = std::max(one.launches, other.launches);
-    return in_turn(estimate(both, ceilings, parts.overlap), last);
+    return in_turn(estimate(both, ceilings, overlap), last);
   }
   const TimeEstimate first = estimate(one, ceilings), second = estimate(other, ceilings);
   if (parts.together == Together::in_turn) return in_turn(in_turn(first, second), last);
   // The longer part decides, at half its speed.
   const TimeEstimate& longer = first.seconds >= second.seconds ? first : second;
-  return in_turn({2 * longer.seconds / parts.overlap, longer.limit}, last);
+  return in_turn({2 * longer.seconds / overlap, longer.limit}, last);
 }
 
 }  // namespace hypermla

@@ -17,6 +17,7 @@ struct HybridParts {
   double overlap = 0.93;
   std::vector<Figures> beside = {};  // the decompressed part beside the latent one, tokens of each request's own
   std::vector<Figures> latent = {};  // the parts alone
+  bool cut = false;                  // latent tokens are cut until blocks that own tiles fill the processors
   std::vector<Figures> decompressed = {};
   std::vector<Figures> shared = {};  // the decompressed part over tokens that requests share
   Figures combine = {};              // what follows the parts
@@ -34,8 +35,22 @@ class TimedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
  public:
   using AttentionPlan<HybridProblem, Tiling>::problem;
 
+  std::vector<FieldRef> problem_fields() override {
+    std::vector<FieldRef> fields = AttentionPlan<HybridProblem, Tiling>::problem_fields();
+    for (FieldRef& field : fields) {
+      if (field.name != "n") continue;
+      field.help =
+          "decompressed tokens of each request; -1: the tuner measures some (docs/choice.md), without it the model "
+          "chooses; roofline: the n of docs/cost-analysis.md; with prefixes their length";
+      field.words = {{"roofline", kByRoofline}};
+    }
+    return fields;
+  }
   void choose(const DeviceSpec& device) override {
-    if (problem.n == -1 && problem.prefixes <= 0) problem.n = choose_n(*this, device);
+    if (problem.prefixes > 0) return;
+    if (problem.n == kByModel) problem.n = choose_n(*this, device);
+    // 16: the multiple that docs/predictions.md lists.
+    if (problem.n == kByRoofline) problem.n = n_star(attention_shape(problem), ridge(device, problem.dtype), 16);
   }
   Path path() const override { return problem.prefixes > 0 ? Path::shared_prefix : Path::hybrid; }
   TimeEstimate time(const Ceilings& ceilings) const override { return hybrid_time(parts_of_time(), problem, ceilings); }

@@ -13,6 +13,7 @@
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/profilers.h"
 #include "hypermla/tune/autotune.h"
+#include "hypermla/tune/tune_n.h"
 
 namespace hypermla {
 namespace {
@@ -55,6 +56,19 @@ struct Kernel::State {
         said{.problem = problem},
         device(std::move(present)) {}
 
+  // For the present device, with the n that tuning on it found fastest (tune/tune_n.h) where that is left open.
+  ConfiguredPlan configured_here() const {
+    ConfiguredPlan made = configured_for(planned);
+    const bool open = made.chosen.contains("n") && said.problem.value("n", "-1") == "-1";
+    if (!open) return made;
+    Json problem = to_json(made.plan->problem_fields());
+    problem["n"] = -1;
+    const std::optional<int> n =
+        remembered_n(made.entry, planned, problem, *device, shared().compiler, shared().environment.history_root());
+    if (!n) return made;
+    problem["n"] = *n;
+    return configure({made.entry}, planned, {.offered = problem});
+  }
   ConfiguredPlan configured_for(const PlannedDevice& on) const {
     return configure(Registry::instance().find_all(name, version, on.target.arch, language), on, said);
   }
@@ -63,7 +77,7 @@ struct Kernel::State {
   Settings said;
   std::shared_ptr<Device> device;
   PlannedDevice planned = planned_device(shared().devices, *device);
-  ConfiguredPlan configured = configured_for(planned);
+  ConfiguredPlan configured = configured_here();
   // On a CPU values of lengths and indices that would lead a kernel out of its tensors are found here. Those of a GPU
   // are in its memory, where only a kernel could look.
   void require_indices() const {

@@ -47,12 +47,15 @@ struct Overloaded : Functions... {
 template <class... Functions>
 Overloaded(Functions...) -> Overloaded<Functions...>;
 
-std::string_view accepts(const FieldRef& field) {
-  return std::visit(
+std::string accepts(const FieldRef& field) {
+  std::string words;
+  for (const auto& [word, value] : field.words) words += fmt::format(", or {}", word);
+  const std::string_view type = std::visit(
       Overloaded{[](int*) { return std::string_view("an integer of 32 bits"); },
                  [](bool*) { return std::string_view("true or false"); },
                  [](float*) { return std::string_view("a finite number"); }, [](DType*) { return kDTypeNames; }},
       field.value);
+  return std::string(type) + words;
 }
 
 // The number that the whole of `text` spells, if it does and T can hold it.
@@ -79,6 +82,12 @@ std::optional<float> finite(std::optional<double> value) {
 std::optional<int> json_int(const Json& value) {
   if (!value.is_number_integer()) return std::nullopt;
   return number<int>(value.dump());  // through its text, so that a number too large for an int is noticed
+}
+
+std::optional<int> parse_int(const FieldRef& field, std::string_view text) {
+  for (const auto& [word, value] : field.words)
+    if (word == text) return value;
+  return number<int>(text);
 }
 
 std::optional<bool> parse_bool(std::string_view text) {
@@ -139,7 +148,7 @@ void FieldRef::set(const Json& given) {
 
 void FieldRef::parse(std::string_view user_text) {
   const bool fits =
-      std::visit(Overloaded{[&](int* target) { return assign(*target, number<int>(user_text)); },
+      std::visit(Overloaded{[&](int* target) { return assign(*target, parse_int(*this, user_text)); },
                             [&](bool* target) { return assign(*target, parse_bool(user_text)); },
                             [&](float* target) { return assign(*target, finite(number<double>(user_text))); },
                             [&](DType* target) { return assign(*target, parse_dtype(user_text)); }},

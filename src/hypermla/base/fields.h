@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct FieldRef {
   std::string_view name;
   std::string_view help;
   std::variant<int*, bool*, float*, DType*> value;
+  // Words that a user may type for some values of an integer: n=roofline.
+  std::vector<std::pair<std::string_view, int>> words = {};
 
   std::string text() const;            // as a user types it: 64, true, 0.5, bfloat16
   std::string literal() const;         // as C++ source: 64, true, 0.5f, hypermla::DType::bfloat16

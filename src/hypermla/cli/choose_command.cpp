@@ -24,12 +24,7 @@ Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Sessi
     std::vector<std::unique_ptr<AllocatedTensors>> memory;
     std::vector<std::unique_ptr<Executable>> stages;
     for (const auto& plan : plans_of(Registry::instance(), ranked, problem, session.planned)) {
-      double bytes = 0;
-      for (const TensorSpec& spec : plan->tensors()) {
-        double tensor = dtype_bytes(spec.dtype);
-        for (std::int64_t extent : spec.shape) tensor *= double(extent);
-        bytes += tensor;
-      }
+      const double bytes = tensor_bytes(*plan);
       if (!(bytes < 0.95 * double(device.info().memory_bytes))) fail("its tensors need {:.1f} GB", bytes * 1e-9);
       memory.push_back(std::make_unique<AllocatedTensors>(*plan, session.device, 1));
       Tensors tensors = memory.back()->tensors();

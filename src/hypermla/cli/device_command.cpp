@@ -7,6 +7,7 @@
 #include "hypermla/cli/session.h"
 #include "hypermla/roofline/roofline.h"
 #include "hypermla/tune/ceilings.h"
+#include "hypermla/tune/reach.h"
 
 namespace hypermla {
 namespace {
@@ -25,7 +26,8 @@ int device_command(const Words& words) {
   bool measure = false;
   CLI::App app("What was found on this machine: devices, driver, compilers, caches.\n", "hypermla device");
   app.add_option("--device", name, "the device to measure: auto (the first GPU, else the CPU), cpu, cuda or cuda:N");
-  app.add_flag("--measure", measure, "measure its ceilings and add them to the table of devices");
+  app.add_flag("--measure", measure,
+               "measure its ceilings, and what kernels reach of them, and add both to the table of devices");
   if (!parse(app, words)) return 0;
 
   Session session(name);
@@ -48,10 +50,22 @@ int device_command(const Words& words) {
 
   Json measured = measure_ceilings(session.device, session.compiler);
   measured["date"] = utc_now();
-  save_measured(session.environment.measured_devices(), session.device->info().name, measured);
+  const auto save = [&] {
+    save_measured(session.environment.measured_devices(), session.device->info().name, measured);
+  };
+  save();
   for (const auto& [key, value] : measured.items())
     fmt::print("measured   {:<26} {}\n", key,
                value.is_number() ? fmt::format("{:.5g}", value.get<double>()) : value.get<std::string>());
+  std::fflush(stdout);
+  // Kernels are judged by the ceilings that were just measured.
+  const PlannedDevice planned = planned_device(session.environment.devices(), *session.device);
+  const MeasuredReach kernels = measure_reach(Registry::instance(), planned, session.device, session.compiler);
+  for (const std::string& remark : kernels.remarks) fmt::print("reach      {}\n", remark);
+  if (!kernels.reach.empty()) {
+    measured["reach"] = kernels.reach;
+    save();
+  }
   fmt::print("added to   {}\n", session.environment.measured_devices().string());
   return 0;
 }

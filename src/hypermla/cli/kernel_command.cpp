@@ -13,6 +13,7 @@
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/profile/profilers.h"
+#include "hypermla/tune/tune_n.h"
 
 namespace hypermla {
 namespace {
@@ -130,12 +131,7 @@ void prepare(Executable& executable, Session& session, Progress& progress) {
   executable.prepare(session.compiler, *session.device);
 }
 
-AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session,
-                              Progress& progress) {
-  if (flags.no_autotune) {
-    prepare(executable, session, progress);
-    return {};
-  }
+AutotuneOptions tuning_options(const Flags& flags, const Session& session, Progress& progress) {
   AutotuneOptions options;
   options.history_root = session.environment.history_root();
   options.retune = flags.retune;
@@ -150,7 +146,31 @@ AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& 
     else
       progress.show(counts + ", " + at.doing, double(at.measured + at.rejected) / std::max(at.planned, 1));
   };
-  return autotune(plan, executable, session.compiler, *session.device, session.planned.spec, options);
+  return options;
+}
+
+AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session,
+                              Progress& progress) {
+  if (!flags.no_autotune)
+    return autotune(plan, executable, session.compiler, *session.device, session.planned.spec,
+                    tuning_options(flags, session, progress));
+  prepare(executable, session, progress);
+  return {};
+}
+
+void print_tuned_n(const TunedN& tuned, int t) {
+  std::string times;
+  const TunedN::Point* best = &tuned.measured.front();
+  const TunedN::Point* between = nullptr;
+  for (const TunedN::Point& one : tuned.measured) {
+    times += fmt::format("{}n={} {:.1f} us", times.empty() ? "" : ", ", one.n, one.seconds * 1e6);
+    if (one.n == tuned.n) best = &one;
+    if (one.n > 0 && one.n < t && (!between || one.seconds < between->seconds)) between = &one;
+  }
+  fmt::print("chosen    n={}, the fastest of those measured: {}\n", tuned.n, times);
+  if (between && between != best)
+    fmt::print("          all tokens {}: {:.1f} us, against {:.1f} us with the best n between the ends, {}\n",
+               tuned.n == 0 ? "latent" : "decompressed", best->seconds * 1e6, between->seconds * 1e6, between->n);
 }
 
 std::vector<KernelEntry> find_kernels(const std::string& name, const std::string& version, const std::string& arch,
@@ -229,20 +249,36 @@ int kernel_command(const Words& words) {
   refuse_idle_flags(app, flags, mode, said);
   require_utf8("--label", flags.label);
   if (mode != ProfileMode::disabled) require_out_dir(flags.out_dir);
-  const auto [entry, plan, chosen] = configure(entries, session.planned, said);
+  ConfiguredPlan configured = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();
   if (flags.device == "auto" && !session.device->is_gpu())
     fmt::print("no GPU here ({}): running the same kernel on the CPU\n", *cuda_unavailable());
+  const KernelEntry entry = configured.entry;
   fmt::print("{} {} on {} ({}, {} {})\n", entry.full_name(), entry.version, info.name, info.arch, info.processors,
              session.device->is_gpu() ? "SMs" : "cores");
-  if (!chosen.empty()) fmt::print("chosen   {}\n", fields_text(chosen));
+  Progress progress;
+  std::optional<TunedN> tuned;
+  if (configured.chosen.contains("n") && said.problem.value("n", "-1") == "-1" && !flags.no_autotune) {
+    Json problem = to_json(configured.plan->problem_fields());
+    problem["n"] = -1;
+    tuned = tune_n(entry, session.planned, problem, session.device, session.compiler, seed,
+                   tuning_options(flags, session, progress));
+    flags.retune = false;  // that was for its tilings, too
+    problem["n"] = tuned->n;
+    configured = configure({entry}, session.planned, {.offered = problem});
+    progress.clear();
+    print_tuned_n(*tuned, problem.at("t"));
+  } else if (!configured.chosen.empty()) {
+    fmt::print("chosen   {}\n", fields_text(configured.chosen));
+  }
+  const std::unique_ptr<KernelPlan> plan = std::move(configured.plan);
 
   require_memory(*plan, info);
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
-  Progress progress;
-  const AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session, progress);
+  AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session, progress);
+  if (tuned) tuning.stages.insert(tuning.stages.begin(), tuned->stage);
   for (const std::string& remark : remarks(tuning)) fmt::print("tuning    {}\n", remark);
   for (TiledKernel* kernel : launched_kernels(*executable))
     fmt::print("tiling    {}:{}\n", kernel->name(), fields_text(kernel->tiling()));

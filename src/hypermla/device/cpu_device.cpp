@@ -49,6 +49,9 @@ class CpuStreams : public StreamGroup {
   explicit CpuStreams(int threads) : threads_(threads) {}
   StreamHandle stream(std::size_t) const override { return nullptr; }
   int processors(std::size_t) const override { return threads_; }
+  std::unique_ptr<StreamGroup> inside(std::size_t, std::size_t) const override {
+    return std::make_unique<CpuStreams>(threads_);
+  }
   void fork(StreamHandle) override {}
   void join(StreamHandle) override {}
 

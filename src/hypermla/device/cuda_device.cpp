@@ -110,34 +110,33 @@ class GreenContext {
 };
 using Partition = std::vector<std::unique_ptr<GreenContext>>;
 
-CUevent make_event() {
+// For the streams of a green context, or with null of the device's context: an event is recorded on streams of
+// its own context only.
+CUevent make_event(const GreenContext* green) {
   CUevent event = nullptr;
-  HYPERMLA_CUDA(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  CUcontext context = nullptr;
+  if (green) {
+    HYPERMLA_CUDA(cuCtxFromGreenCtx(&context, green->get()));
+    HYPERMLA_CUDA(cuCtxPushCurrent(context));
+  }
+  const CUresult result = CudaDriver::get().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  if (green) HYPERMLA_CUDA(cuCtxPopCurrent(&context));
+  cuda_check(result, "cuEventCreate");
   return event;
 }
 
 class CudaStreams : public StreamGroup {
  public:
-  CudaStreams(std::shared_ptr<Device> device, std::size_t count, std::shared_ptr<Partition> partition)
-      : device_(std::move(device)), partition_(std::move(partition)), fork_(make_event()) {
-    for (std::size_t i = 0; i < count; ++i) {
-      Branch& branch = branches_.emplace_back();
-      branch.processors = partition_ ? (*partition_)[i]->processors() : device_->info().processors;
-      if (!partition_) {
-        HYPERMLA_CUDA(cuStreamCreate(&branch.stream, CU_STREAM_NON_BLOCKING));
-        branch.done = make_event();
-        continue;
-      }
-      const CUgreenCtx green = (*partition_)[i]->get();
-      HYPERMLA_CUDA(cuGreenCtxStreamCreate(&branch.stream, green, CU_STREAM_NON_BLOCKING, 0));
-      // An event is recorded on streams of its own context only.
-      CUcontext context = nullptr;
-      HYPERMLA_CUDA(cuCtxFromGreenCtx(&context, green));
-      HYPERMLA_CUDA(cuCtxPushCurrent(context));
-      CUresult result = CudaDriver::get().cuEventCreate(&branch.done, CU_EVENT_DISABLE_TIMING);
-      HYPERMLA_CUDA(cuCtxPopCurrent(&context));
-      cuda_check(result, "cuEventCreate");
-    }
+  // Each stream in its own green context of the partition; without one, all in the device's context.
+  CudaStreams(std::shared_ptr<Device> device, std::size_t count, const std::shared_ptr<Partition>& partition)
+      : device_(std::move(device)), partition_(partition), fork_(make_event(nullptr)) {
+    for (std::size_t i = 0; i < count; ++i) add(partition_ ? (*partition_)[i].get() : nullptr);
+  }
+  // All in one green context, forked from a stream of it.
+  CudaStreams(std::shared_ptr<Device> device, std::size_t count, const std::shared_ptr<Partition>& partition,
+              const GreenContext* green)
+      : device_(std::move(device)), partition_(partition), fork_(make_event(green)) {
+    for (std::size_t i = 0; i < count; ++i) add(green);
   }
   ~CudaStreams() override {
     const CudaDriver& cuda = CudaDriver::get();
@@ -149,7 +148,12 @@ class CudaStreams : public StreamGroup {
   }
 
   StreamHandle stream(std::size_t i) const override { return branches_[i].stream; }
-  int processors(std::size_t i) const override { return branches_[i].processors; }
+  int processors(std::size_t i) const override {
+    return branches_[i].green ? branches_[i].green->processors() : device_->info().processors;
+  }
+  std::unique_ptr<StreamGroup> inside(std::size_t i, std::size_t count) const override {
+    return std::make_unique<CudaStreams>(device_, count, partition_, branches_[i].green);
+  }
   void fork(StreamHandle from) override {
     HYPERMLA_CUDA(cuEventRecord(fork_, static_cast<CUstream>(from)));
     for (const Branch& branch : branches_) HYPERMLA_CUDA(cuStreamWaitEvent(branch.stream, fork_, 0));
@@ -165,8 +169,17 @@ class CudaStreams : public StreamGroup {
   struct Branch {
     CUstream stream = nullptr;
     CUevent done = nullptr;
-    int processors = 0;
+    const GreenContext* green = nullptr;  // of partition_
   };
+  void add(const GreenContext* green) {
+    Branch& branch = branches_.emplace_back();
+    branch.green = green;
+    if (green)
+      HYPERMLA_CUDA(cuGreenCtxStreamCreate(&branch.stream, green->get(), CU_STREAM_NON_BLOCKING, 0));
+    else
+      HYPERMLA_CUDA(cuStreamCreate(&branch.stream, CU_STREAM_NON_BLOCKING));
+    branch.done = make_event(green);
+  }
   std::shared_ptr<Device> device_;  // its context outlives the streams
   std::shared_ptr<Partition> partition_;
   CUevent fork_;

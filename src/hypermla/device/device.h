@@ -67,8 +67,10 @@ class StreamGroup {
   virtual ~StreamGroup() = default;
   virtual StreamHandle stream(std::size_t i) const = 0;
   virtual int processors(std::size_t i) const = 0;  // that its work runs on
-  virtual void fork(StreamHandle from) = 0;         // they wait for all that `from` was given so far
-  virtual void join(StreamHandle to) = 0;           // `to` waits for all that they were given so far
+  // `count` streams to be forked from the i-th, on its SMs. They do not outlive the device.
+  virtual std::unique_ptr<StreamGroup> inside(std::size_t i, std::size_t count) const = 0;
+  virtual void fork(StreamHandle from) = 0;  // they wait for all that `from` was given so far
+  virtual void join(StreamHandle to) = 0;    // `to` waits for all that they were given so far
 };
 
 // What the board reports about itself at this moment (read only).

@@ -8,6 +8,8 @@
 #include <set>
 #include <thread>
 
+#include "hypermla/plan/configure.h"
+
 namespace hypermla {
 namespace {
 
@@ -167,14 +169,15 @@ CheckResult check(const KernelPlan& plan, Executable& executable, AllocatedTenso
 
 namespace {
 
+constexpr int kFewTokens = 333;  // a few tiles
+
 // The same problem with an odd number of tokens, or null where that is no other problem or none that the plan takes. A
 // hybrid keeps its share of decompressed tokens.
 std::unique_ptr<KernelPlan> with_odd_tokens(const KernelEntry& entry, KernelPlan& plan) {
-  constexpr int kTokens = 333;  // a few tiles
   Json problem = to_json(plan.problem_fields());
   const int t = problem.value("t", 1), n = problem.value("n", 0);
   if (t % 2) return nullptr;
-  const int odd = std::min(t - 1, kTokens);
+  const int odd = std::min(t - 1, kFewTokens);
   problem["t"] = odd;
   if (n > 0) problem["n"] = n == t ? odd : std::clamp(int(std::int64_t{n} * odd / t), 1, std::max(odd - 1, 1));
   std::unique_ptr<KernelPlan> other = entry.make();
@@ -187,6 +190,27 @@ std::unique_ptr<KernelPlan> with_odd_tokens(const KernelEntry& entry, KernelPlan
     return nullptr;
   }
   return other;
+}
+
+// A hybrid's problem, whose tokens are all of one kind, with few tokens of both kinds, so that there is something to
+// merge; with the default tiling, for the plan's was made for one path. Null where the problem has both, or cannot.
+std::unique_ptr<KernelPlan> with_both_paths(const KernelEntry& entry, KernelPlan& plan) {
+  Json problem = to_json(plan.problem_fields());
+  const int n = problem.value("n", -1), t = std::min(problem.value("t", 0), kFewTokens);
+  if ((n != 0 && n != problem.value("t", 0)) || t < 2) return nullptr;
+  problem["t"] = t;
+  for (const int between : {t / 2, t - 1, 1}) {  // a causal mask may have to end in one part
+    std::unique_ptr<KernelPlan> other = entry.make();
+    other->target = plan.target;
+    try {
+      problem["n"] = between;
+      set_problem(*other, problem);
+      other->validate();
+      return other;
+    } catch (const Error&) {
+    }
+  }
+  return nullptr;
 }
 
 // Gives `other` the tilings of `executable`; false where it would be compiled from other sources.
@@ -221,6 +245,14 @@ std::vector<NamedCheck> check_inputs(const KernelEntry& entry, KernelPlan& plan,
       all.push_back({fmt::format("t={}", to_json(other->problem_fields()).at("t").get<int>()),
                      check(*other, *its, odd, *device, seed, kFurtherFlops)});
     }
+  }
+  if (const std::unique_ptr<KernelPlan> other = with_both_paths(entry, plan)) {
+    AllocatedTensors few(*other, device, seed);
+    const std::unique_ptr<Executable> its = other->plan(few.tensors());
+    its->prepare(compiler, *device);
+    const Json problem = to_json(other->problem_fields());
+    all.push_back({fmt::format("t={}, n={}", problem.at("t").get<int>(), problem.at("n").get<int>()),
+                   check(*other, *its, few, *device, seed, kFurtherFlops)});
   }
   return all;
 }

@@ -114,16 +114,20 @@ ConcurrentKernels::ConcurrentKernels(std::string name, Parts members, JointValid
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (partition_[i] < 1)
       fail("{} gives {} a partition of {} SMs; give it one", this->name(), members_[i]->name(), partition_[i]);
-    if (!members_[i]->groups().empty())
-      fail("{} in a partition of {} has streams of its own, which would leave it; partition the innermost group",
-           members_[i]->name(), this->name());
+    for (const ConcurrentKernels* group : members_[i]->groups())
+      if (!group->partition_.empty())
+        fail("{} in a partition of {} is divided once more; divide only one of them", group->name(), this->name());
     for (TiledKernel* kernel : members_[i]->kernels()) kernel->confine(partition_[i]);
   }
 }
 
 void ConcurrentKernels::prepare(Compiler& compiler, Device& device) {
   validate_tilings();
-  if (!streams_) streams_ = device.streams(members_.size(), partition_);
+  if (!streams_)
+    streams_ = outer_ ? outer_->inside(outer_member_, members_.size()) : device.streams(members_.size(), partition_);
+  if (outer_ || !partition_.empty())
+    for (std::size_t i = 0; i < members_.size(); ++i)
+      for (ConcurrentKernels* group : members_[i]->groups()) group->run_inside(*streams_, i);
   for (auto& member : members_) member->prepare(compiler, device);
 }
 

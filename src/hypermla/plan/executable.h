@@ -231,8 +231,8 @@ class ConcurrentKernels : public Executable {
   using JointValidation = std::function<void(const std::vector<TiledKernel*>&)>;
 
   // `partition`: SMs of each member's own (Device::streams()); empty: all share the device. What a member launches
-  // should fit its SMs: the plan knows them when it builds it. Throws Error when a member of a partition holds a group
-  // itself, whose streams would leave it.
+  // should fit its SMs: the plan knows them when it builds it. A member of a partition may hold a group, all of whose
+  // members run on the SMs of that member; throws Error when such a group is divided again.
   ConcurrentKernels(std::string name, std::vector<std::unique_ptr<Executable>> members,
                     JointValidation validate_joint_tiling = {}, std::vector<int> partition = {});
 
@@ -253,9 +253,14 @@ class ConcurrentKernels : public Executable {
   const std::vector<int>& partition() const { return partition_; }
 
  private:
+  // It is part of the i-th member of a divided group.
+  void run_inside(const StreamGroup& streams, std::size_t i) { outer_ = &streams, outer_member_ = i; }
+
   std::vector<std::unique_ptr<Executable>> members_;
   JointValidation validate_joint_tiling_;
   std::vector<int> partition_;
+  const StreamGroup* outer_ = nullptr;
+  std::size_t outer_member_ = 0;
   std::unique_ptr<StreamGroup> streams_;
 };
 

@@ -40,6 +40,16 @@ Tensors empty_tensors(const KernelPlan& plan) {
   return tensors;
 }
 
+double tensor_bytes(const KernelPlan& plan) {
+  double bytes = 0;
+  for (const TensorSpec& spec : plan.tensors()) {
+    double tensor = dtype_bytes(spec.dtype);
+    for (const std::int64_t extent : spec.shape) tensor *= double(extent);
+    bytes += tensor;
+  }
+  return bytes;
+}
+
 std::string problem_key(KernelPlan& plan) {
   std::string key;
   for (const FieldRef& field : plan.problem_fields()) {

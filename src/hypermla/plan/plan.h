@@ -134,6 +134,9 @@ void require_indices(const std::vector<TensorSpec>& specs, const Tensors& tensor
 // The tensors a plan asks for, without memory behind them.
 Tensors empty_tensors(const KernelPlan& plan);
 
+// Of all tensors. In floating point, which no size overflows.
+double tensor_bytes(const KernelPlan& plan);
+
 // The structure of a plan without tensors: for roofline predictions on any device.
 inline std::unique_ptr<Executable> plan_empty(const KernelPlan& plan) { return plan.plan(empty_tensors(plan)); }
 

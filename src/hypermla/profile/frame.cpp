@@ -152,11 +152,10 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
                                 utc_now("%Y%m%dT%H%M%SZ"));
   make_directories(directory);
   write("params.json", profile.problem.dump(2) + "\n");
+  for (const auto& stage : request.tuning.stages)
+    if (fs::exists(stage.history)) write("tiling/" + stage.kernel + "/autotuning.json", read_file(stage.history));
   for (TiledKernel* kernel : launched_kernels(executable)) {
     write("tiling/" + kernel->name() + ".json", kernel->tiling().dump(2) + "\n");
-    for (const auto& stage : request.tuning.stages)
-      if (stage.kernel == kernel->name() && fs::exists(stage.history))
-        write("tiling/" + kernel->name() + "/autotuning.json", read_file(stage.history));
     for (const auto& file : fs::directory_iterator(kernel->entry().dir))
       if (file.is_regular_file())
         write("compiled/" + kernel->name() + "/" + file.path().filename().string(), read_file(file.path()));

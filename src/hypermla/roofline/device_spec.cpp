@@ -23,6 +23,24 @@ std::string text_of(std::string_view device, std::string_view key, const Json& v
   return value.get<std::string>();
 }
 
+void check_reach(std::string_view device, const Json& reach) {
+  const std::vector<std::string> paths = {"latent", "decompressed", "hybrid"}, terms = {"tensor", "memory", "overlap"};
+  const auto check = [&](const std::string& key, const std::vector<std::string>& known) {
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      fail("device '{}': reach has no key '{}'; did you mean '{}'?", device, shortened(key),
+           nearest(shortened(key), known));
+  };
+  if (!reach.is_object()) fail("device '{}': reach is {}, but must be an object", device, reach.dump());
+  for (const auto& [path, of] : reach.items()) {
+    check(path, paths);
+    if (!of.is_object()) fail("device '{}': reach of {} is {}, but must be an object", device, path, of.dump());
+    for (const auto& [term, value] : of.items()) {
+      check(term, terms);
+      number_of(device, term, value);
+    }
+  }
+}
+
 void check_measured(std::string_view device, const Json& measured) {
   if (!measured.is_object()) fail("device '{}': measured is {}, but must be an object", device, measured.dump());
   for (const auto& [key, value] : measured.items()) {
@@ -32,6 +50,8 @@ void check_measured(std::string_view device, const Json& measured) {
     }
     if (key == "date" || key == "note") {
       text_of(device, key, value);
+    } else if (key == "reach") {
+      check_reach(device, value);
     } else {
       number_of(device, key, value);
     }

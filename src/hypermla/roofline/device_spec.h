@@ -27,16 +27,22 @@ namespace hypermla {
 // The keys of "measured". A burst is a few milliseconds after idle; sustained is the rate under the power cap.
 // fma_gflops is fp32 on the vector units, all cores or SMs. power_share is a in x + a y <= 1, x and y the tensor work
 // and the reads that go on together, as fractions of matmul_sustained_tflops and read_GBps alone. launch_us is the
-// least cost of one more kernel in a recording. All are numbers, but date (YYYY-MM-DD) and note.
-inline constexpr std::array<std::string_view, 9> kMeasuredKeys = {"matmul_burst_tflops",
-                                                                  "matmul_sustained_tflops",
-                                                                  "read_GBps",
-                                                                  "copy_GBps",
-                                                                  "fma_gflops",
-                                                                  "power_share",
-                                                                  "launch_us",
-                                                                  "date",
-                                                                  "note"};
+// least cost of one more kernel in a recording. All are numbers, but date (YYYY-MM-DD), note and reach.
+//
+// reach says what kernels themselves reach there, by path: {"latent": {"tensor": 0.9}, "decompressed": {"memory": 0.7},
+// "hybrid": {"overlap": 1.2}}. A number is a part of what the figures of the path's kernels say (Figures in
+// kernel_time.h, of an H200); 1 where it is left out. tensor and memory are of the work of one path, overlap is of two
+// paths at once.
+inline constexpr std::array<std::string_view, 10> kMeasuredKeys = {"matmul_burst_tflops",
+                                                                   "matmul_sustained_tflops",
+                                                                   "read_GBps",
+                                                                   "copy_GBps",
+                                                                   "fma_gflops",
+                                                                   "power_share",
+                                                                   "launch_us",
+                                                                   "reach",
+                                                                   "date",
+                                                                   "note"};
 
 struct DeviceSpec {
   std::string name;
@@ -50,7 +56,7 @@ struct DeviceSpec {
   std::string note;
   Json measured = Json::object();
 
-  // A figure of kMeasuredKeys; `absent` if it was not measured.
+  // A figure of kMeasuredKeys that is a number; `absent` if it was not measured.
   double measured_or(std::string_view key, double absent) const { return measured.value(std::string(key), absent); }
   // TFLOP/s with fp32 accumulation. Throws Error when neither the file nor a measurement has it.
   double peak_tflops(DType dtype) const;

@@ -7,6 +7,14 @@
 #include "hypermla/base/error.h"
 
 namespace hypermla {
+namespace {
+
+Reach reach_of(const DeviceSpec& device, const char* path) {
+  const Json of = device.measured.value("reach", Json::object()).value(path, Json::object());
+  return {of.value("tensor", 1.0), of.value("memory", 1.0), of.value("overlap", 1.0)};
+}
+
+}  // namespace
 
 Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load) {
   const bool tensor = dtype == DType::bfloat16 || dtype == DType::float16;
@@ -20,7 +28,11 @@ Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load) {
           .power_share = device.measured_or("power_share", 0),
           .launch = device.measured_or("launch_us", 0) * 1e-6,
           .processors = std::max(device.sm_count, 1),
-          .load = load};
+          .tall_tiles = device.arch == "sm_90" || device.arch == "sm_100" || device.arch == "sm_103",
+          .load = load,
+          .latent = reach_of(device, "latent"),
+          .decompressed = reach_of(device, "decompressed"),
+          .hybrid = reach_of(device, "hybrid")};
 }
 
 double power_share_of(double both, double tensor, double reads) {
@@ -40,26 +52,28 @@ WorkTimes& WorkTimes::operator+=(const WorkTimes& other) {
   return *this;
 }
 
-WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings) {
+WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings, const Reach& reach) {
   const double waves = work.tiles / figures.tiles_of_block / ceilings.processors;
-  const double rate = ceilings.load == Load::burst ? figures.burst : figures.sustained;
+  const double rate = figures.elsewhere > 0 && !ceilings.tall_tiles ? figures.elsewhere
+                      : ceilings.load == Load::burst                ? figures.burst
+                                                                    : figures.sustained;
   const auto& [full, half, few] = figures.launches;
   const bool whole = figures.readers > 0;
   WorkTimes times;
-  times.tensor = work.cost.flops / (ceilings.flops * rate) * (whole ? std::ceil(waves) / waves : 1);
+  times.tensor = work.cost.flops / (ceilings.flops * rate * reach.tensor) * (whole ? std::ceil(waves) / waves : 1);
   times.traffic = work.cost.bytes / ceilings.bytes;
-  times.memory = times.traffic / figures.memory * std::max(1.0, figures.readers / waves);
+  times.memory = times.traffic / (figures.memory * reach.memory) * std::max(1.0, figures.readers / waves);
   times.launches = ceilings.launch * (waves >= 0.9 ? full : waves >= 0.45 ? half : few);
   return times;
 }
 
 WorkTimes best_times(const std::vector<Figures>& figures, const std::function<TiledWork(int rows)>& work,
-                     const Ceilings& ceilings) {
+                     const Ceilings& ceilings, const Reach& reach) {
   if (figures.empty()) fail("there are no figures of a kernel: it cannot be set against others");
   WorkTimes best;
   std::pair<double, double> least = {INFINITY, INFINITY};
   for (const Figures& one : figures) {
-    const WorkTimes times = times_of(one, work(one.rows), ceilings);
+    const WorkTimes times = times_of(one, work(one.rows), ceilings, reach);
     const std::pair seconds = {estimate(times, ceilings).seconds, times.tensor};
     if (seconds < least) least = seconds, best = times;
   }

@@ -19,6 +19,12 @@ namespace hypermla {
 // After idle, or for seconds under the power cap.
 enum class Load { burst, sustained };
 
+// What the kernels of a path reach on a device, as parts of what their figures say: "reach" of devices.json.
+struct Reach {
+  double tensor = 1, memory = 1;
+  double overlap = 1;  // of two paths at once
+};
+
 // The ceilings of a device: the measured figures of devices.json, or where there are none the specified ones.
 struct Ceilings {
   double flops = 0;        // FLOP/s
@@ -26,7 +32,10 @@ struct Ceilings {
   double power_share = 0;  // 0 if not measured: arithmetic and traffic then overlap perfectly
   double launch = 0;       // seconds of one more kernel
   int processors = 1;
+  // Its tensor cores multiply 64 rows or more at a time (Hopper, Blackwell of data centres).
+  bool tall_tiles = false;
   Load load = Load::sustained;
+  Reach latent = {}, decompressed = {}, hybrid = {};  // by path
 };
 // Throws Error where neither figure is known.
 Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load);
@@ -45,12 +54,14 @@ struct TimeEstimate {
 };
 
 // What a kernel reaches with one size of tile, as parts of the ceilings of a device. It stands in the kernel's .cpp,
-// with the record it comes from. All are from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; other devices are
-// taken to reach the same parts.
+// with the record it comes from. All are from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; other devices
+// reach these parts times the Reach of the path.
 struct Figures {
   int rows = 1;                     // of a tile: rows are padded to whole tiles
   double burst = 1, sustained = 1;  // tensor work on padded rows, of matmul_{burst,sustained}_tflops
   double memory = 1;                // of read_GBps
+  // Of tiles with few rows: the part of tensor work where tensor cores do not ask for 64 rows at a time. 0: the same.
+  double elsewhere = 0;
   // The part of the processors that must read to reach `memory`, where a block owns its tile; 0: work is cut over all
   // processors.
   double readers = 0;
@@ -76,11 +87,11 @@ struct WorkTimes {
 
   WorkTimes& operator+=(const WorkTimes& other);
 };
-WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings);
+WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings, const Reach& reach = {});
 // With the best of several sizes of tile, of those that memory bounds alike the one that leaves most to others. Throws
 // Error where there are none.
 WorkTimes best_times(const std::vector<Figures>& figures, const std::function<TiledWork(int rows)>& work,
-                     const Ceilings& ceilings);
+                     const Ceilings& ceilings, const Reach& reach = {});
 
 // The formula above, its work divided by `overlap`, which is below 1 for kernels that slow each other down.
 TimeEstimate estimate(const WorkTimes& times, const Ceilings& ceilings, double overlap = 1);

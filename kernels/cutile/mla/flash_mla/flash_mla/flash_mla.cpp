@@ -20,6 +20,10 @@ class FlashMlaPlan : public AttentionPlan<LatentProblem, FlashMlaTiling> {
     require_power_of_two("Bk", tiling.Bk, 16, problem.k);
     require_power_of_two("num_warps", tiling.num_warps, 1, 32);
     require_positive("occupancy", tiling.occupancy);
+    require_heads(tiling.Bh, problem.h);
+    require_power_of_two("num_ctas", tiling.num_ctas, 1, 8);
+    if (tiling.num_ctas > 1 && !target.has_large_blocks())
+      fail("--num_ctas={} is not supported: {} has no clusters of thread blocks", tiling.num_ctas, target.arch);
   }
   void use_default_tiling() override { tiling = candidates().front(); }
 
@@ -34,7 +38,8 @@ class FlashMlaPlan : public AttentionPlan<LatentProblem, FlashMlaTiling> {
     spec.candidates = candidates();
     spec.cost = latent_cost(at);
     spec.grid = [at](const FlashMlaTiling& tiling) {
-      return Grid{ceil_div(at.h * at.s, tiling.Bm), unsigned(at.k / tiling.Bv), unsigned(at.b)};
+      const int heads = tiling.Bh ? tiling.Bh : at.h;
+      return Grid{at.h / heads * ceil_div(heads * at.s, tiling.Bm), unsigned(at.k / tiling.Bv), unsigned(at.b)};
     };
     spec.arguments = [at, tensors](const FlashMlaTiling&) {
       auto pointer = [&](const char* name) { return tensors.at(name).data; };

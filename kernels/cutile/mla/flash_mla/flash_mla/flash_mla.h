@@ -13,6 +13,8 @@ struct FlashMlaTiling {
   int Bk = 128;
   int num_warps = 8;
   int occupancy = 1;
+  int Bh = 0;
+  int num_ctas = 1;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -22,6 +24,8 @@ struct FlashMlaTiling {
     field("Bk", self.Bk, "latent columns of one load for the scores");
     field("num_warps", self.num_warps, "warps of a block that compute");
     field("occupancy", self.occupancy, "blocks that should fit on one multiprocessor");
+    field("Bh", self.Bh, "heads whose queries are rows of one matrix, a divisor of h; 0: all");
+    field("num_ctas", self.num_ctas, "thread blocks of a cluster that share the work of one block, from Hopper on");
   }
 };
 

@@ -74,17 +74,8 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
              .launches = {.full = 2.8, .half = 2.8, .few = 2.8}}};
   }
   TimeEstimate time(const Ceilings& ceilings) const override {
-    // The merge, in launches per split: b32 s1 (2 splits) 5 us behind stage 1, b8 t8192 (8) 5 us, b1 t65536 (64) 25 us
-    // (docs/kernels/flash-mla-split-kv.md).
-    constexpr double kMergeOfSplit = 0.1;
-    const Figures of = figures().front();
-    TiledWork work = latent_work(attention_shape(problem), problem.causal, of.rows);
-    // As many as still make one wave.
-    const double splits = std::max(1.0, std::floor(ceilings.processors / work.tiles));
-    work.tiles *= splits;
-    WorkTimes times = times_of(of, work, ceilings);
-    times.launches += ceilings.launch * splits * kMergeOfSplit;
-    return estimate(times, ceilings);
+    return estimate(latent_times_in_parts(attention_shape(problem), problem.causal, figures().front(), ceilings),
+                    ceilings);
   }
 
  private:
