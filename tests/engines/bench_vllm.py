@@ -8,7 +8,8 @@ backends agree, and how long does a step take?
 Every backend and number of drafts is a process of its own. Agreement: log-probabilities of greedy texts of 32 tokens,
 against the first backend, and of prompts alone against the same prompts in one batch, which is the noise to compare
 with. Times: medians of the steps, by events around the replayed graph; attention by the kernels that PyTorch's profiler
-sees; the host's time in the metadata builder. Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
+sees, and the pauses around them; the host's time in the metadata builder. Needs a GPU, vLLM, and this package where
+Python finds it; CUSTOM is ours.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def parse(words):
     parser.add_argument("--steps", type=int, default=40, help="that are timed")
     parser.add_argument("--block", type=int, default=64, help="tokens of a block of the cache")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
+    parser.add_argument("--mixed", action="store_true", help="requests have 0, 1, .. and all drafts in turn")
     parser.add_argument("--rounds", type=int, default=1, help="of all processes; every second one in reverse order")
     parser.add_argument("--invariant", action="store_true", help="with VLLM_BATCH_INVARIANT=1; agreement only")
     parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU's memory that vLLM takes")
@@ -114,12 +116,15 @@ class Engine:
         from vllm import LLM
 
         queries = 1 + drafts
-        sizes = sorted({queries * requests for requests in {1, 2, 4, 8, 16, *at.batches}})
+        sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *at.batches}}
+        if at.mixed:
+            sizes |= {sum(i % queries + 1 for i in range(requests)) for requests in at.batches}
         arguments = {"model": write_model(at), "load_format": "dummy", "skip_tokenizer_init": True,
                      "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": at.memory, "max_model_len": 16384,
                      "max_num_seqs": max(8, *at.batches), "max_num_batched_tokens": 16384, "block_size": at.block,
                      "enable_prefix_caching": True, "attention_config": {"backend": backend},
-                     "compilation_config": {"mode": 0, "cudagraph_mode": at.graphs, "cudagraph_capture_sizes": sizes}}
+                     "compilation_config": {"mode": 0, "cudagraph_mode": at.graphs,
+                                            "cudagraph_capture_sizes": sorted(sizes)}}
         if drafts:
             arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts,
                                                "prompt_lookup_min": 1, "prompt_lookup_max": 2}
@@ -127,9 +132,23 @@ class Engine:
         self.torch, self.llm = torch, LLM(**arguments)
         self.config = self.llm.llm_engine.vllm_config
         self._watch()
+        if at.mixed:
+            self._mix(queries)
+
+    def _mix(self, queries):
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        update = scheduler.update_draft_token_ids
+
+        def shortened(drafts):
+            for i, tokens in enumerate(drafts.draft_token_ids):
+                del tokens[i % queries:]
+            update(drafts)
+
+        scheduler.update_draft_token_ids = shortened
 
     def _watch(self):
         self.replays, self.batches, self.steps, self.built = [], [], [], []
+        self.after_step = lambda number: None
         events, engine = self.torch.cuda.Event, self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
         layer = next(iter(self.config.compilation_config.static_forward_context.values()))
@@ -151,6 +170,7 @@ class Engine:
         def noted_step():
             output = step()
             self.steps.append((time.perf_counter(), self.batches[-1] if self.batches else (0, 0), len(self.replays)))
+            self.after_step(len(self.steps))
             return output
 
         def timed_build(*arguments, **keywords):
@@ -207,24 +227,40 @@ class Engine:
         return {"steps": len(wall), "wall_ms": median(wall), "graph_ms": median(graph), "replays": median(replays),
                 "queries": median(queries), "builder_us": median([1e6 * one for one in self.built])}
 
-    def profile_decode(self, prompts):
-        """Milliseconds of a step in kernels, and in those of attention."""
+    def profile_decode(self, prompts, tokens):
+        """Milliseconds of a decoding step in kernels and in those of attention, and the mean pauses, in microseconds,
+        between these and the kernels before and behind them; negative where they overlap."""
         from torch.profiler import ProfilerActivity, profile
 
+        first, last = 4, 12  # steps; those before them begin the requests
+        profiler = profile(activities=[ProfilerActivity.CUDA])
+
+        def between(number):
+            if number in (first, last):
+                self.torch.cuda.synchronize()
+                (profiler.start if number == first else profiler.stop)()
+
         self.clear()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            self.generate(prompts, 8)
-            self.torch.cuda.synchronize()
-        steps = sum(batch[0] == len(prompts) for batch in self.batches)
-        kernels = collections.Counter()
-        for event in profiler.events():
-            if "CUDA" in str(event.device_type) and not event.name.startswith(("Memcpy", "Memset")):
-                kernels[event.name] += event.time_range.elapsed_us() / 1e3 / steps
-        attention = {name: ms for name, ms in kernels.items()
-                     if any(part in name for part in ATTENTION) and "cache" not in name}
-        longest = [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(6)]
-        return {"kernels_ms": round(sum(kernels.values()), 4), "attention_ms": round(sum(attention.values()), 4),
-                "longest": longest}
+        self.after_step = between
+        self.generate(prompts, last * tokens + 2)
+        self.after_step = lambda number: None
+        spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in profiler.events()
+                       if "CUDA" in str(event.device_type))
+        spans = [span for span in spans if not span[2].startswith(("Memcpy", "Memset"))]
+        kernels, before, behind = collections.Counter(), [], []
+        for i, (begin, end, name) in enumerate(spans):
+            kernels[name] += (end - begin) / 1e3 / (last - first)
+            if is_attention(name) and 0 < i < len(spans) - 1:
+                before += [] if is_attention(spans[i - 1][2]) else [begin - spans[i - 1][1]]
+                behind += [] if is_attention(spans[i + 1][2]) else [spans[i + 1][0] - end]
+        return {"kernels_ms": round(sum(kernels.values()), 4),
+                "attention_ms": round(sum(ms for name, ms in kernels.items() if is_attention(name)), 4),
+                "pause_before_us": median(before), "pause_behind_us": median(behind),
+                "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(6)]}
+
+
+def is_attention(kernel):
+    return any(part in kernel for part in ATTENTION) and "cache" not in kernel
 
 
 def median(values):
@@ -265,7 +301,7 @@ def run_child(at):
             these = [row[:context + 1] for row in rows[:batch]]
             result = engine.time_decode(these, at.steps)
             put("decode", heads=at.heads, layers=at.layers, batch=batch, context=context, **result,
-                **engine.profile_decode(these))
+                **engine.profile_decode(these, 1 + drafts))
         except Exception as error:  # the next shape may work
             put("decode", batch=batch, context=context, error=repr(error)[:500])
 

@@ -15,8 +15,8 @@ def register():
     custom = AttentionBackendEnum.CUSTOM
     taken = custom.is_overridden() and custom.get_path()
     if taken and taken != BACKEND:
-        init_logger(__name__).warning("HyperMLA: the attention backend CUSTOM is %s of another plug-in; set "
-                                      "VLLM_PLUGINS=hypermla to leave that one out", taken)
+        init_logger("vllm.hypermla").warning("HyperMLA: the attention backend CUSTOM is %s of another plug-in; set "
+                                             "VLLM_PLUGINS=hypermla to leave that one out", taken)
     else:
         register_backend(custom, BACKEND)
     # vLLM 0.33 knows names of one's own.

@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
 from hypermla.vllm.plans import Capacity, Plans, fixed_split, takes_strides
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
 LATENT, ROPE = 512, 64
 MOST_REQUESTS, MOST_QUERIES, MOST_TOKENS = 2048, 1024, 1 << 20  # of a MlaDecode
