@@ -179,6 +179,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
         self._plans = Plans(device.type if index is None else f"{device.type}:{index}")
         # Loads the kernels now, not when the first request waits for them.
+        logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
         for scale in scales:
             for capacity in dict.fromkeys((self._usual, self._long)):
