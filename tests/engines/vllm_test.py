@@ -220,6 +220,12 @@ class EngineTest(unittest.TestCase):
         metadata.decode.block_table = batch.table
         self.agree(batch, impl, metadata, *batch.layer())
 
+    def test_a_threshold_that_was_changed_is_refused(self):
+        builder = builder_of(config_of())
+        builder.reorder_batch_threshold = 1024
+        with self.assertRaisesRegex(ValueError, "up to 128 queries, not of 200"):
+            builder.build(0, Batch([300, 30], [200, 1]).common())
+
     def test_graphs(self):
         cases = ((dict(), AttentionCGSupport.UNIFORM_BATCH, 1, 128),
                  (dict(drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128),

@@ -196,7 +196,11 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         capacity = self._usual
         if self._long is not self._usual:
             starts = query_start_loc_cpu.numpy()
-            if int((starts[1:] - starts[:-1]).max()) > self._usual.queries:
+            longest = int((starts[1:] - starts[:-1]).max())
+            if longest > self._long.queries:
+                raise ValueError(f"HyperMLA decodes requests of up to {self._long.queries} queries, not of {longest}: "
+                                 "reorder_batch_threshold was changed after the builder was made")
+            if longest > self._usual.queries:
                 capacity = self._long
         return HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
