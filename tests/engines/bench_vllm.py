@@ -405,10 +405,11 @@ def main():
                         "drafts": one["drafts"], **difference(one["texts"], texts[0]["texts"])})
         print(json.dumps(results[-1]), flush=True)
     if at.record:
+        asked = {name: value for name, value in vars(at).items() if name not in ("child", "record", "work")}
         scratch = at.record + ".tmp"
         with open(scratch, "w") as file:
-            json.dump({"arguments": words, "results": [one for one in results if one["what"] != "texts"]}, file,
-                      indent=1)
+            json.dump({"asked": asked, "results": [one for one in results if one["what"] != "texts"]}, file, indent=1)
+            file.write("\n")
         os.replace(scratch, at.record)
     if not at.invariant:
         print(table(results), flush=True)
