@@ -134,3 +134,23 @@ show_quarters() {
     ((percent < next)) || { echo "hypermla: built $percent %"; next=$((percent / 25 * 25 + 25)); }
   done
 }
+
+# Serving engines, each in an environment of its own: tests/engines/<engine>.txt is what pip installs there, and
+# tests/engines/<engine>_test.py runs with it. Neither needs a GPU.
+test_engines() {
+  local wanted engine place log failed=0
+  for wanted in "$root"/tests/engines/*.txt; do
+    engine=$(basename "$wanted" .txt) place=$root/build/engines/$engine log=$root/build/engines/$engine.log
+    mkdir -p "$root/build/engines"
+    if ! cmp -s "$wanted" "$place/installed.txt"; then
+      note "installing $engine into build/engines"
+      "$python" -m venv --clear "$place" >"$log" 2>&1 &&
+        "$place/bin/pip" install --quiet --disable-pip-version-check --progress-bar off -r "$wanted" >>"$log" 2>&1 ||
+        { show_log "$log"; die "$engine could not be installed; run this again where there is a network and room"; }
+      cp "$wanted" "$place/installed.tmp"
+      mv "$place/installed.tmp" "$place/installed.txt"
+    fi
+    HYPERMLA_TEST_BUILD=$root/build "$place/bin/python" "$root/tests/engines/${engine}_test.py" || failed=1
+  done
+  ((!failed)) || die "a test of an engine's plug-in failed; the lines above say why"
+}

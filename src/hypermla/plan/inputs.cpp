@@ -99,12 +99,7 @@ std::vector<float> read_floats(Device& device, const Tensor& tensor, std::int64_
 }
 
 void require_memory(const KernelPlan& plan, const DeviceInfo& info) {
-  double bytes = 0;  // which no size overflows
-  for (const TensorSpec& spec : plan.tensors()) {
-    double tensor = dtype_bytes(spec.dtype);
-    for (std::int64_t extent : spec.shape) tensor *= double(extent);
-    bytes += tensor;
-  }
+  const double bytes = tensor_bytes(plan);
   if (!(bytes < double(info.memory_bytes)))
     fail("the tensors need {:.1f} GB, but this device has {:.1f} GB; choose a smaller b, h or t", bytes * 1e-9,
          info.memory_bytes * 1e-9);

@@ -1,0 +1,241 @@
+"""vLLM's three classes of an attention backend, over MlaDecode: 0.26 and 0.33 by one code path.
+
+vLLM's common classes of MLA do all that is not decoding: they divide a batch into decodes and prefills, prefill, write
+the cache, and project. Requests with at most reorder_batch_threshold queries are decodes. What differs between the
+releases is looked for where it is used, never by a version's number.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from vllm import envs
+from vllm.config import CUDAGraphMode, get_current_vllm_config_or_none
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend, MLACommonDecodeMetadata,
+                                                                MLACommonImpl, MLACommonMetadata,
+                                                                MLACommonMetadataBuilder, QueryLenSupport)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+
+from hypermla.vllm.plans import Capacity, Plans, fixed_split, takes_strides
+
+logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
+
+LATENT, ROPE = 512, 64
+MOST_REQUESTS, MOST_QUERIES, MOST_TOKENS = 2048, 1024, 1 << 20  # of a MlaDecode
+# Requests of so many queries are decodes, too: short continuations of a long context, of which the latent path reads
+# the cache once and the decompressed path decompresses all.
+SHORT_EXTEND = 128
+
+
+def _drafted_queries(config):
+    """Queries of a request that decodes with drafts, as vLLM's builders count them."""
+    if config.speculative_config is None or config.speculative_config.num_speculative_tokens is None:
+        return 1
+    together = 2 if config.speculative_config.parallel_drafting else 1
+    return 1 + together * config.speculative_config.num_speculative_tokens
+
+
+def _graphs_take_any_batch(config):
+    """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
+    of its requests are decodes: none has more queries than the largest graph has tokens."""
+    largest = config.compilation_config.max_cudagraph_capture_size
+    return (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL and not envs.VLLM_BATCH_INVARIANT
+            and config.parallel_config.decode_context_parallel_size == 1
+            and config.parallel_config.prefill_context_parallel_size == 1
+            and largest is not None and largest + _drafted_queries(config) <= MOST_QUERIES)
+
+
+class HyperMLABackend(MLACommonBackend):
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name():
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls():
+        return HyperMLAImpl
+
+    @staticmethod
+    def get_builder_cls():
+        return HyperMLAMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec=None):
+        return [64, 128, 32, 16]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size):
+        return max(default_block_size, 64)  # smaller pages cost more loads
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension=False):
+        # Blocks first: those of all layers may lie side by side.
+        return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
+
+    @classmethod
+    def get_supported_head_sizes(cls):
+        return [LATENT + ROPE]
+
+    @classmethod
+    def supports_compute_capability(cls, capability):
+        return (capability.major, capability.minor) == (9, 0)
+
+    @classmethod
+    def supports_batch_invariance(cls):
+        return True
+
+    @classmethod
+    def supports_non_causal(cls):
+        # Where vLLM's common builder sends blocks of drafts that see each other to the decodes.
+        return hasattr(MLACommonMetadataBuilder, "supports_non_causal_multi_token_decode")
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls):
+        return True  # the device's query_start_loc alone is believed
+
+    @classmethod
+    def supports_combination(cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse,
+                             use_mm_prefix, device_capability):
+        if use_sparse:
+            return "HyperMLA has dense attention only; sparse models need a *_SPARSE backend"
+        if has_sink or use_mm_prefix:
+            return f"HyperMLA has no {'attention sinks' if has_sink else 'bidirectional prefixes'}"
+        if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
+            return (f"HyperMLA reads a cache of the model's type, {dtype}, not kv_cache_dtype={kv_cache_dtype}; leave "
+                    "--kv-cache-dtype out")
+        if head_size != LATENT + ROPE:
+            return f"HyperMLA's kernels are made for 512 latent and 64 RoPE columns, not for {head_size} in all"
+        if device_capability is not None and not cls.supports_compute_capability(device_capability):
+            return "HyperMLA's decoding kernels run on Hopper (compute capability 9.0)"
+        config = get_current_vllm_config_or_none()
+        if config is None or config.model_config is None:
+            return None
+        if config.scheduler_config.max_num_seqs > MOST_REQUESTS:
+            return f"HyperMLA decodes at most {MOST_REQUESTS} requests at once; lower --max-num-seqs to that"
+        if config.model_config.max_model_len > MOST_TOKENS:
+            return f"HyperMLA's requests have at most {MOST_TOKENS} tokens; lower --max-model-len to that"
+        return None
+
+
+@dataclass
+class HyperMLADecodeMetadata(MLACommonDecodeMetadata):
+    """A step, as Plans wants it."""
+
+    query_start_loc: torch.Tensor
+    capacity: Capacity
+    causal: bool
+    plans: Plans
+
+
+class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+    supports_non_causal_multi_token_decode: ClassVar[bool] = True
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config, kv_cache_spec):
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE  # see __init__()
+        if _graphs_take_any_batch(vllm_config):
+            return AttentionCGSupport.ALWAYS
+        return cls._cudagraph_support
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(cls, vllm_config, kv_cache_spec):
+        if vllm_config.parallel_config.decode_context_parallel_size > 1:
+            return None
+        return _drafted_queries(vllm_config)
+
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        requests = vllm_config.scheduler_config.max_num_seqs
+        shards = vllm_config.parallel_config.decode_context_parallel_size
+        largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        any_batch = _graphs_take_any_batch(vllm_config)
+        # Of shards of a context a kernel knows its own tokens only. Which of them a query sees follows from that only
+        # if it is the last of its request: so requests with several queries are prefills.
+        usual = 1 if shards > 1 else _drafted_queries(vllm_config)
+        # One kernel for all, where bits may not depend on which other requests a step has.
+        alone = shards > 1 or envs.VLLM_BATCH_INVARIANT
+        # vLLM may round the tokens of graphs up to whole requests.
+        longest = usual if alone else max(usual, SHORT_EXTEND, largest + usual if any_batch else 0)
+        self.reorder_batch_threshold = longest  # before vLLM's own constructor, which reads it
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+        layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
+        heads = (getattr(layers[0], "num_heads", None) or self.num_heads) * shards
+        tokens = vllm_config.model_config.max_model_len
+        split = fixed_split(heads, requests, usual, tokens) if envs.VLLM_BATCH_INVARIANT else 0
+        most = max(vllm_config.scheduler_config.max_num_batched_tokens, largest)
+        self._usual = Capacity(requests, usual, requests * usual, tokens, split)
+        self._long = self._usual if longest == usual else Capacity(requests, longest, min(requests * longest, most),
+                                                                   tokens)
+        if any_batch:  # a graph may be recorded with short queries and replayed with long ones
+            self._usual = self._long
+        self._causal = True
+        self.supports_draft_decode_metadata_update = shards == 1
+        index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
+        self._plans = Plans(device.type if index is None else f"{device.type}:{index}")
+        # Loads the kernels now, not when the first request waits for them.
+        logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
+        scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
+        for scale in scales:
+            for capacity in dict.fromkeys((self._usual, self._long)):
+                decode = self._plans.decode(capacity, True, heads, self.page_size, kv_cache_spec.dtype, float(scale))
+                logger.info_once("HyperMLA decodes requests of up to %d queries: %s", capacity.queries,
+                                 decode.explain())
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        self._causal = common_attn_metadata.causal is not False
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)
+
+    def _build_decode(self, block_table_tensor, seq_lens_device, query_start_loc_cpu, query_start_loc_device,
+                      dcp_tot_seq_lens_device, **unused):
+        capacity = self._usual
+        if self._long is not self._usual:
+            starts = query_start_loc_cpu.numpy()
+            longest = int((starts[1:] - starts[:-1]).max())
+            if longest > self._long.queries:
+                raise ValueError(f"HyperMLA decodes requests of up to {self._long.queries} queries, not of {longest}: "
+                                 "reorder_batch_threshold was changed after the builder was made")
+            if longest > self._usual.queries:
+                capacity = self._long
+        return HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
+                                      dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+                                      query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,
+                                      plans=self._plans)
+
+    def update_draft_decode_metadata(self, metadata):
+        """vLLM 0.33: a drafter's steps in one graph, each with longer requests than the one before."""
+        self._plans.forget()
+
+
+class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
+    can_return_lse_for_decode: bool = True
+    supports_dcp: bool = True
+    supports_pcp: bool = False
+
+    def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype,
+                 logits_soft_cap, attn_type, kv_sharing_target_layer_name, **mla_args):
+        super().__init__(num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype,
+                         logits_soft_cap, attn_type, kv_sharing_target_layer_name, **mla_args)
+        refused = [name for name, value in (("alibi_slopes", alibi_slopes), ("sliding_window", sliding_window),
+                                            ("logits_soft_cap", logits_soft_cap)) if value]
+        if attn_type != AttentionType.DECODER:
+            refused.append(f"attention of type {attn_type}")
+        if (self.kv_lora_rank, self.qk_rope_head_dim) != (LATENT, ROPE):
+            refused.append(f"{self.kv_lora_rank} latent and {self.qk_rope_head_dim} RoPE columns")
+        if refused:
+            raise NotImplementedError(f"HyperMLA does not support {', '.join(refused)}; choose another attention "
+                                      "backend for this model")
+        self.supports_quant_query_input = False
+
+    def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
+        """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides. Returns o [tokens, heads, 512]
+        and lse [tokens, heads] in the natural logarithm, -inf of a query that sees no token."""
+        step = attn_metadata.decode
+        if isinstance(q, tuple) and not takes_strides(q, q[0].shape[1]):
+            q = torch.cat(q, dim=-1)
+        return step.plans.attend(step, q, kv_c_and_k_pe_cache, self.scale)

@@ -1,0 +1,87 @@
+"""Which MlaDecode attends a step of an engine, and when it is planned. Nothing of vLLM is here."""
+
+from typing import NamedTuple
+
+from hypermla.mla_decode import MlaDecode
+
+_PARTS_BYTES = 256 << 20  # of partial outputs, where every request is cut at fixed places
+_MOST_PARTS = 160  # of a request
+
+
+class Capacity(NamedTuple):
+    """Of steps that one MlaDecode can attend."""
+
+    requests: int  # of a step, padding included
+    queries: int  # of a request
+    query_tokens: int  # queries of all requests
+    tokens: int  # of a request
+    split: int = 0  # tokens after which every request is cut; 0: free
+
+
+class _Planned:
+    """A MlaDecode, and the step that it was last planned for."""
+
+    def __init__(self, decode):
+        self.decode = decode
+        self.step = None
+
+
+class Plans:
+    """The MlaDecodes of one stream of steps, made when they are first asked for.
+
+    A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
+    `capacity` and whether it is `causal`. It is planned by the first layer that attends it, in the stream of that
+    layer, and not again. So what a CUDA graph records of a step plans it, too, and every replay divides the work anew
+    by what its lengths are then, whoever wrote them: nothing outside the graph needs to be called before it.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._planned = {}
+
+    def decode(self, capacity, causal, heads, page, dtype, scale):
+        """The MlaDecode for a capacity and a layer's own numbers."""
+        return self._of(capacity, causal, heads, page, dtype, scale).decode
+
+    def attend(self, step, q, cache, scale):
+        """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q and cache are."""
+        latent = q[0] if isinstance(q, tuple) else q
+        planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], latent.dtype, scale)
+        if planned.step is not step:
+            planned.step = None  # of which nothing is true if plan() throws
+            planned.decode.plan(step.seq_lens, step.query_start_loc)
+            planned.step = step
+        return planned.decode.run(q, cache, step.block_table)
+
+    def forget(self):
+        """The contents of the steps' tensors have changed: the next layer plans."""
+        for planned in self._planned.values():
+            planned.step = None
+
+    def _of(self, capacity, causal, heads, page, dtype, scale):
+        key = capacity, causal, heads, page, dtype, scale
+        planned = self._planned.get(key)
+        if planned is None:
+            planned = self._planned[key] = _Planned(MlaDecode(
+                heads=heads, max_requests=capacity.requests, max_queries=capacity.queries,
+                max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
+                causal=causal, scale=scale, split=capacity.split, device=self._device))
+        return planned
+
+
+def fixed_split(heads, requests, queries, tokens):
+    """The least split of a capacity, 512 times a power of two, whose partial outputs fit a quarter of a gigabyte. They
+    have a place for every part that requests may have, since nothing may depend on which of them have it."""
+    rows = heads * queries
+    tile = 16 if rows <= 32 else 64
+    of_request = (rows + tile - 1) // tile * tile * 512 * 2
+    parts = min(max(_PARTS_BYTES // (requests * of_request), 1), _MOST_PARTS)
+    split = 512
+    while parts * split < tokens:
+        split *= 2
+    return split
+
+
+def takes_strides(q, heads):
+    """Whether the kernels read a pair of queries where it lies: rows at one distance, or heads that tiles divide."""
+    return heads % 64 == 0 or 64 % heads == 0 or all(part.stride(0) == heads * part.stride(1) for part in q)

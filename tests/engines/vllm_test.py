@@ -1,0 +1,291 @@
+"""The plug-in for vLLM against vLLM's own base classes, on a CPU: its builder divides batches, plans and attends layers.
+Skipped (77) where vLLM is not installed; `./test --engines` installs it."""
+
+import importlib.util
+import math
+import os
+import pathlib
+import sys
+import types
+import unittest
+from unittest import mock
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "cli")]
+import vllm_interface
+from support import BUILD
+
+if importlib.util.find_spec("vllm") is None:
+    print("vLLM is not installed")
+    sys.exit(77)
+
+sys.path.insert(0, str(BUILD / "python"))
+import hypermla.vllm
+
+assert not {"vllm", "torch"} & set(sys.modules), "the package imports an engine or PyTorch before it is used"
+
+import torch
+from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+hypermla.vllm.register()
+hypermla.vllm.register()
+Backend = AttentionBackendEnum.CUSTOM.get_class()
+Builder, Impl = Backend.get_builder_cls(), Backend.get_impl_cls()
+
+HEADS, NOPE, LATENT, ROPE, MODEL_TOKENS = 4, 128, 512, 64, 512
+SCALE = 1 / math.sqrt(NOPE + ROPE)
+
+
+def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1):
+    """What the classes ask a VllmConfig for."""
+    model = types.SimpleNamespace(
+        dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
+        get_head_size=lambda: LATENT + ROPE,
+        hf_text_config=types.SimpleNamespace(q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
+                                             qk_rope_head_dim=ROPE, v_head_dim=128))
+    return types.SimpleNamespace(
+        model_config=model,
+        parallel_config=types.SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=shards,
+                                              cp_kv_cache_interleave_size=1),
+        compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=32,
+                                                 static_forward_context={}),
+        cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+        speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False)
+        if drafts else None,
+        attention_config=types.SimpleNamespace(use_prefill_query_quantization=False))
+
+
+def impl_of(config):
+    with set_current_vllm_config(config):
+        return Impl(HEADS, LATENT + ROPE, SCALE, 1, None, None, "auto", None, "decoder", None, q_lora_rank=None,
+                    kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, qk_head_dim=NOPE + ROPE,
+                    v_head_dim=128, kv_b_proj=None)
+
+
+class Prefill:
+    """In place of the backend of prefills, which are not ours."""
+
+    def clone(self):
+        return self
+
+    def get_name(self):
+        return "none"
+
+    def prepare_metadata(self, metadata):
+        pass
+
+
+def builder_of(config, block=16):
+    names = ["layer.0", "layer.1"]
+    for name in names:
+        config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
+            prefill_backend=Prefill(), scale=SCALE, num_heads=HEADS, q_lora_rank=None, kv_lora_rank=LATENT,
+            qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128)
+    spec = types.SimpleNamespace(block_size=block, dtype=torch.bfloat16)
+    return Builder(spec, names, config, torch.device("cpu"))
+
+
+class Batch:
+    """A step: its requests' tokens, the new ones included, and their queries. `pad`: requests of no queries behind
+    them, and rows that belong to none."""
+
+    def __init__(self, tokens, queries, block=16, pad=0, rows=0, causal=True):
+        self.tokens, self.queries, self.block = list(tokens) + [0] * pad, list(queries) + [0] * pad, block
+        self.rows = rows or sum(queries)
+        self.causal = causal
+        generator = torch.Generator().manual_seed(len(tokens))
+        self.width = MODEL_TOKENS // block
+        self.blocks = len(self.tokens) * self.width + 1
+        pages = torch.randperm(self.blocks - 1, generator=generator).to(torch.int32) + 1
+        self.table = pages[:len(self.tokens) * self.width].view(len(self.tokens), self.width).clone()
+        for row, length in zip(self.table, self.tokens):
+            row[-(-length // block):] = 2**31 - 1  # nothing follows these
+        self.generator = generator
+
+    def common(self):
+        starts = torch.tensor([0] + self.queries).cumsum(0).to(torch.int32)
+        lengths = torch.tensor(self.tokens, dtype=torch.int32)
+        return CommonAttentionMetadata(
+            query_start_loc=starts, query_start_loc_cpu=starts.clone(), seq_lens=lengths, num_reqs=len(self.tokens),
+            num_actual_tokens=self.rows, max_query_len=max(self.queries), max_seq_len=MODEL_TOKENS,
+            block_table_tensor=self.table, slot_mapping=torch.zeros(self.rows, dtype=torch.int64),
+            causal=self.causal, **{"seq_lens_cpu_upper_bound": lengths.clone()})
+
+    def layer(self):
+        """Queries as vLLM's layer gives them, transposed and as a part of wider rows; a cache among other layers'."""
+        def normal(*shape):
+            return torch.randn(shape, generator=self.generator).bfloat16()
+
+        latent = normal(HEADS, self.rows, LATENT).transpose(0, 1)
+        rope = normal(self.rows, HEADS, NOPE + ROPE)[..., NOPE:]
+        cache = normal(self.blocks, 3, self.block, LATENT + ROPE)[:, 1]
+        return (latent, rope), cache
+
+    def expected(self, q, cache):
+        q = torch.cat(q, -1).float() if isinstance(q, tuple) else q.float()
+        o = torch.zeros(self.rows, HEADS, LATENT)
+        lse = torch.full((self.rows, HEADS), -math.inf)
+        row = 0
+        for request, (length, queries) in enumerate(zip(self.tokens, self.queries)):
+            pages = self.table[request][:-(-length // self.block)].long()
+            rows = cache[pages].float().reshape(-1, LATENT + ROPE)[:length]
+            for i in range(queries):
+                seen = rows[:length - queries + i + 1] if self.causal else rows
+                scores = q[row] @ seen.T * SCALE
+                o[row], lse[row] = scores.softmax(-1) @ seen[:, :LATENT], scores.logsumexp(-1)
+                row += 1
+        return o[:row], lse[:row]
+
+
+class EngineTest(unittest.TestCase):
+    def test_the_interface_is_the_recorded_one(self):
+        present = vllm_interface.of_engine()
+        recorded = vllm_interface.recorded()
+        self.assertIn(present["version"], recorded, "tests/engines/vllm_interface.py records it; look at what differs")
+        self.assertEqual(present, recorded[present["version"]])
+
+    def agree(self, batch, impl, metadata, q, cache):
+        o, lse = impl.forward_mqa(q, cache, metadata, None)
+        expected_o, expected_lse = batch.expected(q, cache)
+        rows = len(expected_o)
+        self.assertEqual(tuple(o.shape), (batch.rows, HEADS, LATENT))
+        self.assertTrue(torch.allclose(o[:rows].float(), expected_o, atol=1e-2, rtol=1e-2))
+        self.assertTrue(torch.allclose(lse[:rows], expected_lse, atol=1e-3, rtol=1e-3))
+
+    def run_step(self, builder, impl, batch):
+        metadata = builder.build(0, batch.common())
+        self.assertEqual(metadata.num_prefills, 0)
+        self.assertEqual(metadata.num_decodes, len(batch.tokens))
+        for _ in range(2):
+            self.agree(batch, impl, metadata, *batch.layer())
+        return metadata
+
+    def test_steps(self):
+        config = config_of(drafts=3)
+        builder, impl = builder_of(config), impl_of(config)
+        for batch in (Batch([40], [1]),
+                      Batch([300, 17, 1, 512], [1, 1, 1, 1]),
+                      Batch([300, 17, 4, 129], [4, 4, 4, 4]),  # drafts
+                      Batch([300, 17, 4, 129], [4, 1, 2, 3]),  # of which some were dropped
+                      Batch([300, 17, 4], [4, 4, 4], pad=3, rows=24),  # padded to a graph's size
+                      Batch([300, 200], [1, 40]),  # a short continuation
+                      Batch([300], [4])):
+            with self.subTest(tokens=batch.tokens, queries=batch.queries):
+                self.run_step(builder, impl, batch)
+
+    def test_block_sizes(self):
+        for block in (16, 32, 64, 128):
+            with self.subTest(block=block):
+                config = config_of()
+                self.run_step(builder_of(config, block), impl_of(config), Batch([300, 17], [1, 1], block))
+
+    def test_one_tensor_of_queries(self):  # as context parallelism gives it
+        config = config_of()
+        builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17], [1, 1])
+        metadata = builder.build(0, batch.common())
+        (latent, rope), cache = batch.layer()
+        self.agree(batch, impl, metadata, torch.cat((latent, rope), -1), cache)
+
+    def test_one_plan_a_step(self):
+        config = config_of()
+        builder, impl = builder_of(config), impl_of(config)
+        first, second = Batch([300, 17], [1, 1]), Batch([40, 30, 20], [1, 1, 1])
+        planned = []
+        [holder] = [one for key, one in builder._plans._planned.items() if key[0] is builder._usual]
+        plan = holder.decode.plan
+        holder.decode.plan = lambda *arguments: (planned.append(arguments), plan(*arguments))
+        step = self.run_step(builder, impl, first)  # two layers
+        self.assertEqual(len(planned), 1)
+        self.run_step(builder, impl, second)
+        self.assertEqual(len(planned), 2)
+        self.agree(first, impl, step, *first.layer())  # a step that was left for another
+        self.assertEqual(len(planned), 3)
+        step.decode.seq_lens[0] = first.tokens[0] = 299
+        builder.update_draft_decode_metadata(step)  # a drafter that advances its requests in a graph
+        self.agree(first, impl, step, *first.layer())
+        self.assertEqual(len(planned), 4)
+
+    @mock.patch("vllm.model_executor.layers.attention.mla_attention.PIN_MEMORY", False, create=True)  # no GPU
+    def test_a_batch_with_prompts(self):
+        config = config_of(drafts=3)
+        builder, impl = builder_of(config), impl_of(config)
+        metadata = builder.build(0, Batch([300, 30, 140], [4, 1, 140]).common())
+        self.assertEqual((metadata.num_decodes, metadata.num_prefills, metadata.num_decode_tokens), (2, 1, 5))
+        self.assertEqual(metadata.decode.capacity, builder._usual)  # though the batch has a longer query
+        batch = Batch([300, 30], [4, 1])
+        metadata.decode.block_table = batch.table
+        self.agree(batch, impl, metadata, *batch.layer())
+
+    def test_a_threshold_that_was_changed_is_refused(self):
+        builder = builder_of(config_of())
+        builder.reorder_batch_threshold = 1024
+        with self.assertRaisesRegex(ValueError, "up to 128 queries, not of 200"):
+            builder.build(0, Batch([300, 30], [200, 1]).common())
+
+    def test_graphs(self):
+        cases = ((dict(), AttentionCGSupport.UNIFORM_BATCH, 1, 128),
+                 (dict(drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128),
+                 (dict(graphs=CUDAGraphMode.FULL), AttentionCGSupport.ALWAYS, 128, 128),
+                 (dict(shards=2, drafts=3), AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, 1, 1))
+        for case, support, usual, longest in cases:
+            with self.subTest(case):
+                config = config_of(**case)
+                builder = builder_of(config)
+                self.assertEqual(Builder.get_cudagraph_support(config, None), support)
+                self.assertEqual(builder._usual.queries, usual)
+                self.assertEqual(builder.reorder_batch_threshold, longest)
+        batch = Batch([40, 30, 20, 10], [1, 1, 1, 1])
+        config = config_of(drafts=3)
+        self.assertEqual(Builder.get_varlen_cudagraph_max_query_len(config, None), 4)
+        metadata = builder_of(config).build_for_cudagraph_capture(batch.common())
+        self.assertEqual(metadata.num_decode_tokens, 4)
+
+    def test_batch_invariance(self):
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        self.addCleanup(os.environ.pop, "VLLM_BATCH_INVARIANT")
+        config = config_of(drafts=3)
+        builder = builder_of(config)
+        self.assertEqual(builder.reorder_batch_threshold, 4)
+        self.assertIs(builder._long, builder._usual)
+        self.assertEqual(builder._usual.split, 512)
+        self.run_step(builder, impl_of(config), Batch([300, 17, 4], [4, 1, 2]))
+
+    def test_what_is_refused(self):
+        def reasons(capability=(9, 0), **changed):
+            asked = dict(head_size=576, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=64, use_mla=True,
+                         has_sink=False, use_sparse=False, use_mm_prefix=False, use_per_head_quant_scales=False,
+                         attn_type="decoder", use_batch_invariant=True)
+            return " ".join(Backend.validate_configuration(device_capability=DeviceCapability(*capability),
+                                                           **{**asked, **changed}))
+
+        self.assertEqual(reasons(), "")
+        for block in (16, 32, 64, 128, 256):
+            self.assertEqual(reasons(block_size=block), "")
+        self.assertEqual(reasons(kv_cache_dtype="bfloat16"), "")
+        for wrong, said in ((dict(kv_cache_dtype="fp8"), "kv_cache_dtype=fp8; leave"),
+                            (dict(kv_cache_dtype="float16"), "kv_cache_dtype=float16; leave"),
+                            (dict(use_sparse=True), "dense attention only"),
+                            (dict(has_sink=True), "no attention sinks"),
+                            (dict(head_size=320), "not for 320"),
+                            (dict(block_size=8), "block_size not supported"),
+                            (dict(capability=(10, 0)), "run on Hopper"),
+                            (dict(capability=(8, 0)), "run on Hopper"),
+                            (dict(use_pcp=True), "PCP not supported")):
+            with self.subTest(wrong):
+                self.assertIn(said, reasons(**wrong))
+        self.assertEqual(Backend.get_preferred_block_size(16), 64)
+        if hasattr(Backend, "indexes_kv_by_block_stride"):  # 0.26
+            self.assertTrue(Backend.indexes_kv_by_block_stride())
+        with self.assertRaisesRegex(NotImplementedError, "sliding_window"):
+            config = config_of()
+            with set_current_vllm_config(config):
+                Impl(HEADS, 576, SCALE, 1, None, 128, "auto", None, "decoder", None, q_lora_rank=None, kv_lora_rank=512,
+                     qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,153 @@
+"""The plug-in for vLLM without vLLM: that it imports nothing before it is used, that its methods take what the recorded
+versions of vLLM pass (tests/engines/vllm-*.json), and when a step is planned. tests/engines/vllm_test.py runs it in
+vLLM's own classes."""
+
+import ast
+import importlib
+import math
+import pathlib
+import subprocess
+import sys
+import tomllib
+import types
+import unittest
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "cli"), str(TESTS / "engines")]
+import vllm_interface
+from support import BUILD, CHECKOUT
+
+sys.path.insert(0, str(BUILD / "python"))
+from hypermla.vllm import plans
+
+BACKEND = ast.parse((CHECKOUT / "python/hypermla/vllm/backend.py").read_text())
+FUNCTIONS = {of.name: {one.name: one for one in of.body if isinstance(one, ast.FunctionDef)}
+             for of in BACKEND.body if isinstance(of, ast.ClassDef)}
+
+
+def complaints(function, passed):
+    """What is wrong with a method that a caller gives the parameters `passed`; "name=": perhaps."""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg not in ("self", "cls")]
+    optional = names[len(names) - len(function.args.defaults):] if function.args.defaults else []
+    given = {name.removesuffix("=") for name in passed}
+    wrong = [f"does not take {name}" for name in passed
+             if not name.endswith("=") and name not in names and not function.args.kwarg]
+    return wrong + [f"wants {name}" for name in names if name not in given and name not in optional]
+
+
+class Interface(unittest.TestCase):
+    def test_nothing_is_imported_before_it_is_used(self):
+        script = "import sys, hypermla.vllm; print(sorted({'vllm', 'torch'} & {n.partition('.')[0] for n in sys.modules}))"
+        done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": str(BUILD / "python")}, text=True,
+                              capture_output=True)
+        self.assertEqual(done.stdout, "[]\n", done.stderr)
+
+    def test_the_entry_point_is_there(self):
+        project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+        module, function = project["entry-points"]["vllm.general_plugins"]["hypermla"].split(":")
+        self.assertTrue(callable(getattr(importlib.import_module(module), function)))
+        from hypermla.vllm import BACKEND as path
+        self.assertEqual(path, "hypermla.vllm.backend.HyperMLABackend")
+        self.assertIn("HyperMLABackend", FUNCTIONS)
+
+    def test_methods_take_what_recorded_versions_pass(self):
+        versions = vllm_interface.recorded()
+        self.assertEqual(sorted(versions), ["0.26.0", "0.33.0"])
+        for version, recorded in versions.items():
+            with self.subTest(version):
+                self.assertEqual(recorded["version"], version)
+                self.assertEqual(recorded["imports"], vllm_interface.imported())
+                self.assertEqual(recorded["fields"], vllm_interface.read_fields())
+                for name, methods in recorded["methods"].items():
+                    ours = FUNCTIONS[name]
+                    for method in ours.keys() & methods.keys():
+                        self.assertEqual(complaints(ours[method], methods[method]), [], f"{name}.{method}")
+        every = {method for recorded in versions.values() for method in recorded["methods"]["HyperMLABackend"]}
+        self.assertEqual(FUNCTIONS["HyperMLABackend"].keys() - every, set(), "no recorded version has these")
+
+    def test_a_changed_method_is_noticed(self):
+        function = ast.parse("def f(self, a, b=1): pass").body[0]
+        self.assertEqual(complaints(function, ["a", "b"]), [])
+        self.assertEqual(complaints(function, ["a", "c="]), [])
+        self.assertEqual(complaints(function, ["a", "c"]), ["does not take c"])
+        self.assertEqual(complaints(function, ["b"]), ["wants a"])
+
+
+class Plans(unittest.TestCase):
+    def setUp(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("NumPy is not installed")
+        self.numpy = numpy
+        self.plans = plans.Plans("cpu")
+        self.cache = numpy.random.default_rng(1).standard_normal((9, 16, 576)).astype("float16")
+        self.q = numpy.random.default_rng(2).standard_normal((3, 2, 576)).astype("float16")
+        self.planned = []
+
+    def step(self, *lengths, causal=True):
+        integers = lambda *values: self.numpy.array(values, dtype="int32")
+        return types.SimpleNamespace(seq_lens=integers(*lengths), query_start_loc=integers(0, 2, 3),
+                                     block_table=integers([3, 1, 4], [0, 2, 5]), causal=causal,
+                                     capacity=plans.Capacity(requests=2, queries=2, query_tokens=4, tokens=48))
+
+    def attend(self, step):
+        return self.plans.attend(step, self.q, self.cache, 0.1)
+
+    def watch(self):
+        for one in self.plans._planned.values():
+            decode, plan = one.decode, one.decode.plan
+            decode.plan = lambda *arguments, plan=plan: (self.planned.append(arguments), plan(*arguments))
+
+    def test_one_plan_for_all_layers(self):
+        one, other = self.step(40, 17), self.step(30, 0)
+        first, lse = self.attend(one)
+        self.watch()
+        self.assertTrue((self.attend(one)[0] == first).all())
+        self.assertEqual(len(self.planned), 0)
+        self.assertEqual(self.attend(other)[1][2, 0], -math.inf)
+        self.assertEqual(len(self.planned), 1)
+        self.assertTrue((self.attend(one)[0] == first).all())  # its plan was another's meanwhile
+        self.assertEqual(len(self.planned), 2)
+
+    def test_lengths_that_changed_are_planned_when_that_is_said(self):
+        step = self.step(40, 17)
+        before = self.attend(step)[1].copy()
+        step.seq_lens[1] = 5
+        self.assertTrue((self.attend(step)[1] == before).all())
+        self.plans.forget()
+        self.assertTrue((self.attend(step)[1][2] != before[2]).all())
+
+    def test_a_plan_that_fails_leaves_none(self):
+        step = self.step(40, 17)
+        self.attend(step)
+        bad = self.step(40, 4000)
+        for _ in range(2):
+            with self.assertRaisesRegex(RuntimeError, "lengths"):
+                self.attend(bad)
+
+    def test_drafts_that_see_each_other(self):
+        causal, both = self.attend(self.step(40, 17))[1], self.attend(self.step(40, 17, causal=False))[1]
+        self.assertTrue((causal[0] < both[0]).all() and (causal[1:] == both[1:]).all())
+
+    def test_fixed_split(self):
+        for heads, requests, queries, tokens in ((128, 256, 1, 131072), (16, 1024, 4, 163840), (128, 2048, 8, 1 << 20),
+                                                 (16, 1, 1, 4096)):
+            split = plans.fixed_split(heads, requests, queries, tokens)
+            parts = -(-tokens // split)
+            self.assertLessEqual(parts, 160)
+            if parts > 1:
+                self.assertLessEqual(requests * heads * queries * parts * 1024, 256 << 20)
+            self.assertEqual(split & (split - 1), 0)
+        self.assertEqual(plans.fixed_split(16, 1, 1, 4096), 512)
+
+    def test_which_queries_are_read_where_they_lie(self):
+        tensor = lambda *strides: types.SimpleNamespace(stride=lambda axis: strides[axis])
+        transposed, rows = tensor(512, 3 * 512), tensor(20 * 192, 192)
+        for heads, taken in ((128, True), (64, True), (16, True), (8, True), (20, False), (48, False)):
+            self.assertEqual(plans.takes_strides((transposed, rows), heads), taken)
+        self.assertTrue(plans.takes_strides((tensor(20 * 512, 512), rows), 20))
+
+
+if __name__ == "__main__":
+    unittest.main()
