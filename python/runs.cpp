@@ -91,12 +91,12 @@ PyObject* verify(PyObject*, PyObject* arguments) {
   });
 }
 
-PyMethodDef methods[] = {{"kernels", kernels, METH_NOARGS, nullptr},
-                         {"check", check, METH_VARARGS, nullptr},
-                         {"verify", verify, METH_VARARGS, nullptr},
-                         {"profile", profile, METH_VARARGS, nullptr},
-                         {}};
+PyMethodDef run_methods[] = {{"kernels", kernels, METH_NOARGS, nullptr},
+                             {"check", check, METH_VARARGS, nullptr},
+                             {"verify", verify, METH_VARARGS, nullptr},
+                             {"profile", profile, METH_VARARGS, nullptr},
+                             {}};
 
 }  // namespace
 
-bool add_runs(PyObject* module) { return PyModule_AddFunctions(module, methods) == 0; }
+bool add_runs(PyObject* module) { return PyModule_AddFunctions(module, run_methods) == 0; }
