@@ -8,11 +8,12 @@
 
 namespace {
 
-constexpr std::int64_t kLatent = 512, kRope = 64;
+constexpr std::int64_t kLatent = 512, kRope = 64, kFp8Bytes = 656;
 
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
   int heads, page, max_queries;
+  bool fp8;
   int requests;  // of the last plan
   ElementType type;
   DLDevice device;
@@ -20,19 +21,21 @@ struct DecodeObject {
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
-//           page, split), scale, (causal, lse_base2, empty_lse_positive))
+//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, fp8))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
-  int causal, base2, positive;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(ppp)", &device, &workspace, &dtype, &kernel, &at.heads,
+  int causal, base2, positive, sparse, fp8;
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(ppppp)", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
-                        &at.scale, &causal, &base2, &positive))
+                        &at.scale, &causal, &base2, &positive, &sparse, &fp8))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
     at.causal = causal;
+    at.sparse = sparse;
+    if (fp8) at.cache_format = hypermla::MlaCacheFormat::fp8_656;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.kernel = kernel;
@@ -44,6 +47,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.decode = decode.release();
     made.heads = at.heads;
     made.page = at.page;
+    made.fp8 = fp8;
     made.max_queries = at.max_queries;
     made.type = type_of(at.dtype);
     made.device = device_of(handle, device);
@@ -94,13 +98,14 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
   });
 }
 
-// run(q or pair, cache or pair, block_table, out, lse, stream or None)
+// run(q or pair, cache or pair, block_table, out, lse, stream or None, sinks or None)
 PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 6)) return nullptr;
+  if (!gets_arguments(given, 7)) return nullptr;
   return guarded([&]() -> PyObject* {
     const DecodeObject& of = *as_decode(self);
-    const ColumnParts q("q", arguments[0], of.type, "tokens", of.heads, kLatent, kRope, of.device),
-        cache("cache", arguments[1], of.type, "pages", of.page, kLatent, kRope, of.device);
+    const ColumnParts q("q", arguments[0], of.type, "tokens", of.heads, kLatent, kRope, of.device);
+    const ColumnParts cache("cache", arguments[1], of.fp8 ? ElementType::uint8 : of.type, "pages", of.page,
+                            of.fp8 ? kFp8Bytes : kLatent, of.fp8 ? 0 : kRope, of.device);
     const TensorView table = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
     const std::int64_t tokens = q.first.shape[0];
     require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
@@ -112,6 +117,13 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
         hypermla::fail("lse has {} rows, but the plan has {} requests", lse.shape[0], of.requests);
     } else {
       require("lse", lse, ElementType::float32, {tokens, of.heads}, of.device);
+    }
+    const float* sinks = nullptr;
+    if (arguments[6] != Py_None) {
+      const TensorView view = view_of(arguments[6]);
+      require("sinks", view, ElementType::float32, {of.heads}, of.device);
+      require_dense_columns("sinks", view);
+      sinks = static_cast<const float*>(view.data);
     }
     require_dense_columns("block_table", table);
     require_dense_columns("out", out);
@@ -138,7 +150,8 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                                   .lse = static_cast<float*>(lse.data),
                                   .lse_token_stride = lse.strides[by_request],
                                   .lse_head_stride = lse.strides[1 + by_request],
-                                  .lse_request_stride = by_request ? lse.strides[0] : 0},
+                                  .lse_request_stride = by_request ? lse.strides[0] : 0,
+                                  .sinks = sinks},
                                  stream_of(arguments[5], q.first));
     Py_RETURN_NONE;
   });

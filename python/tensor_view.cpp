@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr const char* kTypeNames[] = {"bfloat16", "float16", "float32", "int32", "int64"};
+constexpr const char* kTypeNames[] = {"bfloat16", "float16", "float32", "int32", "int64", "uint8"};
 
 // The table of a type; null where it has none. The last type that had one is remembered: it is PyTorch's.
 const DLPackExchangeAPI* api_of(PyTypeObject* type) {
@@ -136,7 +136,7 @@ TensorView view_of(PyObject* tensor) {
 
 void require(const char* name, const TensorView& view, ElementType type, std::initializer_list<WantedAxis> shape,
              const DLDevice& device) {
-  constexpr std::uint8_t kBits[] = {16, 16, 32, 32, 64}, kCodes[] = {kBfloat, kFloat, kFloat, kInt, kInt};
+  constexpr std::uint8_t kBits[] = {16, 16, 32, 32, 64, 8}, kCodes[] = {kBfloat, kFloat, kFloat, kInt, kInt, kUInt};
   const std::uint8_t bits = kBits[int(type)], code = kCodes[int(type)];
   bool fits = view.bits == bits && (view.code == code || (type == ElementType::bfloat16 && view.code == kUInt)) &&
               view.ndim == int(shape.size());

@@ -36,7 +36,14 @@ struct WantedAxis {
   std::int64_t size = -1;
   const char* name = nullptr;
 };
-enum class ElementType { bfloat16, float16, float32, int32, int64 };  // integers of 16 bits carry bfloat16 in NumPy
+enum class ElementType {
+  bfloat16,
+  float16,
+  float32,
+  int32,
+  int64,
+  uint8
+};  // integers of 16 bits carry bfloat16 in NumPy
 
 // Throws Error that names the tensor unless it has that type and shape and lies on that device.
 void require(const char* name, const TensorView& view, ElementType type, std::initializer_list<WantedAxis> shape,

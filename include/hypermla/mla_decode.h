@@ -16,6 +16,10 @@
 //
 // over the tokens of its request. Causal: query i of the n of a request sees the first tokens - n + i + 1 tokens; the
 // tokens count the new ones, which the cache already holds.
+//
+// Sparse (DeepSeek-V3.2's attention): every query attends to the tokens that an indexer chose for it. Then a request of
+// the above is one query, and its row of the block table lists slots of the cache instead of pages: page * the page's
+// tokens + the token in it. Entries below 0 or beyond the cache are no tokens, anywhere in the list.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +31,14 @@
 
 namespace hypermla {
 
+// How a token lies in the cache.
+enum class MlaCacheFormat : int {
+  as_queries,  // 512 latent and 64 RoPE values in the type of the queries
+  // DeepSeek's FP8 form, 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64 bfloat16 for RoPE. Sparse
+  // attention with bfloat16 queries only.
+  fp8_656
+};
+
 struct MlaDecodeOptions {
   int heads = 128;                // query heads on this device
   int max_requests = 1;           // of a step, padding included: at most 2048
@@ -35,7 +47,9 @@ struct MlaDecodeOptions {
   int max_tokens = 4096;          // of a request: at most 1048576
   int page = 64;                  // tokens of a page of the cache: 1, 16, 32, 64 or 128
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
-  bool causal = true;
+  bool causal = true;             // without effect where attention is sparse: a list may hold any tokens
+  bool sparse = false;  // max_requests: queries of a step; max_queries is 1; max_tokens: the longest list (top-k)
+  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;
   float scale = 0;  // of the scores; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
@@ -47,7 +61,9 @@ struct MlaDecodeOptions {
 };
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
-// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense.
+// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache of 656 bytes a token
+// is cache_latent alone, and its strides count bytes, multiples of 16. Where attention is sparse, pages follow each
+// other: the page's stride is that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
@@ -55,11 +71,12 @@ struct MlaDecodeTensors {
   };
   Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
   int query_tokens = 0;                // of these tensors and of o: the queries of the plan or more; 0: no work
-  const void* cache_latent = nullptr;  // [pages, page, 512]
+  const void* cache_latent = nullptr;  // [pages, page, 512], or [pages, page, 656] bytes
   const void* cache_rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
-  // [requests, at least the pages of the longest]; entries behind a request's end may hold anything.
+  // [requests, at least the pages of the longest]; entries behind a request's end may hold anything. Sparse: [queries,
+  // max_tokens] slots.
   const int* block_table = nullptr;
   std::int64_t table_stride = 0;  // from a request to the next
   void* o = nullptr;              // [query_tokens, heads, 512]
@@ -68,6 +85,9 @@ struct MlaDecodeTensors {
   // first.
   float* lse = nullptr;
   std::int64_t lse_token_stride = 0, lse_head_stride = 0, lse_request_stride = 0;
+  // Attention sinks, float [heads], or null: the output of a head is multiplied by
+  // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
+  const float* sinks = nullptr;
 
   // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
   // dense.
@@ -92,9 +112,10 @@ class HYPERMLA_API MlaDecode {
   std::size_t workspace_bytes() const;
 
   // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones
-  // included. query_starts: int32 [requests + 1], the first 0, the queries of request r being those from
-  // query_starts[r] to query_starts[r + 1]; null: max_queries of each. What exceeds the capacity is cut to it, see
-  // check(); on a CPU it throws. Throws Error unless 0 <= requests <= max_requests.
+  // included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests + 1], the first 0, the
+  // queries of request r being those from query_starts[r] to query_starts[r + 1]; null: max_queries of each. What
+  // exceeds the capacity is cut to it, see check(); on a CPU it throws. Throws Error unless 0 <= requests <=
+  // max_requests.
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr);
 
   // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.

@@ -27,6 +27,12 @@ class MlaDecode(Planned):
     of -inf for a query that sees no token. kernel: pins one by its full name. workspace: a tensor of workspace_bytes of
     another MlaDecode of the same options; None: memory of its own.
 
+    sparse: every query attends to the tokens that an indexer chose for it. Then max_requests counts the queries of a
+    step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
+    tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
+    "as_queries", or "fp8_656", DeepSeek's 656 bytes a token (512 e4m3 | 4 fp32 factors, of 128 of these each | 64
+    bfloat16 for RoPE): sparse only, the cache is uint8 [pages, page, 656].
+
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
     made: they are operators then (torch_operators.py).
     """
@@ -34,13 +40,15 @@ class MlaDecode(Planned):
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
-                 kernel="", device="auto", workspace=None):
+                 kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries"):
+        if cache_format not in ("as_queries", "fp8_656"):
+            raise Error(f"cache_format={cache_format!r} is not supported: choose 'as_queries' or 'fp8_656'")
         self._workspace = workspace
         self._heads = heads
         self._take(_hypermla.MlaDecode(
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
-            (causal, lse_base2, empty_lse_positive)))
+            (causal, lse_base2, empty_lse_positive, sparse, cache_format == "fp8_656")))
 
     def plan(self, lengths, query_starts=None, stream=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
@@ -50,21 +58,24 @@ class MlaDecode(Planned):
             return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
         self._kernels.plan(lengths, query_starts, stream)
 
-    def run(self, q, cache, block_table, out=None, lse=None, stream=None):
+    def run(self, q, cache, block_table, out=None, lse=None, stream=None, sinks=None):
         """Attention of one layer; returns (out, lse).
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
         the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads,
         512]; lse: float32 [tokens, heads], or [requests, max_queries, heads]; both are made where they are not given.
         `out` must have memory of its own.
+        sinks: float32 [heads], attention sinks: a head's output is multiplied by exp(lse) / (exp(lse) + exp(sink)).
         """
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
         if _tensors.is_compiling():
+            if sinks is not None:
+                raise Error("torch.compile() cannot trace sinks yet; call run() outside of what is compiled")
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
                                                    lse)
         else:
-            self._kernels.run(q, cache, block_table, out, lse, stream)
+            self._kernels.run(q, cache, block_table, out, lse, stream, sinks)
         return out, lse
 
     @raises_error

@@ -4,6 +4,9 @@
 
 #include "hypermla/tensor_map.h"
 #include "work.h"
+#ifdef __CUDACC__
+#include "hopper/constants.h"
+#endif
 
 namespace hypermla::cute {
 
@@ -63,7 +66,9 @@ struct LatentArguments {
   TensorMap z_map = {}, kpe_map = {};
   const WorkItem* work = nullptr;  // [workers, rounds]
   MergeState* merges = nullptr;    // [slots]
-  const void* z = nullptr;         // the pools where pages are smaller than a box, z_stride and kpe_stride bytes a page
+  // The pools where single tokens are gathered: `tokens` of them, z_stride and kpe_stride bytes apart. An entry of the
+  // table that is not below `tokens` is no token.
+  const void* z = nullptr;
   const void* kpe = nullptr;
   const int* block_table = nullptr;    // [requests, table_width]: the pages of every request
   const int* after_lengths = nullptr;  // [requests]; null: `after` each
@@ -75,13 +80,22 @@ struct LatentArguments {
   float scale_log2 = 0;  // of the scores, times log2(e); positive
   float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
   float empty_lse = 0;   // of rows that see no token
-  Divisor query_inner;   // rows that follow each other in the maps of the queries
+  // [heads], natural logarithms: what a head's weights are divided by is larger by exp(sink). Null: none. Where heads
+  // change faster than queries among the rows. lse does not count them.
+  const float* sinks = nullptr;
+  Divisor query_inner;  // rows that follow each other in the maps of the queries
   int heads = 0;
   int rounds = 0;
   int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did
   int table_width = 0;
+  unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
   int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
+
+#ifdef __CUDACC__
+  // The sink of a row of a request, in log2; -infinity: none.
+  __device__ __forceinline__ float sink(int row) const { return sinks ? sinks[row % heads] * kLog2e : -kInfinity; }
+#endif
 };
 
 }  // namespace hypermla::cute

@@ -31,9 +31,24 @@ struct Shared {
   volatile int raised[2][4];         // [slot][warp]: did the warp raise its maximum
   volatile float maximum[2][kTile];  // [slot][row]
   volatile float sum[2][kTile];      // [warpgroup][row]
+  alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see gather.cuh
   CutItems cut;
 };
 static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= kOperandBytes);
+
+// Hides the scores of gathered tokens that are not there. Token 16 w + r of a block is bit 8 (r % 4) + r / 4 of word w:
+// so a warp of the gather finds its word by one vote (gather_tokens.cuh).
+inline constexpr u32 kAllPresent = 0x0f0f0f0f;
+template <int n>
+__device__ __forceinline__ void mask_absent(float* p, const volatile u32 (&present)[4]) {
+  const u32 lane = lane_id() & 3;  // its columns: 8 i + 2 lane and the one after it
+#pragma unroll
+  for (int i = 0; i < n / 4; ++i) {
+    const u32 bits = present[i / 2] >> (16 * (lane & 1) + lane / 2) >> i % 2 * 2;
+    if (!(bits & 1)) p[4 * i] = p[4 * i + 2] = -kInfinity;
+    if (!(bits >> 8 & 1)) p[4 * i + 1] = p[4 * i + 3] = -kInfinity;
+  }
+}
 
 enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4 };
 
@@ -185,8 +200,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     if (problem.after)
       masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
     const int seen_by_all = tokens - masked + 1;
-    int token = begin * kTile + half * kTile;  // first token of the next block that this warpgroup scores
-    maximum = {kLeastScore, kLeastScore};
+    int token = begin * kTile + half * kTile;          // first token of the next block that this warpgroup scores
+    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
+    maximum = {first_maximum(row(), rows), first_maximum(row() + 8, rows)};
     sum = {};
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
@@ -202,6 +218,12 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       }
       async_fence();
     };
+    bool absent = false;
+    auto look_for_absent = [&] {  // in the own block, while its scores are in flight
+      if (!gathered) return;
+      const uint4 present = load_shared(shared_address(&shared.present[half]));
+      absent = (present.x & present.y & present.z & present.w) != kAllPresent;
+    };
     auto mask = [&] {  // the scores of the own block
       if (token + kTile > seen_by_all) {
         int seen0 = seen_by_all, seen1 = seen_by_all;
@@ -216,12 +238,13 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         }
         const int first = token + 2 * (lane_id() & 3);
         mask_rows<32>(p, {seen0 - first, seen1 - first});
-        if (token + kTile > tokens) zero_values(half, token);
+        if (!gathered && token + kTile > tokens) zero_values(half, token);
       }
+      if (gathered && absent) mask_absent<32>(p, *const_cast<volatile u32(*)[4]>(&shared.present[half]));
       token += 2 * kTile;
     };
     auto mask_other = [&](int first) {  // the values of the other warpgroup's block
-      if (first + kTile > tokens) {
+      if (!gathered && first + kTile > tokens) {
         zero_values(1 - half, first);
         named_sync(kOwnBarrier, 128);
       }
@@ -232,6 +255,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     if (half == 0) {
       auto even_block = [&] {  // its scores are in flight
         named_arrive(kEvenScoresIssued, 256);
+        look_for_absent();
         mma_wait<0>();
         pin<32>(p);
         mask();
@@ -305,6 +329,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         scores_when_loaded(4);
         mma_commit();
         named_arrive(kOddScoresIssued, 256);
+        look_for_absent();
         mma_wait<0>();
         pin<32>(p);
         if (pairs == 1) warp_arrive(shared.queries_empty);
@@ -378,9 +403,12 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     barrier_wait(shared.exchanged, item_phase);
     sum = {shared.sum[0][row()] + shared.sum[1][row()], shared.sum[0][row() + 8] + shared.sum[1][row() + 8]};
     item_phase ^= 1;
-    const float2 inverse = {sum.x == 0.0f ? 0.0f : 1.0f / sum.x, sum.y == 0.0f ? 0.0f : 1.0f / sum.y};
     const int slot = uniform(slot_of_item);
-    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
+    const auto inverse_of = [&](float sum, float maximum, int row) {
+      const float divisor = slot >= 0 ? sum : sum + exp2_fast(with.sink(tile_row + row) - maximum);
+      return divisor == 0.0f ? 0.0f : 1.0f / divisor;
+    };
+    const float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
     if (half == 0 && (lane_id() & 3) == 0) {
       const float lse0 = log_sum(maximum.x, sum.x);
       const float lse1 = log_sum(maximum.y, sum.y);

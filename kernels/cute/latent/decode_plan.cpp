@@ -171,7 +171,15 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
 }
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
-  const CacheShape shape = {options_.page, with.pages, options_.page};
+  // Where attention is sparse tokens are gathered, and no map is used; one has to be there.
+  const CacheShape shape = options_.sparse ? CacheShape{1, with.pages * options_.page, 1}
+                                           : CacheShape{options_.page, with.pages, options_.page};
+  const bool fp8 = options_.cache_format == MlaCacheFormat::fp8_656;
+  const void* const rope_data = fp8 ? with.cache_latent : with.cache_rope;
+  const auto map = [&](const void* data, std::int64_t columns, std::int64_t token_stride, std::int64_t page_stride) {
+    if (options_.sparse) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
+    return tokens_map(options_.dtype, data, int(columns), shape, token_stride, page_stride);
+  };
   // The place of its hash or one of the next: two layers of one hash would make their maps anew in every step.
   std::size_t place = reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56;
   const auto is_its = [&](const CacheMaps& of) { return of.latent == with.cache_latent && of.rope == with.cache_rope; };
@@ -180,9 +188,8 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   CacheMaps& maps = caches_[place];
   if (!is_its(maps)) {
     maps.latent = nullptr;
-    maps.z = tokens_map(options_.dtype, with.cache_latent, kLatent, shape, with.latent_token_stride,
-                        with.latent_page_stride);
-    maps.kpe = tokens_map(options_.dtype, with.cache_rope, kRope, shape, with.rope_token_stride, with.rope_page_stride);
+    maps.z = map(with.cache_latent, kLatent, with.latent_token_stride, with.latent_page_stride);
+    maps.kpe = map(rope_data, kRope, with.rope_token_stride, with.rope_page_stride);
     maps.latent = with.cache_latent;
     maps.rope = with.cache_rope;
   }
@@ -199,7 +206,7 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
   };
   const auto outputs_of = [](const MlaDecodeTensors& of) {
     return std::tie(of.o, of.o_token_stride, of.o_head_stride, of.lse, of.lse_token_stride, of.lse_head_stride,
-                    of.lse_request_stride, of.block_table, of.table_stride);
+                    of.lse_request_stride, of.block_table, of.table_stride, of.sinks);
   };
   const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) &&
                             rows_of(with.q_rope) == rows_of(last_.q_rope) && with.query_tokens == last_.query_tokens;
@@ -217,10 +224,13 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       return int(value);
     };
     with_.table_width = in_int("table_stride", with.table_stride);
-    if (options_.page == 1) {
-      with_.z_stride = in_int("latent_page_stride", 2 * with.latent_page_stride);
-      with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride);
+    if (options_.page == 1 || options_.sparse) {
+      const bool fp8 = options_.cache_format == MlaCacheFormat::fp8_656;
+      with_.tokens = unsigned(in_int("pages * page", with.pages * options_.page));
+      with_.z_stride = in_int("latent_page_stride", (fp8 ? 1 : 2) * with.latent_page_stride / options_.page);
+      with_.kpe_stride = fp8 ? 0 : in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
     }
+    with_.sinks = with.sinks;
     with_.block_table = with.block_table;
     with_.o = with.o;
     with_.lse = with.lse;

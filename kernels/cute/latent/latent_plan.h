@@ -28,6 +28,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
+  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8"}) {}
+
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
   }
@@ -109,6 +111,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
+    if (options.sparse && !gathers()) return nullptr;
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
@@ -117,10 +120,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .dtype = options.dtype,
                      .causal = options.causal,
                      .ragged = true,
-                     .page = options.page,
+                     .page = options.sparse ? 1 : options.page,
                      .fused = true,
                      .split = options.split,
-                     .tokens_first = true};
+                     .tokens_first = true,
+                     .fp8 = options.cache_format == MlaCacheFormat::fp8_656};
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
@@ -140,6 +144,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
   virtual LatentVersion version(const Tiling& at) const = 0;
+  // Whether pages of 1 token are gathered, and an entry of the block table may be none.
+  virtual bool gathers() const { return false; }
   // A copy of the version's own plan, for what outlives this one.
   virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
   // The tiling as a template argument, where the kernel learns some of its fields at run time.
@@ -201,6 +207,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.after = problem.causal && problem.after > 0;
     at.page = problem.page;
     at.tokens_first = problem.tokens_first;
+    at.fp8 = problem.fp8;
     return at;
   }
 
@@ -320,6 +327,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     with.lse_rows = {Divisor(1), 1, 0, 0};
     with.query_inner = Divisor(std::numeric_limits<int>::max());
     with.table_width = table_width(of);
+    with.tokens = unsigned(of.page == 1 ? pool_pages(of) : 0);
     with.z_stride = 2 * latent_width;
     with.kpe_stride = 2 * rope_width;
     with.after = of.after;

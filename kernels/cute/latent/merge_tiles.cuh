@@ -19,6 +19,11 @@ inline constexpr int kMergeWarps = 8;  // of the two consumer warpgroups
 // fewer multiprocessors than the device. Who leaves has its share done by the last that arrives.
 inline constexpr int kMergePatience = 1 << 19;  // clocks
 
+// The running maximum that a row of a tile begins with. The rows behind the request's last are those of other requests.
+// Theirs never rises: maxima rise for all rows of a warp or tile at once, and the request's bits shall not depend on
+// whom it has beside it.
+__device__ __forceinline__ float first_maximum(int row, int rows) { return row < rows ? kLeastScore : -kLeastScore; }
+
 enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6 };  // named; a team each from kMergeTeams on
 
 // Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
@@ -71,8 +76,9 @@ struct RowSums {
     total = {total.x + w.x, total.y + w.y};
     return w;
   }
-  __device__ __forceinline__ float2 inverse() const {
-    return {total.x == 0.0f ? 0.0f : 1.0f / total.x, total.y == 0.0f ? 0.0f : 1.0f / total.y};
+  __device__ __forceinline__ float2 inverse(float2 sink) const {
+    const float2 all = {total.x + exp2_fast(sink.x - top.x), total.y + exp2_fast(sink.y - top.y)};
+    return {all.x == 0.0f ? 0.0f : 1.0f / all.x, all.y == 0.0f ? 0.0f : 1.0f / all.y};
   }
   // Of the merged rows, in `unit` per log2; `empty` without tokens.
   __device__ __forceinline__ float2 lse(float unit, float empty) const {
@@ -134,6 +140,13 @@ struct Parts {
   }
 };
 
+// The sinks of the two rows of which the lane holds columns of a chunk.
+template <class Tile>
+__device__ __forceinline__ float2 sinks_of(const LatentArguments& with, const WorkItem& item, int chunk) {
+  const int row = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id());
+  return {with.sink(row), with.sink(row + Tile::kNextRow)};
+}
+
 // Merges chunks begin .. end - 1 of a tile of at most `most` parts, by single warps.
 template <DType dtype, class Tile, int most>
 __device__ __forceinline__ void merge_few(const LatentArguments& with, const WorkItem& item, int begin, int end) {
@@ -161,7 +174,7 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
     sums.top = top;
 #pragma unroll
     for (int i = 0; i < most; ++i) w[i] = sums.weigh(w[i]);
-    const float2 inverse = sums.inverse();
+    const float2 inverse = sums.inverse(sinks_of<Tile>(with, item, first));
 #pragma unroll
     for (int i = 0; i < most; ++i) w[i] = {w[i].x * inverse.x, w[i].y * inverse.y};
     const typename Tile::Output out(with, item, first, sums);
@@ -227,7 +240,7 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
       sums.total = {sums.total.x + of_other.total.x, sums.total.y + of_other.total.y};
     }
     if (member > 0) continue;
-    all.scale(sums.inverse());
+    all.scale(sums.inverse(sinks_of<Tile>(with, item, chunk)));
     typename Tile::Output(with, item, chunk, sums).template write<dtype>(chunk, all);
   }
 }

@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   wait_for_previous();
   int least_tiles = 0x7fffffff, most_tiles = 0, wrong = 0;
   for (int r = first; r < last; ++r) {
-    const int tokens = with.lengths[r], queries = queries_of(r);
+    const int tokens = with.lengths ? with.lengths[r] : with.max_tokens, queries = queries_of(r);
     wrong |= (tokens < 0 || tokens > with.max_tokens ? kWrongTokens : 0) |
              (queries != queries_before(r + 1) - queries_before(r) ? kWrongQueries : 0);
     tokens_of[r] = min(max(tokens, 0), with.max_tokens);

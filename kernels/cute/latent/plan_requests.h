@@ -33,7 +33,7 @@ enum PlanStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
 // What the planner is told, by value. Costs are in token blocks against one row tile.
 struct PlanRequestsArguments {
-  const int* lengths = nullptr;  // [requests] tokens
+  const int* lengths = nullptr;  // [requests] tokens; null: max_tokens each
   const int* query_starts =
       nullptr;  // [requests + 1], the first 0: queries of all requests before one; null: `queries` of each
   WorkItem* items = nullptr;     // [workers, rounds]

@@ -26,6 +26,7 @@ struct LatentProblem {
   int split = 0;
   int after = 0;
   bool tokens_first = false;
+  bool fp8 = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -51,6 +52,7 @@ struct LatentProblem {
           "see "
           "after_lengths");
     field("tokens_first", self.tokens_first, "queries, output and log-sum-exp are [b,s,h,..] instead of [b,h,s,..]");
+    field("fp8", self.fp8, "tokens of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 of RoPE; MlaDecode only");
   }
 };
 

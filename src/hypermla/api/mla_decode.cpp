@@ -74,7 +74,8 @@ void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, 
   if (requests < 0 || requests > state_->options.max_requests)
     fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests,
          state_->options.max_requests);
-  if (!lengths && requests > 0) fail("lengths is missing: give the address of the requests' numbers of tokens");
+  if (!lengths && requests > 0 && !state_->options.sparse)
+    fail("lengths is missing: give the address of the requests' numbers of tokens");
   state_->kernels->plan(lengths, query_starts, requests, stream);
 }
 

@@ -1,4 +1,4 @@
-// 16-bit floating-point numbers on the CPU, by their bits.
+// Floating-point numbers of 16 and 8 bits on the CPU, by their bits.
 #pragma once
 
 #include <bit>
@@ -29,6 +29,15 @@ inline std::uint16_t from_float(float value, DType dtype) {  // to nearest, ties
   if (magnitude < 6.103515625e-5f) return std::uint16_t(sign | std::lrint(std::ldexp(magnitude, 24)));
   const std::uint32_t rest = std::bit_cast<std::uint32_t>(magnitude);
   return std::uint16_t(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
+}
+
+// e4m3: 4 bits of exponent, 3 of mantissa, no infinity (OCP 8-bit Floating Point Specification, 2023).
+inline float e4m3_to_float(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  const float value = exponent == 15 && mantissa == 7 ? std::nanf("")
+                      : exponent == 0                 ? std::ldexp(float(mantissa), -9)
+                                                      : std::ldexp(float(mantissa + 8), exponent - 10);
+  return bits >> 7 ? -value : value;
 }
 
 }  // namespace hypermla

@@ -1,6 +1,7 @@
 #include "hypermla/plan/decode.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -28,14 +29,23 @@ void settle(MlaDecodeOptions& at) {
   if (!(at.scale >= 0) || std::isinf(at.scale))
     fail("scale={} is not supported: it must be positive, or 0 for 1 / sqrt(128 + 64)", at.scale);
   if (at.scale == 0) at.scale = softmax_scale(128, 64);
+  if (at.sparse && at.max_queries != 1)
+    fail(
+        "max_queries={} is not supported with sparse: every query has a list of its own, so make it 1 and max_requests "
+        "the queries of a step",
+        at.max_queries);
+  if (at.sparse) at.causal = false;
+  if (at.cache_format == MlaCacheFormat::fp8_656 && !(at.sparse && at.dtype == DType::bfloat16))
+    fail("a cache of 656 bytes a token is supported for sparse attention with bfloat16 queries only");
   if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
 }
 
 void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
+  const bool fp8 = at.cache_format == MlaCacheFormat::fp8_656;
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},
-                                                          {"cache_rope", with.cache_rope},
+                                                          {"cache_rope", fp8 ? with.cache_latent : with.cache_rope},
                                                           {"o", with.o}};
   for (const auto& [name, data] : pointers)
     if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
@@ -47,8 +57,8 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
                                                           {"q_rope.head_stride", with.q_rope.head_stride},
                                                           {"latent_page_stride", with.latent_page_stride},
                                                           {"latent_token_stride", with.latent_token_stride},
-                                                          {"rope_page_stride", with.rope_page_stride},
-                                                          {"rope_token_stride", with.rope_token_stride},
+                                                          {"rope_page_stride", fp8 ? 8 : with.rope_page_stride},
+                                                          {"rope_token_stride", fp8 ? 8 : with.rope_token_stride},
                                                           {"o_token_stride", with.o_token_stride},
                                                           {"o_head_stride", with.o_head_stride}};
   for (const auto& [name, stride] : strides)
@@ -57,7 +67,16 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
-  (void)at;
+  if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < 656))
+    fail("latent_token_stride={} is not supported: tokens of 656 bytes are a multiple of 16 bytes apart",
+         with.latent_token_stride);
+  const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&
+                      (fp8 || with.rope_page_stride == at.page * with.rope_token_stride);
+  if (at.sparse && !follow)
+    fail(
+        "latent_page_stride={} is not supported for sparse attention: pages must follow each other, {} tokens of {} "
+        "elements apart",
+        with.latent_page_stride, at.page, with.latent_token_stride);
 }
 
 MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,
@@ -101,6 +120,8 @@ class DecodeReference : public DecodeKernels {
     for (int r = 0; r < requests; ++r)
       starts.push_back(query_starts ? query_starts[r + 1] : starts.back() + options_.max_queries);
     if (query_starts && query_starts[0] != 0) fail("query_starts[0] is {}; it must be 0", query_starts[0]);
+    lengths_.assign(requests, options_.max_tokens);
+    if (!lengths) lengths = lengths_.data();
     for (int r = 0; r < requests; ++r) {
       const int queries = starts[r + 1] - starts[r];
       if (lengths[r] < 0 || lengths[r] > options_.max_tokens)
@@ -112,7 +133,7 @@ class DecodeReference : public DecodeKernels {
     if (starts.back() > options_.max_query_tokens)
       fail("query_starts ends with {}; a step has at most max_query_tokens={}", starts.back(),
            options_.max_query_tokens);
-    lengths_.assign(lengths, lengths + requests);
+    if (lengths != lengths_.data()) lengths_.assign(lengths, lengths + requests);
     starts_ = std::move(starts);
   }
 
@@ -124,7 +145,7 @@ class DecodeReference : public DecodeKernels {
            starts_.back());
     for (int r = 0; r < int(lengths_.size()); ++r) {
       if (starts_[r + 1] == starts_[r]) continue;
-      const std::vector<float> tokens = read_tokens(with, r);
+      const std::vector<float> tokens = options_.sparse ? read_chosen(with, r) : read_tokens(with, r);
       const std::string error =
           pool_.run(std::uint64_t(starts_[r + 1] - starts_[r]) * options_.heads, threads_, [&](std::uint64_t i) {
             attend(with, r, int(i / options_.heads), int(i % options_.heads), tokens);
@@ -139,6 +160,34 @@ class DecodeReference : public DecodeKernels {
 
   const std::uint16_t* at(const void* data, std::int64_t offset) const {
     return static_cast<const std::uint16_t*>(data) + offset;
+  }
+  // The tokens of a query's list that there are.
+  std::vector<float> read_chosen(const MlaDecodeTensors& with, int query) const {
+    std::vector<float> tokens;
+    for (int i = 0; i < lengths_[query]; ++i) {
+      const int slot = with.block_table[query * with.table_stride + i];
+      if (slot < 0 || slot >= with.pages * options_.page) continue;
+      const std::size_t first = tokens.size();
+      tokens.resize(first + kWidth);
+      float* to = tokens.data() + first;
+      if (options_.cache_format == MlaCacheFormat::fp8_656) {
+        const auto* token = static_cast<const unsigned char*>(with.cache_latent) + slot * with.latent_token_stride;
+        float factors[4];
+        std::memcpy(factors, token + kLatent, sizeof factors);
+        for (int c = 0; c < kLatent; ++c)
+          to[c] = to_float(from_float(e4m3_to_float(token[c]) * factors[c / 128], options_.dtype), options_.dtype);
+        for (int c = 0; c < kRope; ++c) {
+          std::uint16_t bits;
+          std::memcpy(&bits, token + kLatent + sizeof factors + 2 * c, 2);
+          to[kLatent + c] = to_float(bits, options_.dtype);
+        }
+      } else {
+        const auto* z = at(with.cache_latent, slot * with.latent_token_stride);
+        const auto* rope = at(with.cache_rope, slot * with.rope_token_stride);
+        for (int c = 0; c < kWidth; ++c) to[c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
+      }
+    }
+    return tokens;
   }
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
     std::vector<float> tokens(std::size_t(lengths_[request]) * kWidth);
@@ -156,7 +205,7 @@ class DecodeReference : public DecodeKernels {
   }
   void attend(const MlaDecodeTensors& with, int request, int query, int head, const std::vector<float>& tokens) const {
     const std::int64_t token = starts_[request] + query;
-    const int queries = starts_[request + 1] - starts_[request], length = lengths_[request];
+    const int queries = starts_[request + 1] - starts_[request], length = int(tokens.size() / kWidth);
     const int seen = options_.causal ? std::max(0, length - queries + query + 1) : length;
     const auto* latent = at(with.q_latent.data, token * with.q_latent.token_stride + head * with.q_latent.head_stride);
     const auto* rope = at(with.q_rope.data, token * with.q_rope.token_stride + head * with.q_rope.head_stride);
@@ -174,7 +223,8 @@ class DecodeReference : public DecodeKernels {
       for (int c = 0; c < kLatent; ++c) o[c] += weight * tokens[std::size_t(t) * kWidth + c];
     }
     auto* to = static_cast<std::uint16_t*>(with.o) + token * with.o_token_stride + head * with.o_head_stride;
-    for (int c = 0; c < kLatent; ++c) to[c] = from_float(seen ? o[c] / sum : 0.0f, options_.dtype);
+    const float sink = with.sinks ? std::exp(with.sinks[head] - most) : 0.0f;
+    for (int c = 0; c < kLatent; ++c) to[c] = from_float(seen ? o[c] / (sum + sink) : 0.0f, options_.dtype);
     const float empty =
         options_.empty_lse_positive ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
     const float lse = seen ? (most + std::log(sum)) * (options_.lse_base2 ? kLog2e : 1.0f) : empty;

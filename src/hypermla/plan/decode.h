@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
@@ -21,6 +22,8 @@ class DecodeKernels {
   virtual double seconds(const DeviceSpec& device) const = 0;
   virtual std::string explain() const = 0;
   virtual std::size_t workspace_bytes() const = 0;
+  // What prepare() compiles.
+  virtual std::vector<KernelSource> sources() const { return {}; }
   // Compiles, loads, and takes its workspace. Comes first.
   virtual void prepare(Compiler& compiler, Device& device, void* workspace) = 0;
   // As MlaDecode's. `requests` is within the capacity.

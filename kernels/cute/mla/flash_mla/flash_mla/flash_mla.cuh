@@ -23,7 +23,8 @@
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
 // page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
-// warpgroup 2. Pages behind the end of a request are not loaded; their scores are masked and their values zeroed.
+// warpgroup 2 (latent/gather_tokens.cuh). Pages behind the end of a request are not loaded; their scores are masked and
+// their values zeroed.
 //
 // The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
 // consumers do at the end, in latent/merge_tiles.cuh.
@@ -32,8 +33,8 @@
 #pragma once
 
 #include "flash_mla.h"
-#include "hopper/gather.h"
 #include "latent/attend_latent.cuh"
+#include "latent/gather_tokens.cuh"
 
 namespace hypermla::cute {
 
@@ -41,75 +42,13 @@ using namespace latent;
 
 static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 
-// The warpgroup that gathers the tokens of pages of 1. A warp copies 16 rows of every block, 16 bytes a thread and
-// copy; 8 threads copy the 64 columns of a box. Each thread's copies of a pair of boxes arrive at the pair's barrier by
-// themselves, and the consumers order them before wgmma. So no thread waits for its own copies, and the threads do not
-// meet: beside wgmma a meeting, or a look at what has arrived, takes hundreds of cycles.
-template <FlashMlaTiling tiling>
-__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
-  constexpr int kRows = 4;  // of a thread, 4 apart
-  const int thread = thread_id() & 127, unit = thread & 7, first_row = thread / 32 * 16 + thread / 8 % 4;
-  const u32 to = shared.slots[0] + first_row * 128 + ((unit ^ (first_row & 3)) << 4);
-  const unsigned char* __restrict__ z = static_cast<const unsigned char*>(with.z) + unit * 16;
-  const unsigned char* __restrict__ kpe = static_cast<const unsigned char*>(with.kpe) + unit * 16;
-  u32 phase = 1, queries_phase = 1;
-  for (;; ++work) {
-    const int begin = work->begin, end = work->end, tokens = work->tokens;
-    if (begin == end) break;
-    const int* __restrict__ table = with.block_table + static_cast<long long>(work->request) * with.table_width;
-    int place[kRows], next[kRows];  // rows of the pool, for this block and the next; -1: none
-    auto read_places = [&](int block) {
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) {
-        const int token = block * kTile + first_row + 4 * j;
-        next[j] = block < end && token < tokens ? table[token] : -1;
-      }
-    };
-    read_places(begin);
-    for (int block = begin; block < end || ((block - begin) & 1); ++block) {
-      const int slot = (block - begin) & 1;
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) place[j] = next[j];
-      read_places(block + 1);
-      // Whether the next pair is free is asked before the copies of this one.
-      bool is_free = barrier_test(shared.empty[slot][0], phase);
-#pragma unroll
-      for (int i = 0; i < kBoxPairs; ++i) {
-        const int pair = order_of_release(slot, i);
-        if (!is_free) barrier_wait(shared.empty[slot][pair], phase);
-        if (i + 1 < kBoxPairs) is_free = barrier_test(shared.empty[slot][order_of_release(slot, i + 1)], phase);
-#pragma unroll
-        for (int j = 0; j < kRows; ++j) {
-          if (place[j] < 0) continue;
-          // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
-          const u32 box = ((to + slot * kOperandBytes) ^ (j & 1) << 6) + 2 * pair * kBoxBytes + j * 512;
-          if (i == kRope) {
-            copy_ahead(box, kpe + static_cast<long long>(place[j]) * with.kpe_stride);
-          } else {
-            const unsigned char* from = z + static_cast<long long>(place[j]) * with.z_stride + pair * 256;
-            copy_ahead(box, from);
-            copy_ahead(box + kBoxBytes, from + 128);
-          }
-        }
-        barrier_arrive_when_copied(shared.full[slot][pair]);
-      }
-      if (block == begin && thread == 0) {
-        barrier_wait(shared.queries_empty, queries_phase);
-        queries_phase ^= 1;
-        load_queries<tiling>(shared, *work, with);
-      }
-      __syncwarp();
-      if (slot) phase ^= 1;
-    }
-  }
-}
-
 // Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of
 // z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
 // not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
 __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
+  static_assert(!problem.fp8 || (problem.page == 1 && problem.dtype == DType::bfloat16), "tokens of fp8 are gathered");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
@@ -117,7 +56,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ Late
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
-        barrier_init(shared.full[slot][pair], gathered ? 128 : 1);
+        barrier_init(shared.full[slot][pair], !gathered ? 1 : pair == kRope ? kGatherArrivals : 128);
         barrier_init(shared.empty[slot][pair], pair == kRope ? 8 : 4);
       }
       barrier_init(shared.queries_full[pair], 1);
@@ -147,17 +86,19 @@ __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ Late
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
   if (role == 2) {
-    give_registers<gathered ? 72 : 40>();
+    give_registers<problem.fp8 ? 88 : gathered ? 72 : 40>();
     if (!gathered) collect_ahead(shared.cut, work, with);
-    if constexpr (gathered) {
+    if constexpr (problem.fp8) {
+      gather_fp8<tiling>(shared, work, with);
+    } else if constexpr (gathered) {
       gather<tiling>(shared, work, with);
-      collect_ahead(shared.cut, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, with);
     }
+    if (gathered) collect_ahead(shared.cut, work, with);
     return;
   }
-  take_registers<gathered ? 216 : 232>();
+  take_registers<problem.fp8 ? 208 : gathered ? 216 : 232>();
   if (role == 0)
     attend<problem, 0>(shared, work, with);
   else

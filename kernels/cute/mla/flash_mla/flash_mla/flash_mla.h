@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaSharedBytes = 224048;  // of a thread block, see the kernel's Shared
+inline constexpr unsigned kFlashMlaSharedBytes = 224080;  // of a thread block, see the kernel's Shared
 
 struct FlashMlaTiling {
   bool evict_first = false;

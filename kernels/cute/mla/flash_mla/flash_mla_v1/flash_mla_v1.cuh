@@ -156,6 +156,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
     running.reset();
 #pragma unroll
+    for (int i = 0; i < N / 4; ++i) running.maximum[i] = latent::first_maximum(i / 2 * 8 + row + i % 2, rows);
+#pragma unroll
     for (int m = 0; m < 8; ++m) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) o[m][i] = 0.0f;
@@ -297,7 +299,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       const float best = fmaxf(own_maximum, other_maximum);
       const float own = exp2_fast(own_maximum - best), other = exp2_fast(other_maximum - best);
       const float all = total(consumer) * own + (both ? total(consumer ^ 1) * other : 0.0f);
-      const float inverse = all == 0.0f ? 0.0f : __fdividef(1.0f, all);
+      const float divisor = slot >= 0 ? all : all + exp2_fast(with.sink(tile_row + lane) - best);
+      const float inverse = divisor == 0.0f ? 0.0f : __fdividef(1.0f, divisor);
       reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
       if (consumer == 0) {
         const float log = log_sum(best, all);

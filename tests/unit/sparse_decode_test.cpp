@@ -1,0 +1,236 @@
+// Sparse MlaDecode: lists of chosen tokens, some of which are none, in both formats of the cache, with attention sinks;
+// on the CPU and on a Hopper GPU against double precision, and its kernels without spills.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "hypermla/api/environment.h"
+#include "hypermla/base/half.h"
+#include "hypermla/device/device.h"
+#include "hypermla/mla_decode.h"
+#include "hypermla/plan/decode.h"
+#include "hypermla/plan/reference.h"
+#include "hypermla/plan/registry.h"
+#include "support.h"
+
+namespace hypermla {
+namespace {
+
+using testing_support::contains;
+using testing_support::error_of;
+
+constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope, kFp8Bytes = 656, kPage = 16;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+MlaDecodeOptions options_for(bool fp8, int heads, int queries, int top_k) {
+  return {.heads = heads,
+          .max_requests = queries,
+          .max_tokens = top_k,
+          .page = kPage,
+          .sparse = true,
+          .cache_format = fp8 ? MlaCacheFormat::fp8_656 : MlaCacheFormat::as_queries,
+          .empty_lse_positive = fp8};
+}
+
+// The queries of a step. Slots that no list names are NaN, and so are outputs before a run.
+struct Step {
+  Step(const MlaDecodeOptions& options, std::vector<int> of_lists, bool with_sinks)
+      : at(options), lengths(std::move(of_lists)) {
+    const bool fp8 = at.cache_format == MlaCacheFormat::fp8_656;
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    const int queries = int(lengths.size()), width = at.max_tokens + 1;
+    pages = at.max_tokens / kPage + 3;
+    const int slots = pages * kPage;
+    std::vector<bool> named(slots);
+    lists.assign(std::size_t(queries) * width, 5);  // behind the end: a slot that may be NaN
+    for (int q = 0; q < queries; ++q)
+      for (int i = 0; i < lengths[q]; ++i) {
+        int& slot = lists[std::size_t(q) * width + i];
+        slot = int(random() % (slots - 8)) + 8;
+        const bool block_without_tokens = q % 2 && i / 64 == 1;
+        if (block_without_tokens || random() % 7 == 0) slot = random() % 2 ? -1 : slots + int(random() % 9);
+        if (slot >= 0 && slot < slots) named[slot] = true;
+      }
+    tokens.resize(std::size_t(slots) * kWidth);
+    cache.assign(std::size_t(slots) * (fp8 ? kFp8Bytes : 2 * kWidth), 0xff);  // NaN in every type
+    for (int slot = 0; slot < slots; ++slot) {
+      if (!named[slot]) continue;
+      float* const token = &tokens[std::size_t(slot) * kWidth];
+      unsigned char* const bytes = &cache[std::size_t(slot) * (fp8 ? kFp8Bytes : 2 * kWidth)];
+      const auto store = [&](int c, std::size_t at_byte, float value) {
+        const std::uint16_t bits = from_float(value, DType::bfloat16);
+        token[c] = to_float(bits, DType::bfloat16);
+        if (!fp8 || c >= kLatent) std::memcpy(bytes + at_byte, &bits, 2);
+      };
+      for (int c = 0; c < kWidth; ++c) {
+        if (!fp8 || c >= kLatent) {
+          store(c, fp8 ? std::size_t(528 + 2 * (c - kLatent)) : 2 * std::size_t(c), normal(random));
+          continue;
+        }
+        const float factor = 0.003f * float(1 + c / 128);
+        std::memcpy(bytes + kLatent + c / 128 * 4, &factor, 4);
+        bytes[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));  // any e4m3 but NaN
+        store(c, 0, e4m3_to_float(bytes[c]) * factor);
+      }
+    }
+    q.resize(std::size_t(queries) * at.heads * kWidth);
+    for (std::uint16_t& one : q) one = from_float(normal(random), DType::bfloat16);
+    o.assign(std::size_t(queries) * at.heads * kLatent, 0x7fc0);
+    lse.assign(std::size_t(queries) * at.heads, std::nanf(""));
+    for (int h = 0; with_sinks && h < at.heads; ++h) sinks.push_back(h == 0 ? kInfinity : normal(random) * 3);
+  }
+
+  MlaDecodeTensors tensors(const void* q, const void* cache, const void* lists, const void* sinks, void* o,
+                           void* lse) const {
+    MlaDecodeTensors all =
+        MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
+                                at.max_tokens + 1, o, static_cast<float*>(lse));
+    if (at.cache_format == MlaCacheFormat::fp8_656) {
+      all.cache_rope = nullptr;
+      all.latent_token_stride = kFp8Bytes;
+      all.latent_page_stride = kPage * kFp8Bytes;
+      all.rope_page_stride = all.rope_token_stride = 0;
+    }
+    all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
+    return all;
+  }
+
+  void check(const std::vector<std::uint16_t>& got_o, const std::vector<float>& got_lse) const {
+    for (std::size_t query = 0; query < lengths.size(); ++query) {
+      std::vector<float> keys, values;
+      for (int i = 0; i < lengths[query]; ++i) {
+        const int slot = lists[query * (at.max_tokens + 1) + i];
+        if (slot < 0 || slot >= pages * kPage) continue;
+        const float* token = &tokens[std::size_t(slot) * kWidth];
+        keys.insert(keys.end(), token, token + kWidth);
+        values.insert(values.end(), token, token + kLatent);
+      }
+      const int count = int(keys.size() / kWidth);
+      for (int head = 0; head < at.heads; ++head) {
+        const std::size_t row = query * at.heads + head;
+        std::vector<float> of_row;
+        for (int c = 0; c < kWidth; ++c) of_row.push_back(to_float(q[row * kWidth + c], DType::bfloat16));
+        const AttentionReference expected =
+            attention_reference(of_row, keys, values, 1, count, kWidth, kLatent, 1 / std::sqrt(192.0), false);
+        if (count == 0)
+          EXPECT_EQ(got_lse[row], at.empty_lse_positive ? kInfinity : -kInfinity);
+        else
+          EXPECT_TRUE(std::abs(got_lse[row] - expected.lse[0]) <= 2e-3) << got_lse[row] << " " << expected.lse[0];
+        const double by = sinks.empty() || count == 0 ? 1 : 1 / (1 + std::exp(double(sinks[head]) - expected.lse[0]));
+        double worst = 0;
+        for (int c = 0; c < kLatent; ++c) {
+          const double difference = std::abs(to_float(got_o[row * kLatent + c], DType::bfloat16) - expected.o[c] * by);
+          if (!(difference <= worst)) worst = difference;
+        }
+        EXPECT_TRUE(worst <= 0.03) << "query " << query << " head " << head << ": " << worst;
+      }
+    }
+  }
+
+  MlaDecodeOptions at;
+  std::vector<int> lengths, lists;
+  int pages = 0;
+  std::vector<float> tokens, sinks, lse;  // tokens: as the kernels see them
+  std::vector<unsigned char> cache;
+  std::vector<std::uint16_t> q, o;
+};
+
+TEST(SparseDecode, TheReferenceTakesListsWithHoles) {
+  for (const bool fp8 : {false, true}) {
+    SCOPED_TRACE(fp8);
+    Step step(options_for(fp8, 3, 5, 150), {150, 130, 0, 1, 64}, true);
+    MlaDecode decode(step.at, DeviceHandle("cpu"));
+    decode.plan(step.lengths.data(), nullptr, 5);
+    decode.run(step.tensors(step.q.data(), step.cache.data(), step.lists.data(), step.sinks.data(), step.o.data(),
+                            step.lse.data()));
+    step.check(step.o, step.lse);
+  }
+}
+
+TEST(SparseDecode, WithoutLengthsListsAreWhole) {
+  Step step(options_for(false, 2, 2, 70), {70, 70}, false);
+  MlaDecode decode(step.at, DeviceHandle("cpu"));
+  decode.plan(nullptr, nullptr, 2);
+  decode.run(
+      step.tensors(step.q.data(), step.cache.data(), step.lists.data(), nullptr, step.o.data(), step.lse.data()));
+  step.check(step.o, step.lse);
+}
+
+TEST(SparseDecode, WhatHasNoMeaningIsRefused) {
+  const DeviceHandle cpu("cpu");
+  const auto made = [&](auto change) {
+    MlaDecodeOptions at = options_for(true, 2, 2, 64);
+    change(at);
+    return error_of([&] { MlaDecode(at, cpu); });
+  };
+  EXPECT_TRUE(contains(made([](auto& at) { at.max_queries = 2; }), "max_queries=2"));
+  EXPECT_TRUE(contains(made([](auto& at) { at.sparse = false; }), "656 bytes"));
+  EXPECT_TRUE(contains(made([](auto& at) { at.dtype = DType::float16; }), "bfloat16"));
+  Step step(options_for(true, 2, 2, 64), {64, 64}, false);
+  MlaDecode decode(step.at, cpu);
+  decode.plan(step.lengths.data(), nullptr, 2);
+  MlaDecodeTensors all =
+      step.tensors(step.q.data(), step.cache.data(), step.lists.data(), nullptr, step.o.data(), step.lse.data());
+  all.latent_page_stride *= 2;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "pages must follow each other"));
+  all.latent_token_stride = 576;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "latent_token_stride=576"));
+}
+
+TEST(SparseDecode, KernelsCompileWithoutSpills) {
+  const CompilerConfig config = Environment::detect().compiler_config();
+  if (config.toolchain.cuda_root.empty()) GTEST_SKIP() << "there is no CUDA compiler";
+  Compiler compiler(config);
+  DeviceInfo h200;
+  h200.arch = "sm_90";
+  h200.processors = 132;
+  for (const bool fp8 : {false, true})
+    for (const int heads : {16, 128, 640}) {
+      const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla").make();
+      plan->target = Target::of(h200);
+      MlaDecodeOptions options = options_for(fp8, heads, 4, 2048);
+      settle(options);
+      const std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
+      ASSERT_TRUE(kernels);
+      for (const KernelSource& source : kernels->sources())
+        EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
+    }
+}
+
+TEST(SparseDecode, AGpuDoesTheSame) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const std::shared_ptr<Device> device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  const auto copy_of = [&](const auto& values) {
+    Buffer buffer(device, values.size() * sizeof values[0] + 1);
+    device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
+    return buffer;
+  };
+  for (const bool fp8 : {false, true})
+    for (const int heads : {3, 16, 128})
+      for (const bool with_sinks : {false, true}) {
+        SCOPED_TRACE(testing::Message() << (fp8 ? "fp8 " : "bf16 ") << heads << " heads, sinks " << with_sinks);
+        Step step(options_for(fp8, heads, 9, 1000), {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
+        MlaDecode decode(step.at, DeviceHandle("cuda"));
+        const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
+                     sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
+                     lengths = copy_of(step.lengths);
+        const MlaDecodeTensors all =
+            step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(), lse.data());
+        decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
+        decode.run(all);
+        decode.run(all);
+        decode.check();
+        device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
+        device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
+        step.check(step.o, step.lse);
+      }
+}
+
+}  // namespace
+}  // namespace hypermla
