@@ -195,6 +195,23 @@ def cache():
                   for row in record("cache")["rows"] if row["way"] == "ours"])
 
 
+def sparse():
+    """Ours in both forms of the cache, and FlashMLA's kernel for FP8."""
+    cells = {}
+    for row in record("sparse")["rows"]:
+        form = row["row"].rsplit("-", 1)[1]
+        cells.setdefault((-row["heads"], row["queries"]), {})[form] = row
+    lines = []
+    for (heads, queries), of in sorted(cells.items()):
+        ours = [of.get(form, {}).get("ours", {}) for form in ("bf16", "fp8")]
+        peer = next((row["flashmla"] for row in of.values() if "burst_us" in row.get("flashmla", {})), {})
+        ratio = [both([peer[load] / one[load] for load in LOADS], ".2f") if peer and "burst_us" in one else "-"
+                 for one in ours]
+        shown = [both([one[load] for load in LOADS], ".1f") if "burst_us" in one else "-" for one in (*ours, peer)]
+        lines.append([f"{-heads}, {queries}", *shown, *ratio])
+    return table(["heads, queries", "bfloat16", "FP8", "FlashMLA, FP8", "FlashMLA / ours in bfloat16", "in FP8"], lines)
+
+
 def kernel_files():
     """Each template, and beside a matrix product its part of torch.matmul of the same run."""
     rows = {row["file"]: row for row in record("kernel_files")["rows"]}
@@ -239,7 +256,7 @@ def gains():
 
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
-                                           engine_equal, engine_other, prefill, cache, kernel_files)}
+                                           engine_equal, engine_other, prefill, cache, sparse, kernel_files)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
