@@ -59,7 +59,7 @@ def included_plans(source):
 def differences(plan):
     """What a version says of its form's problem: the fields that it does not offer, and defaults of its own."""
     text = plan + included_plans(plan)
-    withheld = re.search(r"AttentionPlan\((?:\{(.*?)\}|(\w+))\) \{", text)
+    withheld = re.search(r"AttentionPlan(?:<[\w, ]+>)?\((?:\{(.*?)\}|(\w+))\) \{", text)
     if withheld and withheld[2]:
         latent = (CHECKOUT / "kernels/mla/latent/latent_plan.h").read_text()
         withheld = re.search(rf"{withheld[2]} = \{{(.*?)\}}", latent, re.S)
