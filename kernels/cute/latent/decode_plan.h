@@ -51,6 +51,7 @@ class LatentDecode : public DecodeKernels {
   double seconds(const DeviceSpec& device) const override { return spec_.seconds(device); }
   std::string explain() const override;
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  std::vector<KernelSource> sources() const override { return {spec_.planner, spec_.attention}; }
   void prepare(Compiler& compiler, Device& device, void* workspace) override;
   void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) override;
   void run(const MlaDecodeTensors& tensors, StreamHandle stream) override;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "hypermla/compile/compiler.h"
 #include "hypermla/device/device.h"
@@ -21,6 +22,7 @@ class DecodeKernels {
   virtual double seconds(const DeviceSpec& device) const = 0;
   virtual std::string explain() const = 0;
   virtual std::size_t workspace_bytes() const = 0;
+  virtual std::vector<KernelSource> sources() const = 0;
   // Compiles, loads, and takes its workspace. Comes first.
   virtual void prepare(Compiler& compiler, Device& device, void* workspace) = 0;
   // As MlaDecode's. `requests` is within the capacity.
