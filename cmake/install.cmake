@@ -26,6 +26,26 @@ if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
+# What MlaDecode runs on GPUs, compiled: a machine without compilers runs it, and nobody waits for a compiler.
+set(compile_for "")
+if(SKBUILD AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/installed.txt)  # ./hypermla has installed the compilers
+  set(compile_for sm_90)
+endif()
+set(HYPERMLA_COMPILE_FOR "${compile_for}" CACHE STRING
+    "GPUs, such as sm_90, for which an installation brings the decoding kernels compiled; needs requirements.txt")
+if(HYPERMLA_COMPILE_FOR)
+  set(compiled ${PROJECT_BINARY_DIR}/compiled)
+  file(GLOB_RECURSE compiled_from CONFIGURE_DEPENDS kernels/*.h kernels/*.cuh)
+  add_custom_command(
+    OUTPUT ${compiled}/done
+    COMMAND ${CMAKE_COMMAND} -E rm -rf ${compiled}
+    COMMAND ${CMAKE_COMMAND} -E env HYPERMLA_CACHE_DIR=${compiled} HYPERMLA_ROOT=${PROJECT_SOURCE_DIR}
+            $<TARGET_FILE:hypermla_cli> compile all --decode --arch=${HYPERMLA_COMPILE_FOR}
+    COMMAND ${CMAKE_COMMAND} -E touch ${compiled}/done
+    DEPENDS hypermla_cli ${compiled_from} VERBATIM)
+  add_custom_target(hypermla_compiled ALL DEPENDS ${compiled}/done)
+  install(DIRECTORY ${compiled}/kernels/ DESTINATION ${HYPERMLA_DATA_DIR}/compiled COMPONENT runtime)
+endif()
 install(DIRECTORY docs/knowledge DESTINATION ${HYPERMLA_DATA_DIR}/docs COMPONENT runtime)
 install(FILES include/hypermla/dtype.h include/hypermla/kernel_file.h include/hypermla/tensor_map.h
         DESTINATION ${HYPERMLA_DATA_DIR}/include/hypermla COMPONENT runtime)

@@ -7,10 +7,14 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/plan/cases.h"
+#include "hypermla/plan/decode.h"
 #include "hypermla/plan/reference.h"
+#include "hypermla/plan/registry.h"
 #include "support.h"
 
 namespace hypermla {
@@ -156,6 +160,32 @@ TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
   decode.run(tensors);
   tensors.query_tokens = 1;
   EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "q_latent"));
+}
+
+// What an installation brings compiled is what a MlaDecode of any capacity asks for.
+TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
+  for (const char* version : {"v0", "v1"}) {
+    SCOPED_TRACE(version);
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", version).make();
+    plan->target = Target::of_arch("sm_90");
+    std::set<std::string> ahead;
+    for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
+    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 1 + 12);  // tilings, types, pages; planners without and with cuts
+    for (const int heads : {1, 8, 16, 20, 64, 128})
+      for (const int queries : {1, 2, 8, 128})
+        for (const int requests : {1, 7, 256})
+          for (const int split : {0, 4096}) {
+            MlaDecodeOptions options = {.heads = heads,
+                                        .max_requests = requests,
+                                        .max_queries = queries,
+                                        .max_tokens = 16384,
+                                        .page = 16,
+                                        .split = split};
+            settle(options);
+            for (const KernelSource& source : plan->decode(options)->sources())
+              EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+          }
+  }
 }
 
 TEST(MlaDecode, WhatHasNoMeaningIsRefused) {

@@ -80,6 +80,7 @@ TEST_F(EnvironmentTest, TakesTheRootItIsGiven) {
   EXPECT_EQ(config.kernel_root, root / "kernels");
   EXPECT_EQ(config.include_root, root / "include");
   EXPECT_EQ(config.cache, root / ".cache/kernels");
+  EXPECT_EQ(config.shipped, root / "compiled");
   EXPECT_GE(config.jobs, 1);
 }
 

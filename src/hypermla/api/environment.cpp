@@ -180,6 +180,7 @@ CompilerConfig Environment::compiler_config() const {
   config.own_kernel_root = own_kernels;
   config.include_root = root / "include";
   config.cache = cache / "kernels";
+  config.shipped = root / "compiled";
   config.toolchain = toolchain;
   config.host_flags = host_flags;
   config.jobs = int(std::max(1u, std::thread::hardware_concurrency()));

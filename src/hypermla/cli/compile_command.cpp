@@ -44,7 +44,7 @@ int compile_command(const Words& words) {
 
   std::vector<std::string> archs;
   std::string language;
-  bool candidates = false, cases = false, forbid_spills = false;
+  bool candidates = false, cases = false, decode = false, forbid_spills = false;
   CLI::App app(
       "Compile kernels ahead of time into the cache; no GPU is needed.\n"
       "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
@@ -55,6 +55,7 @@ int compile_command(const Words& words) {
   app.add_flag("--candidates", candidates,
                "every tiling that the tuner may try, not only the default, and the kernels of MlaPrefill");
   app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
+  app.add_flag("--decode", decode, "everything that MlaDecode runs, for an installation without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
   if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
@@ -79,16 +80,18 @@ int compile_command(const Words& words) {
       if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
       const auto [entry, plan, chosen] = configure(entries, on, said);
       entries = {entry};  // for the other targets, too
-      sources = cases ? verification_sources(*plan) : kernel_sources(*plan, candidates);
+      sources = decode  ? decode_sources(*plan)
+                : cases ? verification_sources(*plan)
+                        : kernel_sources(*plan, candidates);
       if (candidates) add(prefill_sources(*plan));
     } else {
-      sources = ceiling_sources();  // of `hypermla device --measure`
+      if (!decode) sources = ceiling_sources();  // of `hypermla device --measure`
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
         std::unique_ptr<KernelPlan> plan = entry.make();
         plan->target = target;
-        if (cases) {
-          add(verification_sources(*plan));
+        if (cases || decode) {
+          add(decode ? decode_sources(*plan) : verification_sources(*plan));
           continue;
         }
         if (candidates) add(prefill_sources(*plan));

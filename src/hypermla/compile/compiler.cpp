@@ -62,6 +62,7 @@ std::string closure_text(const fs::path& header, const std::vector<fs::path>& pa
 }  // namespace
 
 Compiler::Compiler(CompilerConfig config) : config_(std::move(config)), cache_(config_.cache) {
+  if (!config_.shipped.empty()) shipped_.emplace(config_.shipped);
   for (int i = 0; i < std::max(config_.jobs, 1); ++i)
     threads_.emplace_back([this] {
       for (;;) {
@@ -122,7 +123,16 @@ std::string Compiler::key(const KernelSource& source, const std::string& arch) c
 
 std::optional<CacheEntry> Compiler::find(const KernelSource& source, const std::string& arch) const {
   const std::string sought = key(source, arch);
-  if (is_gpu_arch(arch) || !config_.toolchain.cxx.empty()) return cache_.find(sought);
+  if (is_gpu_arch(arch)) {
+    if (auto entry = cache_.find(sought); entry || !shipped_) return entry;
+    try {
+      return shipped_->find(sought);
+    } catch (const Error&) {  // other users may write the installation
+      if (config_.toolchain.cuda_root.empty()) throw;
+      return std::nullopt;
+    }
+  }
+  if (!config_.toolchain.cxx.empty()) return cache_.find(sought);
   for (const std::string& present : cache_.keys(sought + "-"))
     if (auto entry = cache_.find(present)) return entry;
   return std::nullopt;
@@ -253,6 +263,7 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
           {"own_kernel_root", config.own_kernel_root.string()},
           {"include_root", config.include_root.string()},
           {"cache", config.cache.string()},
+          {"shipped", config.shipped.string()},
           {"cuda_root", config.toolchain.cuda_root.string()},
           {"cxx", config.toolchain.cxx.string()},
           {"host_flags", config.host_flags},
@@ -265,6 +276,7 @@ void run_compile_job(const Json& job) {
   config.own_kernel_root = job.at("own_kernel_root").get<std::string>();
   config.include_root = job.at("include_root").get<std::string>();
   config.cache = job.at("cache").get<std::string>();
+  config.shipped = job.at("shipped").get<std::string>();
   config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();
   config.toolchain.cxx = job.at("cxx").get<std::string>();
   config.host_flags = job.at("host_flags").get<std::vector<std::string>>();

@@ -43,6 +43,7 @@ struct CompilerConfig {
   std::filesystem::path own_kernel_root = {};  // another one, of the user; empty: none
   std::filesystem::path include_root;          // the directory that holds hypermla/dtype.h
   std::filesystem::path cache;
+  std::filesystem::path shipped;  // a cache that is only read, of what an installation brings for GPUs; empty: none
   Toolchain toolchain;
   // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC
   // compiles serially within one. Empty: compile in this process.
@@ -88,6 +89,7 @@ class Compiler {
 
   CompilerConfig config_;
   KernelCache cache_;
+  std::optional<KernelCache> shipped_;
   mutable std::mutex mutex_;
   mutable std::map<bool, std::string> compilers_;  // for a GPU, and for this CPU; asked once
   std::condition_variable wake_;

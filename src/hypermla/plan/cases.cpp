@@ -167,6 +167,25 @@ std::vector<KernelSource> prefill_sources(const KernelPlan& plan) {
   return sources;
 }
 
+std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
+  std::vector<KernelSource> sources;
+  std::set<std::string> seen;
+  const auto add = [&](MlaDecodeOptions options) {
+    settle(options);
+    if (const std::unique_ptr<DecodeKernels> decode = plan.decode(options))
+      for (KernelSource& source : decode->sources())
+        if (seen.insert(source.instance).second) sources.push_back(std::move(source));
+  };
+  // Tilings follow from the rows of a request and, where they are few, from the requests.
+  for (const int heads : {16, 32, 128, 256})
+    for (const int requests : {1, 256})
+      for (const DType dtype : {DType::bfloat16, DType::float16})
+        for (const int page : {1, 16, 32, 64, 128})
+          add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .dtype = dtype});
+  for (int split = 512; split <= 1 << 20; split *= 2) add({.heads = 16, .max_tokens = split, .split = split});
+  return sources;
+}
+
 std::vector<KernelSource> verification_sources(KernelPlan& plan) {
   std::vector<KernelSource> sources;
   std::set<std::string> seen;

@@ -112,6 +112,7 @@ class DecodeReference : public DecodeKernels {
   double seconds(const DeviceSpec&) const override { return 0; }
   std::string explain() const override { return "a plain reference in fp32: this device is a CPU"; }
   std::size_t workspace_bytes() const override { return 256; }
+  std::vector<KernelSource> sources() const override { return {}; }
   void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }
   int status() const override { return 0; }
 
