@@ -12,7 +12,6 @@ some milliseconds after a rest, a sustained time the same graph without a pause.
 at some queries. cuDNN takes the requests one after the other, by PyTorch.
 """
 
-import argparse
 import datetime
 import itertools
 import math
@@ -165,34 +164,16 @@ def measure(machine, kind, batch):
         return {"failed": (str(error) or type(error).__name__).splitlines()[0]}
 
 
-def flags():
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
-    result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
-    result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
-    result.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is started")
-    result.add_argument("--fa3", metavar="PATH", help="library with the torch operators of FlashAttention-3")
-    result.add_argument("--record", help="file for what the table is made from")
-    result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_prefill/<time>)")
-    return result
-
-
 def main():
-    arguments = flags().parse_args()
+    arguments = harness.row_parser(__doc__, "fa3", "FlashAttention-3").parse_args()
     known = [f"{row}-h{heads}" for heads in (128, 16) for row in ROWS]
-    names = [name for name in known if not arguments.rows or any(re.fullmatch(one, name) for one in arguments.rows)]
-    names += [one for one in arguments.rows or [] if re.fullmatch(r"[\w-]+", one) and one not in names]
+    names = harness.rows_named(known, arguments.rows)
     if arguments.list:
         return print("\n".join(names))
     if not torch or not torch.cuda.is_available():
         harness.stop("it needs a GPU and a Python with PyTorch for it")
-    libraries, why = dict(LIBRARIES), "no library given (--fa3=<path>)"
-    try:
-        if arguments.fa3:
-            why = torch.ops.load_library(arguments.fa3)
-    except (OSError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
-    if why:
+    libraries = dict(LIBRARIES)
+    if why := harness.why_not_loaded("fa3", arguments.fa3):
         del libraries["fa3"]
         print(f"FlashAttention-3: skipped, {why}")
     machine = harness.Machine("cuda", arguments.seconds)
@@ -215,8 +196,7 @@ def main():
             ratios.append(row["sustained_ratio"])
         record["rows"].append(row)
         for key, one in found.items():
-            wrong = "" if one.get("correct", True) else f"WRONG by {one['difference'] or 'what is no number'}"
-            table.add(row=name, library=libraries[key].title, note=one.get("failed", wrong), **one)
+            table.add(row=name, library=libraries[key].title, note=harness.row_note(one), **one)
         if arguments.record:
             harness.write_json(arguments.record, record)
         del batch, found

@@ -12,7 +12,6 @@ without a pause. Every output is compared with float32, also with a tenth of the
 lengths and attention sinks.
 """
 
-import argparse
 import datetime
 import math
 import pathlib
@@ -164,34 +163,16 @@ def measure(machine, kind, batch):
         return {"failed": (str(error) or type(error).__name__).splitlines()[0]}
 
 
-def flags():
-    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
-    result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
-    result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
-    result.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is started")
-    result.add_argument("--flashmla", metavar="PATH", help="library with the torch operators of FlashMLA")
-    result.add_argument("--record", help="file for what the table is made from")
-    result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_sparse/<time>)")
-    return result
-
-
 def main():
-    arguments = flags().parse_args()
+    arguments = harness.row_parser(__doc__, "flashmla", "FlashMLA").parse_args()
     known = [f"q{queries}-h{heads}-{form}" for form in ("bf16", "fp8") for heads in HEADS for queries in QUERIES]
-    names = [name for name in known if not arguments.rows or any(re.fullmatch(one, name) for one in arguments.rows)]
-    names += [one for one in arguments.rows or [] if re.fullmatch(r"[\w-]+", one) and one not in names]
+    names = harness.rows_named(known, arguments.rows)
     if arguments.list:
         return print("\n".join(names))
     if not torch or not torch.cuda.is_available():
         harness.stop("it needs a GPU and a Python with PyTorch for it")
-    libraries, why = {"ours": Ours, "flashmla": FlashMla}, "no library given (--flashmla=<path>)"
-    try:
-        if arguments.flashmla:
-            why = torch.ops.load_library(arguments.flashmla)
-    except (OSError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
-    if why:
+    libraries = {"ours": Ours, "flashmla": FlashMla}
+    if why := harness.why_not_loaded("flashmla", arguments.flashmla):
         del libraries["flashmla"]
         print(f"FlashMLA: skipped, {why}")
     machine, pool, begin = harness.Machine("cuda", arguments.seconds), Pool(), time.monotonic()
@@ -208,9 +189,7 @@ def main():
         for key, kind in libraries.items():
             batch.tokens = batch.tokens if key == "ours" else pool.widened
             found[key] = one = measure(machine, kind, batch)
-            note = one.get("failed") or ("" if one["correct"] else f"WRONG by {one['difference'] or 'what is no number'}")
-            table.add(row=name, library=kind.title, note=note,
-                      **{column: one.get(column) for column in ("burst_us", "sustained_us", "plan_us")})
+            table.add(row=name, library=kind.title, note=harness.row_note(one), **one)
         wrong += [name] if not found["ours"].get("correct") else []
         record["rows"].append({"row": name, "queries": batch.queries, "heads": batch.heads, **found})
         if arguments.record:

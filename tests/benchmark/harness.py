@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -270,25 +271,31 @@ PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3, "cudnn": CudnnAttention}
 LIBRARIES = ("flashmla", "fa3")  # come as a library with torch operators
 
 
+def why_not_loaded(flag, library):
+    """Loads a library of torch operators that was given by --<flag>. Returns why it could not, else None."""
+    if not library:
+        return f"no library given (--{flag}=<path>)"
+    try:
+        torch.ops.load_library(library)
+    except (OSError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
 def load_peers(machine, arguments):
     """The peers that can run: those whose library was given and loads, and PyTorch's. Prints why the others cannot."""
     found = []
     for key, peer in PEERS.items():
-        library = getattr(arguments, key, None)
-        why = None
-        if key in LIBRARIES and not library:
-            why = f"no library given (--{key}=<path>)"
+        if key in LIBRARIES and not getattr(arguments, key, None):
+            why = why_not_loaded(key, None)
         elif not machine.gpu:
             why = "it needs a GPU"
         else:
-            try:
-                if library:
-                    torch.ops.load_library(library)
-                found.append(peer)
-            except (OSError, RuntimeError) as error:
-                why = str(error).splitlines()[0]
+            why = key in LIBRARIES and why_not_loaded(key, getattr(arguments, key))
         if why:
             print(f"{peer.name}: skipped, {why}")
+        else:
+            found.append(peer)
     return found
 
 
@@ -365,6 +372,32 @@ def parser(description, **defaults):
     for key in LIBRARIES:
         result.add_argument(f"--{key}", metavar="PATH", help=f"library with the torch operators of {PEERS[key].name}")
     return result
+
+
+def row_parser(description, peer, title):
+    """Flags of the benchmarks whose problems are rows with a name, beside one peer."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
+    result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
+    result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
+    result.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is started")
+    result.add_argument(f"--{peer}", metavar="PATH", help=f"library with the torch operators of {title}")
+    result.add_argument("--record", help="file for what the table is made from")
+    result.add_argument("--out_dir", help=f"where the table goes (default out/tests/{pathlib.Path(sys.argv[0]).stem}/<time>)")
+    return result
+
+
+def rows_named(known, patterns):
+    """The known rows that match a pattern, all without patterns; then names that stand for rows which are not known."""
+    names = [name for name in known if not patterns or any(re.fullmatch(one, name) for one in patterns)]
+    return names + [one for one in patterns or [] if re.fullmatch(r"[\w-]+", one) and one not in names]
+
+
+def row_note(found):
+    """What a table says of one library's figures; empty where all is well."""
+    if "failed" in found or found.get("correct", True):
+        return found.get("failed", "")
+    return f"WRONG by {found['difference'] or 'what is no number'}"
 
 
 def problem_of(arguments, **changes):

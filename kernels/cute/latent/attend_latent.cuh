@@ -31,7 +31,7 @@ struct Shared {
   volatile int raised[2][4];         // [slot][warp]: did the warp raise its maximum
   volatile float maximum[2][kTile];  // [slot][row]
   volatile float sum[2][kTile];      // [warpgroup][row]
-  alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see gather.cuh
+  alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see mask_absent()
   CutItems cut;
 };
 static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= kOperandBytes);
