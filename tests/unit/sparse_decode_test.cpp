@@ -161,6 +161,17 @@ TEST(SparseDecode, WithoutLengthsListsAreWhole) {
   step.check(step.o, step.lse);
 }
 
+TEST(SparseDecode, ARefusedPlanLeavesTheLastOne) {
+  Step step(options_for(false, 2, 2, 70), {70, 5}, false);
+  MlaDecode decode(step.at, DeviceHandle("cpu"));
+  decode.plan(step.lengths.data(), nullptr, 2);
+  const int wrong[] = {70, 71};
+  EXPECT_TRUE(contains(error_of([&] { decode.plan(wrong, nullptr, 2); }), "lengths[1] is 71"));
+  decode.run(
+      step.tensors(step.q.data(), step.cache.data(), step.lists.data(), nullptr, step.o.data(), step.lse.data()));
+  step.check(step.o, step.lse);
+}
+
 TEST(SparseDecode, WhatHasNoMeaningIsRefused) {
   const DeviceHandle cpu("cpu");
   const auto made = [&](auto change) {

@@ -100,9 +100,9 @@ class HyperMLABackend(MLACommonBackend):
     def supports_combination(cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse,
                              use_mm_prefix, device_capability):
         if use_sparse:
-            return "HyperMLA has dense attention only; sparse models need a *_SPARSE backend"
+            return "HyperMLA's plug-in has dense attention only; sparse models need a *_SPARSE backend"
         if has_sink or use_mm_prefix:
-            return f"HyperMLA has no {'attention sinks' if has_sink else 'bidirectional prefixes'}"
+            return f"HyperMLA's plug-in has no {'attention sinks' if has_sink else 'bidirectional prefixes'}"
         if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
             return (f"HyperMLA reads a cache of the model's type, {dtype}, not kv_cache_dtype={kv_cache_dtype}; leave "
                     "--kv-cache-dtype out")

@@ -121,8 +121,8 @@ class DecodeReference : public DecodeKernels {
     for (int r = 0; r < requests; ++r)
       starts.push_back(query_starts ? query_starts[r + 1] : starts.back() + options_.max_queries);
     if (query_starts && query_starts[0] != 0) fail("query_starts[0] is {}; it must be 0", query_starts[0]);
-    lengths_.assign(requests, options_.max_tokens);
-    if (!lengths) lengths = lengths_.data();
+    const std::vector<int> whole(lengths ? 0 : requests, options_.max_tokens);
+    if (!lengths) lengths = whole.data();
     for (int r = 0; r < requests; ++r) {
       const int queries = starts[r + 1] - starts[r];
       if (lengths[r] < 0 || lengths[r] > options_.max_tokens)
@@ -134,7 +134,7 @@ class DecodeReference : public DecodeKernels {
     if (starts.back() > options_.max_query_tokens)
       fail("query_starts ends with {}; a step has at most max_query_tokens={}", starts.back(),
            options_.max_query_tokens);
-    if (lengths != lengths_.data()) lengths_.assign(lengths, lengths + requests);
+    lengths_.assign(lengths, lengths + requests);
     starts_ = std::move(starts);
   }
 
