@@ -8,12 +8,12 @@
 
 namespace {
 
-constexpr std::int64_t kLatent = 512, kRope = 64, kFp8Bytes = 656;
+constexpr std::int64_t kLatent = 512, kRope = 64;
 
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
   int heads, page, max_queries;
-  bool fp8;
+  int fp8;       // bytes of a token, or 0
   int requests;  // of the last plan
   ElementType type;
   DLDevice device;
@@ -21,13 +21,13 @@ struct DecodeObject {
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
-//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, fp8))
+//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse), bytes of a token in FP8 or 0)
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
   int causal, base2, positive, sparse, fp8;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(ppppp)", &device, &workspace, &dtype, &kernel, &at.heads,
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
                         &at.scale, &causal, &base2, &positive, &sparse, &fp8))
     return nullptr;
@@ -35,7 +35,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.dtype = half_precision(dtype);
     at.causal = causal;
     at.sparse = sparse;
-    if (fp8) at.cache_format = hypermla::MlaCacheFormat::fp8_656;
+    if (fp8) at.cache_format = fp8 == 656 ? hypermla::MlaCacheFormat::fp8_656 : hypermla::MlaCacheFormat::fp8_576;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.kernel = kernel;
@@ -98,14 +98,14 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
   });
 }
 
-// run(q or pair, cache or pair, block_table, out, lse, stream or None, sinks or None)
+// run(q or pair, cache or pair, block_table, out, lse, stream or None, sinks or None, cache_scale or None)
 PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 7)) return nullptr;
+  if (!gets_arguments(given, 8)) return nullptr;
   return guarded([&]() -> PyObject* {
     const DecodeObject& of = *as_decode(self);
     const ColumnParts q("q", arguments[0], of.type, "tokens", of.heads, kLatent, kRope, of.device);
     const ColumnParts cache("cache", arguments[1], of.fp8 ? ElementType::uint8 : of.type, "pages", of.page,
-                            of.fp8 ? kFp8Bytes : kLatent, of.fp8 ? 0 : kRope, of.device);
+                            of.fp8 ? of.fp8 : kLatent, of.fp8 ? 0 : kRope, of.device);
     const TensorView table = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
     const std::int64_t tokens = q.first.shape[0];
     require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
@@ -118,13 +118,13 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     } else {
       require("lse", lse, ElementType::float32, {tokens, of.heads}, of.device);
     }
-    const float* sinks = nullptr;
-    if (arguments[6] != Py_None) {
-      const TensorView view = view_of(arguments[6]);
-      require("sinks", view, ElementType::float32, {of.heads}, of.device);
-      require_dense_columns("sinks", view);
-      sinks = static_cast<const float*>(view.data);
-    }
+    const auto floats = [&](const char* name, PyObject* object, std::int64_t count) -> const float* {
+      if (object == Py_None) return nullptr;
+      const TensorView view = view_of(object);
+      require(name, view, ElementType::float32, {count}, of.device);
+      require_dense_columns(name, view);
+      return static_cast<const float*>(view.data);
+    };
     require_dense_columns("block_table", table);
     require_dense_columns("out", out);
     if (table.shape[0] < of.requests)
@@ -151,7 +151,8 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                                   .lse_token_stride = lse.strides[by_request],
                                   .lse_head_stride = lse.strides[1 + by_request],
                                   .lse_request_stride = by_request ? lse.strides[0] : 0,
-                                  .sinks = sinks},
+                                  .sinks = floats("sinks", arguments[6], of.heads),
+                                  .cache_scale = floats("cache_scale", arguments[7], 1)},
                                  stream_of(arguments[5], q.first));
     Py_RETURN_NONE;
   });

@@ -34,9 +34,10 @@ namespace hypermla {
 // How a token lies in the cache.
 enum class MlaCacheFormat : int {
   as_queries,  // 512 latent and 64 RoPE values in the type of the queries
-  // DeepSeek's FP8 form, 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64 bfloat16 for RoPE. Sparse
-  // attention with bfloat16 queries only.
-  fp8_656
+  // In FP8, for bfloat16 queries. DeepSeek's form of 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64
+  // bfloat16 for RoPE.
+  fp8_656,
+  fp8_576  // 576 e4m3, 512 and 64 for RoPE, with one factor for all tokens of a layer (cache_scale)
 };
 
 struct MlaDecodeOptions {
@@ -61,9 +62,9 @@ struct MlaDecodeOptions {
 };
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
-// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache of 656 bytes a token
-// is cache_latent alone, and its strides count bytes, multiples of 16. Where attention is sparse, pages follow each
-// other: the page's stride is that of its tokens.
+// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is cache_latent
+// alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention is
+// sparse, pages follow each other: the page's stride is that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
@@ -71,7 +72,7 @@ struct MlaDecodeTensors {
   };
   Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
   int query_tokens = 0;                // of these tensors and of o: the queries of the plan or more; 0: no work
-  const void* cache_latent = nullptr;  // [pages, page, 512], or [pages, page, 656] bytes
+  const void* cache_latent = nullptr;  // [pages, page, 512], or [pages, page, 656 or 576] bytes
   const void* cache_rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
@@ -88,6 +89,7 @@ struct MlaDecodeTensors {
   // Attention sinks, float [heads], or null: the output of a head is multiplied by
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
+  const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
 
   // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
   // dense.

@@ -2,9 +2,11 @@
 
 from hypermla import _hypermla, _tensors
 from hypermla._errors import raises_error
+from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
 LATENT, ROPE = 512, 64
+FP8_BYTES = {"as_queries": 0, "fp8_656": 656, "fp8_576": 576}  # of a token, by cache_format
 
 
 class MlaDecode(Planned):
@@ -30,8 +32,9 @@ class MlaDecode(Planned):
     sparse: every query attends to the tokens that an indexer chose for it. Then max_requests counts the queries of a
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
     tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
-    "as_queries", or "fp8_656", DeepSeek's 656 bytes a token (512 e4m3 | 4 fp32 factors, of 128 of these each | 64
-    bfloat16 for RoPE): sparse only, the cache is uint8 [pages, page, 656].
+    "as_queries"; "fp8_656", DeepSeek's 656 bytes a token (512 e4m3 | 4 fp32 factors, of 128 of these each | 64
+    bfloat16 for RoPE); or "fp8_576", 576 e4m3 a token with one factor for all. In FP8 queries are bfloat16, and the
+    cache is uint8 [pages, page, 656 or 576].
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
     made: they are operators then (torch_operators.py).
@@ -41,14 +44,14 @@ class MlaDecode(Planned):
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
                  kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries"):
-        if cache_format not in ("as_queries", "fp8_656"):
-            raise Error(f"cache_format={cache_format!r} is not supported: choose 'as_queries' or 'fp8_656'")
+        if cache_format not in FP8_BYTES:
+            raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
         self._heads = heads
         self._take(_hypermla.MlaDecode(
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
-            (causal, lse_base2, empty_lse_positive, sparse, cache_format == "fp8_656")))
+            (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format]))
 
     def plan(self, lengths, query_starts=None, stream=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
@@ -58,7 +61,8 @@ class MlaDecode(Planned):
             return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
         self._kernels.plan(lengths, query_starts, stream)
 
-    def run(self, q, cache, block_table, out=None, lse=None, stream=None, sinks=None):
+    def run(self, q, cache, block_table, out=None, lse=None, stream=None, sinks=None,
+            cache_scale=None):
         """Attention of one layer; returns (out, lse).
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
@@ -66,16 +70,18 @@ class MlaDecode(Planned):
         512]; lse: float32 [tokens, heads], or [requests, max_queries, heads]; both are made where they are not given.
         `out` must have memory of its own.
         sinks: float32 [heads], attention sinks: a head's output is multiplied by exp(lse) / (exp(lse) + exp(sink)).
+        cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by.
         """
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
         if _tensors.is_compiling():
-            if sinks is not None:
-                raise Error("torch.compile() cannot trace sinks yet; call run() outside of what is compiled")
+            if sinks is not None or cache_scale is not None:
+                raise Error("torch.compile() cannot trace sinks or cache_scale yet; call run() outside of what is "
+                            "compiled")
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
                                                    lse)
         else:
-            self._kernels.run(q, cache, block_table, out, lse, stream, sinks)
+            self._kernels.run(q, cache, block_table, out, lse, stream, sinks, cache_scale)
         return out, lse
 
     @raises_error

@@ -49,7 +49,7 @@ def _decode_plan(handle, order, lengths, query_starts):
 
 def _decode_run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse):
     decode = _named(handle, _hypermla.MlaDecode)
-    decode.run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None, None)
+    decode.run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None, None, None)
 
 
 def _prefill_plan(handle, order, query_starts, token_starts):

@@ -1,5 +1,6 @@
-// Sparse MlaDecode: lists of chosen tokens, some of which are none, in both formats of the cache, with attention sinks;
-// on the CPU and on a Hopper GPU against double precision, and its kernels without spills.
+// MlaDecode where tokens are gathered: sparse, by lists of chosen tokens, some of which are none, in every format of the
+// cache, with attention sinks; and dense over caches in FP8. On the CPU and on a Hopper GPU against double precision,
+// and the kernels without spills.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -23,33 +24,52 @@ namespace {
 using testing_support::contains;
 using testing_support::error_of;
 
-constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope, kFp8Bytes = 656, kPage = 16;
+constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope, kPage = 16;
+using enum MlaCacheFormat;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-MlaDecodeOptions options_for(bool fp8, int heads, int queries, int top_k) {
+MlaDecodeOptions options_for(MlaCacheFormat format, int heads, int queries, int top_k) {
   return {.heads = heads,
           .max_requests = queries,
           .max_tokens = top_k,
           .page = kPage,
           .sparse = true,
-          .cache_format = fp8 ? MlaCacheFormat::fp8_656 : MlaCacheFormat::as_queries,
-          .empty_lse_positive = fp8};
+          .cache_format = format,
+          .empty_lse_positive = format == fp8_656};
+}
+MlaDecodeOptions dense_options(MlaCacheFormat format, int heads, int requests, int tokens) {
+  MlaDecodeOptions at = options_for(format, heads, requests, tokens);
+  at.sparse = false;
+  at.causal = false;
+  return at;
 }
 
-// The queries of a step. Slots that no list names are NaN, and so are outputs before a run.
+// The queries of a step. Slots that no list names are NaN, and so are outputs before a run. Of dense attention a list is
+// what the pages of a request say, and there is one page between two of the cache.
 struct Step {
   Step(const MlaDecodeOptions& options, std::vector<int> of_lists, bool with_sinks)
       : at(options), lengths(std::move(of_lists)) {
-    const bool fp8 = at.cache_format == MlaCacheFormat::fp8_656;
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     const int queries = int(lengths.size()), width = at.max_tokens + 1;
-    pages = at.max_tokens / kPage + 3;
+    pages = at.sparse ? at.max_tokens / kPage + 3 : queries * (at.max_tokens / kPage + 1);
     const int slots = pages * kPage;
+    const std::size_t bytes_of_token = fp8 ? fp8 : 2 * kWidth;
     std::vector<bool> named(slots);
     lists.assign(std::size_t(queries) * width, 5);  // behind the end: a slot that may be NaN
+    std::vector<int> free;                          // pages
+    for (int page = 0; !at.sparse && page < pages; ++page) free.push_back(page);
+    std::shuffle(free.begin(), free.end(), random);
+    tables.assign(std::size_t(queries) * width, -1);  // behind the end: no page
     for (int q = 0; q < queries; ++q)
       for (int i = 0; i < lengths[q]; ++i) {
+        if (!at.sparse) {
+          int& page = tables[std::size_t(q) * width + i / kPage];
+          if (i % kPage == 0) page = free[std::size_t(q) * (at.max_tokens / kPage + 1) + i / kPage];
+          lists[std::size_t(q) * width + i] = page * kPage + i % kPage;
+          named[page * kPage + i % kPage] = true;
+          continue;
+        }
         int& slot = lists[std::size_t(q) * width + i];
         slot = int(random() % (slots - 8)) + 8;
         const bool block_without_tokens = q % 2 && i / 64 == 1;
@@ -57,17 +77,23 @@ struct Step {
         if (slot >= 0 && slot < slots) named[slot] = true;
       }
     tokens.resize(std::size_t(slots) * kWidth);
-    cache.assign(std::size_t(slots) * (fp8 ? kFp8Bytes : 2 * kWidth), 0xff);  // NaN in every type
+    cache.assign(between() * slots * bytes_of_token, 0xff);  // NaN in every type
     for (int slot = 0; slot < slots; ++slot) {
       if (!named[slot]) continue;
       float* const token = &tokens[std::size_t(slot) * kWidth];
-      unsigned char* const bytes = &cache[std::size_t(slot) * (fp8 ? kFp8Bytes : 2 * kWidth)];
+      const std::size_t place = std::size_t(slot) + (between() - 1) * (slot / kPage) * kPage;
+      unsigned char* const bytes = &cache[place * bytes_of_token];
       const auto store = [&](int c, std::size_t at_byte, float value) {
         const std::uint16_t bits = from_float(value, DType::bfloat16);
         token[c] = to_float(bits, DType::bfloat16);
         if (!fp8 || c >= kLatent) std::memcpy(bytes + at_byte, &bits, 2);
       };
       for (int c = 0; c < kWidth; ++c) {
+        if (fp8 == 576) {
+          bytes[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));
+          token[c] = e4m3_to_float(bytes[c]) * cache_scale;
+          continue;
+        }
         if (!fp8 || c >= kLatent) {
           store(c, fp8 ? std::size_t(528 + 2 * (c - kLatent)) : 2 * std::size_t(c), normal(random));
           continue;
@@ -85,17 +111,19 @@ struct Step {
     for (int h = 0; with_sinks && h < at.heads; ++h) sinks.push_back(h == 0 ? kInfinity : normal(random) * 3);
   }
 
-  MlaDecodeTensors tensors(const void* q, const void* cache, const void* lists, const void* sinks, void* o,
-                           void* lse) const {
+  MlaDecodeTensors tensors(const void* q, const void* cache, const void* lists, const void* sinks, void* o, void* lse,
+                           const void* scale = nullptr, const void* tables = nullptr) const {
     MlaDecodeTensors all =
         MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
                                 at.max_tokens + 1, o, static_cast<float*>(lse));
-    if (at.cache_format == MlaCacheFormat::fp8_656) {
+    if (!at.sparse) all.block_table = static_cast<const int*>(tables);
+    if (fp8) {
       all.cache_rope = nullptr;
-      all.latent_token_stride = kFp8Bytes;
-      all.latent_page_stride = kPage * kFp8Bytes;
+      all.latent_token_stride = fp8;
+      all.latent_page_stride = std::int64_t(between()) * kPage * fp8;
       all.rope_page_stride = all.rope_token_stride = 0;
     }
+    all.cache_scale = static_cast<const float*>(scale);
     all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
     return all;
   }
@@ -132,8 +160,13 @@ struct Step {
     }
   }
 
+  // Tokens from a page to the next, by those of a page.
+  std::size_t between() const { return at.sparse ? 1 : 2; }
+
   MlaDecodeOptions at;
-  std::vector<int> lengths, lists;
+  int fp8 = fp8_bytes(at.cache_format);
+  float cache_scale = 0.004f;
+  std::vector<int> lengths, lists, tables;  // lists: slots; tables: pages
   int pages = 0;
   std::vector<float> tokens, sinks, lse;  // tokens: as the kernels see them
   std::vector<unsigned char> cache;
@@ -141,19 +174,21 @@ struct Step {
 };
 
 TEST(SparseDecode, TheReferenceTakesListsWithHoles) {
-  for (const bool fp8 : {false, true}) {
-    SCOPED_TRACE(fp8);
-    Step step(options_for(fp8, 3, 5, 150), {150, 130, 0, 1, 64}, true);
-    MlaDecode decode(step.at, DeviceHandle("cpu"));
-    decode.plan(step.lengths.data(), nullptr, 5);
-    decode.run(step.tensors(step.q.data(), step.cache.data(), step.lists.data(), step.sinks.data(), step.o.data(),
-                            step.lse.data()));
-    step.check(step.o, step.lse);
-  }
+  for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
+    for (const bool sparse : {true, false}) {
+      if (!sparse && format == as_queries) continue;
+      SCOPED_TRACE(testing::Message() << int(format) << (sparse ? " sparse" : " dense"));
+      Step step((sparse ? options_for : dense_options)(format, 3, 5, 150), {150, 130, 0, 1, 64}, true);
+      MlaDecode decode(step.at, DeviceHandle("cpu"));
+      decode.plan(step.lengths.data(), nullptr, 5);
+      decode.run(step.tensors(step.q.data(), step.cache.data(), step.lists.data(), step.sinks.data(), step.o.data(),
+                              step.lse.data(), &step.cache_scale, step.tables.data()));
+      step.check(step.o, step.lse);
+    }
 }
 
 TEST(SparseDecode, WithoutLengthsListsAreWhole) {
-  Step step(options_for(false, 2, 2, 70), {70, 70}, false);
+  Step step(options_for(as_queries, 2, 2, 70), {70, 70}, false);
   MlaDecode decode(step.at, DeviceHandle("cpu"));
   decode.plan(nullptr, nullptr, 2);
   decode.run(
@@ -162,7 +197,7 @@ TEST(SparseDecode, WithoutLengthsListsAreWhole) {
 }
 
 TEST(SparseDecode, ARefusedPlanLeavesTheLastOne) {
-  Step step(options_for(false, 2, 2, 70), {70, 5}, false);
+  Step step(options_for(as_queries, 2, 2, 70), {70, 5}, false);
   MlaDecode decode(step.at, DeviceHandle("cpu"));
   decode.plan(step.lengths.data(), nullptr, 2);
   const int wrong[] = {70, 71};
@@ -175,14 +210,13 @@ TEST(SparseDecode, ARefusedPlanLeavesTheLastOne) {
 TEST(SparseDecode, WhatHasNoMeaningIsRefused) {
   const DeviceHandle cpu("cpu");
   const auto made = [&](auto change) {
-    MlaDecodeOptions at = options_for(true, 2, 2, 64);
+    MlaDecodeOptions at = options_for(fp8_656, 2, 2, 64);
     change(at);
     return error_of([&] { MlaDecode(at, cpu); });
   };
   EXPECT_TRUE(contains(made([](auto& at) { at.max_queries = 2; }), "max_queries=2"));
-  EXPECT_TRUE(contains(made([](auto& at) { at.sparse = false; }), "656 bytes"));
   EXPECT_TRUE(contains(made([](auto& at) { at.dtype = DType::float16; }), "bfloat16"));
-  Step step(options_for(true, 2, 2, 64), {64, 64}, false);
+  Step step(options_for(fp8_656, 2, 2, 64), {64, 64}, false);
   MlaDecode decode(step.at, cpu);
   decode.plan(step.lengths.data(), nullptr, 2);
   MlaDecodeTensors all =
@@ -191,6 +225,16 @@ TEST(SparseDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "pages must follow each other"));
   all.latent_token_stride = 576;
   EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "latent_token_stride=576"));
+
+  Step dense(dense_options(fp8_576, 2, 2, 64), {64, 64}, false);
+  MlaDecode of_dense(dense.at, cpu);
+  of_dense.plan(dense.lengths.data(), nullptr, 2);
+  all = dense.tensors(dense.q.data(), dense.cache.data(), nullptr, nullptr, dense.o.data(), dense.lse.data(), nullptr,
+                      dense.tables.data());
+  EXPECT_TRUE(contains(error_of([&] { of_dense.run(all); }), "cache_scale is missing"));
+  all.cache_scale = &dense.cache_scale;
+  all.latent_page_stride += 16;
+  EXPECT_TRUE(contains(error_of([&] { of_dense.run(all); }), "latent_page_stride="));
 }
 
 TEST(SparseDecode, KernelsCompileWithoutSpills) {
@@ -200,16 +244,40 @@ TEST(SparseDecode, KernelsCompileWithoutSpills) {
   DeviceInfo h200;
   h200.arch = "sm_90";
   h200.processors = 132;
-  for (const bool fp8 : {false, true})
-    for (const int heads : {16, 128, 640}) {
-      const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla").make();
-      plan->target = Target::of(h200);
-      MlaDecodeOptions options = options_for(fp8, heads, 4, 2048);
-      settle(options);
-      const std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
-      ASSERT_TRUE(kernels);
-      for (const KernelSource& source : kernels->sources())
-        EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
+  for (const std::string name : {"cute.mla.flash_mla", "cute.mla.flash_mla_v2"})
+    for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
+      for (const int heads : {16, 128, 640}) {
+        const bool draft = name.back() == '2';
+        // Of the draft what the other one has not, once.
+        if (draft ? format == as_queries || heads != 128 : format == fp8_576) continue;
+        const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
+        plan->target = Target::of(h200);
+        MlaDecodeOptions options = options_for(format, heads, 4, 2048);
+        settle(options);
+        const std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
+        ASSERT_TRUE(kernels);
+        for (const KernelSource& source : kernels->sources())
+          EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
+      }
+}
+
+TEST(SparseDecode, AKernelTakesWhatItCan) {
+  const auto takes = [](const char* name, MlaDecodeOptions options) {
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
+    DeviceInfo h200;
+    h200.arch = "sm_90";
+    h200.processors = 132;
+    plan->target = Target::of(h200);
+    settle(options);
+    return plan->decode(options) != nullptr;
+  };
+  for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
+    for (const bool sparse : {true, false}) {
+      const MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, 16, 4, 2048);
+      const bool dense_as_queries = !sparse && format == as_queries;
+      EXPECT_EQ(takes("cute.mla.flash_mla", options), dense_as_queries || (sparse && format != fp8_576));
+      EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), dense_as_queries);
+      EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
     }
 }
 
@@ -222,25 +290,33 @@ TEST(SparseDecode, AGpuDoesTheSame) {
     device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
     return buffer;
   };
-  for (const bool fp8 : {false, true})
-    for (const int heads : {3, 16, 128})
-      for (const bool with_sinks : {false, true}) {
-        SCOPED_TRACE(testing::Message() << (fp8 ? "fp8 " : "bf16 ") << heads << " heads, sinks " << with_sinks);
-        Step step(options_for(fp8, heads, 9, 1000), {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
-        MlaDecode decode(step.at, DeviceHandle("cuda"));
-        const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
-                     sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
-                     lengths = copy_of(step.lengths);
-        const MlaDecodeTensors all =
-            step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(), lse.data());
-        decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
-        decode.run(all);
-        decode.run(all);
-        decode.check();
-        device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
-        device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
-        step.check(step.o, step.lse);
-      }
+  for (const char* kernel : {"", "cute.mla.flash_mla_v2"})
+    for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
+      for (const bool sparse : {true, false})
+        for (const int heads : {3, 16, 128})
+          for (const bool with_sinks : {false, true}) {
+            MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, heads, 9, 1000);
+            options.kernel = kernel;
+            if (!sparse && format == as_queries) continue;
+            if (options.kernel.empty() && format != as_queries && !(sparse && format == fp8_656)) continue;
+            SCOPED_TRACE(testing::Message() << int(format) << (sparse ? " sparse " : " dense ") << heads
+                                            << " heads, sinks " << with_sinks << " " << kernel);
+            Step step(options, {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
+            MlaDecode decode(step.at, DeviceHandle("cuda"));
+            const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
+                         sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
+                         lengths = copy_of(step.lengths), tables = copy_of(step.tables),
+                         scale = copy_of(std::vector<float>{step.cache_scale});
+            const MlaDecodeTensors all = step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(),
+                                                      lse.data(), scale.data(), tables.data());
+            decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
+            decode.run(all);
+            decode.run(all);
+            decode.check();
+            device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
+            device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
+            step.check(step.o, step.lse);
+          }
 }
 
 }  // namespace

@@ -138,7 +138,8 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
   plan_ = planner_arguments(
       spec_.version, lists,
       {.heads = at.heads, .queries = at.max_queries, .max_tokens = at.max_tokens, .all_queries = at.max_query_tokens});
-  with_ = attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
+  static_cast<LatentArguments&>(with_) =
+      attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
 }
 
 void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {
@@ -171,13 +172,13 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
 }
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
-  // Where attention is sparse tokens are gathered, and no map is used; one has to be there.
-  const CacheShape shape = options_.sparse ? CacheShape{1, with.pages * options_.page, 1}
-                                           : CacheShape{options_.page, with.pages, options_.page};
-  const bool fp8 = options_.cache_format == MlaCacheFormat::fp8_656;
+  // Where tokens are gathered no map is used; one has to be there.
+  const bool fp8 = fp8_bytes(options_.cache_format), gathered = options_.sparse || fp8;
+  const CacheShape shape =
+      gathered ? CacheShape{1, with.pages * options_.page, 1} : CacheShape{options_.page, with.pages, options_.page};
   const void* const rope_data = fp8 ? with.cache_latent : with.cache_rope;
   const auto map = [&](const void* data, std::int64_t columns, std::int64_t token_stride, std::int64_t page_stride) {
-    if (options_.sparse) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
+    if (gathered) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
     return tokens_map(options_.dtype, data, int(columns), shape, token_stride, page_stride);
   };
   // The place of its hash or one of the next: two layers of one hash would make their maps anew in every step.
@@ -206,7 +207,7 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
   };
   const auto outputs_of = [](const MlaDecodeTensors& of) {
     return std::tie(of.o, of.o_token_stride, of.o_head_stride, of.lse, of.lse_token_stride, of.lse_head_stride,
-                    of.lse_request_stride, of.block_table, of.table_stride, of.sinks);
+                    of.lse_request_stride, of.block_table, of.table_stride, of.sinks, of.cache_scale);
   };
   const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) &&
                             rows_of(with.q_rope) == rows_of(last_.q_rope) && with.query_tokens == last_.query_tokens;
@@ -224,12 +225,18 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       return int(value);
     };
     with_.table_width = in_int("table_stride", with.table_stride);
-    if (options_.page == 1 || options_.sparse) {
-      const bool fp8 = options_.cache_format == MlaCacheFormat::fp8_656;
+    if (fp8_bytes(options_.cache_format)) {
+      const std::int64_t between = with.latent_page_stride / with.latent_token_stride;  // places of a page to the next
+      with_.tokens = unsigned(in_int("pages * latent_page_stride / latent_token_stride", with.pages * between));
+      with_.z_stride = in_int("latent_token_stride", with.latent_token_stride);
+      with_.page = Divisor(options_.sparse ? 1 : options_.page);
+      with_.page_places = options_.sparse ? 1 : int(between);
+    } else if (options_.page == 1 || options_.sparse) {
       with_.tokens = unsigned(in_int("pages * page", with.pages * options_.page));
-      with_.z_stride = in_int("latent_page_stride", (fp8 ? 1 : 2) * with.latent_page_stride / options_.page);
-      with_.kpe_stride = fp8 ? 0 : in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
+      with_.z_stride = in_int("latent_page_stride", 2 * with.latent_page_stride / options_.page);
+      with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
     }
+    with_.cache_scale = with.cache_scale;
     with_.sinks = with.sinks;
     with_.block_table = with.block_table;
     with_.o = with.o;

@@ -111,7 +111,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
-    if (options.sparse && !gathers()) return nullptr;
+    if (!takes(options)) return nullptr;
+    const bool fp8 = fp8_bytes(options.cache_format);
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
@@ -120,11 +121,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .dtype = options.dtype,
                      .causal = options.causal,
                      .ragged = true,
-                     .page = options.sparse ? 1 : options.page,
+                     .page = options.sparse || fp8 ? 1 : options.page,
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,
-                     .fp8 = options.cache_format == MlaCacheFormat::fp8_656};
+                     .fp8 = fp8};
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
@@ -144,8 +145,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
   virtual LatentVersion version(const Tiling& at) const = 0;
-  // Whether pages of 1 token are gathered, and an entry of the block table may be none.
-  virtual bool gathers() const { return false; }
+  // Whether MlaDecode may call it for a cache of that form: sparse, or in FP8.
+  virtual bool takes(const MlaDecodeOptions& options) const {
+    return !options.sparse && !fp8_bytes(options.cache_format);
+  }
   // A copy of the version's own plan, for what outlives this one.
   virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
   // The tiling as a template argument, where the kernel learns some of its fields at run time.
@@ -233,7 +236,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
       if (!self->problem.ragged) launch.constants = self->constants(at);
       launch.arguments = [self, tensors, version, sizes](void* constants) {
-        return Arguments(self->arguments(tensors, version, constants, sizes));
+        const LatentArguments with = self->arguments(tensors, version, constants, sizes);
+        return version.fp8_arguments ? Arguments(Fp8Arguments{with}) : Arguments(with);
       };
       return launch;
     };

@@ -34,6 +34,15 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel,
          device.info().name);
   if (!best)
+    for (const KernelEntry& entry : Registry::instance().all()) {
+      if (!entry.draft || !entry.runs_on(on.target.arch)) continue;
+      const std::unique_ptr<KernelPlan> plan = entry.make();
+      plan->target = on.target;
+      if (plan->decode(options))
+        fail("only {} takes these options, a draft that has no record of a GPU yet; pin it by kernel={}",
+             entry.full_name(), entry.full_name());
+    }
+  if (!best)
     fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name,
          on.target.arch);
   return best;

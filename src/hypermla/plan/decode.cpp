@@ -35,13 +35,13 @@ void settle(MlaDecodeOptions& at) {
         "the queries of a step",
         at.max_queries);
   if (at.sparse) at.causal = false;
-  if (at.cache_format == MlaCacheFormat::fp8_656 && !(at.sparse && at.dtype == DType::bfloat16))
-    fail("a cache of 656 bytes a token is supported for sparse attention with bfloat16 queries only");
+  if (fp8_bytes(at.cache_format) && at.dtype != DType::bfloat16)
+    fail("a cache in FP8 is supported for bfloat16 queries only; make dtype bfloat16");
   if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
 }
 
 void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
-  const bool fp8 = at.cache_format == MlaCacheFormat::fp8_656;
+  const int fp8 = fp8_bytes(at.cache_format);
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},
@@ -67,9 +67,15 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
-  if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < 656))
-    fail("latent_token_stride={} is not supported: tokens of 656 bytes are a multiple of 16 bytes apart",
-         with.latent_token_stride);
+  if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < fp8))
+    fail("latent_token_stride={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart",
+         with.latent_token_stride, fp8);
+  if (fp8 && (with.latent_page_stride % with.latent_token_stride ||
+              with.latent_page_stride < at.page * with.latent_token_stride))
+    fail("latent_page_stride={} is not supported: pages of {} tokens of FP8 are a multiple of {} bytes apart",
+         with.latent_page_stride, at.page, with.latent_token_stride);
+  if (at.cache_format == MlaCacheFormat::fp8_576 && !with.cache_scale)
+    fail("cache_scale is missing: give the address of the factor of the cache");
   const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&
                       (fp8 || with.rope_page_stride == at.page * with.rope_token_stride);
   if (at.sparse && !follow)
@@ -162,45 +168,51 @@ class DecodeReference : public DecodeKernels {
   const std::uint16_t* at(const void* data, std::int64_t offset) const {
     return static_cast<const std::uint16_t*>(data) + offset;
   }
+  // Appends the numbers that a token stands for.
+  void read_token(const MlaDecodeTensors& with, std::int64_t page, std::int64_t slot,
+                  std::vector<float>& tokens) const {
+    const std::size_t first = tokens.size();
+    tokens.resize(first + kWidth);
+    float* const to = tokens.data() + first;
+    const std::int64_t place = page * with.latent_page_stride + slot * with.latent_token_stride;
+    if (const int bytes = fp8_bytes(options_.cache_format)) {
+      const auto* token = static_cast<const unsigned char*>(with.cache_latent) + place;
+      if (bytes == 576) {
+        for (int c = 0; c < kWidth; ++c) to[c] = e4m3_to_float(token[c]) * *with.cache_scale;
+        return;
+      }
+      float factors[4];
+      std::memcpy(factors, token + kLatent, sizeof factors);
+      for (int c = 0; c < kLatent; ++c)
+        to[c] = to_float(from_float(e4m3_to_float(token[c]) * factors[c / 128], options_.dtype), options_.dtype);
+      for (int c = 0; c < kRope; ++c) {
+        std::uint16_t bits;
+        std::memcpy(&bits, token + kLatent + sizeof factors + 2 * c, 2);
+        to[kLatent + c] = to_float(bits, options_.dtype);
+      }
+      return;
+    }
+    const auto* z = at(with.cache_latent, place);
+    const auto* rope = at(with.cache_rope, page * with.rope_page_stride + slot * with.rope_token_stride);
+    for (int c = 0; c < kWidth; ++c) to[c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
+  }
   // The tokens of a query's list that there are.
   std::vector<float> read_chosen(const MlaDecodeTensors& with, int query) const {
     std::vector<float> tokens;
     for (int i = 0; i < lengths_[query]; ++i) {
       const int slot = with.block_table[query * with.table_stride + i];
-      if (slot < 0 || slot >= with.pages * options_.page) continue;
-      const std::size_t first = tokens.size();
-      tokens.resize(first + kWidth);
-      float* to = tokens.data() + first;
-      if (options_.cache_format == MlaCacheFormat::fp8_656) {
-        const auto* token = static_cast<const unsigned char*>(with.cache_latent) + slot * with.latent_token_stride;
-        float factors[4];
-        std::memcpy(factors, token + kLatent, sizeof factors);
-        for (int c = 0; c < kLatent; ++c)
-          to[c] = to_float(from_float(e4m3_to_float(token[c]) * factors[c / 128], options_.dtype), options_.dtype);
-        for (int c = 0; c < kRope; ++c) {
-          std::uint16_t bits;
-          std::memcpy(&bits, token + kLatent + sizeof factors + 2 * c, 2);
-          to[kLatent + c] = to_float(bits, options_.dtype);
-        }
-      } else {
-        const auto* z = at(with.cache_latent, slot * with.latent_token_stride);
-        const auto* rope = at(with.cache_rope, slot * with.rope_token_stride);
-        for (int c = 0; c < kWidth; ++c) to[c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
-      }
+      if (slot >= 0 && slot < with.pages * options_.page)
+        read_token(with, slot / options_.page, slot % options_.page, tokens);
     }
     return tokens;
   }
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
-    std::vector<float> tokens(std::size_t(lengths_[request]) * kWidth);
+    std::vector<float> tokens;
     for (int t = 0; t < lengths_[request]; ++t) {
-      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page],
-                         slot = t % options_.page;
+      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page];
       if (page < 0 || page >= with.pages)
         fail("block_table[{}][{}] is {}; the cache has {} pages", request, t / options_.page, page, with.pages);
-      const auto* z = at(with.cache_latent, page * with.latent_page_stride + slot * with.latent_token_stride);
-      const auto* rope = at(with.cache_rope, page * with.rope_page_stride + slot * with.rope_token_stride);
-      for (int c = 0; c < kWidth; ++c)
-        tokens[std::size_t(t) * kWidth + c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
+      read_token(with, page, t % options_.page, tokens);
     }
     return tokens;
   }

@@ -47,7 +47,10 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  bool gathers() const override { return true; }
+  bool takes(const MlaDecodeOptions& options) const override {
+    const int fp8 = fp8_bytes(options.cache_format);
+    return fp8 == 0 || (options.sparse && fp8 == 656);
+  }
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 

@@ -1,0 +1,155 @@
+// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla_v2.cuh widen to bf16 on the way to
+// shared memory.
+//
+// A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
+// with one scale for all. A pair of boxes is the 128 columns of a scale. Four threads share a token: thread u brings
+// bytes 16 u and 64 + 16 u of every pair, which are 16 columns of each of the two boxes, and holds the scale of pair u.
+// Eight warps, so that one widens while another waits. Loads run two pairs ahead, over the ends of blocks and items.
+// The readers fence: here a fence would wait for the loads.
+#pragma once
+
+#include "latent/fp8_arguments.h"
+#include "latent/gather_tokens.cuh"
+
+namespace hypermla::cute::latent {
+
+inline constexpr int kFp8Threads = 256;
+inline constexpr int kFp8NarrowRope = 512;  // of 576 bytes: where the e4m3 of RoPE begin
+
+// As load_once(), but in its place: the assembler moves loads of constants ahead, for which there are no registers.
+__device__ __forceinline__ uint4 load_in_place(const unsigned char* from, bool wanted) {
+  uint4 x = {};
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+
+template <int n>
+struct Constant {
+  static constexpr int value = n;
+};
+
+template <int token_bytes, auto tiling>
+__device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkItem* __restrict__ work,
+                                                    const Fp8Arguments& with) {
+  constexpr int kAhead = 2, kPairs = 4, kBoxes = 2;
+  constexpr bool one_scale = token_bytes == 576;
+  // Groups of four threads and rows: what a warp has of a word of Present are two whole bytes (mask_absent()).
+  const u32 u = thread_id() & 3, group = thread_id() / 4 & 7, warp = thread_id() / 32 & 7;
+  const u32 row = warp / 2 * 16 + group / 2 * 4 + (warp & 1) * 2 + (group & 1);
+  const u32 to = shared.slots[0] + row * 128 + ((2 * u ^ (row & 7)) << 4), to_half = to ^ 16;
+  const unsigned char* from = static_cast<const unsigned char*>(with.z) + 16 * u;
+  asm volatile("" : "+l"(from));  // else sums of what is known of it and of the pair take registers
+
+  // The blocks of all items, one after the other.
+  if (work->begin == work->end) return;
+  u32 item = 0;
+  int block = work->begin, end = work->end;
+  int place, next;  // of the thread's row in the pool, for this block and the next; -1: none
+  float scale = one_scale ? __ldg(with.cache_scale) : 0;
+  const auto exists = [&](int place) { return static_cast<u32>(place) < with.tokens; };
+  const auto at_row = [&](int place) {
+    return from + static_cast<u64>(static_cast<u32>(place)) * static_cast<u32>(with.z_stride);
+  };
+  const auto read_place = [&] {
+    const WorkItem& of = work[item];
+    const int* __restrict__ table =
+        with.block_table + static_cast<u64>(static_cast<u32>(of.request)) * static_cast<u32>(with.table_width);
+    const int token = block * kTile + static_cast<int>((to - shared.slots[0]) / 128);
+    next = -1;
+    if (block < end && token < of.tokens) {
+      const u32 page = with.page.divide(token);
+      next = table[page] * with.page_places + (token - page * with.page.by);
+    }
+  };
+  const auto read_scale = [&] {  // of the row `next`
+    if (one_scale) return;
+    scale = exists(next) ? __ldg(reinterpret_cast<const float*>(at_row(next) + kFp8Scales - 12 * (lane_id() & 3))) : 0;
+  };
+  uint4 raw[kAhead][kBoxes], rope;
+  const auto load = [&](uint4(&to)[kBoxes], int place, int pair) {
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box)
+      to[box] = load_in_place(at_row(place) + pair * 128 + box * 64, exists(place));
+  };
+
+  read_place();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(raw[i], next, i);  // an item begins with slot 0
+  read_scale();
+  u32 phase = 1;
+  const auto bring = [&](auto of_slot) {
+    constexpr int slot = decltype(of_slot)::value;
+    const bool has_block = slot == 0 || block < end;
+    place = place_of(next, with.tokens);
+    // The next block. The last of an odd number of blocks has an empty one behind it.
+    ++block;
+    if (slot == 1 && block >= end) {
+      ++item;
+      block = work[item].begin;
+      end = work[item].end;
+    }
+    read_place();  // none behind the last item
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int pair = order_of_release(slot, i);
+      barrier_wait(shared.empty[slot][pair], phase);
+      uint4(&words)[kBoxes] = raw[i % kAhead];
+      if (has_block) {
+        const float of_pair = one_scale ? scale : __shfl_sync(~0u, scale, (lane_id() & 28) + pair);
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          const u32 at = slot * kOperandBytes + (2 * pair + box) * kBoxBytes;
+          store_shared(to + at, widen(words[box].x, words[box].y, of_pair));
+          store_shared(to_half + at, widen(words[box].z, words[box].w, of_pair));
+        }
+      }
+      barrier_arrive(shared.full[slot][pair]);
+      if (one_scale && i == 1) rope = load_in_place(at_row(place) + kFp8NarrowRope, place >= 0);
+      if (i + kAhead < kPairs)
+        load(words, place, order_of_release(slot, i + kAhead));
+      else
+        load(words, next, order_of_release(1 - slot, i + kAhead - kPairs));
+    }
+    barrier_wait(shared.empty[slot][kRope], phase);
+    constexpr u32 at = slot * kOperandBytes + 8 * kBoxBytes;
+    if (one_scale) {
+      if (has_block) {
+        store_shared(to + at, widen(rope.x, rope.y, scale));
+        store_shared(to_half + at, widen(rope.z, rope.w, scale));
+      }
+      barrier_arrive(shared.full[slot][kRope]);
+    } else {
+      if (has_block) {
+        const unsigned char* const from_rope = at_row(max(place, 0)) + kFp8Rope + 16 * (lane_id() & 3);
+        copy_or_zero(to + at, from_rope, place >= 0);
+        copy_or_zero(to_half + at, from_rope + 16, place >= 0);
+      }
+      barrier_arrive_when_copied(shared.full[slot][kRope]);
+      read_scale();
+    }
+    // Bit 8 (r % 4) + r / 4 of a word says whether row r of its 16 is there: lane l asks group 2 (l % 8) + l / 8.
+    const int of_group = __shfl_sync(~0u, place, (8 * lane_id() + lane_id() / 8 * 4) & 31);
+    const u32 present = __ballot_sync(~0u, of_group >= 0) & 0xf0f;
+    if (lane_id() == 0) {
+      auto* const words = reinterpret_cast<volatile unsigned short*>(shared.present[slot]);
+      words[thread_id() / 32 & 7] = static_cast<unsigned short>(present);
+      barrier_arrive(shared.full[slot][kRope]);
+    }
+    if (slot == 0 && thread_id() == 256 && block - 1 == work[item].begin) {
+      barrier_wait(shared.queries_empty, ~item & 1);
+      load_queries<tiling>(shared, work[item], with);
+    }
+    __syncwarp();
+  };
+  do {
+    bring(Constant<0>{});
+    bring(Constant<1>{});
+    phase ^= 1;
+  } while (block < end);
+}
+
+}  // namespace hypermla::cute::latent
