@@ -3,7 +3,9 @@
 // not: the order of asynchronous work, since every copy and every product is done when its call returns.
 #pragma once
 
-#include <barrier>
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hypermla/base/half.h"
@@ -27,6 +30,10 @@
 struct float2 {
   float x, y;
 };
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct int2 {
   int x, y;
 };
@@ -45,15 +52,44 @@ inline Index block, grid;
 
 // A barrier in shared memory: arrivals that are left of a phase, and bytes.
 struct PhaseBarrier {
-  int arrivals, left;
+  int arrivals = 0, left = 0;
   std::int64_t bytes = 0;
   unsigned phase = 0;
+  std::condition_variable over;
 };
 inline std::mutex mutex;
-inline std::condition_variable changed;
-inline std::map<unsigned, PhaseBarrier> phase_barriers;                // by their address
-inline std::map<int, std::unique_ptr<std::barrier<>>> named_barriers;  // by their number
-inline std::vector<std::unique_ptr<std::barrier<>>> warps;
+inline std::map<unsigned, PhaseBarrier> phase_barriers;  // by their address
+
+// A barrier of threads that meet again and again.
+class Meeting {
+ public:
+  explicit Meeting(int threads) : threads_(threads) {}
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    next();
+  }
+  void arrive_and_wait() {
+    std::unique_lock lock(mutex_);
+    const unsigned turn = turn_;
+    next();
+    over_.wait(lock, [&] { return turn_ != turn; });
+  }
+
+ private:
+  void next() {
+    if (++arrived_ < threads_) return;
+    arrived_ = 0;
+    ++turn_;
+    over_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable over_;
+  int threads_, arrived_ = 0;
+  unsigned turn_ = 0;
+};
+inline std::map<int, Meeting> named_barriers;  // by their number
+inline std::vector<std::unique_ptr<Meeting>> warps;
 inline std::vector<unsigned> of_lanes;  // what the threads exchange
 
 inline void change(unsigned address, int arrivals, std::int64_t bytes) {
@@ -64,15 +100,13 @@ inline void change(unsigned address, int arrivals, std::int64_t bytes) {
   if (barrier.left > 0 || barrier.bytes != 0) return;
   barrier.left = barrier.arrivals;
   ++barrier.phase;
-  changed.notify_all();
+  barrier.over.notify_all();
 }
-inline void meet(int number, int threads) {
-  std::unique_lock lock(mutex);
-  std::unique_ptr<std::barrier<>>& barrier = named_barriers[number];
-  if (!barrier) barrier = std::make_unique<std::barrier<>>(threads);
-  lock.unlock();
-  barrier->arrive_and_wait();
+inline Meeting& named(int number, int threads) {
+  const std::lock_guard lock(mutex);
+  return named_barriers.try_emplace(number, threads).first->second;
 }
+inline void meet(int number, int threads) { named(number, threads).arrive_and_wait(); }
 inline void meet_warp() { warps[thread.x / 32]->arrive_and_wait(); }
 
 // Blocks one after the other.
@@ -81,14 +115,38 @@ inline void run(int blocks, int threads, const std::function<void()>& kernel);
 // What a map of the copy engine says of a tensor.
 struct Map {
   const void* data;
-  hypermla::TensorMapShape shape;
+  hypermla::TensorMapAxis axes[3];
 };
-inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapShape& shape) {
-  const Map map = {data, shape};
+inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapAxis (&axes)[3]) {
+  const Map map = {data, {axes[0], axes[1], axes[2]}};
   hypermla::TensorMap result = {};
   static_assert(sizeof map <= sizeof result);
   std::memcpy(&result, &map, sizeof map);
   return result;
+}
+inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapShape& shape) {
+  return map_of(data, {{shape.rows, shape.row_bytes, shape.box_rows},
+                       {shape.groups, 128, shape.box_groups},
+                       {shape.batch, shape.batch_bytes, 1}});
+}
+// Calls on(line in the tensor, or null; its number in the box) for every line of the box there; returns its bytes.
+inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch,
+                         const std::function<void(char*, int)>& on) {
+  Map of;
+  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
+  const hypermla::TensorMapAxis* axes = of.axes;
+  int line = 0;
+  for (int k = 0; k < axes[2].box; ++k)
+    for (int j = 0; j < axes[1].box; ++j)
+      for (int i = 0; i < axes[0].box; ++i, ++line) {
+        const bool exists = row + i < axes[0].extent && group + j < axes[1].extent && batch + k < axes[2].extent;
+        char* const data = static_cast<char*>(const_cast<void*>(of.data));
+        on(exists ? data + (row + i) * axes[0].stride_bytes + (group + j) * axes[1].stride_bytes +
+                        (batch + k) * axes[2].stride_bytes
+                  : nullptr,
+           line);
+      }
+  return line * 128;
 }
 
 inline unsigned swizzled_address(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
@@ -103,6 +161,8 @@ namespace hypermla::cute {
 
 using std::max;
 using std::min;
+using u32 = unsigned;
+using u64 = unsigned long long;
 
 alignas(1024) inline unsigned char dynamic[232448];  // all shared memory of a block
 inline unsigned __cvta_generic_to_shared(const void* pointer) {
@@ -115,6 +175,39 @@ T __shfl_sync(unsigned, T value, int lane) {
   std::memcpy(&value, &emulated::of_lanes[threadIdx.x / 32 * 32 + lane], sizeof value);
   emulated::meet_warp();
   return value;
+}
+// What f makes of the values of the warp's lanes.
+template <class F>
+u32 of_warp(u32 value, F f) {
+  emulated::of_lanes[threadIdx.x] = value;
+  emulated::meet_warp();
+  u32 result = value;
+  for (int i = 0; i < 32; ++i) result = f(result, i, emulated::of_lanes[threadIdx.x / 32 * 32 + i]);
+  emulated::meet_warp();
+  return result;
+}
+inline bool __any_sync(unsigned, bool yes) {
+  return of_warp(yes, [](u32 all, int, u32 one) { return all | one; });
+}
+inline bool __all_sync(unsigned, bool yes) {
+  return of_warp(yes, [](u32 all, int, u32 one) { return all & one; });
+}
+inline u32 __ballot_sync(unsigned, bool yes) {
+  return of_warp(yes, [](u32 all, int i, u32 one) { return (i ? all : 0) | one << i; });
+}
+inline void __syncwarp() { emulated::meet_warp(); }
+inline u32 __umulhi(u32 x, u32 y) { return u32(u64{x} * y >> 32); }
+inline int __popc(u32 x) { return std::popcount(x); }
+inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
+inline float __fdividef(float x, float y) { return x / y; }
+inline long long clock64() { return 0; }
+template <class T>
+T __ldg(const T* x) {
+  return *x;
+}
+inline u64 atomicAdd(u64* x, u64 more) {
+  const std::lock_guard lock(emulated::mutex);
+  return std::exchange(*x, *x + more);
 }
 inline void __syncthreads() { emulated::meet(0, int(emulated::of_lanes.size())); }
 template <class T>
@@ -141,14 +234,21 @@ template <int n>
 using Barriers = Array<Barrier, n>;
 
 inline void barrier_init(u32 barrier, u32 arrivals) {
-  emulated::phase_barriers[barrier] = {int(arrivals), int(arrivals)};
+  emulated::PhaseBarrier& made = emulated::phase_barriers[barrier];
+  made.arrivals = made.left = int(arrivals);
 }
 inline void barrier_init_done() {}
 inline void barrier_arrive(u32 barrier) { emulated::change(barrier, 1, 0); }
 inline void barrier_expect(u32 barrier, u32 bytes) { emulated::change(barrier, 1, bytes); }
 inline void barrier_wait(u32 barrier, u32 parity) {
   std::unique_lock lock(emulated::mutex);
-  emulated::changed.wait(lock, [&] { return (emulated::phase_barriers.at(barrier).phase & 1) != parity; });
+  emulated::PhaseBarrier& at = emulated::phase_barriers.at(barrier);
+  at.over.wait(lock, [&] { return (at.phase & 1) != parity; });
+}
+
+inline bool barrier_test(u32 barrier, u32 parity) {
+  const std::lock_guard lock(emulated::mutex);
+  return (emulated::phase_barriers.at(barrier).phase & 1) != parity;
 }
 
 // warpgroup.h
@@ -164,7 +264,23 @@ template <int>
 void take_registers() {}
 template <int>
 void give_registers() {}
-inline bool named_any(int, int, bool yes) { return yes; }
+inline void named_arrive(int barrier, int threads) { emulated::named(barrier, threads).arrive(); }
+inline bool named_any(int barrier, int threads, bool yes) {
+  static std::map<int, bool> any;
+  const auto with_any = [&](auto change) {
+    const std::lock_guard lock(emulated::mutex);
+    return change(any[barrier]);
+  };
+  with_any([&](bool& of) { return of |= yes; });
+  named_sync(barrier, threads);
+  const bool result = with_any([](bool& of) { return of; });
+  named_sync(barrier, threads);
+  with_any([](bool& of) { return of = false; });
+  named_sync(barrier, threads);
+  return result;
+}
+inline void launch_next() {}
+inline void wait_for_previous() {}
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float log2_fast(float x) { return std::log2(x); }
 
@@ -173,8 +289,29 @@ template <DType dtype>
 u32 pack(float low, float high) {
   return from_float(low, dtype) | u32{from_float(high, dtype)} << 16;
 }
+template <DType dtype>
+float2 unpack(u32 packed) {
+  return {to_float(std::uint16_t(packed), dtype), to_float(std::uint16_t(packed >> 16), dtype)};
+}
 inline u32 swizzled(u32 line, u32 unit) { return line * 128 + ((unit ^ line % 8) << 4); }
 inline void store_zeros(u32 shared) { std::memset(dynamic + shared, 0, 16); }
+inline uint4 load_shared(u32 shared) {
+  uint4 x;
+  std::memcpy(&x, dynamic + shared, sizeof x);
+  return x;
+}
+// The fragment of the transpose.
+inline u32 transpose_fragment(u32 a) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;  // holds columns 2 (lane % 4) and one on of lane / 4
+  emulated::of_lanes[threadIdx.x] = a;
+  emulated::meet_warp();
+  const auto element = [&](int row, int column) {
+    return emulated::of_lanes[warp + row * 4 + column / 2] >> column % 2 * 16 & 0xffff;
+  };
+  const u32 b = element(lane % 4 * 2, lane / 4) | element(lane % 4 * 2 + 1, lane / 4) << 16;
+  emulated::meet_warp();
+  return b;
+}
 inline void store_matrices(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
   emulated::of_lanes[threadIdx.x] = shared;  // of row lane % 8 of fragment lane / 8
@@ -184,41 +321,52 @@ inline void store_matrices(u32 shared, u32 a, u32 b, u32 c, u32 d) {
     std::memcpy(dynamic + emulated::of_lanes[warp + 8 * i + lane / 4] + lane % 4 * 4, &fragments[i], 4);
   emulated::meet_warp();
 }
-inline void store_transposed(u32, u32, u32, u32, u32) {}
+inline void store_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
+  store_matrices(shared, transpose_fragment(a), transpose_fragment(b), transpose_fragment(c), transpose_fragment(d));
+}
 inline void copy_ahead(u32 shared, const void* global) { std::memcpy(dynamic + shared, global, 16); }
 inline void wait_for_copies() {}
+inline void barrier_arrive_when_copied(u32 barrier) { barrier_arrive(barrier); }
+
+// fp8.h
+inline uint4 load_in_place(const unsigned char* from, bool wanted) {
+  uint4 x = {};
+  if (wanted) std::memcpy(&x, from, sizeof x);
+  return x;
+}
+inline void store_line(u32 shared, uint4 x) { std::memcpy(dynamic + shared, &x, sizeof x); }
+inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
+  wanted ? copy_ahead(shared, global) : store_zeros(shared);
+}
+inline uint4 widen_e4m3(u32 first, u32 second, float scale) {
+  u32 words[4];
+  for (int i = 0; i < 4; ++i) {
+    const u32 bytes = (i < 2 ? first : second) >> i % 2 * 16;
+    const auto element = [&](u32 byte) { return e4m3_to_float(static_cast<unsigned char>(byte)) * scale; };
+    words[i] = pack<DType::bfloat16>(element(bytes), element(bytes >> 8));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
 
 // tma.h
-inline void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
-  emulated::Map of;
-  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
-  const TensorMapShape& shape = of.shape;
-  for (int g = 0; g < shape.box_groups; ++g)
-    for (int r = 0; r < shape.box_rows; ++r)
-      for (int unit = 0; unit < 8; ++unit) {
-        unsigned char* to = dynamic + emulated::swizzled_address(shared + (g * shape.box_rows + r) * 128 + unit * 16);
-        const bool exists = row + r < shape.rows && group + g < shape.groups && batch < shape.batch;
-        if (exists)
-          std::memcpy(to,
-                      static_cast<const char*>(of.data) + (row + r) * shape.row_bytes + (group + g) * 128 +
-                          batch * shape.batch_bytes + unit * 16,
-                      16);
-        else
-          std::memset(to, 0, 16);
-      }
-  emulated::change(barrier, 0, -std::int64_t{shape.box_groups} * shape.box_rows * 128);
+enum class Keep { normal, evict_first };
+inline void tma_prefetch_map(const TensorMap&) {}
+inline void tma_prefetch(const TensorMap&, int, int, int) {}
+template <Keep = Keep::normal>
+void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
+  const int bytes = emulated::for_each_line(map, row, group, batch, [&](const char* from, int line) {
+    for (int unit = 0; unit < 8; ++unit) {
+      unsigned char* to = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
+      from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
+    }
+  });
+  emulated::change(barrier, 0, -std::int64_t{bytes});
 }
 inline void tma_store(const TensorMap& map, u32 shared, int row, int group, int batch) {
-  emulated::Map of;
-  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
-  const TensorMapShape& shape = of.shape;
-  for (int g = 0; g < shape.box_groups; ++g)
-    for (int r = 0; r < shape.box_rows; ++r)
-      for (int unit = 0; unit < 8; ++unit)
-        if (row + r < shape.rows && group + g < shape.groups && batch < shape.batch)
-          std::memcpy(static_cast<char*>(const_cast<void*>(of.data)) + (row + r) * shape.row_bytes + (group + g) * 128 +
-                          batch * shape.batch_bytes + unit * 16,
-                      dynamic + emulated::swizzled_address(shared + (g * shape.box_rows + r) * 128 + unit * 16), 16);
+  emulated::for_each_line(map, row, group, batch, [&](char* to, int line) {
+    for (int unit = 0; to && unit < 8; ++unit)
+      std::memcpy(to + unit * 16, dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16), 16);
+  });
 }
 inline void tma_store_read_wait() {}
 inline void tma_store_wait() {}
@@ -249,16 +397,13 @@ float operand_element(u32 operand, Major major, int row, int k) {
   std::memcpy(&bits, dynamic + emulated::swizzled_address(at), 2);
   return to_float(bits, dtype);
 }
-template <DType dtype, int n, Major major_b = Major::k, Major major_a = Major::k>
-void mma(float* d, u32 a, u32 b, int accumulate) {
-  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
-  float rows[2][16];
-  for (int half = 0; half < 2; ++half)
-    for (int k = 0; k < 16; ++k) rows[half][k] = operand_element<dtype>(a, major_a, row + 8 * half, k);
+// d += rows b, where rows[0] and rows[1] are the thread's rows of a.
+template <DType dtype, int n>
+void multiply(float* d, const float (&rows)[2][16], u32 b, Major major_b, int accumulate) {
   for (int i = 0; i < n / 4; ++i) {  // columns of the thread, in pairs
     float sums[2] = {};
     for (int k = 0; k < 16; ++k) {
-      const float y = operand_element<dtype>(b, major_b, i / 2 * 8 + thread % 4 * 2 + i % 2, k);
+      const float y = operand_element<dtype>(b, major_b, i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, k);
       for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * y;
     }
     for (int half = 0; half < 2; ++half) {
@@ -266,6 +411,26 @@ void mma(float* d, u32 a, u32 b, int accumulate) {
       to = accumulate ? to + sums[half] : sums[half];
     }
   }
+}
+template <DType dtype, int n, Major major_b = Major::k, Major major_a = Major::k>
+void mma(float* d, u32 a, u32 b, int accumulate) {
+  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  float rows[2][16];
+  for (int half = 0; half < 2; ++half)
+    for (int k = 0; k < 16; ++k) rows[half][k] = operand_element<dtype>(a, major_a, row + 8 * half, k);
+  multiply<dtype, n>(d, rows, b, major_b, accumulate);
+}
+template <DType dtype, int n, Major major_b = Major::k>
+void mma(float* d, const u32* a, u32 b, int accumulate) {
+  float rows[2][16];
+  const int group = threadIdx.x % 32 / 4 * 4;  // the first of the lanes that hold the rows
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 4; ++k) {
+      const float2 x = unpack<dtype>(__shfl_sync(~0u, a[i], group + k));
+      rows[i % 2][i / 2 * 8 + 2 * k] = x.x;
+      rows[i % 2][i / 2 * 8 + 2 * k + 1] = x.y;
+    }
+  multiply<dtype, n>(d, rows, b, major_b, accumulate);
 }
 
 }  // namespace hypermla::cute
@@ -278,7 +443,7 @@ inline void emulated::run(int blocks, int threads, const std::function<void()>& 
     named_barriers.clear();
     warps.clear();
     of_lanes.assign(threads, 0);
-    for (int i = 0; i < threads; i += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
+    for (int i = 0; i < threads; i += 32) warps.push_back(std::make_unique<Meeting>(32));
     std::vector<std::thread> all;
     for (int i = 0; i < threads; ++i)
       all.emplace_back([&, i] {

@@ -8,6 +8,7 @@
 // The readers fence: here a fence would wait for the loads.
 #pragma once
 
+#include "hopper/fp8.h"
 #include "latent/fp8_arguments.h"
 #include "latent/gather_tokens.cuh"
 
@@ -15,17 +16,6 @@ namespace hypermla::cute::latent {
 
 inline constexpr int kFp8Threads = 256;
 inline constexpr int kFp8NarrowRope = 512;  // of 576 bytes: where the e4m3 of RoPE begin
-
-// As load_once(), but in its place: the assembler moves loads of constants ahead, for which there are no registers.
-__device__ __forceinline__ uint4 load_in_place(const unsigned char* from, bool wanted) {
-  uint4 x = {};
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
 
 template <int n>
 struct Constant {
@@ -103,8 +93,8 @@ __device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkIt
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           const u32 at = slot * kOperandBytes + (2 * pair + box) * kBoxBytes;
-          store_shared(to + at, widen(words[box].x, words[box].y, of_pair));
-          store_shared(to_half + at, widen(words[box].z, words[box].w, of_pair));
+          store_line(to + at, widen_e4m3(words[box].x, words[box].y, of_pair));
+          store_line(to_half + at, widen_e4m3(words[box].z, words[box].w, of_pair));
         }
       }
       barrier_arrive(shared.full[slot][pair]);
@@ -118,15 +108,15 @@ __device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkIt
     constexpr u32 at = slot * kOperandBytes + 8 * kBoxBytes;
     if (one_scale) {
       if (has_block) {
-        store_shared(to + at, widen(rope.x, rope.y, scale));
-        store_shared(to_half + at, widen(rope.z, rope.w, scale));
+        store_line(to + at, widen_e4m3(rope.x, rope.y, scale));
+        store_line(to_half + at, widen_e4m3(rope.z, rope.w, scale));
       }
       barrier_arrive(shared.full[slot][kRope]);
     } else {
       if (has_block) {
         const unsigned char* const from_rope = at_row(max(place, 0)) + kFp8Rope + 16 * (lane_id() & 3);
-        copy_or_zero(to + at, from_rope, place >= 0);
-        copy_or_zero(to_half + at, from_rope + 16, place >= 0);
+        copy_ahead_or_zero(to + at, from_rope, place >= 0);
+        copy_ahead_or_zero(to_half + at, from_rope + 16, place >= 0);
       }
       barrier_arrive_when_copied(shared.full[slot][kRope]);
       read_scale();

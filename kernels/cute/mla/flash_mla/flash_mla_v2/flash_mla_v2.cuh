@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(problem.fp8 ? kFlashMlaV2Fp8Threads : kFlashMl
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, with);
     }
-    if (gathered && threadIdx.x < kFlashMlaV2Threads) collect_ahead(shared.cut, work, with);
+    if (gathered && threadIdx.x < 384) collect_ahead(shared.cut, work, with);
     return;
   }
   take_registers<problem.fp8 ? 208 : gathered ? 216 : 232>();

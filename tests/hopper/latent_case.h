@@ -1,0 +1,161 @@
+// A latent kernel for Hopper over requests of several queries, run as C++ threads, against the definition in double
+// precision. Include it before the kernel, whose tiles are `rows` high.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "emulated_hopper.h"
+#include "mla/latent/latent.h"
+
+// The rest of the kernels' headers, as a device compiler sees them. PTX outside of the wrappers belongs to what nothing
+// here does: it merges tiles that were cut, and gathers tokens of the queries' type.
+#define __CUDACC__
+#define asm \
+  if (false) asm
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+#include "latent/arguments.h"
+
+namespace hypermla::cute::latent_case {
+
+constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
+
+constexpr LatentProblem problem_of(int page) {
+  LatentProblem at{};
+  at.b = at.s = at.t = at.h = at.d = 0;
+  at.k = kLatent;
+  at.p = kRope;
+  at.causal = at.tokens_first = true;
+  at.page = page;
+  return at;
+}
+
+// Requests of which every one is a work item of the one thread block. Their tokens are none, or fill one, three or five
+// blocks of 64 but for the last.
+struct Case {
+  int page, heads;
+  int fp8 = 0;         // bytes of a token in FP8, whose pages lie apart; 0: tokens in the type of the queries
+  bool holes = false;  // of pages of 1 token: some are none
+  std::vector<int> lengths = {150, 3, 257, 0}, queries = {4, 3, 2, 1};
+
+  // rows: of a tile; query_groups: of 64 columns, in a box of queries. Arguments: LatentArguments or Fp8Arguments.
+  template <class Arguments, class Kernel>
+  void check(int rows, int query_groups, int threads, const Kernel& kernel) const {
+    SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8);
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    const auto value = [&] { return from_float(normal(random), DType::bfloat16); };
+    const int requests = int(lengths.size()), width = *std::max_element(lengths.begin(), lengths.end()) / page + 1;
+    const int apart = fp8 ? 2 : 1, token_bytes = fp8 ? fp8 : 2 * kWidth;  // apart: pages from one to the next
+    const float cache_scale = 0.004f;
+    int query_tokens = 0, pages = 1;
+    std::vector<int> table(requests * width, 1 << 30);
+    std::vector<WorkItem> work;
+    for (int r = 0; r < requests; ++r) {
+      for (int i = 0; i * page < lengths[r]; ++i)
+        table[r * width + i] = holes && (random() % 5 == 0 || i / 64 == 1) ? -1 : pages++;
+      ASSERT_LE(queries[r] * heads, rows);
+      work.push_back(
+          {r, 0, 0, std::max((lengths[r] + 63) / 64, 1), lengths[r], -1, query_tokens * heads, queries[r], 0, 1, {}});
+      query_tokens += queries[r];
+    }
+    work.push_back({});
+    std::vector<std::uint16_t> q(query_tokens * heads * kWidth), o(query_tokens * heads * kLatent, 0x7fc0);
+    std::vector<float> lse(query_tokens * heads, std::nanf(""));
+    std::generate(q.begin(), q.end(), value);
+    // The cache, NaN where nothing is, and the numbers that its tokens stand for; those without a place are empty.
+    std::vector<unsigned char> cache(std::size_t(pages) * apart * page * token_bytes, 0xff);
+    std::vector<std::vector<std::vector<float>>> tokens(requests);
+    for (int r = 0; r < requests; ++r)
+      for (int t = 0; t < lengths[r]; ++t) {
+        std::vector<float>& numbers = tokens[r].emplace_back();
+        const int of_page = table[r * width + t / page];
+        if (of_page < 0) continue;
+        unsigned char* const at = &cache[std::size_t(of_page * apart * page + t % page) * token_bytes];
+        numbers.resize(kWidth);
+        for (int c = 0; c < kWidth; ++c) {
+          const bool narrow = fp8 == 576 || (fp8 && c < kLatent);
+          const float factor = fp8 == 576 ? cache_scale : 0.003f * float(1 + c / 128);
+          if (narrow) {
+            at[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));  // any e4m3 but NaN
+            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::bfloat16), DType::bfloat16);
+            if (fp8 == 656) std::memcpy(at + kLatent + c / 128 * 4, &factor, 4);
+          } else {
+            const std::uint16_t bits = value();
+            numbers[c] = to_float(bits, DType::bfloat16);
+            std::memcpy(at + (fp8 ? 528 + 2 * (c - kLatent) : 2 * c), &bits, 2);
+          }
+        }
+      }
+
+    const auto query_map = [&](int column, int groups, int box_groups) {
+      const std::int64_t all = query_tokens * heads;
+      return emulated::map_of(q.data() + column, {{all, 2 * kWidth, rows}, {1, 0, 1}, {groups, 128, box_groups}});
+    };
+    const auto token_map = [&](int column, int groups) {
+      const int box = std::min(page, 64), box_groups = groups == 1 || box < 64 ? 1 : 2;
+      return emulated::map_of(cache.data() + 2 * column,
+                              {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
+    };
+    const float scale = 1 / std::sqrt(192.0f);
+    Arguments with;
+    with.qc_map = query_map(0, 8, query_groups);
+    with.qpe_map = query_map(kLatent, 1, 1);
+    with.z_map = token_map(0, 8);
+    with.kpe_map = token_map(kLatent, 1);
+    with.work = work.data();
+    with.block_table = table.data();
+    with.z = cache.data();
+    with.z_stride = token_bytes;
+    with.tokens = unsigned(pages * apart * page);
+    with.o = o.data();
+    with.lse = lse.data();
+    with.o_rows = {Divisor(1), kLatent, 0, 0};
+    with.lse_rows = {Divisor(1), 1, 0, 0};
+    with.scale_log2 = scale * kLog2e;
+    with.lse_unit = kLn2;
+    with.empty_lse = -kInfinity;
+    with.query_inner = Divisor(std::numeric_limits<int>::max());
+    with.heads = heads;
+    with.rounds = int(work.size());
+    with.table_width = width;
+    if constexpr (requires { with.page_places; }) {
+      with.page = Divisor(page);
+      with.page_places = apart * page;
+      with.cache_scale = &cache_scale;
+    }
+    emulated::run(1, threads, [&] { kernel(with); });
+
+    for (int r = 0, row = 0; r < requests; ++r)
+      for (int i = 0; i < queries[r] * heads; ++i, ++row) {
+        std::vector<double> expected(kLatent);
+        double sum = 0;
+        for (int t = 0; t < lengths[r] - queries[r] + i / heads + 1; ++t) {
+          const std::vector<float>& token = tokens[r][t];
+          if (token.empty()) continue;
+          double score = 0;
+          for (int c = 0; c < kWidth; ++c) score += to_float(q[row * kWidth + c], DType::bfloat16) * token[c];
+          const double weight = std::exp(score * scale);
+          sum += weight;
+          for (int c = 0; c < kLatent; ++c) expected[c] += weight * token[c];
+        }
+        const double expected_lse = std::log(sum);  // -infinity where nothing is seen
+        EXPECT_TRUE(lse[row] == expected_lse || std::abs(lse[row] - expected_lse) <= 1e-3)
+            << "request " << r << " row " << i << ": lse " << lse[row] << ", not " << expected_lse;
+        double worst = 0;
+        for (int c = 0; c < kLatent; ++c) {
+          const double off =
+              std::abs(to_float(o[row * kLatent + c], DType::bfloat16) - (sum > 0 ? expected[c] / sum : 0));
+          if (!(off <= worst)) worst = off;
+        }
+        EXPECT_TRUE(worst <= 0.03) << "request " << r << " row " << i << ": " << worst;
+      }
+  }
+};
+
+}  // namespace hypermla::cute::latent_case
