@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr std::int64_t kLatent = 512, kRope = 64, kFp8Bytes = 656;
+constexpr std::int64_t kLatent = 512, kRope = 64;
 
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
@@ -105,7 +105,7 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     const DecodeObject& of = *as_decode(self);
     const ColumnParts q("q", arguments[0], of.type, "tokens", of.heads, kLatent, kRope, of.device);
     const ColumnParts cache("cache", arguments[1], of.fp8 ? ElementType::uint8 : of.type, "pages", of.page,
-                            of.fp8 ? kFp8Bytes : kLatent, of.fp8 ? 0 : kRope, of.device);
+                            of.fp8 ? hypermla::kFp8TokenBytes : kLatent, of.fp8 ? 0 : kRope, of.device);
     const TensorView table = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
     const std::int64_t tokens = q.first.shape[0];
     require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);

@@ -43,6 +43,9 @@ typedef enum hypermla_status {
 
 typedef enum hypermla_dtype { HYPERMLA_BFLOAT16 = 0, HYPERMLA_FLOAT16 = 1 } hypermla_dtype;
 
+/* MlaCacheFormat of mla_cache_format.h: how a token lies in a cache. */
+typedef enum hypermla_cache_format { HYPERMLA_CACHE_AS_QUERIES = 0, HYPERMLA_CACHE_FP8_656 = 1 } hypermla_cache_format;
+
 /* Members, limits and defaults are those of MlaDecodeOptions in mla_decode.h; flags are 0 or 1. */
 typedef struct hypermla_decode_options {
   size_t size; /* of this struct in bytes */
@@ -224,7 +227,8 @@ typedef struct hypermla_append_arguments {
   int64_t rope_page_stride;
   int64_t rope_token_stride;
   int64_t pages;
-  int64_t page; /* by default 64 */
+  int64_t page;         /* by default 64 */
+  int32_t cache_format; /* a hypermla_cache_format; with HYPERMLA_CACHE_FP8_656 strides of the cache count bytes */
 } hypermla_append_arguments;
 
 /* MlaCacheOps::Merge: two attentions, a and b, of the same queries over different tokens, into one. */
@@ -292,7 +296,8 @@ HYPERMLA_C_API void hypermla_append_arguments_init(hypermla_append_arguments* ar
 HYPERMLA_C_API void hypermla_merge_arguments_init(hypermla_merge_arguments* arguments, size_t size);
 HYPERMLA_C_API void hypermla_decompress_arguments_init(hypermla_decompress_arguments* arguments, size_t size);
 
-/* A cache [pages, page, 576], all dense: sets the members that describe it in initialised arguments. */
+/* A cache [pages, page, 576], or of the append arguments' cache_format, all dense: sets the members that describe it in
+ * initialised arguments. */
 HYPERMLA_C_API hypermla_status hypermla_append_arguments_fused(hypermla_append_arguments* arguments, void* cache,
                                                                int64_t pages, int64_t page);
 HYPERMLA_C_API hypermla_status hypermla_decompress_arguments_fused(hypermla_decompress_arguments* arguments,

@@ -28,16 +28,9 @@
 #include <string>
 
 #include "hypermla/hypermla.h"
+#include "hypermla/mla_cache_format.h"
 
 namespace hypermla {
-
-// How a token lies in the cache.
-enum class MlaCacheFormat : int {
-  as_queries,  // 512 latent and 64 RoPE values in the type of the queries
-  // DeepSeek's FP8 form, 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64 bfloat16 for RoPE. Sparse
-  // attention with bfloat16 queries only.
-  fp8_656
-};
 
 struct MlaDecodeOptions {
   int heads = 128;                // query heads on this device
@@ -49,8 +42,8 @@ struct MlaDecodeOptions {
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
   bool causal = true;             // without effect where attention is sparse: a list may hold any tokens
   bool sparse = false;  // max_requests: queries of a step; max_queries is 1; max_tokens: the longest list (top-k)
-  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;
-  float scale = 0;  // of the scores; 0: 1 / sqrt(128 + 64)
+  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;  // fp8_656: sparse, with bfloat16 queries
+  float scale = 0;                                           // of the scores; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
   int split = 0;

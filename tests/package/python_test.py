@@ -275,6 +275,31 @@ class CacheOperations(unittest.TestCase):
                 hypermla.append((tensor(rows[:, :512]), tensor(rows[:, 512:])), tuple(map(tensor, pair)), tensor(slots))
                 self.assertTrue((numpy.concatenate(pair, 2)[1, 1] == rows[0]).all() and not pair[0][0, 1].any())
 
+    def test_append_rounds_to_fp8(self):
+        rows, slots = self.bits(4, 576), numpy.array([17, -1, 33], numpy.int64)
+        groups = self.floats(rows)[:3, :512].reshape(3, 4, 128)
+        factors = numpy.abs(groups).max(-1) / numpy.float32(448)
+        magnitudes = numpy.arange(128)  # of e4m3 by their codes
+        magnitudes = numpy.where(magnitudes < 8, magnitudes / 512, (8 + magnitudes % 8) * 2.0 ** (magnitudes // 8 - 10))
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                cache = numpy.full((3, 16, 672), 7, numpy.uint8)
+                hypermla.append(tensor(rows), tensor(cache[..., :656]), tensor(slots))
+                for row, slot in ((0, 17), (2, 33)):
+                    token = cache[slot // 16, slot % 16]
+                    self.assertTrue((token[512:528].view(numpy.float32) == factors[row]).all())
+                    values = magnitudes[token[:512] & 127] * numpy.where(token[:512] > 127, -1, 1)
+                    off = numpy.abs(values.reshape(4, 128) * factors[row][:, None] - groups[row])
+                    spacing = numpy.maximum(numpy.abs(groups[row]) / 8, factors[row][:, None] / 512)
+                    self.assertTrue((off <= spacing / 2 * 1.001).all())
+                    self.assertTrue((token[528:656].view(numpy.uint16) == rows[row, 512:]).all())
+                    cache[slot // 16, slot % 16] = 7
+                self.assertTrue((cache == 7).all())
+        with self.assertRaisesRegex(hypermla.Error, r"cache must be uint8 \[pages, page, 656\], not uint8 \[3, 16, 672\]"):
+            hypermla.append(rows, cache, slots)
+        with self.assertRaisesRegex(hypermla.Error, "cache must be of bfloat16 or float16, not uint8"):
+            hypermla.decompress_prefix(cache, slots, 3, rows, rows, out=(rows, rows))
+
     def test_a_prefix_is_decompressed(self):
         cache, weight = self.bits(4, 16, 576), self.bits(2, 256, 512)  # kv_b_proj: keys and values of each head
         table = numpy.array([2, 0, 77], numpy.int32)

@@ -280,6 +280,8 @@ class CacheOperators(unittest.TestCase):
         torch.library.opcheck(ops.append.default, (self.rows, None, self.cache, None, self.slots))
         split = self.cache[..., :512].clone(), self.cache[..., 512:].clone()
         torch.library.opcheck(ops.append.default, (self.rows[:, :512], self.rows[:, 512:], *split, self.slots))
+        packed = torch.zeros(3, PAGE, 656, dtype=torch.uint8)
+        torch.library.opcheck(ops.append.default, (self.rows, None, packed, None, self.slots))
         torch.library.opcheck(ops.decompress_prefix.default, (self.cache, None, self.table, 20, *self.weights, k, v))
 
     def test_a_compiled_step_gives_the_same(self):

@@ -330,6 +330,34 @@ TEST_F(CApiCache, AppendWritesWhatMlaCacheOpsWrites) {
   EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "hypermla_append_arguments_init()"));
 }
 
+TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
+  const std::vector<std::uint16_t> rows = numbers(2 * 576, 7919);
+  const std::vector<std::int64_t> slots = {17, 2};
+  std::vector<unsigned char> cache(2 * 16 * kFp8TokenBytes, 7), expected = cache;
+  hypermla_append_arguments with;
+  hypermla_append_arguments_init(&with, sizeof with);
+  EXPECT_EQ(with.cache_format, HYPERMLA_CACHE_AS_QUERIES);
+  with.cache_format = HYPERMLA_CACHE_FP8_656;
+  with.latent = rows.data();
+  with.rope = &rows[512];
+  with.latent_stride = with.rope_stride = 576;
+  with.slots = slots.data();
+  with.tokens = 2;
+  ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.append({.latent = rows.data(),
+                .rope = &rows[512],
+                .latent_stride = 576,
+                .rope_stride = 576,
+                .slots = slots.data(),
+                .tokens = 2,
+                .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)});
+  EXPECT_EQ(cache, expected);
+  EXPECT_EQ(std::memcmp(&cache[17 * kFp8TokenBytes + 528], &rows[512], 128), 0);
+  with.cache_format = 2;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_format=2"));
+}
+
 TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {
   const std::vector<std::uint16_t> a = numbers(3 * 2 * 128, 7919), b = numbers(3 * 2 * 128, 6007);
   const std::vector<float> a_lse = {1, 2, 3, 4, 5, 6}, b_lse = {2, 2, -INFINITY, 1, INFINITY, 6};

@@ -67,9 +67,9 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
-  if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < 656))
-    fail("latent_token_stride={} is not supported: tokens of 656 bytes are a multiple of 16 bytes apart",
-         with.latent_token_stride);
+  if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < kFp8TokenBytes))
+    fail("latent_token_stride={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart",
+         with.latent_token_stride, kFp8TokenBytes);
   const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&
                       (fp8 || with.rope_page_stride == at.page * with.rope_token_stride);
   if (at.sparse && !follow)
