@@ -62,10 +62,13 @@ typedef struct hypermla_decode_options {
   int32_t lse_base2;
   int32_t empty_lse_positive;
   const char* kernel; /* NULL or "": the one that suits the capacity */
+  int32_t sparse;
+  int32_t cache_format; /* a hypermla_cache_format */
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count
- * elements. */
+ * elements, those of a cache of 656 bytes a token bytes. Where attention is sparse block_table holds slots, int32
+ * [queries, max_tokens]. */
 typedef struct hypermla_decode_tensors {
   size_t size; /* of this struct in bytes */
   const void* q_latent;
@@ -91,6 +94,7 @@ typedef struct hypermla_decode_tensors {
   int64_t lse_token_stride;
   int64_t lse_head_stride;
   int64_t lse_request_stride;
+  const float* sinks;
 } hypermla_decode_tensors;
 
 typedef struct hypermla_decode hypermla_decode;
@@ -111,6 +115,10 @@ HYPERMLA_C_API void hypermla_decode_tensors_init(hypermla_decode_tensors* tensor
 HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads,
                                                              int32_t page, const void* q, int64_t query_tokens,
                                                              const void* cache, int64_t pages, void* o, float* lse);
+/* The same with a cache [pages, page, 656] of bytes, for HYPERMLA_CACHE_FP8_656. */
+HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads,
+                                                                 int32_t page, const void* q, int64_t query_tokens,
+                                                                 const void* cache, int64_t pages, void* o, float* lse);
 
 /* `device`: "cpu", "cuda", "cuda:1", or "auto" (as NULL): the first GPU, else the CPU. `workspace`: as many bytes of
  * the device's memory as hypermla_decode_workspace_bytes() says, aligned to 256, which the caller owns and no other
@@ -123,10 +131,10 @@ HYPERMLA_C_API hypermla_status hypermla_decode_workspace_bytes(const hypermla_de
 /* NULL is allowed. Work that was enqueued must be done. */
 HYPERMLA_C_API void hypermla_decode_destroy(hypermla_decode* decode);
 
-/* MlaDecode::plan(), run() and check(). lengths: int32 [requests]; query_starts: int32 [requests + 1], or NULL for
- * max_queries of each request; both in the device's memory. `stream` is a CUstream or cudaStream_t; NULL is the default
- * stream. plan and run neither allocate nor synchronise, and may be captured in a CUDA graph. check waits for the
- * device. */
+/* MlaDecode::plan(), run() and check(). lengths: int32 [requests], or NULL for max_tokens of each where attention is
+ * sparse; query_starts: int32 [requests + 1], or NULL for max_queries of each request; both in the device's memory.
+ * `stream` is a CUstream or cudaStream_t; NULL is the default stream. plan and run neither allocate nor synchronise,
+ * and may be captured in a CUDA graph. check waits for the device. */
 HYPERMLA_C_API hypermla_status hypermla_decode_plan(hypermla_decode* decode, const int32_t* lengths,
                                                     const int32_t* query_starts, int32_t requests, void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_decode_tensors* tensors,

@@ -82,11 +82,12 @@ struct MlaDecodeTensors {
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
 
-  // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
-  // dense.
+  // Queries [tokens, heads, 576], a cache [pages, page, 576], or [pages, page, 656] bytes, and outputs [tokens, heads,
+  // 512] and [tokens, heads], all dense.
   HYPERMLA_API static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                              std::int64_t pages, const int* block_table, std::int64_t table_stride,
-                                             void* o, float* lse);
+                                             void* o, float* lse,
+                                             MlaCacheFormat cache_format = MlaCacheFormat::as_queries);
 };
 
 class HYPERMLA_API MlaDecode {

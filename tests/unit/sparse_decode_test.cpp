@@ -89,13 +89,7 @@ struct Step {
                            void* lse) const {
     MlaDecodeTensors all =
         MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
-                                at.max_tokens + 1, o, static_cast<float*>(lse));
-    if (at.cache_format == MlaCacheFormat::fp8_656) {
-      all.cache_rope = nullptr;
-      all.latent_token_stride = kFp8Bytes;
-      all.latent_page_stride = kPage * kFp8Bytes;
-      all.rope_page_stride = all.rope_token_stride = 0;
-    }
+                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format);
     all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
     return all;
   }
