@@ -85,6 +85,21 @@ class Decode(unittest.TestCase):
             expected = weights @ tokens[:, :512] / weights.sum()
             self.assertLessEqual(numpy.abs(floats(o)[request, head] - expected).max(), 0.02)
 
+    def test_pages_that_lie_apart_are_a_view_of_single_tokens(self):
+        lengths, q, cache, _ = self.step()
+        slots = numpy.random.default_rng(2).integers(0, 80, (2, 40)).astype(numpy.int32)
+        decode, of_tokens = (self.decode(sparse=True, page=page) for page in (16, 1))
+        decode.plan(lengths)
+        expected = decode.run(q, cache, slots)
+        several = numpy.full((5, 3, 16, 576), 0x7FC0, numpy.uint16)  # of 3 layers
+        several[:, 1] = cache
+        with self.assertRaisesRegex(hypermla.Error, "pages must follow each other"):
+            decode.run(q, several[:, 1], slots)
+        of_tokens.plan(lengths)
+        view = several.reshape(-1, 1, 576)[16:]
+        again = of_tokens.run(q, view, slots // 16 * 48 + slots % 16)
+        self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
+
     def test_pairs_and_views_give_the_same_bits(self):
         lengths, q, cache, table = self.step()
         decode = self.decode()
