@@ -32,7 +32,7 @@ if(SKBUILD AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/installed.txt)  # ./hypermla h
   set(compile_for sm_90)
 endif()
 set(HYPERMLA_COMPILE_FOR "${compile_for}" CACHE STRING
-    "GPUs, such as sm_90, for which an installation brings the decoding kernels compiled; needs requirements.txt")
+    "GPUs, such as sm_90, for which an installation brings decoding and cache kernels compiled; needs requirements.txt")
 if(HYPERMLA_COMPILE_FOR)
   set(compiled ${PROJECT_BINARY_DIR}/compiled)
   file(GLOB_RECURSE compiled_from CONFIGURE_DEPENDS kernels/*.h kernels/*.cuh)

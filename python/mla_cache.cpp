@@ -65,6 +65,7 @@ struct LatentAndRope {
     require_columns();
   }
   hypermla::MlaCache cache(const CacheOps& of) const {
+    if (latent.code == kUInt && latent.bits == 8 && widths_[0] == 576) return fp8_cache(of);
     require(names_[0].c_str(), latent, of.type, {"pages", "page", widths_[0]}, of.device);
     require(names_[1].c_str(), rope, of.type, {latent.shape[0], latent.shape[1], widths_[1]}, of.device);
     require_columns();
@@ -79,6 +80,17 @@ struct LatentAndRope {
   }
 
  private:
+  hypermla::MlaCache fp8_cache(const CacheOps& of) const {
+    const char* name = names_[0].c_str();
+    require(name, latent, ElementType::uint8, {"pages", "page", hypermla::kFp8TokenBytes}, of.device);
+    require_dense_columns(name, latent);
+    return {.latent = latent.data,
+            .latent_page_stride = latent.strides[0],
+            .latent_token_stride = latent.strides[1],
+            .pages = latent.shape[0],
+            .page = extent("page", latent.shape[1]),
+            .format = hypermla::MlaCacheFormat::fp8_656};
+  }
   void require_columns() const {
     require_dense_columns(names_[0].c_str(), latent);
     require_dense_columns(names_[1].c_str(), rope);

@@ -43,6 +43,9 @@ typedef enum hypermla_status {
 
 typedef enum hypermla_dtype { HYPERMLA_BFLOAT16 = 0, HYPERMLA_FLOAT16 = 1 } hypermla_dtype;
 
+/* MlaCacheFormat of mla_cache_format.h: how a token lies in a cache. */
+typedef enum hypermla_cache_format { HYPERMLA_CACHE_AS_QUERIES = 0, HYPERMLA_CACHE_FP8_656 = 1 } hypermla_cache_format;
+
 /* Members, limits and defaults are those of MlaDecodeOptions in mla_decode.h; flags are 0 or 1. */
 typedef struct hypermla_decode_options {
   size_t size; /* of this struct in bytes */
@@ -59,10 +62,13 @@ typedef struct hypermla_decode_options {
   int32_t lse_base2;
   int32_t empty_lse_positive;
   const char* kernel; /* NULL or "": the one that suits the capacity */
+  int32_t sparse;
+  int32_t cache_format; /* a hypermla_cache_format */
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count
- * elements. */
+ * elements, those of a cache of 656 bytes a token bytes. Where attention is sparse block_table holds slots, int32
+ * [queries, max_tokens]. */
 typedef struct hypermla_decode_tensors {
   size_t size; /* of this struct in bytes */
   const void* q_latent;
@@ -88,6 +94,7 @@ typedef struct hypermla_decode_tensors {
   int64_t lse_token_stride;
   int64_t lse_head_stride;
   int64_t lse_request_stride;
+  const float* sinks;
 } hypermla_decode_tensors;
 
 typedef struct hypermla_decode hypermla_decode;
@@ -108,6 +115,10 @@ HYPERMLA_C_API void hypermla_decode_tensors_init(hypermla_decode_tensors* tensor
 HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads,
                                                              int32_t page, const void* q, int64_t query_tokens,
                                                              const void* cache, int64_t pages, void* o, float* lse);
+/* The same with a cache [pages, page, 656] of bytes, for HYPERMLA_CACHE_FP8_656. */
+HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads,
+                                                                 int32_t page, const void* q, int64_t query_tokens,
+                                                                 const void* cache, int64_t pages, void* o, float* lse);
 
 /* `device`: "cpu", "cuda", "cuda:1", or "auto" (as NULL): the first GPU, else the CPU. `workspace`: as many bytes of
  * the device's memory as hypermla_decode_workspace_bytes() says, aligned to 256, which the caller owns and no other
@@ -120,10 +131,10 @@ HYPERMLA_C_API hypermla_status hypermla_decode_workspace_bytes(const hypermla_de
 /* NULL is allowed. Work that was enqueued must be done. */
 HYPERMLA_C_API void hypermla_decode_destroy(hypermla_decode* decode);
 
-/* MlaDecode::plan(), run() and check(). lengths: int32 [requests]; query_starts: int32 [requests + 1], or NULL for
- * max_queries of each request; both in the device's memory. `stream` is a CUstream or cudaStream_t; NULL is the default
- * stream. plan and run neither allocate nor synchronise, and may be captured in a CUDA graph. check waits for the
- * device. */
+/* MlaDecode::plan(), run() and check(). lengths: int32 [requests], or NULL for max_tokens of each where attention is
+ * sparse; query_starts: int32 [requests + 1], or NULL for max_queries of each request; both in the device's memory.
+ * `stream` is a CUstream or cudaStream_t; NULL is the default stream. plan and run neither allocate nor synchronise,
+ * and may be captured in a CUDA graph. check waits for the device. */
 HYPERMLA_C_API hypermla_status hypermla_decode_plan(hypermla_decode* decode, const int32_t* lengths,
                                                     const int32_t* query_starts, int32_t requests, void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_decode_tensors* tensors,
@@ -224,7 +235,8 @@ typedef struct hypermla_append_arguments {
   int64_t rope_page_stride;
   int64_t rope_token_stride;
   int64_t pages;
-  int64_t page; /* by default 64 */
+  int64_t page;         /* by default 64 */
+  int32_t cache_format; /* a hypermla_cache_format; with HYPERMLA_CACHE_FP8_656 strides of the cache count bytes */
 } hypermla_append_arguments;
 
 /* MlaCacheOps::Merge: two attentions, a and b, of the same queries over different tokens, into one. */
@@ -292,7 +304,8 @@ HYPERMLA_C_API void hypermla_append_arguments_init(hypermla_append_arguments* ar
 HYPERMLA_C_API void hypermla_merge_arguments_init(hypermla_merge_arguments* arguments, size_t size);
 HYPERMLA_C_API void hypermla_decompress_arguments_init(hypermla_decompress_arguments* arguments, size_t size);
 
-/* A cache [pages, page, 576], all dense: sets the members that describe it in initialised arguments. */
+/* A cache [pages, page, 576], or of the append arguments' cache_format, all dense: sets the members that describe it in
+ * initialised arguments. */
 HYPERMLA_C_API hypermla_status hypermla_append_arguments_fused(hypermla_append_arguments* arguments, void* cache,
                                                                int64_t pages, int64_t page);
 HYPERMLA_C_API hypermla_status hypermla_decompress_arguments_fused(hypermla_decompress_arguments* arguments,

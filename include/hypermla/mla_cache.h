@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "hypermla/hypermla.h"
+#include "hypermla/mla_cache_format.h"
 
 namespace hypermla {
 
@@ -26,16 +27,19 @@ struct MlaRows {
   std::int64_t token_stride = 0, head_stride = 0;
 };
 
-// A paged cache, its 512 latent and 64 rotary columns apart or in one row.
+// A paged cache, its 512 latent and 64 rotary columns apart or in one row. A cache of 656 bytes a token is `latent`
+// alone, and its strides count bytes, multiples of 16.
 struct MlaCache {
-  void* latent = nullptr;  // [pages, page, 512]
+  void* latent = nullptr;  // [pages, page, 512], or [pages, page, 656] bytes
   void* rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
-  int page = 64;  // tokens of a page, any number
+  int page = 64;                                       // tokens of a page, any number
+  MlaCacheFormat format = MlaCacheFormat::as_queries;  // of the type of the other tensors, or for append() fp8_656
 
-  // [pages, page, 576], dense.
-  HYPERMLA_API static MlaCache fused(void* data, std::int64_t pages, int page);
+  // [pages, page, 576], or [pages, page, 656] bytes, dense.
+  HYPERMLA_API static MlaCache fused(void* data, std::int64_t pages, int page,
+                                     MlaCacheFormat format = MlaCacheFormat::as_queries);
 };
 
 class HYPERMLA_API MlaCacheOps {
@@ -61,6 +65,10 @@ class HYPERMLA_API MlaCacheOps {
   // New tokens into the cache: row i goes to slot slots[i], that is page slots[i] / page, token slots[i] % page. Rows
   // of slot -1 are skipped. So is, on a GPU, every slot that the cache does not have, without a report; on a CPU it
   // throws Error before anything is written. Of rows with one slot any may win.
+  //
+  // Into a cache of 656 bytes a token: a factor is the largest magnitude of its 128 values / 448, at least 2^-126, and
+  // a value is divided by it and rounded to e4m3, to nearest and ties to even. NaN stays NaN, and its neighbours do
+  // not notice it; an infinity makes NaN of the 128 values. Rotary columns become bfloat16.
   struct Append {
     const void* latent = nullptr;                     // [tokens, 512]
     const void* rope = nullptr;                       // [tokens, 64]

@@ -28,17 +28,9 @@
 #include <string>
 
 #include "hypermla/hypermla.h"
+#include "hypermla/mla_cache_format.h"
 
 namespace hypermla {
-
-// How a token lies in the cache.
-enum class MlaCacheFormat : int {
-  as_queries,  // 512 latent and 64 RoPE values in the type of the queries
-  // In FP8, for bfloat16 queries. DeepSeek's form of 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64
-  // bfloat16 for RoPE.
-  fp8_656,
-  fp8_576  // 576 e4m3, 512 and 64 for RoPE, with one factor for all tokens of a layer (cache_scale)
-};
 
 struct MlaDecodeOptions {
   int heads = 128;                // query heads on this device
@@ -50,8 +42,8 @@ struct MlaDecodeOptions {
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
   bool causal = true;             // without effect where attention is sparse: a list may hold any tokens
   bool sparse = false;  // max_requests: queries of a step; max_queries is 1; max_tokens: the longest list (top-k)
-  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;
-  float scale = 0;  // of the scores; 0: 1 / sqrt(128 + 64)
+  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;  // in FP8: for bfloat16 queries
+  float scale = 0;                                           // of the scores; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
   int split = 0;
@@ -63,8 +55,8 @@ struct MlaDecodeOptions {
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
 // multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is cache_latent
-// alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention is
-// sparse, pages follow each other: the page's stride is that of its tokens.
+// alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention
+// is sparse, pages follow each other: the page's stride is that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
@@ -91,11 +83,12 @@ struct MlaDecodeTensors {
   const float* sinks = nullptr;
   const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
 
-  // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
-  // dense.
+  // Queries [tokens, heads, 576], a cache [pages, page, 576] in their type or, in FP8, of as many bytes as a token has,
+  // and outputs [tokens, heads, 512] and [tokens, heads], all dense.
   HYPERMLA_API static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                              std::int64_t pages, const int* block_table, std::int64_t table_stride,
-                                             void* o, float* lse);
+                                             void* o, float* lse,
+                                             MlaCacheFormat cache_format = MlaCacheFormat::as_queries);
 };
 
 class HYPERMLA_API MlaDecode {

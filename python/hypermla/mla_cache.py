@@ -58,8 +58,9 @@ def append(rows, cache, slots, stream=None):
     """Writes rows of new tokens into the paged cache.
 
     rows: [tokens, 576], or the pair [tokens, 512] and [tokens, 64]. cache: [pages, page, 576], or the pair [pages,
-    page, 512] and [pages, page, 64]. slots: int64, page * (tokens of a page) + token in it for each of the first rows;
-    -1 skips one. Slots that the cache does not have are skipped on a GPU and raise Error on a CPU.
+    page, 512] and [pages, page, 64]; or uint8 [pages, page, 656], DeepSeek's FP8 form, into which rows are rounded
+    (docs/fp8.md). slots: int64, page * (tokens of a page) + token in it for each of the first rows; -1 skips one. Slots
+    that the cache does not have are skipped on a GPU and raise Error on a CPU.
     """
     if _tensors.is_compiling():
         _operators(stream).append(*parts(rows), *parts(cache), slots)

@@ -75,11 +75,8 @@ class MlaDecode(Planned):
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
         if _tensors.is_compiling():
-            if sinks is not None or cache_scale is not None:
-                raise Error("torch.compile() cannot trace sinks or cache_scale yet; call run() outside of what is "
-                            "compiled")
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
-                                                   lse)
+                                                   lse, sinks, cache_scale)
         else:
             self._kernels.run(q, cache, block_table, out, lse, stream, sinks, cache_scale)
         return out, lse

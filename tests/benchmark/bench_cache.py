@@ -72,6 +72,30 @@ class Append:
         return (self.cache.view(-1, 576)[self.slots] - torch.cat((self.kv_c, self.k_pe), 1)).abs().max().item()
 
 
+class AppendFp8(Append):
+    """Into a cache of 656 bytes a token; as many bytes of it are wrong as error() says."""
+
+    def __init__(self, device, tokens):
+        super().__init__(device, tokens)
+        self.cache = torch.zeros(len(self.cache), 64, 656, dtype=torch.uint8, device=device)
+        self.bytes = self.kv_c.nbytes + self.k_pe.nbytes + tokens * 656 + self.slots.nbytes
+
+    def rounded(self):
+        groups = self.kv_c.float().view(-1, 4, 128)
+        factors = groups.abs().amax(-1) / 448
+        codes = (groups / factors[..., None]).to(torch.float8_e4m3fn).view(-1, 512).view(torch.uint8)
+        return torch.cat((codes, factors.view(torch.uint8), self.k_pe.view(torch.uint8)), 1)
+
+    def ours(self):
+        hypermla.append((self.kv_c, self.k_pe), self.cache, self.slots)
+
+    def torch(self):
+        self.cache.view(-1, 656).index_copy_(0, self.slots, self.rounded())
+
+    def error(self):
+        return (self.cache.view(-1, 656)[self.slots] != self.rounded()).sum().item()
+
+
 class Decompress:
     def __init__(self, device, tokens, heads):
         pages = -(-tokens // 64)
@@ -174,6 +198,8 @@ def rows(device, part):
     yield "merge_states 8192x128x128", lambda: Merge(device, shape(8192), 128, 128), 0.04
     yield "append 256", lambda: Append(device, shape(256)), 0
     yield "append 8192", lambda: Append(device, shape(8192)), 0
+    yield "append in FP8 256", lambda: AppendFp8(device, shape(256)), 0
+    yield "append in FP8 8192", lambda: AppendFp8(device, shape(8192)), 0
     heads = 128 if part == 1 else 4
     for requests in (32, 128):
         yield (f"shared prefix {requests} 8192+1024",

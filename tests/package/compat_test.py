@@ -38,6 +38,16 @@ class Numpy:
     def int32(self, values):
         return numpy.asarray(values, numpy.int32)
 
+    def uint8(self, array):
+        return array
+
+    def fp8(self, array):
+        """A cache in FP8 as FlashMLA is given it."""
+        return array
+
+    def same_float32(self, array):
+        return array.astype(numpy.float32)
+
     def float32(self, array):
         if array.dtype == numpy.uint16:
             return (array.astype(numpy.uint32) << 16).view(numpy.float32)
@@ -59,6 +69,15 @@ class Torch:
 
     def int32(self, values):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def uint8(self, array):
+        return torch.tensor(array, device=self.device)
+
+    def fp8(self, array):
+        return self.uint8(array).view(torch.float8_e4m3fn)
+
+    def same_float32(self, array):
+        return torch.tensor(array, dtype=torch.float32, device=self.device)
 
     def float32(self, tensor):
         return tensor.float().cpu().numpy()
@@ -166,8 +185,13 @@ class Cases:
         q = xp.bfloat16(numpy.zeros((1, 1, 2, WIDTH)))
         given = (q, cache, xp.int32(table), xp.int32([50]), LATENT)
         metadata = flash_mla.get_mla_metadata()[0]
-        for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache is not supported"),
-                             ({"indices": xp.int32([[[1]]])}, "indices is not supported"),
+        for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache without indices is not supported"),
+                             ({"topk_length": xp.int32([1])}, "topk_length without indices is not supported"),
+                             ({"extra_k_cache": cache}, "extra_k_cache is not supported"),
+                             ({"indices": xp.int32([[1]])}, r"indices must be \[1, 1, top-k\], not \[1, 1\]"),
+                             ({"indices": xp.int32([[[1]]]), "causal": True}, "causal is not supported with indices"),
+                             ({"indices": xp.int32([[[1]]]), "is_fp8_kvcache": True}, "page, 1, 656.*, not .*576"),
+                             ({"indices": xp.int32([[[1]]]), "topk_length": xp.int32([1, 1])}, r"topk_length must be"),
                              ({"tile_scheduler_metadata": xp.int32([1])}, "older releases"),
                              ({"num_splits": xp.int32([1])}, "older releases")):
             with self.assertRaisesRegex(hypermla.Error, said):
@@ -180,6 +204,99 @@ class Cases:
             flash_mla.flash_mla_with_kvcache(*given[:3], xp.int32([1, 2]), LATENT, metadata)
         with self.assertRaisesRegex(hypermla.Error, "page=48 is not supported"):
             flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((2, 48, 1, WIDTH))), *given[2:], metadata)
+
+    def chosen(self, tokens, lists, lengths):
+        """What each query of lists [queries, top-k] sees of tokens [tokens, 576]: those that there are."""
+        return [tokens[[slot for slot in row[:length] if 0 <= slot < len(tokens)]] for row, length in zip(lists, lengths)]
+
+    def lists(self, random, slots, *shape):
+        """Some of their entries are none."""
+        lists = random.integers(8, slots, shape).astype(numpy.int32)
+        return numpy.where(random.random(shape) < 0.15, random.choice([-1, -77, slots, 2147480000], shape), lists)
+
+    def packed(self, random, pages, page):
+        """A cache [pages, page, 1, 656] in FP8 and its tokens. Between its pages there is room."""
+        codes = random.integers(0, 127, (pages * page, 512)) | random.choice([0, 128], (pages * page, 512))
+        factors = (random.random((pages * page, 4)) / 100 + 0.002).astype(numpy.float32)
+        rope = random.standard_normal((pages * page, 64)).astype(numpy.float32).view(numpy.uint32) >> 16 << 16
+        magnitudes = numpy.arange(128)
+        magnitudes = numpy.where(magnitudes < 8, magnitudes / 512, (8 + magnitudes % 8) * 2.0 ** (magnitudes // 8 - 10))
+        latent = numpy.where(codes > 127, -1, 1) * magnitudes[codes & 127] * factors.repeat(128, 1)
+        bytes_of = lambda array: numpy.ascontiguousarray(array).view(numpy.uint8)
+        cache = numpy.full((pages, page + 1, 1, 656), 0x7f, numpy.uint8)  # NaN
+        cache[:, :page] = numpy.concatenate([codes.astype(numpy.uint8), bytes_of(factors), bytes_of(
+            (rope >> 16).astype(numpy.uint16))], 1).reshape(pages, page, 1, 656)
+        return cache, numpy.concatenate([latent, rope.view(numpy.float32)], 1)
+
+    def check_sparse(self, out, lse, q, seen, scale, sinks):
+        """NumPy's out [queries, heads, 512], lse [queries, heads] and q."""
+        for query, tokens in enumerate(seen):
+            o, sums = attended(q[query][None], tokens[None], False, scale)
+            o = o if sinks is None else o / (1 + numpy.exp(sinks - sums))[..., None]
+            numpy.testing.assert_allclose(out[query], o[0], rtol=0, atol=0.02)
+            numpy.testing.assert_allclose(lse[query], sums[0], rtol=0, atol=2e-3)
+
+    def test_sparse_decoding(self):
+        xp = self.xp
+        for batch, queries, heads, fp8, with_lengths, with_sinks in ((3, 1, 2, True, True, True), (2, 3, 5, True, False, False),
+                                                                      (2, 2, 2, False, True, True)):
+            with self.subTest(queries=queries, fp8=fp8):
+                random = numpy.random.default_rng(batch)
+                cache, tokens = self.packed(random, 3, PAGE)
+                if not fp8:
+                    tokens = random.standard_normal((2 * PAGE, WIDTH)).astype(numpy.float32)
+                    tokens[:8] = numpy.nan
+                lists = self.lists(random, len(tokens), batch, queries, 40)
+                lists[0, 0] = -1  # a query without tokens
+                lengths = random.integers(1, 41, batch) if with_lengths else numpy.full(batch, 40)
+                q = xp.bfloat16(random.standard_normal((batch, queries, heads, WIDTH)) / 4)
+                sinks = random.standard_normal(heads) if with_sinks else None
+                metadata = flash_mla.get_mla_metadata()[0]
+                given = xp.fp8(cache)[:, :PAGE] if fp8 else xp.bfloat16(tokens.reshape(2, PAGE, 1, WIDTH))
+                call = lambda: flash_mla.flash_mla_with_kvcache(
+                    q, given, None, None, LATENT, metadata, softmax_scale=0.07, is_fp8_kvcache=fp8,
+                    indices=xp.int32(lists), attn_sink=None if sinks is None else xp.same_float32(sinks),
+                    topk_length=xp.int32(lengths) if with_lengths else None)
+                (out, lse), (again, _) = (map(xp.float32, call()) for _ in range(2))
+                self.assertEqual(lse.shape, (batch, heads, queries))
+                self.assertTrue(numpy.array_equal(out, again))
+                for request in range(batch):
+                    seen = self.chosen(tokens if fp8 else xp.float32(xp.bfloat16(tokens)), lists[request],
+                                       [lengths[request]] * queries)
+                    self.check_sparse(out[request], lse[request].T, xp.float32(q)[request], seen, 0.07, sinks)
+
+    def test_sparse_prefill(self):
+        xp, random = self.xp, numpy.random.default_rng(4)
+        for queries, heads, with_lengths in ((7, 3, True), (5, 2, False), (2050, 1, True)):  # the last one in two parts
+            with self.subTest(queries):
+                tokens = random.standard_normal((90, WIDTH)).astype(numpy.float32)
+                lists = self.lists(random, 90, queries, 20)
+                lengths = random.integers(0, 21, queries) if with_lengths else numpy.full(queries, 20)
+                q, kv = xp.bfloat16(random.standard_normal((queries, heads, WIDTH)) / 4), xp.bfloat16(tokens[:, None])
+                sinks = random.standard_normal(heads) if with_lengths else None
+                out, none, lse = flash_mla.flash_mla_sparse_fwd(
+                    q, kv, xp.int32(lists[:, None]), 0.06, LATENT, None if sinks is None else xp.same_float32(sinks),
+                    xp.int32(lengths) if with_lengths else None)
+                self.assertIsNone(none)
+                some = numpy.arange(0, queries, 1 if queries < 100 else 149)
+                some = numpy.unique([*some, queries - 1])
+                seen = self.chosen(xp.float32(kv)[:, 0], lists[some], lengths[some])
+                self.check_sparse(xp.float32(out)[some], xp.float32(lse)[some], xp.float32(q)[some], seen, 0.06, sinks)
+        with self.assertRaisesRegex(hypermla.Error, "indices must be .2050, 1, top-k., not .2050, 20."):
+            flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists), 0.06)
+        with self.assertRaisesRegex(hypermla.Error, "d_v 512, not .* and 256"):
+            flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, 256)
+
+    def test_sinks_of_dense_decoding(self):
+        xp, (cache, table) = self.xp, self.cache([70, 3], 2, "bfloat16")
+        q = xp.bfloat16(numpy.random.default_rng(1).standard_normal((2, 1, 4, WIDTH)) / 4)
+        call = lambda sinks: flash_mla.flash_mla_with_kvcache(
+            q, cache, xp.int32(table), xp.int32([70, 3]), LATENT, flash_mla.get_mla_metadata()[0], attn_sink=sinks)
+        sinks = numpy.array([1.0, -3.0, 4.0, -numpy.inf])
+        (plain, lse), (out, same) = call(None), call(xp.same_float32(sinks))
+        share = 1 / (1 + numpy.exp(sinks[None, :, None] - xp.float32(lse)))
+        self.assert_close(out, xp.float32(plain) * share.swapaxes(1, 2)[..., None], 0.02)
+        self.assertTrue(numpy.array_equal(xp.float32(lse), xp.float32(same)))
 
     def attend(self, wrapper, lengths, starts, page, heads=2, causal=True, dtype="bfloat16", natural=False):
         xp = self.xp

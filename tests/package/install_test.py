@@ -91,6 +91,7 @@ class Installation(unittest.TestCase):
         self.assertRegex(self.succeed(build / "decode"),
                          r"^HyperMLA [\d.]+, .*reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
         self.assertEqual(self.succeed(build / "shared_prefix"), "lse 4.1589, o 3fc0 4000\n")
+        self.assertEqual(self.succeed(build / "sparse"), "lse 1.3863 2.0794, o 3fe0 3f80\n")
 
     def test_other_languages_call_the_c_interface(self):
         (path,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]

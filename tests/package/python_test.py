@@ -85,6 +85,21 @@ class Decode(unittest.TestCase):
             expected = weights @ tokens[:, :512] / weights.sum()
             self.assertLessEqual(numpy.abs(floats(o)[request, head] - expected).max(), 0.02)
 
+    def test_pages_that_lie_apart_are_a_view_of_single_tokens(self):
+        lengths, q, cache, _ = self.step()
+        slots = numpy.random.default_rng(2).integers(0, 80, (2, 40)).astype(numpy.int32)
+        decode, of_tokens = (self.decode(sparse=True, page=page) for page in (16, 1))
+        decode.plan(lengths)
+        expected = decode.run(q, cache, slots)
+        several = numpy.full((5, 3, 16, 576), 0x7FC0, numpy.uint16)  # of 3 layers
+        several[:, 1] = cache
+        with self.assertRaisesRegex(hypermla.Error, "pages must follow each other"):
+            decode.run(q, several[:, 1], slots)
+        of_tokens.plan(lengths)
+        view = several.reshape(-1, 1, 576)[16:]
+        again = of_tokens.run(q, view, slots // 16 * 48 + slots % 16)
+        self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
+
     def test_pairs_and_views_give_the_same_bits(self):
         lengths, q, cache, table = self.step()
         decode = self.decode()
@@ -274,6 +289,31 @@ class CacheOperations(unittest.TestCase):
                 pair = numpy.zeros((3, 16, 512), numpy.uint16), numpy.zeros((3, 16, 64), numpy.uint16)
                 hypermla.append((tensor(rows[:, :512]), tensor(rows[:, 512:])), tuple(map(tensor, pair)), tensor(slots))
                 self.assertTrue((numpy.concatenate(pair, 2)[1, 1] == rows[0]).all() and not pair[0][0, 1].any())
+
+    def test_append_rounds_to_fp8(self):
+        rows, slots = self.bits(4, 576), numpy.array([17, -1, 33], numpy.int64)
+        groups = self.floats(rows)[:3, :512].reshape(3, 4, 128)
+        factors = numpy.abs(groups).max(-1) / numpy.float32(448)
+        magnitudes = numpy.arange(128)  # of e4m3 by their codes
+        magnitudes = numpy.where(magnitudes < 8, magnitudes / 512, (8 + magnitudes % 8) * 2.0 ** (magnitudes // 8 - 10))
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                cache = numpy.full((3, 16, 672), 7, numpy.uint8)
+                hypermla.append(tensor(rows), tensor(cache[..., :656]), tensor(slots))
+                for row, slot in ((0, 17), (2, 33)):
+                    token = cache[slot // 16, slot % 16]
+                    self.assertTrue((token[512:528].view(numpy.float32) == factors[row]).all())
+                    values = magnitudes[token[:512] & 127] * numpy.where(token[:512] > 127, -1, 1)
+                    off = numpy.abs(values.reshape(4, 128) * factors[row][:, None] - groups[row])
+                    spacing = numpy.maximum(numpy.abs(groups[row]) / 8, factors[row][:, None] / 512)
+                    self.assertTrue((off <= spacing / 2 * 1.001).all())
+                    self.assertTrue((token[528:656].view(numpy.uint16) == rows[row, 512:]).all())
+                    cache[slot // 16, slot % 16] = 7
+                self.assertTrue((cache == 7).all())
+        with self.assertRaisesRegex(hypermla.Error, r"cache must be uint8 \[pages, page, 656\], not uint8 \[3, 16, 672\]"):
+            hypermla.append(rows, cache, slots)
+        with self.assertRaisesRegex(hypermla.Error, "cache must be of bfloat16 or float16, not uint8"):
+            hypermla.decompress_prefix(cache, slots, 3, rows, rows, out=(rows, rows))
 
     def test_a_prefix_is_decompressed(self):
         cache, weight = self.bits(4, 16, 576), self.bits(2, 256, 512)  # kv_b_proj: keys and values of each head

@@ -132,6 +132,78 @@ TEST_F(CApi, EveryMemberOfTheOptionsArrives) {
   hypermla_decode_destroy(decode);
 }
 
+// Lists with holes, both forms of the cache, sinks, and lists that are whole where no lengths are given.
+TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
+  constexpr int kHeads = 3, kQueries = 2, kTopK = 5, kPage = 16, kPages = 2;
+  const std::vector<std::uint16_t> q = numbers(kQueries * kHeads * 576, 7919);
+  const std::vector<int> slots = {31, -1, 4, 32, 9, 0, 17, 17, 3, 30}, lengths = {5, 3};
+  const std::vector<float> sinks = {0.5f, -2, 8};
+  for (const int fp8 : {0, 1}) {
+    SCOPED_TRACE(fp8);
+    std::vector<unsigned char> cache(kPages * kPage * (fp8 ? kFp8TokenBytes : 1152));
+    for (std::size_t i = 0; i < cache.size(); ++i) cache[i] = static_cast<unsigned char>(i * 37 % 61);
+    hypermla_decode_options options;
+    hypermla_decode_options_init(&options, sizeof options);
+    EXPECT_EQ(options.sparse, 0);
+    EXPECT_EQ(options.cache_format, HYPERMLA_CACHE_AS_QUERIES);
+    options.heads = kHeads;
+    options.max_requests = kQueries;
+    options.max_tokens = kTopK;
+    options.page = kPage;
+    options.cache_format = fp8 ? HYPERMLA_CACHE_FP8_656 : HYPERMLA_CACHE_AS_QUERIES;
+    hypermla_decode* decode = nullptr;
+    if (fp8) {
+      EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "656 bytes"));
+    }
+    options.sparse = 1;
+    ASSERT_EQ(hypermla_decode_create(&options, "cpu", nullptr, &decode), HYPERMLA_OK) << hypermla_last_error();
+
+    std::vector<std::uint16_t> o(kQueries * kHeads * 512), expected_o(o.size());
+    std::vector<float> lse(kQueries * kHeads), expected_lse(lse.size());
+    hypermla_decode_tensors tensors;
+    hypermla_decode_tensors_init(&tensors, sizeof tensors);
+    ASSERT_EQ((fp8 ? hypermla_decode_tensors_fused_fp8 : hypermla_decode_tensors_fused)(
+                  &tensors, kHeads, kPage, q.data(), kQueries, cache.data(), kPages, o.data(), lse.data()),
+              HYPERMLA_OK);
+    tensors.block_table = slots.data();
+    tensors.table_stride = kTopK;
+    tensors.sinks = sinks.data();
+    MlaDecode same({.heads = kHeads,
+                    .max_requests = kQueries,
+                    .max_tokens = kTopK,
+                    .page = kPage,
+                    .sparse = true,
+                    .cache_format = MlaCacheFormat(fp8)},
+                   DeviceHandle("cpu"));
+    MlaDecodeTensors with =
+        MlaDecodeTensors::fused(kHeads, kPage, q.data(), kQueries, cache.data(), kPages, slots.data(), kTopK,
+                                expected_o.data(), expected_lse.data(), MlaCacheFormat(fp8));
+    with.sinks = sinks.data();
+    std::vector<float> of_lengths;
+    for (const int* some : {lengths.data(), static_cast<const int*>(nullptr)}) {
+      ASSERT_EQ(hypermla_decode_plan(decode, some, nullptr, kQueries, nullptr), HYPERMLA_OK) << hypermla_last_error();
+      ASSERT_EQ(hypermla_decode_run(decode, &tensors, nullptr), HYPERMLA_OK) << hypermla_last_error();
+      same.plan(some, nullptr, kQueries);
+      same.run(with);
+      EXPECT_EQ(o, expected_o);
+      EXPECT_EQ(lse, expected_lse);
+      EXPECT_NE(lse, of_lengths);
+      of_lengths = lse;
+    }
+    const std::vector<std::uint16_t> with_sinks = o;
+    tensors.sinks = nullptr;
+    ASSERT_EQ(hypermla_decode_run(decode, &tensors, nullptr), HYPERMLA_OK);
+    EXPECT_NE(o, with_sinks);
+    EXPECT_EQ(lse, of_lengths);
+    options.cache_format = -1;
+    EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "cache_format=-1"));
+    options.cache_format = 0;
+    options.max_queries = 2;
+    EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "with sparse"));
+    hypermla_decode_destroy(decode);
+  }
+}
+
 TEST_F(CApi, AStructMayBeOlderOrNewerThanTheLibrary) {
   const std::size_t older = offsetof(hypermla_decode_options, page);
   hypermla_decode_options options;
@@ -328,6 +400,34 @@ TEST_F(CApiCache, AppendWritesWhatMlaCacheOpsWrites) {
   EXPECT_TRUE(contains(refusal(hypermla_append(nullptr, &with, nullptr)), "ops is NULL"));
   with.size = 0;
   EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "hypermla_append_arguments_init()"));
+}
+
+TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
+  const std::vector<std::uint16_t> rows = numbers(2 * 576, 7919);
+  const std::vector<std::int64_t> slots = {17, 2};
+  std::vector<unsigned char> cache(2 * 16 * kFp8TokenBytes, 7), expected = cache;
+  hypermla_append_arguments with;
+  hypermla_append_arguments_init(&with, sizeof with);
+  EXPECT_EQ(with.cache_format, HYPERMLA_CACHE_AS_QUERIES);
+  with.cache_format = HYPERMLA_CACHE_FP8_656;
+  with.latent = rows.data();
+  with.rope = &rows[512];
+  with.latent_stride = with.rope_stride = 576;
+  with.slots = slots.data();
+  with.tokens = 2;
+  ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.append({.latent = rows.data(),
+                .rope = &rows[512],
+                .latent_stride = 576,
+                .rope_stride = 576,
+                .slots = slots.data(),
+                .tokens = 2,
+                .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)});
+  EXPECT_EQ(cache, expected);
+  EXPECT_EQ(std::memcmp(&cache[17 * kFp8TokenBytes + 528], &rows[512], 128), 0);
+  with.cache_format = 2;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_format=2"));
 }
 
 TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {

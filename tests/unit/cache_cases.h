@@ -60,15 +60,15 @@ class Case {
     int wrong = 0;
     for (const Expected& one : expected_) {
       std::copy_n(&after[one.at], one.bytes, &left[one.at]);
-      double value = 0;
+      double value = e4m3_to_float(after[one.at]);
       if (one.bytes == 4) {
         float read;
         std::memcpy(&read, &after[one.at], 4);
         value = read;
-      } else {
+      } else if (one.bytes == 2) {
         std::uint16_t bits;
         std::memcpy(&bits, &after[one.at], 2);
-        value = to_float(bits, dtype);
+        value = to_float(bits, one.type);
       }
       const bool same = std::isfinite(one.value) ? std::abs(value - one.value) <= one.tolerance
                         : std::isnan(one.value)  ? std::isnan(value)
@@ -104,14 +104,38 @@ class Case {
   // Of 16-bit elements; within the rounding of the type and `more`.
   void expect(std::size_t at, std::int64_t i, double value, double more) {
     const double rounding = dtype == DType::bfloat16 ? 0x1p-8 : 0x1p-10;
-    expected_.push_back({at + 2 * i, 2, value, rounding * std::abs(value) + more});
+    expected_.push_back({at + 2 * i, 2, value, rounding * std::abs(value) + more, dtype});
   }
   void expect_lse(std::size_t at, std::int64_t i, double value) {
-    expected_.push_back({at + 4 * i, 4, value, 1e-5 * (1 + std::abs(value))});
+    expected_.push_back({at + 4 * i, 4, value, 1e-5 * (1 + std::abs(value)), dtype});
   }
   // As `from` has them, bit by bit unless they are NaN.
   void expect_copy(std::size_t at, std::int64_t i, std::size_t from, std::int64_t j, int columns) {
-    for (int c = 0; c < columns; ++c) expected_.push_back({at + 2 * (i + c), 2, value(from, j + c), 0});
+    for (int c = 0; c < columns; ++c) expected_.push_back({at + 2 * (i + c), 2, value(from, j + c), 0, dtype});
+  }
+  // A token of 656 bytes of the rows from element i of `latent` and j of `rope` on.
+  void expect_fp8(std::size_t at, std::size_t latent, std::int64_t i, std::size_t rope, std::int64_t j) {
+    for (int first = 0; first < 512; first += 128) {
+      double most = 0;
+      for (int c = first; c < first + 128; ++c) most = std::fmax(most, std::abs(value(latent, i + c)));
+      const float factor = std::max(float(most) / 448, 0x1p-126f);
+      expected_.push_back({at + 512 + first / 32, 4, factor, 0, dtype});
+      for (int c = first; c < first + 128; ++c)
+        expected_.push_back({at + c, 1, nearest_e4m3(float(value(latent, i + c)) / factor), 0, dtype});
+    }
+    for (int c = 0; c < 64; ++c)
+      expected_.push_back({at + 528 + 2 * c, 2,
+                           to_float(from_float(float(value(rope, j + c)), DType::bfloat16), DType::bfloat16), 0,
+                           DType::bfloat16});
+  }
+  // By comparing with all of them.
+  static double nearest_e4m3(double x) {
+    if (std::isnan(x)) return x;
+    int best = 0;
+    const auto distance = [&](int code) { return std::abs(e4m3_to_float(std::uint8_t(code)) - std::abs(x)); };
+    for (int code = 1; code < 0x7f; ++code)
+      if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0)) best = code;
+    return std::copysign(e4m3_to_float(std::uint8_t(best)), x);
   }
 
   std::mt19937 shape_, content_;
@@ -119,8 +143,9 @@ class Case {
  private:
   struct Expected {
     std::size_t at;
-    int bytes;
+    int bytes;  // 4: fp32, 2: of the type, 1: e4m3
     double value, tolerance;
+    DType type;
   };
   std::vector<Expected> expected_;
   std::normal_distribution<float> normal_;
@@ -184,16 +209,22 @@ struct MergeCase : Case {
   }
 };
 
-// A cache: rows of 576, of 640 with a gap between pages, or latent and rotary parts apart.
+// A cache: rows of 576, of 640 with a gap between pages, or latent and rotary parts apart; or of 656 bytes a token.
 struct CacheCase : Case {
   static constexpr int kPages[] = {64, 16, 1, 48};
   MlaCache cache = {};
   std::size_t latent_at = 0, rope_at = 0;
 
-  CacheCase(unsigned shape, unsigned content, int tokens) : Case(shape, content) {
+  CacheCase(unsigned shape, unsigned content, int tokens, MlaCacheFormat format = MlaCacheFormat::as_queries)
+      : Case(shape, content) {
     cache.page = kPages[pick(4)];
     cache.pages = tokens / cache.page + 1 + pick(4);
-    if (pick(2)) {
+    cache.format = format;
+    if (format == MlaCacheFormat::fp8_656) {
+      cache.latent_token_stride = kFp8TokenBytes + 16 * pick(2);
+      cache.latent_page_stride = cache.latent_token_stride * cache.page + 16 * pick(3);
+      latent_at = memory.add(cache.pages * cache.latent_page_stride);
+    } else if (pick(2)) {
       const int width = 576 + 64 * pick(2);
       cache.latent_token_stride = cache.rope_token_stride = width;
       cache.latent_page_stride = cache.rope_page_stride = width * cache.page + 8 * pick(3);
@@ -211,7 +242,7 @@ struct CacheCase : Case {
   MlaCache cache_on(char* base) const {
     MlaCache result = cache;
     result.latent = base + latent_at;
-    result.rope = base + rope_at;
+    if (cache.format == MlaCacheFormat::as_queries) result.rope = base + rope_at;
     return result;
   }
   std::int64_t latent_of(std::int64_t slot) const {
@@ -228,7 +259,8 @@ struct AppendCase : CacheCase {
   std::int64_t latent_stride, rope_stride;
 
   // `beyond`: some slots are not the cache's.
-  AppendCase(unsigned shape, unsigned content, bool beyond) : CacheCase(shape, content, 100) {
+  AppendCase(unsigned shape, unsigned content, bool beyond, MlaCacheFormat format = MlaCacheFormat::as_queries)
+      : CacheCase(shape, content, 100, format) {
     tokens = 1 + pick(100);
     if (pick(2)) {
       latent_stride = rope_stride = 576 + 8 * pick(2);
@@ -246,17 +278,34 @@ struct AppendCase : CacheCase {
     for (int i = 0; i < tokens; ++i) {
       fill(latent_rows, i * latent_stride, 512);
       fill(rope_rows, i * rope_stride, 64);
+      if (format == MlaCacheFormat::fp8_656) vary(latent_rows, i * latent_stride);
       const std::int64_t end = cache.pages * cache.page,
                          outside[] = {end, -2, std::int64_t{1} << 32, std::numeric_limits<std::int64_t>::min()};
       const bool skipped = content_() % 4 == 0;
       const std::int64_t slot = skipped ? (beyond ? outside[content_() % 4] : -1) : slots[i];
       memory.element<std::int64_t>(slots_at, i) = slot;
       if (skipped) continue;
+      if (format == MlaCacheFormat::fp8_656) {
+        expect_fp8(latent_at + latent_of(slot), latent_rows, i * latent_stride, rope_rows, i * rope_stride);
+        continue;
+      }
       expect_copy(latent_at, latent_of(slot), latent_rows, i * latent_stride, 512);
       expect_copy(rope_at, rope_of(slot), rope_rows, i * rope_stride, 64);
     }
   }
   explicit AppendCase(unsigned shape, unsigned content = 0) : AppendCase(shape, content, false) {}
+  // What is special for FP8, in groups of 128 values: other magnitudes, an outlier, zeros, tiny numbers, NaN, infinity.
+  void vary(std::size_t at, std::int64_t first) {
+    for (int group = 0; group < 4; ++group) {
+      const std::int64_t from = first + 128 * group;
+      const int kind = int(content_() % 16);
+      std::uint16_t& one = memory.element<std::uint16_t>(at, from + int(content_() % 128));
+      if (kind < 4) fill(at, from, 128, kind == 0 ? 0.0f : kind == 1 ? 1e-6f : kind == 2 ? 1e3f : 0x1p-130f);
+      if (kind == 4) one = from_float(1e4f, dtype);
+      if (kind == 5) one = from_float(NAN, dtype);
+      if (kind == 6) one = from_float(kInfinity, dtype);
+    }
+  }
   void run(MlaCacheOps& ops, char* base, void* stream) const { ops.append(on(base), stream); }
   MlaCacheOps::Append on(char* base) const {
     return {.latent = base + latent_rows,

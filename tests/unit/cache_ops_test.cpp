@@ -41,6 +41,13 @@ TEST(MlaCacheOps, AppendsToTheSlots) {
   }
 }
 
+TEST(MlaCacheOps, AppendsInFp8) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    check_on_cpu(AppendCase(seed, 0, false, MlaCacheFormat::fp8_656));
+  }
+}
+
 TEST(MlaCacheOps, DecompressesAPrefix) {
   for (unsigned seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
@@ -95,6 +102,10 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.page = 0; }), "pages of 0 tokens"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.pages = 1ll << 31; }), "2147483648 pages"));
   EXPECT_TRUE(append.memory.bytes == cache_before);
+  AppendCase fp8(1, 2, false, MlaCacheFormat::fp8_656);
+  appended = fp8.on(reinterpret_cast<char*>(fp8.memory.bytes.data()));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 648; }), "token_stride=648"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_page_stride += 8; }), "16 bytes apart"));
 
   DecompressCase decompress(1);
   const auto refused_decompress = [&](auto change) {
@@ -108,6 +119,8 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.w_uv.head_stride = 0; }), "w_uv with strides"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.v.data = nullptr; }), "v must point"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.heads = 1025; }), "heads=1025"));
+  EXPECT_TRUE(
+      contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_656; }), "656 bytes"));
   EXPECT_TRUE(merge.memory.bytes == before);
 }
 
@@ -120,7 +133,7 @@ TEST(MlaCacheOps, KernelsCompileWithoutSpills) {
   for (const std::string arch : {"sm_80", "sm_90", "sm_120"})
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
       const std::vector<KernelSource> sources = cache_sources(dtype, arch);
-      EXPECT_EQ(sources.size(), arch == "sm_90" ? 3u : 2u);
+      EXPECT_EQ(sources.size(), arch == "sm_90" ? 4u : 3u);
       for (const KernelSource& source : sources) {
         const CacheEntry entry = compiler.compile(source, arch);  // which compares the arguments
         EXPECT_EQ(entry.report.at("frame_bytes"), 0) << source.instance << " for " << arch;
@@ -168,6 +181,14 @@ TEST_F(MlaCacheOnAGpu, AppendsToTheSlots) {
   for (unsigned seed = 0; seed < 300 && !HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     check<AppendCase>({AppendCase(seed), AppendCase(seed, 1, true), AppendCase(seed, 2)});
+  }
+}
+
+TEST_F(MlaCacheOnAGpu, AppendsInFp8) {
+  constexpr MlaCacheFormat kFp8 = MlaCacheFormat::fp8_656;
+  for (unsigned seed = 0; seed < 300 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    check<AppendCase>({AppendCase(seed, 0, false, kFp8), AppendCase(seed, 1, true, kFp8)});
   }
 }
 

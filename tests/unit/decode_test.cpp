@@ -170,7 +170,9 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
     plan->target = Target::of_arch("sm_90");
     std::set<std::string> ahead;
     for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
-    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 1 + 12);  // tilings, types, pages; planners without and with cuts
+    // Tilings, types, pages; tilings of sparse attention, both types and FP8, where a version gathers; planners without
+    // and with cuts.
+    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + (version == std::string("v0") ? 2 * 3 : 0) + 1 + 12);
     for (const int heads : {1, 8, 16, 20, 64, 128})
       for (const int queries : {1, 2, 8, 128})
         for (const int requests : {1, 7, 256})
@@ -184,6 +186,17 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
             settle(options);
             for (const KernelSource& source : plan->decode(options)->sources())
               EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+            if (queries != 1) continue;
+            options.sparse = true;
+            for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656}) {
+              options.cache_format = format;
+              settle(options);
+              const std::unique_ptr<DecodeKernels> decode = plan->decode(options);
+              ASSERT_EQ(decode != nullptr, version == std::string("v0"));
+              if (!decode) continue;
+              for (const KernelSource& source : decode->sources())
+                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << source.instance;
+            }
           }
   }
 }

@@ -115,14 +115,9 @@ struct Step {
                            const void* scale = nullptr, const void* tables = nullptr) const {
     MlaDecodeTensors all =
         MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
-                                at.max_tokens + 1, o, static_cast<float*>(lse));
+                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format);
     if (!at.sparse) all.block_table = static_cast<const int*>(tables);
-    if (fp8) {
-      all.cache_rope = nullptr;
-      all.latent_token_stride = fp8;
-      all.latent_page_stride = std::int64_t(between()) * kPage * fp8;
-      all.rope_page_stride = all.rope_token_stride = 0;
-    }
+    if (fp8) all.latent_page_stride *= std::int64_t(between());
     all.cache_scale = static_cast<const float*>(scale);
     all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
     return all;

@@ -74,6 +74,7 @@ AppendArguments arguments_of(const MlaCacheOps::Append& with) {
           .tokens = unsigned(with.tokens)};
 }
 unsigned blocks_of(const AppendArguments& of) { return (of.tokens * kRowVectors - 1) / kCopyThreads + 1; }
+unsigned fp8_blocks_of(const AppendArguments& of) { return (of.tokens - 1) / (kCopyThreads / 32) + 1; }
 
 namespace {
 
@@ -134,7 +135,7 @@ class CacheOps : public CacheKernels {
     const std::vector<KernelSource> sources = cache_sources(dtype, device.info().arch);
     std::vector<std::shared_future<CacheEntry>> entries;
     for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
-    const LaunchShape shapes[] = {{kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
+    const LaunchShape shapes[] = {{kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const CacheEntry entry = entries[i].get();
       require_arguments(sources[i], entry);
@@ -149,16 +150,19 @@ class CacheOps : public CacheKernels {
 
   void append(const MlaCacheOps::Append& with, StreamHandle stream) override {
     AppendArguments arguments = arguments_of(with);
-    launch(1, blocks_of(arguments), arguments, stream);
+    if (with.cache.format == MlaCacheFormat::fp8_656)
+      launch(2, fp8_blocks_of(arguments), arguments, stream);
+    else
+      launch(1, blocks_of(arguments), arguments, stream);
   }
 
   void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle stream) override {
-    if (!functions_[2]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
+    if (!functions_[3]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
     DecompressPrefixArguments arguments = arguments_of(with, processors_);
     for (const int product : {0, 1})
       arguments.weights[product] =
           make_tensor_map(dtype_, (product ? with.w_uv : with.w_uk).data, weights_shape(with, product));
-    launch(2, blocks_of(arguments), arguments, stream);
+    launch(3, blocks_of(arguments), arguments, stream);
   }
 
  private:
@@ -170,7 +174,7 @@ class CacheOps : public CacheKernels {
 
   DType dtype_;
   int processors_;
-  std::unique_ptr<Function> functions_[3];
+  std::unique_ptr<Function> functions_[4];
 };
 
 }  // namespace
@@ -182,7 +186,8 @@ std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch) {
     return KernelSource{name, "cute/cache/" + name + ".cuh", "hypermla::cute::" + name + dtypes, {int(bytes)}};
   };
   std::vector<KernelSource> sources = {source("merge_states", true, sizeof(cute::MergeStatesArguments)),
-                                       source("append", false, sizeof(cute::AppendArguments))};
+                                       source("append", false, sizeof(cute::AppendArguments)),
+                                       source("append_fp8", true, sizeof(cute::AppendArguments))};
   if (arch == "sm_90") sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
   return sources;
 }

@@ -11,7 +11,8 @@ namespace hypermla::cute {
 MergeStatesArguments arguments_of(const MlaCacheOps::Merge& with);
 unsigned blocks_of(const MergeStatesArguments& of);
 AppendArguments arguments_of(const MlaCacheOps::Append& with);
-unsigned blocks_of(const AppendArguments& of);
+unsigned blocks_of(const AppendArguments& of);      // of append
+unsigned fp8_blocks_of(const AppendArguments& of);  // of append_fp8
 // Without the maps of the weights, which are of these shapes: w_uk (0) and w_uv (1).
 DecompressPrefixArguments arguments_of(const MlaCacheOps::Decompress& with, int processors);
 unsigned blocks_of(const DecompressPrefixArguments& of);

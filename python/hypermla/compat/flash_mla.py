@@ -1,4 +1,4 @@
-"""FlashMLA's calls for dense decoding, with the signatures of its release 1.0.0, on MlaDecode.
+"""FlashMLA's calls for decoding and for sparse prefill, with the signatures of its release 1.0.0, on MlaDecode.
 
     import hypermla.compat.flash_mla as flash_mla      # in place of: import flash_mla
 
@@ -9,7 +9,7 @@
 
 Tensors are PyTorch's; on a CPU NumPy's arrays, too. A step may be captured in a CUDA graph: give each graph metadata of
 its own, and make one call of the same shape before the capture, which loads the kernels. What is wrong raises
-hypermla.Error. Caches in FP8, sparse attention and sinks are refused. docs/drop-ins.md says what differs.
+hypermla.Error. docs/drop-ins.md says what differs.
 """
 
 import collections
@@ -20,15 +20,16 @@ from hypermla._hypermla import Error
 from hypermla.compat._queries import takeable
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-_MOST_TOKENS = 1 << 20  # of a request, as MlaDecode's
+_MOST_TOKENS, _MOST_QUERIES = 1 << 20, 2048  # of a request, and of a sparse step: as MlaDecode's
+_FP8_BYTES = 656  # of a token
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
 
 
 class FlashMLASchedMeta:
     """The plan of a step, which the first call with it makes and the others share. All calls with it must have the same
-    shapes, and `cache_seqlens` the same values."""
+    shapes, and `cache_seqlens` or `topk_length` the same values."""
 
     shapes = None  # of the first call
     plan = None  # what _Planned.plan is as long as that plan is its last one
@@ -62,17 +63,28 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     q: [batch, queries, heads, 576]. k_cache: [pages, page, kv heads, 576], page 1, 16, 32, 64 or 128; query head h
     reads kv head h // (heads / kv heads). block_table: int32 [batch, pages]; what is behind a request's end may be
     anything. cache_seqlens: int32 [batch], the new tokens included. softmax_scale: None: 1 / sqrt(576). causal: query i
-    of n sees all tokens but the last n - 1 - i.
+    of n sees all tokens but the last n - 1 - i. attn_sink: float32 [heads]: a head's out is multiplied by exp(lse) /
+    (exp(lse) + exp(attn_sink)).
+
+    With indices, int32 [batch, queries, top-k], attention is sparse: every query attends to the slots of its list, page
+    * tokens of a page + the token in it, of one kv head; -1 and slots beyond the cache are no tokens. topk_length:
+    int32 [batch], how many entries count. block_table and cache_seqlens are not looked at. is_fp8_kvcache: k_cache is
+    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take.
     """
-    refused = {"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, "attn_sink": attn_sink,
-               "extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
-               "topk_length": topk_length, "extra_topk_length": extra_topk_length}
+    refused = {"extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
+               "extra_topk_length": extra_topk_length}
+    if indices is None:
+        refused |= {"is_fp8_kvcache without indices": is_fp8_kvcache or None,
+                    "topk_length without indices": topk_length}
     for name, value in refused.items():
         if value is not None:
-            raise Error(f"{name} is not supported: this is attention over every token of a cache in 16 bits")
+            raise Error(f"{name} is not supported: attention is over one cache, and dense in 16 bits only")
     if not isinstance(tile_scheduler_metadata, FlashMLASchedMeta) or num_splits is not None:
         raise Error("the metadata must be what get_mla_metadata() of hypermla.compat.flash_mla returned, and "
                     "num_splits None; tensors of older releases of FlashMLA are not taken")
+    if indices is not None:
+        return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, is_fp8_kvcache,
+                       tile_scheduler_metadata)
     if len(q.shape) != 4 or len(k_cache.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
         raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}], k_cache [pages, page, kv heads, "
                     f"{LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)}, {list(k_cache.shape)} and "
@@ -97,25 +109,130 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
                            "max_tokens": min(_rounded(block_table.shape[1] * page), _MOST_TOKENS), "page": page,
                            "dtype": _tensors.dtype(q), "causal": bool(causal), "scale": float(softmax_scale),
                            "empty_lse_positive": True})
-    _plan(planned, tile_scheduler_metadata, cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
+    _plan(planned, tile_scheduler_metadata, lambda: cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
     for group in range(groups):
         own = slice(group * its, (group + 1) * its)
         planned.decode.run(takeable(rows[0][:, own]), k_cache[:, :, group], block_table, rows[1][:, own],
-                           lse.swapaxes(1, 2)[..., own])
+                           lse.swapaxes(1, 2)[..., own], sinks=None if attn_sink is None else attn_sink[own])
     return out, lse
 
 
-def _plan(planned, metadata, cache_seqlens, shapes):
+@raises_error
+def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None):
+    """Sparse prefill; returns (out, None, lse): [queries, heads, 512] and float32 [queries, heads], natural; a query
+    that sees no token has 0 and +inf. In the place of None FlashMLA has each row's greatest score, which no kernel here
+    keeps.
+
+    q: [queries, heads, 576]. kv: [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those
+    beyond its end are none. attn_sink: float32 [heads]. topk_length: int32 [queries], how many entries of each list
+    count.
+    """
+    if len(q.shape) != 3 or len(kv.shape) != 3 or q.shape[2] != LATENT + ROPE or kv.shape[1:] != (1, LATENT + ROPE) \
+            or d_v != LATENT:
+        raise Error(f"q must be [queries, heads, {LATENT + ROPE}], kv [tokens, 1, {LATENT + ROPE}] and d_v {LATENT}, "
+                    f"not {list(q.shape)}, {list(kv.shape)} and {d_v}")
+    queries, heads, _ = q.shape
+    if len(indices.shape) != 3 or indices.shape[:2] != (queries, 1):
+        raise Error(f"indices must be [{queries}, 1, top-k], not {list(indices.shape)}")
+    out, lse = _tensors.empty(q, (queries, heads, LATENT)), _tensors.empty(q, (queries, heads), "float32")
+    _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse)
+    return out, None, lse
+
+
+def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):
+    """flash_mla_with_kvcache() with indices."""
+    width = _FP8_BYTES if fp8 else LATENT + ROPE
+    if len(q.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
+        raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)} "
+                    f"and {head_dim_v}")
+    if len(k_cache.shape) != 4 or k_cache.shape[2:] != (1, width):
+        raise Error(f"with indices and is_fp8_kvcache={bool(fp8)} k_cache must be [pages, page, 1, {width}], not "
+                    f"{list(k_cache.shape)}")
+    batch, queries, heads, _ = q.shape
+    if len(indices.shape) != 3 or indices.shape[:2] != (batch, queries):
+        raise Error(f"indices must be [{batch}, {queries}, top-k], not {list(indices.shape)}")
+    if causal:
+        raise Error("causal is not supported with indices: a list says which tokens a query sees")
+    cache = k_cache[:, :, 0]
+    if fp8 and _tensors.is_torch(cache):
+        import torch
+
+        cache = cache.view(torch.uint8)
+    out, lse = _tensors.empty(q, (batch, queries, heads, LATENT)), _tensors.empty(q, (batch, queries, heads), "float32")
+    rows = [tensor.reshape(batch * queries, *tensor.shape[2:]) for tensor in (q, indices, out, lse)]
+    _attend(rows[0], *_rows(cache, rows[1]), _lengths(indices, topk_length), attn_sink,
+            q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale, *rows[2:], metadata)
+    return out, lse.swapaxes(1, 2)
+
+
+def _rows(cache, slots):
+    """A cache of pages that lie apart as one of tokens, [tokens, 1, columns], and the slots in it. Pages that follow
+    each other stay."""
+    pages, page, columns = cache.shape
+    by_page, by_token, _ = _tensors.strides(cache)
+    apart = by_page // by_token
+    if pages < 2 or by_page == page * by_token:
+        return cache, slots
+    if by_page % by_token:
+        raise Error(f"pages that are {by_page} elements apart are not supported: make it a multiple of the {by_token} "
+                    "from a token to the next")
+    shape, strides = ((pages - 1) * apart + page, 1, columns), (by_token, by_token, 1)
+    moved = slots + slots // page * (apart - page)
+    if _tensors.is_torch(cache):
+        return cache.as_strided(shape, strides), moved
+    import numpy
+
+    return numpy.lib.stride_tricks.as_strided(cache, shape, [one * cache.itemsize for one in strides]), moved
+
+
+def _lengths(indices, topk_length):
+    """A function that makes the lists' lengths, int32 [lists]."""
+    def made():
+        lengths = _tensors.empty(indices, tuple(indices.shape[:2]))
+        lengths[...] = indices.shape[2] if topk_length is None else topk_length[:, None]
+        return lengths.reshape(-1)
+
+    if topk_length is not None and tuple(topk_length.shape) != (indices.shape[0],):
+        raise Error(f"topk_length must be [{indices.shape[0]}], not {list(topk_length.shape)}")
+    return made
+
+
+def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
+    """Queries [queries, heads, 576] over the lists [queries, top-k] of a cache [pages, page, columns]."""
+    queries, heads, _ = q.shape
+    if 0 in (queries, heads, cache.shape[0], slots.shape[1]):  # no token to see
+        out[...], lse[...] = 0, float("inf")
+        return
+    most = min(queries, _MOST_QUERIES)
+    planned = _planned(q, {"heads": heads, "max_requests": _rounded(most),
+                           "max_tokens": min(_rounded(slots.shape[1]), _MOST_TOKENS), "page": cache.shape[1],
+                           "dtype": _tensors.dtype(q), "scale": float(scale), "sparse": True,
+                           "cache_format": "fp8_656" if cache.shape[2] == _FP8_BYTES else "as_queries",
+                           "empty_lse_positive": True})
+    if metadata is not None and queries <= _MOST_QUERIES:
+        _plan(planned, metadata, lengths, (tuple(q.shape), cache.shape[1], slots.shape[1]))
+        planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
+        return
+    lengths = lengths()
+    for first in range(0, queries, _MOST_QUERIES):
+        own = slice(first, first + _MOST_QUERIES)
+        planned.plan = None
+        planned.decode.plan(lengths[own])
+        planned.decode.run(takeable(q[own]), cache, slots[own], out[own], lse[own], sinks=sinks)
+
+
+def _plan(planned, metadata, lengths, shapes):
+    """`lengths`: a function that makes them."""
     if metadata.shapes is None:
         metadata.shapes = shapes
     elif metadata.shapes != shapes:
-        raise Error(f"the metadata was made for q, page, kv heads and causal of {metadata.shapes}, not {shapes}; call "
+        raise Error(f"the metadata was made for q, page and what else counts of {metadata.shapes}, not {shapes}; call "
                     "get_mla_metadata() again for another shape")
     if metadata.plan is None or planned.plan is not metadata.plan:
         planned.plan = None  # until it is made
-        planned.decode.plan(cache_seqlens)
+        planned.decode.plan(lengths())
         planned.plan = metadata.plan = object()
 
 

@@ -30,7 +30,9 @@ hypermla_decode_options default_options() {
           at.split,
           at.lse_base2,
           at.empty_lse_positive,
-          nullptr};
+          nullptr,
+          at.sparse,
+          std::int32_t(at.cache_format)};
 }
 
 hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
@@ -47,6 +49,8 @@ MlaDecodeOptions options_of(const hypermla_decode_options* given) {
           .page = at.page,
           .dtype = dtype_of(at.dtype),
           .causal = at.causal != 0,
+          .sparse = at.sparse != 0,
+          .cache_format = cache_format_of(at.cache_format),
           .scale = at.scale,
           .split = at.split,
           .lse_base2 = at.lse_base2 != 0,
@@ -80,13 +84,15 @@ void hypermla_decode_options_init(hypermla_decode_options* options, size_t size)
 
 void hypermla_decode_tensors_init(hypermla_decode_tensors* tensors, size_t size) { initialise(tensors, {}, size); }
 
-hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads, int32_t page,
-                                              const void* q, int64_t query_tokens, const void* cache, int64_t pages,
-                                              void* o, float* lse) {
+namespace hypermla {
+namespace {
+
+hypermla_status set_fused(MlaCacheFormat format, hypermla_decode_tensors* tensors, int heads, int page, const void* q,
+                          std::int64_t query_tokens, const void* cache, std::int64_t pages, void* o, float* lse) {
   return guarded_call([&] {
     hypermla_decode_tensors to = tensors_of(tensors);
     const MlaDecodeTensors from = MlaDecodeTensors::fused(heads, page, q, count_of("query_tokens", query_tokens), cache,
-                                                          pages, nullptr, 0, o, lse);
+                                                          pages, nullptr, 0, o, lse, format);
     to.q_latent = from.q_latent.data;
     to.q_latent_token_stride = from.q_latent.token_stride;
     to.q_latent_head_stride = from.q_latent.head_stride;
@@ -110,6 +116,20 @@ hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, 
     to.lse_request_stride = from.lse_request_stride;
     std::memcpy(tensors, &to, std::min(tensors->size, sizeof to));
   });
+}
+
+}  // namespace
+}  // namespace hypermla
+
+hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads, int32_t page,
+                                              const void* q, int64_t query_tokens, const void* cache, int64_t pages,
+                                              void* o, float* lse) {
+  return set_fused(MlaCacheFormat::as_queries, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
+}
+hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads, int32_t page,
+                                                  const void* q, int64_t query_tokens, const void* cache, int64_t pages,
+                                                  void* o, float* lse) {
+  return set_fused(MlaCacheFormat::fp8_656, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
 }
 
 hypermla_status hypermla_decode_create(const hypermla_decode_options* options, const char* device, void* workspace,
@@ -155,7 +175,8 @@ hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_deco
                      .lse = with.lse,
                      .lse_token_stride = with.lse_token_stride,
                      .lse_head_stride = with.lse_head_stride,
-                     .lse_request_stride = with.lse_request_stride},
+                     .lse_request_stride = with.lse_request_stride,
+                     .sinks = with.sinks},
                     stream);
   });
 }

@@ -34,6 +34,12 @@ hypermla_decompress_arguments arguments_of(const hypermla_decompress_arguments* 
   return of_caller(given, default_decompress(), "arguments", "hypermla_decompress_arguments_init");
 }
 
+static_assert(int(MlaCacheFormat::as_queries) == HYPERMLA_CACHE_AS_QUERIES &&
+              int(MlaCacheFormat::fp8_656) == HYPERMLA_CACHE_FP8_656);
+
+MlaCacheFormat format_of(const hypermla_append_arguments& with) { return cache_format_of(with.cache_format); }
+MlaCacheFormat format_of(const hypermla_decompress_arguments&) { return MlaCacheFormat::as_queries; }
+
 // The members of a cache have the same names wherever there is one.
 template <class Arguments>
 MlaCache cache_of(const Arguments& with) {
@@ -44,13 +50,14 @@ MlaCache cache_of(const Arguments& with) {
           .rope_page_stride = with.rope_page_stride,
           .rope_token_stride = with.rope_token_stride,
           .pages = with.pages,
-          .page = count_of("page", with.page)};
+          .page = count_of("page", with.page),
+          .format = format_of(with)};
 }
 template <class Arguments>
 hypermla_status set_fused_cache(Arguments* arguments, const void* cache, std::int64_t pages, std::int64_t page) {
   return guarded_call([&] {
     Arguments to = arguments_of(arguments);
-    const MlaCache from = MlaCache::fused(const_cast<void*>(cache), pages, count_of("page", page));
+    const MlaCache from = MlaCache::fused(const_cast<void*>(cache), pages, count_of("page", page), format_of(to));
     to.cache_latent = from.latent;
     to.cache_rope = from.rope;
     to.latent_page_stride = from.latent_page_stride;

@@ -10,6 +10,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/c_api.h"
 #include "hypermla/hypermla.h"
+#include "hypermla/mla_cache_format.h"
 #include "hypermla/version.h"
 
 namespace hypermla {
@@ -70,6 +71,12 @@ inline DType dtype_of(std::int32_t dtype) {
   if (dtype != HYPERMLA_BFLOAT16 && dtype != HYPERMLA_FLOAT16)
     fail("dtype={} is not supported: choose HYPERMLA_BFLOAT16 or HYPERMLA_FLOAT16", dtype);
   return DType(dtype);
+}
+
+inline MlaCacheFormat cache_format_of(std::int32_t format) {
+  if (format != HYPERMLA_CACHE_AS_QUERIES && format != HYPERMLA_CACHE_FP8_656)
+    fail("cache_format={} is not supported: choose HYPERMLA_CACHE_AS_QUERIES or HYPERMLA_CACHE_FP8_656", format);
+  return MlaCacheFormat(format);
 }
 
 inline int count_of(const char* name, std::int64_t count) {

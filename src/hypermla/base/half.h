@@ -1,6 +1,7 @@
 // Floating-point numbers of 16 and 8 bits on the CPU, by their bits.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -38,6 +39,13 @@ inline float e4m3_to_float(std::uint8_t bits) {
                       : exponent == 0                 ? std::ldexp(float(mantissa), -9)
                                                       : std::ldexp(float(mantissa + 8), exponent - 10);
   return bits >> 7 ? -value : value;
+}
+inline std::uint8_t e4m3_from_float(float value) {  // to nearest, ties to even; beyond 448 to 448
+  if (value != value) return 0x7f;
+  const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::fmin(std::abs(value), 448.0f);
+  const int exponent = std::max(std::ilogb(magnitude), -6);  // of the multiples of 2^(exponent - 3) it is rounded to
+  return std::uint8_t(sign + (exponent + 6) * 8 + std::lrint(std::ldexp(magnitude, 3 - exponent)));
 }
 
 }  // namespace hypermla

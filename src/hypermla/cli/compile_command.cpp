@@ -5,6 +5,7 @@
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
+#include "hypermla/plan/cache_ops.h"
 #include "hypermla/plan/cases.h"
 #include "hypermla/plan/registry.h"
 #include "hypermla/tune/ceilings.h"
@@ -55,7 +56,8 @@ int compile_command(const Words& words) {
   app.add_flag("--candidates", candidates,
                "every tiling that the tuner may try, not only the default, and the kernels of MlaPrefill");
   app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
-  app.add_flag("--decode", decode, "everything that MlaDecode runs, for an installation without compilers");
+  app.add_flag("--decode", decode,
+               "everything that MlaDecode and MlaCacheOps run, for an installation without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
   if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
@@ -86,6 +88,8 @@ int compile_command(const Words& words) {
       if (candidates) add(prefill_sources(*plan));
     } else {
       if (!decode) sources = ceiling_sources();  // of `hypermla device --measure`
+      if (decode && target.arch.starts_with("sm_"))
+        for (const DType dtype : {DType::bfloat16, DType::float16}) add(cache_sources(dtype, target.arch));
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
         std::unique_ptr<KernelPlan> plan = entry.make();
@@ -111,9 +115,10 @@ int compile_command(const Words& words) {
       const int frame = report.value("frame_bytes", 0);
       spilled += frame > 0;
       const std::string& instance = job.source.instance;
+      const std::size_t fields = instance.rfind('{');  // a kernel of the cache has none
       fmt::print("{:<22} {:<10} {:>3} registers {:>5} B frame {:>7} B shared  {}\n", job.source.name, job.arch,
                  report.value("registers", 0), frame, report.value("shared_bytes", 0),
-                 instance.substr(instance.rfind('{')));
+                 fields == std::string::npos ? instance : instance.substr(fields));
     } catch (const Error& error) {
       ++failed;
       fmt::print("{:<22} {:<10} FAILED {}\n", job.source.name, job.arch, error.what());

@@ -1,6 +1,7 @@
 #include "hypermla/plan/cache_ops.h"
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -33,13 +34,24 @@ void require_rows(const char* name, const MlaRows<T>& rows) {
 void require_count(const char* name, std::int64_t count, std::int64_t most) {
   if (count < 0 || count > most) fail("{}={} is not supported: it must be from 0 to {}", name, count, most);
 }
+bool is_fp8(const MlaCache& cache) { return cache.format == MlaCacheFormat::fp8_656; }
 void require_cache(const MlaCache& cache) {
+  if (cache.format == MlaCacheFormat::fp8_576)
+    fail("a cache of 576 bytes a token is supported by MlaDecode only; append its tokens as your engine does");
   require_address("cache.latent", cache.latent);
-  require_address("cache.rope", cache.rope);
-  require_stride("cache.latent_page_stride", cache.latent_page_stride);
-  require_stride("cache.latent_token_stride", cache.latent_token_stride);
-  require_stride("cache.rope_page_stride", cache.rope_page_stride);
-  require_stride("cache.rope_token_stride", cache.rope_token_stride);
+  if (is_fp8(cache)) {
+    for (const auto& [name, stride] : {std::pair("cache.latent_page_stride", cache.latent_page_stride),
+                                       std::pair("cache.latent_token_stride", cache.latent_token_stride)})
+      if (stride < kFp8TokenBytes || stride % 16)
+        fail("{}={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart, and so are their pages",
+             name, stride, kFp8TokenBytes);
+  } else {
+    require_address("cache.rope", cache.rope);
+    require_stride("cache.latent_page_stride", cache.latent_page_stride);
+    require_stride("cache.latent_token_stride", cache.latent_token_stride);
+    require_stride("cache.rope_page_stride", cache.rope_page_stride);
+    require_stride("cache.rope_token_stride", cache.rope_token_stride);
+  }
   if (cache.page < 1 || cache.pages < 1 || cache.pages > std::numeric_limits<int>::max() / cache.page)
     fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
          cache.pages, cache.page);
@@ -95,16 +107,20 @@ class CacheReference : public CacheKernels {
     for (int i = 0; i < with.tokens; ++i)
       if (with.slots[i] < -1 || with.slots[i] >= slots)
         fail("slots[{}] is {}; the cache has slots 0 to {}, and -1 skips a token", i, with.slots[i], slots - 1);
-    const auto copy = [](const void* from, std::int64_t at, void* to, std::int64_t place, int columns) {
-      std::copy_n(static_cast<const std::uint16_t*>(from) + at, columns, static_cast<std::uint16_t*>(to) + place);
-    };
     for (std::int64_t i = 0; i < with.tokens; ++i) {
       if (with.slots[i] < 0) continue;
       const std::int64_t page = with.slots[i] / cache.page, token = with.slots[i] % cache.page;
-      copy(with.latent, i * with.latent_stride, cache.latent,
-           page * cache.latent_page_stride + token * cache.latent_token_stride, kCachedLatent);
-      copy(with.rope, i * with.rope_stride, cache.rope, page * cache.rope_page_stride + token * cache.rope_token_stride,
-           kCachedRope);
+      const std::int64_t at = page * cache.latent_page_stride + token * cache.latent_token_stride;
+      const auto* latent = static_cast<const std::uint16_t*>(with.latent) + i * with.latent_stride;
+      const auto* rope = static_cast<const std::uint16_t*>(with.rope) + i * with.rope_stride;
+      if (is_fp8(cache)) {
+        store_fp8(latent, rope, static_cast<unsigned char*>(cache.latent) + at);
+        continue;
+      }
+      std::copy_n(latent, kCachedLatent, static_cast<std::uint16_t*>(cache.latent) + at);
+      std::copy_n(
+          rope, kCachedRope,
+          static_cast<std::uint16_t*>(cache.rope) + page * cache.rope_page_stride + token * cache.rope_token_stride);
     }
   }
 
@@ -150,6 +166,21 @@ class CacheReference : public CacheKernels {
     });
     if (!error.empty()) fail("{}", error);
   }
+  void store_fp8(const std::uint16_t* latent, const std::uint16_t* rope, unsigned char* token) const {
+    constexpr int kGroup = 128, kFactors = kCachedLatent, kRope = kFactors + 4 * kCachedLatent / kGroup;
+    for (int first = 0; first < kCachedLatent; first += kGroup) {
+      float most = 0;
+      for (int c = first; c < first + kGroup; ++c) most = std::fmax(most, std::abs(to_float(latent[c], dtype_)));
+      const float factor = std::max(most / 448, std::numeric_limits<float>::min());
+      std::memcpy(token + kFactors + 4 * first / kGroup, &factor, sizeof factor);
+      for (int c = first; c < first + kGroup; ++c) token[c] = e4m3_from_float(to_float(latent[c], dtype_) / factor);
+    }
+    for (int c = 0; c < kCachedRope; ++c) {
+      const std::uint16_t bits =
+          dtype_ == DType::bfloat16 ? rope[c] : from_float(to_float(rope[c], dtype_), DType::bfloat16);
+      std::memcpy(token + kRope + 2 * c, &bits, sizeof bits);
+    }
+  }
   // [column of the head][latent column]
   std::vector<float> columns_of(const MlaCacheOps::Decompress::Weights& w, std::int64_t head, bool latent_last) const {
     const auto* from = static_cast<const std::uint16_t*>(w.data) + head * w.head_stride;
@@ -168,7 +199,14 @@ class CacheReference : public CacheKernels {
 
 }  // namespace
 
-MlaCache MlaCache::fused(void* data, std::int64_t pages, int page) {
+MlaCache MlaCache::fused(void* data, std::int64_t pages, int page, MlaCacheFormat format) {
+  if (format == MlaCacheFormat::fp8_656)
+    return {.latent = data,
+            .latent_page_stride = std::int64_t{page} * kFp8TokenBytes,
+            .latent_token_stride = kFp8TokenBytes,
+            .pages = pages,
+            .page = page,
+            .format = format};
   constexpr int kWidth = kCachedLatent + kCachedRope;
   return {.latent = data,
           .rope = static_cast<std::uint16_t*>(data) + kCachedLatent,
@@ -227,6 +265,8 @@ void validate(const MlaCacheOps::Decompress& with) {
   require_count("tokens", with.tokens, 1 << 20);
   require_count("heads", with.heads, 1024);
   if (with.tokens == 0 || with.heads == 0) return;
+  if (is_fp8(with.cache))
+    fail("decompress_prefix does not take a cache of {} bytes a token; give it one in 16 bits", kFp8TokenBytes);
   require_cache(with.cache);
   require_address("block_table", with.block_table, 4);
   for (const auto& [name, w] : {std::pair("w_uk", &with.w_uk), std::pair("w_uv", &with.w_uv)}) {

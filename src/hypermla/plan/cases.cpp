@@ -182,6 +182,13 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       for (const DType dtype : {DType::bfloat16, DType::float16})
         for (const int page : {1, 16, 32, 64, 128})
           add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .dtype = dtype});
+  // Lists of chosen tokens: pages of 1 for the kernel, whatever the cache's.
+  for (const int heads : {16, 32, 128, 256})
+    for (const int requests : {1, 256}) {
+      add({.heads = heads, .max_requests = requests, .dtype = DType::float16, .sparse = true});
+      for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656})
+        add({.heads = heads, .max_requests = requests, .sparse = true, .cache_format = format});
+    }
   for (int split = 512; split <= 1 << 20; split *= 2) add({.heads = 16, .max_tokens = split, .split = split});
   return sources;
 }

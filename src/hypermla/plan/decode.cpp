@@ -87,26 +87,33 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
 
 MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                          std::int64_t pages, const int* block_table, std::int64_t table_stride, void* o,
-                                         float* lse) {
+                                         float* lse, MlaCacheFormat cache_format) {
   const auto behind = [](const void* data) { return static_cast<const char*>(data) + 2 * 512; };
-  return {.q_latent = {q, std::int64_t{heads} * 576, 576},
-          .q_rope = {behind(q), std::int64_t{heads} * 576, 576},
-          .query_tokens = query_tokens,
-          .cache_latent = cache,
-          .cache_rope = behind(cache),
-          .latent_page_stride = std::int64_t{page} * 576,
-          .latent_token_stride = 576,
-          .rope_page_stride = std::int64_t{page} * 576,
-          .rope_token_stride = 576,
-          .pages = pages,
-          .block_table = block_table,
-          .table_stride = table_stride,
-          .o = o,
-          .o_token_stride = std::int64_t{heads} * 512,
-          .o_head_stride = 512,
-          .lse = lse,
-          .lse_token_stride = heads,
-          .lse_head_stride = 1};
+  MlaDecodeTensors tensors = {.q_latent = {q, std::int64_t{heads} * 576, 576},
+                              .q_rope = {behind(q), std::int64_t{heads} * 576, 576},
+                              .query_tokens = query_tokens,
+                              .cache_latent = cache,
+                              .cache_rope = behind(cache),
+                              .latent_page_stride = std::int64_t{page} * 576,
+                              .latent_token_stride = 576,
+                              .rope_page_stride = std::int64_t{page} * 576,
+                              .rope_token_stride = 576,
+                              .pages = pages,
+                              .block_table = block_table,
+                              .table_stride = table_stride,
+                              .o = o,
+                              .o_token_stride = std::int64_t{heads} * 512,
+                              .o_head_stride = 512,
+                              .lse = lse,
+                              .lse_token_stride = heads,
+                              .lse_head_stride = 1};
+  if (const int bytes = fp8_bytes(cache_format)) {
+    tensors.cache_rope = nullptr;
+    tensors.latent_token_stride = bytes;
+    tensors.latent_page_stride = std::int64_t{page} * bytes;
+    tensors.rope_page_stride = tensors.rope_token_stride = 0;
+  }
+  return tensors;
 }
 
 namespace {

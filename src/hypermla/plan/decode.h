@@ -34,11 +34,6 @@ class DecodeKernels {
 };
 enum DecodeStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
-// Bytes of a token in FP8; 0 for a cache in the type of the queries.
-constexpr int fp8_bytes(MlaCacheFormat format) {
-  return format == MlaCacheFormat::fp8_656 ? 656 : format == MlaCacheFormat::fp8_576 ? 576 : 0;
-}
-
 // Throws Error for options without a meaning. Afterwards max_query_tokens and scale are set.
 void settle(MlaDecodeOptions& options);
 

@@ -151,6 +151,11 @@ inline int __shfl_up_sync(unsigned, int value, int step) {
   const int lane = threadIdx.x % 32;
   return exchange(value, [=](const int* lanes) { return lanes[lane >= step ? lane - step : lane]; });
 }
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  const int lane = threadIdx.x % 32;
+  return std::bit_cast<float>(
+      exchange(std::bit_cast<int>(value), [=](const int* lanes) { return lanes[lane ^ mask]; }));
+}
 inline unsigned __ballot_sync(unsigned, bool vote) {
   return exchange(vote, [](const int* lanes) {
     unsigned votes = 0;

@@ -1,5 +1,6 @@
-// flash_mla (v0) with another way for tokens in FP8, whose cache may be dense, too: two warpgroups gather and widen them
-// (latent/gather_fp8.cuh), where v0 has one. All else is v0: its header says what a thread block does and in which order.
+// flash_mla (v0) with another way for tokens in FP8, whose cache may be dense, too: two warpgroups gather and widen
+// them (latent/gather_fp8.cuh), where v0 has one. All else is v0: its header says what a thread block does and in which
+// order.
 //
 // Roles (384 threads, 512 where tokens are FP8):
 //   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""What a cache in FP8 costs in accuracy, on the CPU: the table of docs/fp8.md, which must be true; and the example of a
+sparse layer, which reads both forms of a cache.
+
+    tests/package/fp8_test.py --table      # prints the table
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD, CHECKOUT
+
+try:
+    import numpy
+except ImportError:
+    print("NumPy is not installed")
+    sys.exit(77)
+sys.path.insert(0, str(BUILD / "python"))
+import hypermla
+
+PAGE, PAGES, QUERIES, HEADS, TOP_K, SCALE = 64, 48, 8, 4, 2048, 192**-0.5
+
+
+def bfloat16(values):
+    bits = numpy.ascontiguousarray(values, numpy.float32).view(numpy.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16)
+
+
+def floats(bits):
+    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+def e4m3_codes(values):
+    """To nearest, ties to even, of magnitudes up to 448."""
+    magnitudes = numpy.abs(values).astype(numpy.float64)
+    exponents = numpy.maximum(numpy.frexp(magnitudes)[1] - 1, -6)
+    codes = (exponents + 6) * 8 + numpy.rint(magnitudes * 2.0 ** (3 - exponents)).astype(int)
+    return (codes | numpy.where(numpy.signbit(values), 128, 0)).astype(numpy.uint8)
+
+
+def e4m3_values(codes):
+    magnitudes = (codes & 127).astype(int)
+    magnitudes = numpy.where(magnitudes < 8, magnitudes / 512, (8 + magnitudes % 8) * 2.0 ** (magnitudes // 8 - 10))
+    return numpy.where(codes > 127, -magnitudes, magnitudes)
+
+
+def latent_of(cache):
+    """What the 512 values of each token of a cache in FP8 stand for, as the kernels read them."""
+    tokens = numpy.ascontiguousarray(cache.reshape(-1, 656))
+    factors = tokens[:, 512:528].copy().view(numpy.float32).repeat(128, 1)
+    return floats(bfloat16(e4m3_values(tokens[:, :512]) * factors))
+
+
+def with_powers_of_two(cache, rows):
+    """The cache with factors rounded up to powers of two."""
+    tokens = cache.reshape(-1, 656).copy()
+    factors = 2.0 ** numpy.ceil(numpy.log2(tokens[:, 512:528].copy().view(numpy.float32)))
+    tokens[:, :512] = e4m3_codes(floats(rows[:, :512]) / factors.repeat(128, 1))
+    tokens[:, 512:528] = factors.astype(numpy.float32).view(numpy.uint8)
+    return tokens.reshape(cache.shape)
+
+
+def data(random):
+    """Tokens [PAGES * PAGE, 576] by the name of what they are like."""
+    normal = random.standard_normal((PAGES * PAGE, 576))
+    heavy = random.standard_t(3, normal.shape) / 3**0.5  # of variance 1
+    outliers = normal.copy()
+    outliers[:, random.choice(512, 4, replace=False)] *= 50
+    return {"normal": normal, "heavy tails: Student's t, 3 degrees": heavy, "outliers: 4 of 512 columns times 50": outliers}
+
+
+def decoded(cache, q, slots, cache_format):
+    decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=PAGE, scale=SCALE, sparse=True,
+                                cache_format=cache_format, device="cpu")
+    decode.plan(numpy.full(QUERIES, TOP_K, numpy.int32))
+    return decode.run(q, cache, slots)
+
+
+def measured():
+    """Rows (data, form, error of the latent values, largest of these, error of o, largest of the log-sum-exp)."""
+    random = numpy.random.default_rng(1)
+    rms = lambda values: float(numpy.sqrt(numpy.mean(numpy.square(values, dtype=numpy.float64))))
+    for name, tokens in data(random).items():
+        rows = bfloat16(tokens)
+        exact = floats(rows).astype(numpy.float64)
+        # Queries whose scores are those of normal tokens, whatever the columns' magnitudes.
+        q = bfloat16(random.standard_normal((QUERIES, HEADS, 576)) / numpy.sqrt(numpy.mean(exact**2, 0)))
+        slots = numpy.stack([random.permutation(len(rows))[:TOP_K] for _ in range(QUERIES)]).astype(numpy.int32)
+        scores = numpy.einsum("qhc,qtc->qht", floats(q).astype(numpy.float64), exact[slots]) * SCALE
+        top = scores.max(-1, keepdims=True)
+        share = numpy.exp(scores - top)
+        lse = numpy.log(share.sum(-1)) + top[..., 0]
+        o = numpy.einsum("qht,qtc->qhc", share / share.sum(-1, keepdims=True), exact[slots][..., :512])
+
+        packed = numpy.zeros((PAGES, PAGE, 656), numpy.uint8)
+        hypermla.append(rows, packed, numpy.arange(len(rows)))
+        caches = {"bfloat16": rows.reshape(PAGES, PAGE, 576), "FP8": packed,
+                  "FP8, powers of two": with_powers_of_two(packed, rows)}
+        for form, cache in caches.items():
+            got_o, got_lse = decoded(cache, q, slots, "as_queries" if form == "bfloat16" else "fp8_656")
+            off = (latent_of(cache) if form != "bfloat16" else exact[:, :512]) - exact[:, :512]
+            # By column, so that small ones count as much as outliers.
+            by_column = numpy.sqrt(numpy.mean(exact[:, :512]**2, 0))
+            yield (name, form, rms(off / by_column), float(numpy.abs(off / by_column).max()),
+                   rms((floats(got_o) - o) / numpy.sqrt(numpy.mean(o**2, (0, 1)))), float(numpy.abs(got_lse - lse).max()))
+
+
+def table():
+    return ["| data | cache | latent values, rms | largest | output, rms | log-sum-exp, largest |", "|---|---|---|---|---|---|",
+            *(f"| {name} | {form} | " + " | ".join(f"{value:.2g}" for value in values) + " |"
+              for name, form, *values in measured())]
+
+
+class Accuracy(unittest.TestCase):
+    def test_the_table_is_true(self):
+        text = (CHECKOUT / "docs/fp8.md").read_text()
+        rows = re.findall(r"^\| (\w.*?) \| ([bF][^|]*?) \| (.+) \|$", text, re.M)
+        expected = list(measured())
+        self.assertEqual([row[:2] for row in rows], [row[:2] for row in expected])
+        for (*_, values), (name, form, *wanted) in zip(rows, expected):
+            for value, one in zip(values.split(" | "), wanted, strict=True):
+                with self.subTest(name, form=form):
+                    self.assertLessEqual(abs(float(value) - one), 0.1 * one + 1e-7)  # two digits, and another BLAS
+
+    def test_append_writes_the_nearest_codes(self):
+        rows = bfloat16(numpy.random.default_rng(2).standard_t(3, (64, 576)))
+        cache = numpy.zeros((1, 64, 656), numpy.uint8)
+        hypermla.append(rows, cache, numpy.arange(64))
+        factors = numpy.abs(floats(rows[:, :512])).reshape(64, 4, 128).max(-1) / numpy.float32(448)
+        self.assertTrue((cache[0, :, 512:528].copy().view(numpy.float32) == factors).all())
+        self.assertTrue((cache[0, :, :512] == e4m3_codes(floats(rows[:, :512]) / factors.repeat(128, 1))).all())
+
+
+class Example(unittest.TestCase):
+    def test_a_sparse_layer_decodes(self):
+        """With PyTorch where it is installed, and on a GPU where there is one; else with NumPy."""
+        small = ["--hidden=256", "--heads=2", "--index_heads=4", "--requests=2", "--steps=2"]
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/sparse_layer.py", *small], text=True,
+                              env={**os.environ, "PYTHONPATH": str(BUILD / "python")}, capture_output=True, check=False,
+                              timeout=600)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"(?s)^as_queries: 2 steps .* by 0\.00\d+ .*\nfp8_656: 2 steps .* by 0\.0[1-9]\d+ of")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--table"]:
+        print("\n".join(table()))
+    else:
+        unittest.main()
