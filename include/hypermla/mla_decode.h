@@ -68,6 +68,7 @@ struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
     std::int64_t token_stride = 0, head_stride = 0;
+    bool operator==(const Rows&) const = default;
   };
   Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
   int query_tokens = 0;                // of these tensors and of o: the queries of the plan or more; 0: no work
@@ -88,6 +89,7 @@ struct MlaDecodeTensors {
   // Attention sinks, float [heads], or null: the output of a head is multiplied by
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
+  bool operator==(const MlaDecodeTensors&) const = default;  // the same memory
 
   // Queries [tokens, heads, 576], a cache [pages, page, 576] and outputs [tokens, heads, 512] and [tokens, heads], all
   // dense.
