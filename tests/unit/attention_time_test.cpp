@@ -9,7 +9,7 @@
 
 #include "hypermla/plan/choice.h"
 #include "hypermla/plan/configure.h"
-#include "hypermla/roofline/attention_cost.h"
+#include "mla/attention_cost.h"
 #include "support.h"
 
 namespace hypermla {
