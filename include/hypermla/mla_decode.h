@@ -54,13 +54,14 @@ struct MlaDecodeOptions {
 };
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
-// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is cache_latent
-// alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention
+// multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is
+// cache_latent alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention
 // is sparse, pages follow each other: the page's stride is that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
     std::int64_t token_stride = 0, head_stride = 0;
+    bool operator==(const Rows&) const = default;
   };
   Rows q_latent, q_rope;               // [query_tokens, heads, 512] and [.., 64]
   int query_tokens = 0;                // of these tensors and of o: the queries of the plan or more; 0: no work
@@ -82,6 +83,7 @@ struct MlaDecodeTensors {
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
   const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
+  bool operator==(const MlaDecodeTensors&) const = default;  // the same memory
 
   // Queries [tokens, heads, 576], a cache [pages, page, 576] in their type or, in FP8, of as many bytes as a token has,
   // and outputs [tokens, heads, 512] and [tokens, heads], all dense.

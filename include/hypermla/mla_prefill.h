@@ -50,6 +50,7 @@ struct MlaPrefillTensors {
   struct Rows {
     const void* data = nullptr;
     std::int64_t token_stride = 0, head_stride = 0;
+    bool operator==(const Rows&) const = default;
   };
   Rows q_nope, q_rope;   // [query_tokens, heads, 128] and [.., 64]
   int query_tokens = 0;  // of these tensors and of o and lse: the queries of the plan or more; 0: no work
@@ -60,6 +61,7 @@ struct MlaPrefillTensors {
   std::int64_t o_token_stride = 0, o_head_stride = 0;
   float* lse = nullptr;  // float [query_tokens, heads], or [heads, query_tokens] by its strides
   std::int64_t lse_token_stride = 0, lse_head_stride = 0;
+  bool operator==(const MlaPrefillTensors&) const = default;  // the same memory
 
   // Queries [query_tokens, heads, 192], keys [tokens, heads, 192], values [tokens, heads, 128], outputs [query_tokens,
   // heads, 128] and [query_tokens, heads], all dense.

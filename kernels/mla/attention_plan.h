@@ -10,7 +10,7 @@
 
 #include "hypermla/plan/reference.h"
 #include "hypermla/plan/typed_plan.h"
-#include "hypermla/roofline/attention_cost.h"
+#include "mla/attention_cost.h"
 
 namespace hypermla {
 

@@ -2,8 +2,8 @@
 // and paged requests count as dense ones of t tokens. All throw Error for a shape with an extent below 1.
 #pragma once
 
-#include "hypermla/roofline/attention_cost.h"
 #include "hypermla/roofline/kernel_time.h"
+#include "mla/attention_cost.h"
 #include "mla/decompressed/decompressed.h"
 #include "mla/latent/latent.h"
 #include "mla/output_decompression/output_decompression.h"

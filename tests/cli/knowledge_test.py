@@ -100,6 +100,16 @@ class Playbooks(CommandCase):
             self.assertEqual(found[1], skill.name)
             self.assertLess(len(found[2]), 1024, skill)
 
+    def test_agents_follow_playbooks(self):
+        agents = sorted((CHECKOUT / ".claude/agents").iterdir())
+        self.assertEqual([agent.stem for agent in agents], ["kernel-designer", "profiler"])
+        for agent in agents:
+            found = re.match(r"---\nname: (\S+)\ndescription: >-\n(?:  \S.*\n)+skills: (.*)\n---\n", agent.read_text())
+            self.assertTrue(found, agent)
+            self.assertEqual(found[1], agent.stem)
+            for skill in found[2].split(", "):
+                self.assertTrue((CHECKOUT / ".claude/skills" / skill / "SKILL.md").exists(), skill)
+
     def test_commands(self):
         pages = [*sorted((CHECKOUT / "skills").glob("*/SKILL.md")), CHECKOUT / "docs/knowledge/README.md"]
         seen = set()

@@ -346,6 +346,11 @@ class Compilation(CommandCase):
                             HYPERMLA_CACHE_DIR=self.directory / "cache")
         self.assertIn("1 compiled, 0 failed", done.out)
 
+    def test_a_tiling_is_compiled_as_it_is_said(self):
+        words = ("compile", "flash_attention", "v0", "--language=cutile", "--s=16", "--arch=sm_90", "--Bn=32")
+        self.assertIn(".Bn = 32", self.succeed(*words).out)
+        self.assertIn("--Bn says a tiling, but --cases", self.refuse(*words, "--cases"))
+
     def test_a_failure_is_a_row_and_status_1(self):
         done = run("compile", "flash_attention", "--arch=cpu", cwd=self.directory, CXX="/bin/false",
                    HYPERMLA_CACHE_DIR=self.directory / "cache")

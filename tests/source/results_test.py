@@ -1,5 +1,6 @@
 """The tables that pages show are those of their records."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -15,7 +16,28 @@ def tables(root, *words):
                           timeout=60)
 
 
+# What a run under a profiler leaves, as patterns of the names in profile.json; docs/profiling.md describes the files.
+LEFT_BY = {
+    "ncu": ("report.ncu-rep", "report-verbose.md", "*/ncu-details.csv", "*/sass-metrics.csv", "annotated-src/*"),
+    "nsys": ("chrome_trace.json", "stats/report_cuda_gpu_trace.csv", "stats/report_cuda_api_sum.csv",
+             "stats/report_nvtx_gpu_proj_trace.csv"),
+}
+
+
 class Results(unittest.TestCase):
+    def test_runs_under_profilers_left_their_files(self):
+        """results/<device>/<mode>-<kernel>.json is the profile.json of such a run."""
+        for mode, patterns in LEFT_BY.items():
+            records = list(CHECKOUT.glob(f"results/*/{mode}-*.json"))
+            if not records:
+                self.skipTest(f"there is no record of {mode}")
+            for record in records:
+                profile = json.loads(record.read_text())
+                self.assertEqual((profile["mode"], profile.get("missing", "")), (mode, ""), record)
+                for pattern in patterns:
+                    sizes = [size for name, size in profile["files"].items() if pathlib.PurePath(name).match(pattern)]
+                    self.assertTrue(sizes and min(sizes) > 0, f"{record}: {pattern}")
+
     def test_pages_show_what_the_records_hold(self):
         done = tables(CHECKOUT, "--check")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -52,6 +52,10 @@ class Layers(unittest.TestCase):
                  for include in includes(path)
                  if any((base / include).exists() for base in (KERNELS, KERNELS / "cutile", KERNELS / "cute"))]
         self.assertEqual(named, [])
+        designs = "|".join({path.parent.parent.name for path in KERNELS.glob("*/*/*/*/*.cpp")})
+        for path in files(SOURCES, ".h", ".cpp"):
+            code = re.sub(r'"(?:\\.|[^"\\])*"', "", without_comments(path.read_text()))
+            self.assertEqual(re.findall(rf"\b(?:{designs})\w*", code), [], path)
 
     def test_public_headers_include_only_each_other(self):
         for path in files(CHECKOUT / "include", ".h"):
@@ -60,7 +64,7 @@ class Layers(unittest.TestCase):
                     self.assertTrue((CHECKOUT / "include" / include).exists(), f"{path.name} includes {include}")
 
     def test_kernels_sit_on_plan(self):
-        shared = ("_plan.h", "_time.h")  # what the plans of versions share
+        shared = ("_plan.h", "_time.h", "_cost.h")  # what the plans of versions share
         for path in files(KERNELS, ".h", ".cuh", ".cpp"):
             for include in includes(path):
                 layer = layer_of(include)

@@ -1,4 +1,4 @@
-// The part that attention plans share, against enumeration and against the cost models of roofline/attention_cost.h.
+// The part that attention plans share, against enumeration and against the cost models of mla/attention_cost.h.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "cutile/mla/flash_mla/flash_mla/flash_mla.h"
 #include "hypermla/plan/configure.h"
-#include "hypermla/roofline/attention_cost.h"
+#include "mla/attention_cost.h"
 #include "mla/decompressed/decompressed_plan.h"
 #include "mla/latent/latent_plan.h"
 #include "support.h"

@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "hypermla/plan/choice.h"
-#include "hypermla/roofline/attention_cost.h"
+#include "hypermla/plan/configure.h"
+#include "mla/attention_cost.h"
 #include "support.h"
 
 namespace hypermla {
@@ -370,6 +372,34 @@ TEST(Hybrid, SharedTokensAreDecompressed) {
     EXPECT_GT(hybrid_time(kernel, shape, 0, 1, burst).seconds / hybrid_time(kernel, shape, 8192, 1, burst).seconds, 2)
         << kernel;
   }
+}
+
+// The version that takes the latent path is the one that would take it alone; without a device it follows from the
+// shape.
+TEST(Hybrid, RowsOfTheLatentPathFollowFromTheTimesOfItsVersions) {
+  std::set<int> taken;
+  for (const char* kernel : {"cute.mla.mla_var6_plus", "cute.mla.mla_var6_plus_v5"})
+    for (const int b : {1, 8, 128})
+      for (const int s : {1, 2, 16})
+        for (const int h : {8, 16, 64, 128})
+          for (const int o : {512, 4096, 65536}) {
+            const auto plan = plan_of(kernel, {.b = b, .s = s, .t = o + 64, .h = h}, {{"n", 64}});
+            const auto rows = [&](const DeviceSpec& device) -> int {
+              plan->choose(device);
+              plan->use_default_tiling();
+              return to_json(plan->tiling_fields()).at("latent_rows");
+            };
+            const auto seconds = [&](const char* version) {
+              return expected_seconds(*plan_of(version, {.b = b, .s = s, .t = o, .h = h}), h200());
+            };
+            const bool few = seconds("cute.mla.flash_mla_v1") < seconds("cute.mla.flash_mla");
+            EXPECT_EQ(rows(h200()), few ? 32 : 64) << kernel << " b=" << b << " s=" << s << " h=" << h << " o=" << o;
+            taken.insert(rows(h200()));
+            if (s * h <= 32 || s * h > 128) {
+              EXPECT_EQ(rows({}), s * h <= 32 ? 32 : 64);
+            }
+          }
+  EXPECT_EQ(taken.size(), 2u);
 }
 
 }  // namespace

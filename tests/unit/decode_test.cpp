@@ -313,6 +313,27 @@ TEST_F(DecodeOnHopper, ManyCutsGiveTheSameBits) {
   EXPECT_TRUE(std::equal(&lse[0], &lse[0] + 128, &all_lse[48 * 128]));
 }
 
+// Tiles of some parts and of many, which teams of two to eight warps merge, follow each other in a thread block.
+TEST_F(DecodeOnHopper, TeamsOfAllSizesFollowEachOther) {
+  struct Case {
+    const char* kernel;
+    std::vector<int> parts;  // of the requests in turn
+  };
+  for (const auto& [kernel, parts] :
+       {Case{"cute.mla.flash_mla_v1", {20, 60, 10}}, Case{"cute.mla.flash_mla", {30, 100, 60}}}) {
+    SCOPED_TRACE(kernel);
+    std::vector<int> lengths;
+    for (int r = 0; r < 12; ++r) lengths.push_back(64 * parts[r % 3]);
+    const MlaDecodeOptions options = {
+        .heads = 4, .max_requests = 12, .max_tokens = 6400, .split = 64, .kernel = kernel};
+    MlaDecode decode(options, DeviceHandle("cuda"));
+    Step step(options, lengths, std::vector<int>(12, 1), 8);
+    const auto first = run(decode, step);
+    step.check(first.first, first.second);
+    for (int again = 0; again < 20; ++again) EXPECT_TRUE(run(decode, step).first == first.first) << "run " << again;
+  }
+}
+
 // Thread blocks that wait for others leave them room in the end.
 TEST_F(DecodeOnHopper, AStreamOfFewerProcessorsMergesWhatWasCut) {
   const auto streams = device_->streams(2, {32, device_->info().processors - 32});

@@ -158,6 +158,9 @@ TEST(EventProfile, WritesWhatItMeasured) {
     EXPECT_NEAR(timing["gbps"].get<double>(), cost.bytes / 2e-3 * 1e-9, 1e-6);
     EXPECT_NEAR(timing["roofline_fraction"].get<double>(), predicted / 2e-3, 1e-9);
   }
+  EXPECT_EQ(json["files"]["params.json"], std::filesystem::file_size(directory / "params.json"));
+  for (const auto& [name, bytes] : json["files"].items())
+    EXPECT_EQ(std::filesystem::file_size(directory / name), bytes) << name;
   ASSERT_EQ(json["stages"].size(), 2u);
   for (int i = 0; i < 2; ++i) {
     const Json& stage = json["stages"][i];

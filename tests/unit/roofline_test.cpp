@@ -9,8 +9,8 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
-#include "hypermla/roofline/attention_cost.h"
 #include "hypermla/roofline/device_spec.h"
+#include "mla/attention_cost.h"
 
 namespace hypermla {
 namespace {

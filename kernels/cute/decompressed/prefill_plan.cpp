@@ -64,24 +64,8 @@ void PrefillPlan::plan(const int* query_starts, const int* token_starts, int req
   planner_->launch({1, 1, 1}, arguments, stream);
 }
 
-// Made anew only for what is not as it was in the last run.
-void PrefillPlan::map(TensorMap& to, Mapped& last, const Rows& rows, int tokens, int columns, int heads) const {
-  const auto same = [](const Mapped& one) {
-    return std::tie(one.rows.data, one.rows.token_stride, one.rows.head_stride, one.tokens);
-  };
-  const Mapped now = {rows, tokens};
-  if (same(now) == same(last)) return;
-  last = {};
-  const std::int64_t head_stride = heads > 1 ? rows.head_stride : columns;  // of one head it may be anything
-  to = make_tensor_map(
-      options_.dtype, rows.data,
-      std::vector<TensorMapAxis>{
-          {tokens, 2 * rows.token_stride, kRows}, {columns / 64, 128, columns / 64}, {heads, 2 * head_stride, 1}});
-  last = now;
-}
-
-void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
-  require_tensors(options_, with);
+void PrefillPlan::set(const MlaPrefillTensors& with) {
+  using Rows = MlaPrefillTensors::Rows;
   static_assert(kRows == kBlock, "one box for queries and for tokens");
   const int heads = options_.heads;
   // Without tokens nothing is loaded, but a map needs memory: that of the queries.
@@ -89,12 +73,19 @@ void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
   const int tokens = any ? with.tokens : with.query_tokens;
   const Rows &k_nope = any ? with.k_nope : with.q_nope, &k_rope = any ? with.k_rope : with.q_rope,
              &v = any ? with.v : with.q_nope;
+  const auto map = [&](const Rows& of, int rows, int columns, int of_heads) {
+    const std::int64_t head_stride = of_heads > 1 ? of.head_stride : columns;  // of one head it may be anything
+    return maps_.of(
+        {options_.dtype,
+         of.data,
+         {{{rows, 2 * of.token_stride, kRows}, {columns / 64, 128, columns / 64}, {of_heads, 2 * head_stride, 1}}}});
+  };
   with_.rope_heads = k_rope.head_stride == 0 ? 1 : heads;
-  map(with_.q_map, q_, with.q_nope, with.query_tokens, 128, heads);
-  map(with_.qpe_map, qpe_, with.q_rope, with.query_tokens, 64, heads);
-  map(with_.k_map, k_, k_nope, tokens, 128, heads);
-  map(with_.kpe_map, kpe_, k_rope, tokens, 64, with_.rope_heads);
-  map(with_.v_map, v_, v, tokens, 128, heads);
+  with_.q_map = map(with.q_nope, with.query_tokens, 128, heads);
+  with_.qpe_map = map(with.q_rope, with.query_tokens, 64, heads);
+  with_.k_map = map(k_nope, tokens, 128, heads);
+  with_.kpe_map = map(k_rope, tokens, 64, with_.rope_heads);
+  with_.v_map = map(v, tokens, 128, heads);
   with_.o = with.o;
   with_.lse = with.lse;
   with_.o_token_stride = with.o_token_stride;
@@ -102,6 +93,15 @@ void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
   with_.lse_token_stride = with.lse_token_stride;
   with_.lse_head_stride = with.lse_head_stride;
   with_.query_tokens = with.query_tokens;
+}
+
+void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
+  if (with != last_) {
+    require_tensors(options_, with);
+    last_ = {};  // nothing is the same again if this throws
+    set(with);
+    last_ = with;
+  }
   void* arguments[] = {&with_};
   attention_->launch({unsigned(processors_), 1, 1}, arguments, stream);
 }

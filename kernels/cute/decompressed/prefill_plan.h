@@ -22,13 +22,7 @@ class PrefillPlan : public PrefillKernels {
   int status() const override;
 
  private:
-  using Rows = MlaPrefillTensors::Rows;
-  // What a map is made from.
-  struct Mapped {
-    Rows rows;
-    int tokens = 0;
-  };
-  void map(TensorMap& to, Mapped& last, const Rows& rows, int tokens, int columns, int heads) const;
+  void set(const MlaPrefillTensors& with);
 
   MlaPrefillOptions options_;
   int processors_;
@@ -36,7 +30,8 @@ class PrefillPlan : public PrefillKernels {
   std::unique_ptr<Function> attention_, planner_;
   PlanPrefillArguments plan_ = {};
   PrefillArguments with_ = {};
-  Mapped q_, qpe_, k_, kpe_, v_;
+  MlaPrefillTensors last_;  // what with_ was made from
+  TensorMapCache maps_;
 };
 
 }  // namespace hypermla::cute

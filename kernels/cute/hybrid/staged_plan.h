@@ -2,7 +2,10 @@
 // registry. A version says which kernel takes the decompressed path, on what each path runs, and in what order.
 #pragma once
 
+#include <cmath>
+
 #include "cute/hybrid/parts_time.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/stage.h"
 
 namespace hypermla::cute {
@@ -13,6 +16,11 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
   using AttentionPlan<HybridProblem, Tiling>::problem;
   using AttentionPlan<HybridProblem, Tiling>::tiling;
   using AttentionPlan<HybridProblem, Tiling>::target;
+
+  void choose(const DeviceSpec& device) override {
+    device_ = device;
+    TimedHybridPlan<Tiling>::choose(device);
+  }
 
   std::vector<TensorSpec> tensors() const override {
     const HybridProblem& at = problem;
@@ -45,9 +53,12 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
     stages();
   }
 
-  // Rows on the columns of wgmma where a request has few rows, or there is little to do:
-  // docs/kernels/cute-flash-mla-v1.md.
+  // Those of the version of flash_mla that is faster on the device that choose() was told of. Where no times are known,
+  // as for the cases of `hypermla verify`, v1 takes few rows of a request, and work that is soon done
+  // (docs/kernels/cute-flash-mla-v1.md).
   int default_latent_rows() const {
+    const double base = latent_seconds("v0"), few = latent_seconds("v1");
+    if (std::isfinite(base) && std::isfinite(few)) return few < base ? 32 : 64;
     const std::int64_t rows = std::int64_t{problem.h} * problem.s;
     const std::int64_t blocks = problem.b * ((latent_tokens(problem) + 63) / 64) * ((rows + 31) / 32);
     return rows <= 32 || (rows <= 128 && blocks <= 2 * target.processors) ? 32 : 64;
@@ -72,16 +83,11 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
              {"o", combines() ? "o_new" : "o"},
              {"lse", combines() ? "lse_new" : "lse"}}};
   }
-  // A request's own decompressed tokens are behind its latent ones; of a prefix they are before them.
   Stage latent_stage(const Target& on) const {
-    Json of = fields_json(problem);
-    of.update({{"t", latent_tokens(problem)},
-               {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)},
-               {"tokens_first", false}});
     return {"cute.mla.flash_mla",
             tiling.latent_rows == 32 ? "v1" : "v0",
             on,
-            of,
+            latent_fields(),
             "latent",
             {{"after_lengths", "new_lengths"}, {"o", "o_latent"}, {"lse", "lse_latent"}}};
   }
@@ -91,6 +97,24 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
                {"decompressed_parts", new_tokens(problem) > 0 ? parts() : 0}});
     return {"cute.mla.decompress_combine", "", target, of, "combine"};
   }
+
+ private:
+  // A request's own decompressed tokens are behind its latent ones; of a prefix they are before them.
+  Json latent_fields() const {
+    Json of = fields_json(problem);
+    of.update({{"t", latent_tokens(problem)},
+               {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)},
+               {"tokens_first", false}});
+    return of;
+  }
+  // Of the latent path alone; infinite where it is not known.
+  double latent_seconds(const char* version) const {
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", version).make();
+    from_json(plan->problem_fields(), known_fields(*plan, latent_fields()));
+    return expected_seconds(*plan, device_);
+  }
+
+  DeviceSpec device_;
 };
 
 }  // namespace hypermla::cute

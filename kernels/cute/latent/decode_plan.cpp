@@ -18,21 +18,23 @@ std::int64_t divided_up(std::int64_t value, std::int64_t divisor) { return (valu
 
 }  // namespace
 
-TensorMap rows_map(DType dtype, const void* data, int columns, const RowAxes& at, int rows, int groups) {
+TensorMapSource rows_source(DType dtype, const void* data, int columns, const RowAxes& at, int rows, int groups) {
   const int box = at.outer == 1 ? rows : int(std::min<std::int64_t>(rows, at.inner));
-  return make_tensor_map(dtype, data,
-                         std::vector<TensorMapAxis>{{at.inner, 2 * at.inner_stride, box},
-                                                    {at.outer, 2 * at.outer_stride, rows / box},
-                                                    {columns / 64, 128, groups}});
+  return {dtype,
+          data,
+          {{{at.inner, 2 * at.inner_stride, box},
+            {at.outer, 2 * at.outer_stride, rows / box},
+            {columns / 64, 128, groups}}}};
 }
 
-TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShape& shape, std::int64_t token_stride,
-                     std::int64_t batch_stride) {
+TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
+                              std::int64_t token_stride, std::int64_t batch_stride) {
   const int box = shape.page ? std::min(shape.page, int(kTokens)) : int(kTokens);
-  return make_tensor_map(dtype, data,
-                         std::vector<TensorMapAxis>{{shape.tokens, 2 * token_stride, box},
-                                                    {columns / 64, 128, columns == 64 || box < kTokens ? 1 : 2},
-                                                    {shape.batches, 2 * batch_stride, 1}});
+  return {dtype,
+          data,
+          {{{shape.tokens, 2 * token_stride, box},
+            {columns / 64, 128, columns == 64 || box < kTokens ? 1 : 2},
+            {shape.batches, 2 * batch_stride, 1}}}};
 }
 
 PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
@@ -164,7 +166,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
     const std::int64_t all = std::int64_t{with.query_tokens} * heads;
     const RowAxes axes = one_axis ? RowAxes{all, q.head_stride, 1, all * q.head_stride}
                                   : RowAxes{heads, q.head_stride, with.query_tokens, q.token_stride};
-    return rows_map(options_.dtype, q.data, columns, axes, rows, groups);
+    return maps_.of(rows_source(options_.dtype, q.data, columns, axes, rows, groups));
   };
   with_.qc_map = map(with.q_latent, kLatent, spec_.version.query_groups);
   with_.qpe_map = map(with.q_rope, kRope, 1);
@@ -179,47 +181,20 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   const void* const rope_data = fp8 ? with.cache_latent : with.cache_rope;
   const auto map = [&](const void* data, std::int64_t columns, std::int64_t token_stride, std::int64_t page_stride) {
     if (gathered) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
-    return tokens_map(options_.dtype, data, int(columns), shape, token_stride, page_stride);
+    return maps_.of(tokens_source(options_.dtype, data, int(columns), shape, token_stride, page_stride));
   };
-  // The place of its hash or one of the next: two layers of one hash would make their maps anew in every step.
-  std::size_t place = reinterpret_cast<std::uintptr_t>(with.cache_latent) / 4096 * 0x9e3779b97f4a7c15 >> 56;
-  const auto is_its = [&](const CacheMaps& of) { return of.latent == with.cache_latent && of.rope == with.cache_rope; };
-  for (int next = 0; next < 16 && caches_[place].latent && !is_its(caches_[place]); ++next)
-    place = (place + 1) % caches_.size();
-  CacheMaps& maps = caches_[place];
-  if (!is_its(maps)) {
-    maps.latent = nullptr;
-    maps.z = map(with.cache_latent, kLatent, with.latent_token_stride, with.latent_page_stride);
-    maps.kpe = map(rope_data, kRope, with.rope_token_stride, with.rope_page_stride);
-    maps.latent = with.cache_latent;
-    maps.rope = with.cache_rope;
-  }
-  with_.z_map = maps.z;
-  with_.kpe_map = maps.kpe;
+  with_.z_map = map(with.cache_latent, kLatent, with.latent_token_stride, with.latent_page_stride);
+  with_.kpe_map = map(rope_data, kRope, with.rope_token_stride, with.rope_page_stride);
   with_.z = with.cache_latent;
   with_.kpe = with.cache_rope;
 }
 
 void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
-  const auto rows_of = [](const MlaDecodeTensors::Rows& q) { return std::tie(q.data, q.token_stride, q.head_stride); };
-  const auto shape_of = [](const MlaDecodeTensors& of) {
-    return std::tie(of.latent_page_stride, of.latent_token_stride, of.rope_page_stride, of.rope_token_stride, of.pages);
-  };
-  const auto outputs_of = [](const MlaDecodeTensors& of) {
-    return std::tie(of.o, of.o_token_stride, of.o_head_stride, of.lse, of.lse_token_stride, of.lse_head_stride,
-                    of.lse_request_stride, of.block_table, of.table_stride, of.sinks, of.cache_scale);
-  };
-  const bool same_queries = rows_of(with.q_latent) == rows_of(last_.q_latent) &&
-                            rows_of(with.q_rope) == rows_of(last_.q_rope) && with.query_tokens == last_.query_tokens;
-  const bool same_shape = shape_of(with) == shape_of(last_);
-  const bool same_cache = with.cache_latent == last_.cache_latent && with.cache_rope == last_.cache_rope;
-  const bool same_outputs = outputs_of(with) == outputs_of(last_);
-  if (!(same_queries && same_shape && same_cache && same_outputs)) {
+  if (with != last_) {
     require_tensors(options_, with);
-    last_.query_tokens = 0;  // nothing is the same again if one of these throws
-    if (!same_queries) set_queries(with);
-    if (!same_shape) caches_.fill({});
-    if (!same_shape || !same_cache) set_cache(with);
+    last_ = {};  // nothing is the same again if one of these throws
+    set_queries(with);
+    set_cache(with);
     const auto in_int = [](const char* name, std::int64_t value) {
       if (value > std::numeric_limits<int>::max()) fail("{}={} is not supported: it must fit 31 bits", name, value);
       return int(value);

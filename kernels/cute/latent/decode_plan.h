@@ -1,9 +1,8 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
-// launch per layer over the caller's pointers. A launch copies a struct of arguments; maps of tensors are made anew for
-// addresses that were not seen before. What is told to the kernels whatever calls them is said here, too.
+// launch per layer over the caller's pointers. A launch copies a struct of arguments. What is told to the kernels
+// whatever calls them is said here, too.
 #pragma once
 
-#include <array>
 #include <functional>
 
 #include "cute/latent/fp8_arguments.h"
@@ -18,17 +17,17 @@ namespace hypermla::cute {
 struct RowAxes {
   std::int64_t inner, inner_stride, outer, outer_stride;
 };
-// A map of LatentArguments for them: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows
-// that inner rows divide or are divided by.
-TensorMap rows_map(DType dtype, const void* data, int columns, const RowAxes& axes, int rows, int groups);
+// For a map of LatentArguments: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows that
+// inner rows divide or are divided by.
+TensorMapSource rows_source(DType dtype, const void* data, int columns, const RowAxes& axes, int rows, int groups);
 
 // A cache as `batches` of `tokens` tokens: its pages, or where page = 0 the requests of a dense one.
 struct CacheShape {
   std::int64_t tokens, batches;
   int page;
 };
-TensorMap tokens_map(DType dtype, const void* data, int columns, const CacheShape& shape, std::int64_t token_stride,
-                     std::int64_t batch_stride);
+TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
+                              std::int64_t token_stride, std::int64_t batch_stride);
 
 // What a version of the latent kernel is, with one of its tilings.
 struct LatentVersion {
@@ -98,13 +97,7 @@ class LatentDecode : public DecodeKernels {
   PlanRequestsArguments plan_ = {};
   Fp8Arguments with_ = {};  // of which a kernel may take the LatentArguments only
   MlaDecodeTensors last_;   // what with_ was made from
-  // Maps of the caches of a model's layers, by their addresses.
-  struct CacheMaps {
-    const void* latent = nullptr;
-    const void* rope = nullptr;
-    TensorMap z, kpe;
-  };
-  std::array<CacheMaps, 256> caches_;
+  TensorMapCache maps_;
 };
 
 }  // namespace hypermla::cute

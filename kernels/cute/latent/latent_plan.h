@@ -307,9 +307,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
     const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
     const auto query_map = [&](void* from, int columns, int width, int groups) {
-      return rows_map(of.dtype, from, columns,
-                      {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows}, version.rows,
-                      groups);
+      return make_tensor_map(rows_source(
+          of.dtype, from, columns, {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows},
+          version.rows, groups));
     };
     const CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
@@ -319,8 +319,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
     with.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups);
     with.qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1);
-    with.z_map = tokens_map(of.dtype, z, of.k, shape, latent_width, std::int64_t{latent_width} * shape.tokens);
-    with.kpe_map = tokens_map(of.dtype, kpe, of.p, shape, rope_width, std::int64_t{rope_width} * shape.tokens);
+    const auto token_map = [&](void* from, int columns, std::int64_t width) {
+      return make_tensor_map(tokens_source(of.dtype, from, columns, shape, width, width * shape.tokens));
+    };
+    with.z_map = token_map(z, of.k, latent_width);
+    with.kpe_map = token_map(kpe, of.p, rope_width);
     with.z = z;
     with.kpe = kpe;
     with.block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr;

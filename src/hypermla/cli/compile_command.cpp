@@ -63,7 +63,11 @@ int compile_command(const Words& words) {
   if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
   Settings said;
   add_problem_fields(app, entries, said);
+  for (const KernelEntry& one : entries) add_tiling_fields(app, *one.make(), said);
   if (!parse(app, rest)) return 0;
+  if (!said.tiling.empty() && (cases || decode))
+    fail("--{} says a tiling, but --{} compiles those that its runs take; leave one of them out",
+         said.tiling.begin().key(), cases ? "cases" : "decode");
 
   const Environment environment = Environment::detect();
   const DeviceTable devices = known_devices(environment);

@@ -11,7 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The part of NVRTC's C interface used here (nvrtc.h of CUDA 13.3 and newer: the Tile IR calls are its last additions).
+// The part of NVRTC's C interface used here. Declared by hand, since any CUDA 13 builds the package, and nvrtc.h has
+// the Tile IR calls only from 13.3 on.
 struct Nvrtc {
   using Program = struct ProgramTag*;
   int (*version)(int*, int*);

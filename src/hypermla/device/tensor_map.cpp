@@ -37,4 +37,23 @@ TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& s
                           {shape.batch, shape.batch_bytes, 1}});
 }
 
+TensorMap make_tensor_map(const TensorMapSource& source) {
+  return make_tensor_map(source.dtype, source.data, std::vector<TensorMapAxis>(source.axes.begin(), source.axes.end()));
+}
+
+const TensorMap& TensorMapCache::of(const TensorMapSource& source) {
+  if (const auto found = maps_.find(source); found != maps_.end()) return found->second;
+  const TensorMap map = make_(source);
+  if (maps_.size() == kMost) maps_.clear();
+  return maps_[source] = map;
+}
+
+// Tensors of one address differ in their extents or strides, and addresses in bits that a page's size hides.
+std::size_t TensorMapCache::Hash::operator()(const TensorMapSource& source) const {
+  std::uint64_t hash = reinterpret_cast<std::uintptr_t>(source.data) >> 4;
+  for (const TensorMapAxis& axis : source.axes)
+    hash = (hash ^ std::uint64_t(axis.extent) ^ std::uint64_t(axis.stride_bytes) << 24) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 32;
+}
+
 }  // namespace hypermla

@@ -1,7 +1,10 @@
 // How tensor maps are made (hypermla/tensor_map.h).
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <unordered_map>
 #include <vector>
 
 #include "hypermla/dtype.h"
@@ -42,9 +45,40 @@ struct TensorMapAxis {
   std::int64_t extent = 0;
   std::int64_t stride_bytes = 0;  // a multiple of 16
   int box = 1;
+  bool operator==(const TensorMapAxis&) const = default;
 };
 // The same for 64 columns and up to 4 further axes in any order; boxes lie in shared memory with the first axis
 // innermost.
 TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes);
+
+// All that a map is made from.
+struct TensorMapSource {
+  DType dtype = DType::bfloat16;
+  const void* data = nullptr;
+  std::array<TensorMapAxis, 3> axes;
+  bool operator==(const TensorMapSource&) const = default;
+};
+TensorMap make_tensor_map(const TensorMapSource& source);
+
+// Maps that were made before. An engine calls with the same tensors in every step, those of its layers in turn, and
+// asking the driver for a map takes longer than finding it. For one thread at a time.
+class TensorMapCache {
+ public:
+  using Make = std::function<TensorMap(const TensorMapSource&)>;
+  static constexpr std::size_t kMost = 1024;  // then it starts anew: tensors may always lie elsewhere
+
+  explicit TensorMapCache(Make make = [](const TensorMapSource& source) { return make_tensor_map(source); })
+      : make_(std::move(make)) {}
+
+  // The reference holds until the next call.
+  const TensorMap& of(const TensorMapSource& source);
+
+ private:
+  struct Hash {
+    std::size_t operator()(const TensorMapSource& source) const;
+  };
+  Make make_;
+  std::unordered_map<TensorMapSource, TensorMap, Hash> maps_;
+};
 
 }  // namespace hypermla

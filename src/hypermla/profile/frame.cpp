@@ -195,6 +195,9 @@ ProfileResult Frame::finish() {
   if (!request.tools.rules.empty())
     assess(profile, Rules::load(request.tools.rules),
            request.tools.cards.empty() ? Cards() : Cards::load(request.tools.cards));
+  for (const auto& file : fs::recursive_directory_iterator(directory))
+    if (file.is_regular_file())
+      profile.files[file.path().lexically_relative(directory).generic_string()] = file.file_size();
   write("profile.json", to_json(profile).dump(2) + "\n");
   write("report.md", render_report(profile));
   return {profile, directory};

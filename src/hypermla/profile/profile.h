@@ -138,7 +138,8 @@ struct Profile {
   std::string missing;  // why the mode's own numbers are not there; empty when they are
   std::optional<Counters> counters;
   std::optional<TimelineFigures> timeline;
-  std::string ncu_report;  // Nsight Compute's advice, Markdown
+  std::string ncu_report;                      // Nsight Compute's advice, Markdown
+  std::map<std::string, std::uint64_t> files;  // the others of the run, with their bytes
   std::optional<Bottleneck> bottleneck;
   std::vector<Opportunity> opportunities;
 };

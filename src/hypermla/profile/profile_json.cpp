@@ -184,7 +184,7 @@ void fields(auto& field, Profile& x) {
       "check", x.check)("roofline", x.roofline)("cost", x.cost)("timing", x.timing)("stages", x.stages)(
       "host_us_per_run", x.host_us_per_run)("missing", x.missing, !x.missing.empty())("counters", x.counters)(
       "timeline", x.timeline)("ncu", ncu, !x.ncu_report.empty())("classification", x.bottleneck)(
-      "opportunities", x.opportunities, x.bottleneck.has_value());
+      "opportunities", x.opportunities, x.bottleneck.has_value())("files", x.files, !x.files.empty());
 }
 
 Json to_json(const Profile& profile) {

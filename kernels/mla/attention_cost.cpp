@@ -1,4 +1,4 @@
-#include "hypermla/roofline/attention_cost.h"
+#include "mla/attention_cost.h"
 
 #include <algorithm>
 #include <cmath>
