@@ -6,13 +6,18 @@ hypermla.compat.flashinfer; and the Triton kernel that writes the cache.
 """
 
 import importlib.metadata
+import itertools
+import json
+import os
 import pathlib
 import sys
 import tempfile
 import tomllib
 import types
 import unittest
+from unittest import mock
 
+import bench_sglang
 import sglang_interface
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
@@ -267,6 +272,48 @@ class Plugin(unittest.TestCase):
         self.assertIn("hypermla", utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
         self.assertIs(attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla"),
                       attention_backend_handler.handle_attention_flashinfer)
+
+
+class Benchmark(unittest.TestCase):
+    def test_its_plugin_notes_the_steps_of_the_scheduler(self):
+        """With events that take no GPU."""
+        from sglang.srt.model_executor.runner import decode_cuda_graph_runner as runners
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        clock = itertools.count()
+
+        class Event:
+            def record(self):
+                self.time = next(clock)
+
+            def query(self):
+                return True
+
+            def elapsed_time(self, later):
+                return later.time - self.time
+
+        planned = []
+        backend = types.SimpleNamespace(init_forward_metadata_out_graph=planned.append)
+        runner = types.SimpleNamespace(attn_backend=backend)
+
+        def execute(self, forward_batch, pp_proxy_tensors=None):
+            self.attn_backend.init_forward_metadata_out_graph(forward_batch)
+            torch.cuda.CUDAGraph.replay(None)
+            return "logits"
+
+        with (tempfile.TemporaryDirectory() as directory, mock.patch.object(torch.cuda, "Event", lambda **_: Event()),
+              mock.patch.object(torch.cuda.CUDAGraph, "replay", lambda graph: None),
+              mock.patch.object(runners.DecodeCudaGraphRunner, "execute", execute),
+              mock.patch.dict(os.environ, {bench_sglang.STEPS: directory + "/steps"})):
+            bench_sglang.watch()
+            HookRegistry.apply_hooks()
+            for requests in (3, 3, 1):
+                batch = types.SimpleNamespace(batch_size=requests)
+                self.assertEqual(runners.DecodeCudaGraphRunner.execute(runner, batch, pp_proxy_tensors=None), "logits")
+            steps = [json.loads(line) for line in pathlib.Path(directory, "steps").read_text().splitlines()]
+        self.assertEqual([(step["requests"], step["step_ms"], step["graph_ms"]) for step in steps],
+                         [(3, 3, 1), (3, 3, 1), (1, 3, 1)])
+        self.assertEqual(len(planned), 3)
 
 
 if __name__ == "__main__":

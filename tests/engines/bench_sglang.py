@@ -1,0 +1,478 @@
+#!/usr/bin/env python3
+"""Decodes with the real SGLang engine, over a small model of DeepSeek-V3's shape with random weights: do its attention
+backends agree, and how long does a step take?
+
+    tests/engines/bench_sglang.py --record=sglang.json
+    tests/engines/bench_sglang.py --engines fa3/1 hypermla/1 --heads 16 --batches 1 32
+
+An engine has an attention backend and a size of pages; each runs by itself, once for each number of heads. Agreement:
+greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of prompts alone
+against the same prompts in one batch, which is the noise to compare with. Times: medians of the steps, by events around
+the replayed graph and around all that the runner does for a step; kernels by PyTorch's profiler; the host's time in the
+backend's planning. They are taken inside of SGLang's scheduler, by a plug-in of this script. Needs a GPU, SGLang, and
+this package where Python finds it.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import bench_vllm
+from bench_vllm import VOCABULARY, difference, median
+
+CONTEXT = 16384
+STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
+FIRST, LAST = 4, 12  # steps that are profiled; those before them begin the requests
+ENVIRONMENT = {"SGLANG_PLUGINS": "hypermla,bench_sglang", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+               "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo",
+               "NCCL_SOCKET_IFNAME": "lo"}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # DeepSeek-V3's
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="+", help="backend/tokens of a page; SGLang's flashmla only has 64",
+                        default=["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"])
+    parser.add_argument("--heads", type=int, nargs="+", default=[128, 16])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[4096], help="tokens, at most 16000")
+    parser.add_argument("--steps", type=int, default=40, help="that are timed")
+    parser.add_argument("--prefill", default="fa3", help="the backend of prefill, for all alike; 'own': each its own")
+    parser.add_argument("--at_once", type=int, default=1, help="engines that start together; they measure one by one")
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory, as SGLang counts it")
+    parser.add_argument("--seconds", type=float, default=1200, help="for everything; what is left out is said")
+    parser.add_argument("--limit", type=float, default=180, help="seconds in which an engine must start, or measure")
+    parser.add_argument("--record", help="file for all results, as JSON")
+    parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "bench_sglang"), help="models and logs")
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+# --- the model ---
+
+
+def spread_of(name, columns):
+    """Attention that looks at some tokens more than at others, and logits that differ."""
+    if "embed_tokens" in name:
+        return 1.0
+    return columns ** -0.5 * (2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0)
+
+
+def write_model(at, heads):
+    """A directory with a checkpoint that SGLang takes for a DeepSeek-V3 without experts; returns its name."""
+    import torch
+    from safetensors.torch import save_file
+
+    its = argparse.Namespace(work=at.work, heads=heads, layers=at.layers)
+    directory = bench_vllm.write_model(its)
+    with open(os.path.join(directory, "config.json")) as file:
+        config = json.load(file)
+    config["rope_parameters"] = config["rope_scaling"] = YARN
+    with open(os.path.join(directory, "config.json"), "w") as file:
+        json.dump(config, file, indent=1)
+    checkpoint = os.path.join(directory, "model.safetensors")
+    if os.path.exists(checkpoint):
+        return directory
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    latent, query = config["kv_lora_rank"], config["q_lora_rank"]
+    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
+    for layer in range(at.layers):
+        own = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,), "mlp.gate_proj": (inner, hidden),
+               "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+               "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
+               "self_attn.q_b_proj": (heads * (nope + rope), query),
+               "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
+               "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+    weights = {}
+    for name, shape in shapes.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        weights[name + ".weight"] = (torch.ones(shape) if len(shape) == 1 else spread_of(name, shape[1]) * torch.randn(
+            shape, generator=generator)).to(torch.bfloat16)
+    save_file(weights, checkpoint + ".tmp", {"format": "pt"})
+    os.replace(checkpoint + ".tmp", checkpoint)
+    return directory
+
+
+# --- in SGLang's scheduler: a plug-in ---
+
+
+def watch():
+    """SGLang finds it by an entry point of this script's. Each decoding step becomes a line of the file."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if os.environ.get(STEPS):
+        runner = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.execute"
+        HookRegistry.register(runner, _Watch(os.environ[STEPS]).step, HookType.AROUND)
+
+
+class _Watch:
+    def __init__(self, path):
+        self.path = path
+        self.waiting = collections.deque()  # steps whose events may not have come yet
+        self.file = self.profiler = self.replay = self.wrapped = None
+        self.count = self.profiled = 0
+
+    def step(self, execute, runner, forward_batch, *arguments, **keywords):
+        import torch
+
+        if self.file is None:
+            self.file = open(self.path, "a", buffering=1)
+            self._time_replays(torch)
+        if self.wrapped is not runner.attn_backend:
+            self._time_planning(runner.attn_backend)
+        try:
+            self._profile(torch, forward_batch.batch_size)
+        except Exception as error:  # the engine lives on
+            self.file.write(json.dumps({"profile": forward_batch.batch_size, "error": repr(error)[:300]}) + "\n")
+            self.profiler = None
+            os.remove(self.path + ".profile")
+        self.marks, self.planned = [torch.cuda.Event(enable_timing=True) for _ in range(4)], 0.0
+        begin = time.monotonic()
+        self.marks[0].record()
+        output = execute(runner, forward_batch, *arguments, **keywords)
+        self.marks[3].record()
+        line = {"at": begin, "requests": forward_batch.batch_size, "host_us": 1e6 * (time.monotonic() - begin),
+                "plan_us": 1e6 * self.planned}
+        self.waiting.append((line, self.marks))
+        while self.waiting and self.waiting[0][1][3].query():
+            line, marks = self.waiting.popleft()
+            self.file.write(json.dumps({**line, "step_ms": marks[0].elapsed_time(marks[3]),
+                                        "graph_ms": marks[1].elapsed_time(marks[2])}) + "\n")
+        return output
+
+    def _time_replays(self, torch):
+        replay = torch.cuda.CUDAGraph.replay
+
+        def timed(graph):
+            self.marks[1].record()
+            replay(graph)
+            self.marks[2].record()
+
+        torch.cuda.CUDAGraph.replay = timed
+
+    def _time_planning(self, backend):
+        self.wrapped, plan = backend, backend.init_forward_metadata_out_graph
+
+        def timed(*arguments, **keywords):
+            begin = time.perf_counter()
+            plan(*arguments, **keywords)
+            self.planned += time.perf_counter() - begin
+
+        backend.init_forward_metadata_out_graph = timed
+
+    def _profile(self, torch, requests):
+        """Profiles some steps of this many requests, where a file asks for it."""
+        wish = self.path + ".profile"
+        if self.profiler is None and not os.path.exists(wish):
+            self.profiled = 0
+            return
+        self.profiled += 1
+        if self.profiled == FIRST:
+            torch.cuda.synchronize()
+            self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.profiler.start()
+        elif self.profiled == LAST and self.profiler:
+            torch.cuda.synchronize()
+            self.profiler.stop()
+            self.file.write(json.dumps({"profile": requests, **kernels_of(self.profiler, LAST - FIRST)}) + "\n")
+            self.profiler = None
+            os.remove(wish)
+
+
+def is_attention(kernel):
+    """Planning and the concatenation of queries count, writing the cache does not."""
+    return bench_vllm.is_attention(kernel) and "kv_buffer" not in kernel
+
+
+def kernels_of(profiler, steps):
+    """Milliseconds of a step in kernels, in those of attention, and in the longest."""
+    kernels = collections.Counter()
+    for event in profiler.events():
+        if "CUDA" in str(event.device_type) and not event.name.startswith(("Memcpy", "Memset")):
+            kernels[event.name] += (event.time_range.end - event.time_range.start) / 1e3 / steps
+    return {"kernels_ms": round(sum(kernels.values()), 4),
+            "attention_ms": round(sum(ms for name, ms in kernels.items() if is_attention(name)), 4),
+            "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(8)]}
+
+
+# --- in a process of one engine ---
+
+
+class Engine:
+    def __init__(self, at, backend, page, heads, number, steps):
+        import sglang
+
+        prefill = backend if at.prefill == "own" else at.prefill
+        batches = sorted({1, 2, 4, 8, *at.batches})
+        tokens = max(at.batches) * (max(at.contexts) + 4 * at.steps + 2 * 64)
+        self.llm = sglang.Engine(
+            model_path=os.path.join(at.work, f"model-{heads}-{at.layers}"), skip_tokenizer_init=True, dtype="bfloat16",
+            device=at.device, attention_backend=backend, prefill_attention_backend=prefill,
+            decode_attention_backend=backend, page_size=page, mem_fraction_static=at.memory,
+            max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT, max_running_requests=max(batches),
+            chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches, cuda_graph_max_bs_decode=max(batches),
+            sleep_on_idle=True, random_seed=1, log_level="info", port=30000 + 100 * number)
+        self.steps = pathlib.Path(steps)
+        self.read = 0
+
+    def describe(self):
+        import sglang
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        args = self.llm.server_args
+        return {"gpu": gpu, "sglang": sglang.__version__, "torch": torch.__version__, "page": args.page_size,
+                "prefill": args.prefill_attention_backend, "decode": args.decode_attention_backend}
+
+    def forget(self):
+        """Empties the prefix cache; SGLang refuses while it still ends a request."""
+        while not self.llm.flush_cache().success:
+            time.sleep(0.01)
+
+    def generate(self, prompts, tokens, **how):
+        return self.llm.generate(input_ids=prompts, sampling_params={
+            "temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}, **how)
+
+    def texts(self, prompts, tokens):
+        """Greedy tokens, and the log-probabilities of the likeliest at each place."""
+        texts = []
+        for one in self.generate(prompts, tokens, return_logprob=True, top_logprobs_num=8):
+            about = one["meta_info"]
+            texts.append({"ids": [of[1] for of in about["output_token_logprobs"]],
+                          "logprobs": [{str(of[1]): round(of[0], 5) for of in place}
+                                       for place in about["output_top_logprobs"]]})
+        return texts
+
+    def _lines(self):
+        """What the scheduler wrote since the last call."""
+        text = self.steps.read_text() if self.steps.exists() else ""
+        new, self.read = text[self.read:text.rfind("\n") + 1], text.rfind("\n") + 1
+        return [json.loads(line) for line in new.splitlines()]
+
+    def time_decode(self, prompts, steps):
+        """Medians of decoding steps of all prompts at once, whose contexts the prefix cache keeps."""
+        self.generate(prompts, 1)
+        self.generate(prompts, 4)
+        self._lines()
+        self.generate(prompts, steps)
+        lines = [line for line in self._lines() if line.get("requests") == len(prompts)][3:]
+        wall = [1e3 * (b["at"] - a["at"]) for a, b in zip(lines, lines[1:])]
+        return {"steps": len(lines), "wall_ms": median(wall),
+                **{name: median([line[name] for line in lines]) for name in ("step_ms", "graph_ms", "host_us",
+                                                                             "plan_us")}}
+
+    def profile_decode(self, prompts):
+        wish = pathlib.Path(str(self.steps) + ".profile")
+        wish.touch()
+        self._lines()
+        self.generate(prompts, LAST + 4)
+        wish.unlink(missing_ok=True)
+        found = [line for line in self._lines() if "profile" in line]
+        return {name: value for name, value in (found or [{}])[-1].items() if name != "profile"}
+
+
+def run_child(at):
+    import torch
+
+    backend, page, heads, number, path = json.loads(at.child)
+    out = open(path, "w", buffering=1)
+
+    def put(what, **result):
+        out.write(json.dumps({"what": what, "backend": backend, "page": page, "heads": heads, **result}) + "\n")
+
+    begin = time.monotonic()
+    engine = Engine(at, backend, page, heads, number, os.environ[STEPS])
+    put("engine", layers=at.layers, start_s=round(time.monotonic() - begin, 1), **engine.describe())
+    sys.stdin.readline()  # until no other engine measures
+
+    generator = torch.Generator().manual_seed(7)
+
+    def tokens(count):
+        return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+    prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
+    together = engine.texts(prompts, 32)
+    alone = []
+    for prompt in prompts:
+        engine.forget()
+        alone += engine.texts([prompt], 32)
+    put("texts", texts=together)
+    put("alone against batch", **difference(alone, together))
+    rows = [tokens(max(at.contexts)) for _ in range(max(at.batches))]
+    for context, batch in itertools.product(sorted(at.contexts), sorted(at.batches, reverse=True)):
+        try:
+            these = [row[:context] for row in rows[:batch]]
+            put("decode", batch=batch, context=context, **engine.time_decode(these, at.steps),
+                **engine.profile_decode(these))
+        except Exception as error:  # the next shape may work
+            put("decode", batch=batch, context=context, error=repr(error)[:500])
+    put("done")
+    out.close()
+    engine.llm.shutdown()
+    os._exit(0)
+
+
+# --- over the processes ---
+
+
+class Child:
+    """A process with an engine."""
+
+    def __init__(self, at, words, plugin, backend, page, heads, number):
+        self.what = {"backend": backend, "page": page, "heads": heads}
+        stem = os.path.join(at.work, f"{backend}-{page}-{heads}")
+        self.path, self.log = stem + ".jsonl", stem + ".log"
+        for old in (self.path, stem + ".steps"):
+            if os.path.exists(old):
+                os.remove(old)
+        environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps"}
+        found = [plugin, str(HERE), environment.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
+        command = [sys.executable, os.path.abspath(__file__), *words,
+                   f"--child={json.dumps([backend, page, heads, number, self.path])}"]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                                            env=environment, start_new_session=True, text=True)
+
+    def results(self):
+        if not os.path.exists(self.path):
+            return []
+        with open(self.path) as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
+
+    def wait_for(self, what, until):
+        """Whether a result of this name came in time and in life."""
+        while time.monotonic() < until:
+            ended = self.process.poll() is not None or self._is_dying()
+            if any(one["what"] == what for one in self.results()):
+                return True
+            if ended:
+                return False
+            time.sleep(0.2)
+        return False
+
+    def _is_dying(self):
+        """Whether its scheduler has failed, after which SGLang waits a minute for a dump."""
+        with open(self.log, errors="replace") as file:
+            return "Scheduler hit an exception" in file.read()
+
+    def measure(self, until):
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        self.wait_for("done", until)
+
+    def end(self):
+        """Its results; that it failed is one of them."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        results = self.results()
+        if not any(one["what"] == "done" for one in results):
+            with open(self.log, errors="replace") as file:
+                lines = file.read().splitlines()
+            said = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-3:] or lines[-5:]
+            results.append({"what": "failed", **self.what, "said": [line[:300] for line in said]})
+        return [one for one in results if one["what"] != "done"]
+
+
+def write_plugin(work):
+    """A distribution of nothing but an entry point, by which SGLang finds watch(). Returns where."""
+    about = pathlib.Path(work) / "plugin" / "bench_sglang-0.dist-info"
+    about.mkdir(parents=True, exist_ok=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bench_sglang\nVersion: 0\n")
+    (about / "entry_points.txt").write_text("[sglang.srt.plugins]\nbench_sglang = bench_sglang:watch\n")
+    return str(about.parent)
+
+
+def table(results):
+    """Milliseconds of the replayed graph and of attention's kernels, microseconds of planning on the host."""
+    rows, columns = {}, []
+    for one in results:
+        if one["what"] == "decode" and "error" not in one:
+            column = f"{one['backend']}/{one['page']}"
+            if column not in columns:
+                columns.append(column)
+            rows.setdefault((one["heads"], one["context"], one["batch"]), {})[column] = one
+    lines = ["heads context batch | " + " | ".join(f"{name:>21}" for name in columns),
+             "                    | " + " | ".join(f"{'graph attention  plan':>21}" for _ in columns)]
+    for (heads, context, batch), found in sorted(rows.items(), reverse=True):
+        cells = [f"{one['graph_ms'] or 0:>6.3f} {one.get('attention_ms', 0):>8.3f} {one['plan_us'] or 0:>5.0f}"
+                 if (one := found.get(name)) else "" for name in columns]
+        lines.append(f"{heads:>5} {context:>7} {batch:>5} | " + " | ".join(f"{cell:>21}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main():
+    words = sys.argv[1:]
+    at = parse(words)
+    if at.child:
+        return run_child(at)
+    os.makedirs(at.work, exist_ok=True)
+    begin = time.monotonic()
+    plugin, results = write_plugin(at.work), []
+    named = [engine.split("/") for engine in at.engines]
+    engines = [(backend, int(page), heads) for heads in at.heads for backend, page in named]
+    for heads in at.heads:
+        write_model(at, heads)
+    for first in range(0, len(engines), at.at_once):
+        several = engines[first:first + at.at_once]
+        left = at.seconds - (time.monotonic() - begin)
+        if left < 30:
+            results += [{"what": "left out", "backend": backend, "page": page, "heads": heads,
+                         "said": "the time is over"} for backend, page, heads in several]
+            continue
+        children = [Child(at, words, plugin, *one, first + i) for i, one in enumerate(several)]
+        started = time.monotonic() + min(at.limit, left)
+        ready = [child.wait_for("engine", started) for child in children]
+        for child, is_ready in zip(children, ready):
+            left = at.seconds - (time.monotonic() - begin)
+            if is_ready:
+                child.measure(time.monotonic() + min(at.limit, max(left, 0)))
+            found = child.end()
+            results += found
+            for one in found:
+                if one["what"] != "texts":
+                    print(json.dumps(one), flush=True)
+    texts = [one for one in results if one["what"] == "texts"]
+    for heads in at.heads:
+        reference, *others = [one for one in texts if one["heads"] == heads] or [None]
+        for one in others:
+            results.append({"what": "against", "heads": heads, "backend": one["backend"], "page": one["page"],
+                            "reference": reference["backend"], "reference_page": reference["page"],
+                            **difference(one["texts"], reference["texts"])})
+            print(json.dumps(results[-1]), flush=True)
+    if at.record:
+        asked = {name: value for name, value in vars(at).items() if name not in ("child", "record", "work")}
+        scratch = at.record + ".tmp"
+        with open(scratch, "w") as file:
+            json.dump({"asked": asked, "results": [one for one in results if one["what"] != "texts"]}, file, indent=1)
+            file.write("\n")
+        os.replace(scratch, at.record)
+    print(table(results), flush=True)
+    return 0 if texts and not any(one["what"] == "failed" for one in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
