@@ -55,8 +55,8 @@ struct MlaDecodeOptions {
 
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
 // multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is
-// cache_latent alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's. Where attention
-// is sparse, pages follow each other: the page's stride is that of its tokens.
+// cache_latent alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's.
+// Where attention is sparse, pages follow each other: the page's stride is that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
