@@ -110,6 +110,16 @@ class Plans(unittest.TestCase):
         self.assertTrue((self.attend(one)[0] == first).all())  # its plan was another's meanwhile
         self.assertEqual(len(self.planned), 2)
 
+    def test_a_step_is_planned_before_its_layers(self):
+        step = self.step(40, 17)
+        kind = 2, 16, self.q.dtype, 0.1
+        self.plans.plan(step, *kind)
+        self.watch()
+        self.attend(step)
+        self.assertEqual(len(self.planned), 0)
+        self.plans.plan(step, *kind)
+        self.assertEqual(len(self.planned), 1)
+
     def test_lengths_that_changed_are_planned_when_that_is_said(self):
         step = self.step(40, 17)
         before = self.attend(step)[1].copy()

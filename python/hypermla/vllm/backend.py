@@ -181,9 +181,10 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
-        for scale in scales:
+        self._kinds = [(heads, self.page_size, kv_cache_spec.dtype, float(scale)) for scale in scales]
+        for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
-                decode = self._plans.decode(capacity, True, heads, self.page_size, kv_cache_spec.dtype, float(scale))
+                decode = self._plans.decode(capacity, True, *kind)
                 logger.info_once("HyperMLA decodes requests of up to %d queries: %s", capacity.queries,
                                  decode.explain())
 
@@ -202,13 +203,18 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  "reorder_batch_threshold was changed after the builder was made")
             if longest > self._usual.queries:
                 capacity = self._long
-        return HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
+        step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,
                                       plans=self._plans)
+        # vLLM builds every step, also before it replays a graph, which so need not hold the planner.
+        for kind in self._kinds:
+            self._plans.plan(step, *kind)
+        return step
 
     def update_draft_decode_metadata(self, metadata):
-        """vLLM 0.33: a drafter's steps in one graph, each with longer requests than the one before."""
+        """vLLM 0.33: a drafter's steps in one graph that nothing is built for, each with longer requests than the one
+        before. So the graph plans them."""
         self._plans.forget()
 
 
