@@ -234,7 +234,7 @@ NOTHING_YET = ["Not in the record yet."]
 
 
 def vllm_runs(graphs):
-    return [run for run in record("vllm")["runs"] if run.get("graphs") == graphs]
+    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs]
 
 
 def vllm_middle(values):
@@ -268,14 +268,15 @@ def vllm_cells(cells):
 
 
 def vllm_steps():
-    """All, those of other numbers of heads side by side."""
+    """All but TRITON_MLA's, those of another number of heads behind."""
     steps, lines = vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")), {}
-    columns = [(heads, name) for heads in sorted({shape[0] for shape in steps}, reverse=True) for name in VLLM_BACKENDS
+    columns = [(heads, name) for heads in sorted({shape[0] for shape in steps}, reverse=True)
+               for name in VLLM_BACKENDS if name != "TRITON_MLA"
                if any(name in cells for shape, cells in steps.items() if shape[0] == heads)]
     for (heads, *shape), cells in steps.items():
         lines.setdefault((shape[0], shape[2], shape[1]), {}).update({(heads, name): text for name, text
                                                                      in vllm_cells(cells).items()})
-    return table(["drafts, context, requests", *(f"{heads}: {name}" for heads, name in columns)],
+    return table(["drafts, context, requests", *(f"{heads}: {name}" if name == "CUSTOM" else name for heads, name in columns)],
                  [[", ".join(map(str, shape)), *(cells.get(column, "") for column in columns)]
                   for shape, cells in sorted(lines.items())])
 
@@ -292,9 +293,8 @@ def vllm():
 def vllm_mixed():
     """Ours in graphs of any batch: queries of a request and milliseconds, all requests with all drafts, and mixed."""
     runs, lines = vllm_runs("FULL"), []
-    rows = [(run, row) for run in runs if run["round"] == 0 for row in run["rows"]]
     queries = {(run["heads"], run["drafts"], row["batch"], row["context"], row["mixed"]): row["queries"]
-               for run, row in rows}
+               for run in runs for row in run["rows"]}
     uniform, mixed = vllm_steps_of(runs), vllm_steps_of(runs, True)
     for shape in uniform.keys() & mixed.keys():
         cells = [f"{queries[*shape, kind]:.2f}: {of[shape]['CUSTOM'][0]:.3f}"
@@ -312,7 +312,7 @@ def vllm_host():
             if run["drafts"] == 0 and not row["mixed"]:
                 of = found.setdefault((-run["heads"], row["batch"]), {}).setdefault(run["backend"], ([], []))
                 of[0].append(row["builder_us"])
-                of[1].extend([row["forward_us"]] if run.get("graphs") == "NONE" else [])
+                of[1].extend([row["forward_us"]] if run["graphs"] == "NONE" else [])
     backends = [name for name in VLLM_BACKENDS if any(name in of for of in found.values())]
     return table(["heads, requests", *backends],
                  [[f"{-heads}, {batch}", *(f"{statistics.median(of[name][0]):.0f}" + (

@@ -157,7 +157,7 @@ def merge(record, part, backend, number, found):
     run = run_of(record, part.name, backend, number)
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "backend": backend,
-               "round": number, "rows": []}
+               "graphs": part.graphs, "round": number, "rows": []}
         record["runs"].append(run)
     run["date"] = datetime.date.today().isoformat()
     run.pop("failed", None)
@@ -167,6 +167,8 @@ def merge(record, part, backend, number, found):
         if what == "engine":
             run |= {name: value for name, value in values.items() if name not in ("device", "versions")}
         elif what == "row" and "error" not in values:
+            if "profile_error" in values:
+                values["profile_error"] = without_paths(values["profile_error"])
             rows[shape_of(values)] = values
         elif what in ("alone", "against"):
             run[what] = values

@@ -154,7 +154,7 @@ class Engine:
     def describe(self):
         layers = list(self.config.compilation_config.static_forward_context.values())
         return {"implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
-                "graphs": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
+                "graphs_of_engine": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
                 "runner_v2": bool(getattr(self.config, "use_v2_model_runner", False))}
 
     def generate(self, prompts, tokens, logprobs=None):
@@ -211,8 +211,10 @@ class Engine:
 
         self.clear()
         self.after_step = between
-        self.generate(prompts, last * self.queries + 2)
-        self.after_step = lambda number: None
+        try:
+            self.generate(prompts, last * self.queries + 2)
+        finally:
+            self.after_step = lambda number: None
         spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in profiler.events()
                        if "CUDA" in str(event.device_type))
         spans = [span for span in spans if not span[2].startswith(("Memcpy", "Memset"))]
@@ -309,8 +311,12 @@ def main():
             row = {name: [one[name] for one in found] for name in ("wall_ms", "graph_ms")}
             row |= {name: median([one[name] for one in found if one[name] is not None])
                     for name in ("steps", "replays", "queries", "builder_us", "forward_us")}
-            put("row", batch=batch, context=context, mixed=mixed, **row,
-                **(engine.profile_decode(these) if at["profile"] else {}))
+            if at["profile"]:
+                try:
+                    row |= engine.profile_decode(these)
+                except Exception as error:  # the times stay
+                    row["profile_error"] = repr(error)[:300]
+            put("row", batch=batch, context=context, mixed=mixed, **row)
         except Exception as error:  # the next shape may work
             put("row", batch=batch, context=context, mixed=mixed, error=repr(error)[:500])
     put("end", seconds=round(time.monotonic() - begin, 1))

@@ -28,7 +28,7 @@ class Bench(unittest.TestCase):
     def process(self, part, backend, number, wanted, agreement, at, until):
         """In place of a process of the engine."""
         self.asked.append((part.name, backend, number, list(wanted), agreement))
-        found = [{"what": "engine", **self.machine, "graphs": part.graphs, "start_s": 20.0}]
+        found = [{"what": "engine", **self.machine, "start_s": 20.0}]
         if agreement:
             text = [{"ids": [1, 2], "logprobs": [{"1": -0.5}, {"2": -0.25 if backend == "CUSTOM" else -0.5}]}]
             found += [{"what": "texts", "texts": text}, {"what": "alone", **vllm_worker.difference(text, text)}]
