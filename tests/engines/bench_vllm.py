@@ -10,8 +10,8 @@ The measurements are parts, the most telling first. Every backend of a part is a
 then in the reverse one. What the record holds is not measured again: where the time is over, the next call goes on.
 Times: medians of 5 runs, each the median of its steps, by events around the replayed graph; attention by the kernels
 that PyTorch's profiler sees, planners outside of the graph among them, and the pauses around them; the host's time in
-the metadata builder and, without graphs, in one layer's forward call. Agreement: log-probabilities of greedy texts of 32
-tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise to compare with.
+the metadata builder and, without graphs, in one layer's forward call. Agreement: log-probabilities of greedy texts of
+32 tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise to compare with.
 Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
 """
 

@@ -160,7 +160,8 @@ class Recorded:
             self.calls.append(lambda: run(decode, *arguments, *outputs))
             return outputs
 
-        self.patches = [mock.patch.object(MlaDecode, "plan", noted_plan), mock.patch.object(MlaDecode, "run", noted_run)]
+        self.patches = [mock.patch.object(MlaDecode, "plan", noted_plan),
+                        mock.patch.object(MlaDecode, "run", noted_run)]
         for patch in self.patches:
             patch.start()
         return self

@@ -1,5 +1,5 @@
-"""One process of bench_vllm.py: vLLM's engine with one attention backend, over a small model of DeepSeek-V3's shape with
-random weights. Writes a JSON line per result. Needs a GPU, vLLM, and this package where Python finds it."""
+"""One process of bench_vllm.py: vLLM's engine with one attention backend, over a small model of DeepSeek-V3's shape
+with random weights. Writes a JSON line per result. Needs a GPU, vLLM, and this package where Python finds it."""
 
 import collections
 import json

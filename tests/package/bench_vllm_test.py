@@ -34,7 +34,8 @@ class Bench(unittest.TestCase):
             found += [{"what": "texts", "texts": text}, {"what": "alone", **vllm_worker.difference(text, text)}]
         for batch, context, mixed in wanted:
             if batch == 32 and self.broken:
-                found.append({"what": "failed", "said": "exit status 1; FileNotFoundError: '/home/someone/a.json' is away"})
+                said = "exit status 1; FileNotFoundError: '/home/someone/a.json' is away"
+                found.append({"what": "failed", "said": said})
                 break
             found.append({"what": "row", "batch": batch, "context": context, "mixed": mixed, "replays": 1,
                           "graph_ms": [1.0, 2.0], "wall_ms": [2.0, 3.0]})

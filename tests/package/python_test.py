@@ -85,6 +85,15 @@ class Decode(unittest.TestCase):
             expected = weights @ tokens[:, :512] / weights.sum()
             self.assertLessEqual(numpy.abs(floats(o)[request, head] - expected).max(), 0.02)
 
+    def test_the_largest_capacity_and_fixed_splits(self):
+        self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
+        with self.assertRaisesRegex(hypermla.Error, "max_requests=2049"):
+            self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS + 1)
+        fixed_split = hypermla.MlaDecode.fixed_split
+        self.assertEqual([fixed_split(room, max_tokens=5000, device="cpu") for room in (1 << 20, 0)], [512, 8192])
+        with self.assertRaisesRegex(hypermla.Error, "max_tokens=0"):
+            fixed_split(1 << 20, max_tokens=0, device="cpu")
+
     def test_pairs_and_views_give_the_same_bits(self):
         lengths, q, cache, table = self.step()
         decode = self.decode()

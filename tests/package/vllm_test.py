@@ -140,17 +140,6 @@ class Plans(unittest.TestCase):
         causal, both = self.attend(self.step(40, 17))[1], self.attend(self.step(40, 17, causal=False))[1]
         self.assertTrue((causal[0] < both[0]).all() and (causal[1:] == both[1:]).all())
 
-    def test_fixed_split(self):
-        for heads, requests, queries, tokens in ((128, 256, 1, 131072), (16, 1024, 4, 163840), (128, 2048, 8, 1 << 20),
-                                                 (16, 1, 1, 4096)):
-            split = plans.fixed_split(heads, requests, queries, tokens)
-            parts = -(-tokens // split)
-            self.assertLessEqual(parts, 160)
-            if parts > 1:
-                self.assertLessEqual(requests * heads * queries * parts * 1024, 256 << 20)
-            self.assertEqual(split & (split - 1), 0)
-        self.assertEqual(plans.fixed_split(16, 1, 1, 4096), 512)
-
     def test_which_queries_are_read_where_they_lie(self):
         tensor = lambda *strides: types.SimpleNamespace(stride=lambda axis: strides[axis])
         transposed, rows = tensor(512, 3 * 512), tensor(20 * 192, 192)

@@ -22,7 +22,6 @@ from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-_MOST_TOKENS = 1 << 20  # of a request, as MlaDecode's
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
 
 
@@ -94,7 +93,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if softmax_scale is None:
         softmax_scale = q.shape[3] ** -0.5
     planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
-                           "max_tokens": min(_rounded(block_table.shape[1] * page), _MOST_TOKENS), "page": page,
+                           "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
                            "dtype": _tensors.dtype(q), "causal": bool(causal), "scale": float(softmax_scale),
                            "empty_lse_positive": True})
     _plan(planned, tile_scheduler_metadata, cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))

@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 from hypermla.mla_decode import MlaDecode
 
-_PARTS_BYTES = 256 << 20  # of partial outputs, where every request is cut at fixed places
-_MOST_PARTS = 160  # of a request
-
 
 class Capacity(NamedTuple):
     """Of steps that one MlaDecode can attend."""
@@ -77,19 +74,6 @@ class Plans:
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, device=self._device))
         return planned
-
-
-def fixed_split(heads, requests, queries, tokens):
-    """The least split of a capacity, 512 times a power of two, whose partial outputs fit a quarter of a gigabyte. They
-    have a place for every part that requests may have, since nothing may depend on which of them have it."""
-    rows = heads * queries
-    tile = 16 if rows <= 32 else 64
-    of_request = (rows + tile - 1) // tile * tile * 512 * 2
-    parts = min(max(_PARTS_BYTES // (requests * of_request), 1), _MOST_PARTS)
-    split = 512
-    while parts * split < tokens:
-        split *= 2
-    return split
 
 
 def takes_strides(q, heads):

@@ -182,7 +182,7 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       for (const DType dtype : {DType::bfloat16, DType::float16})
         for (const int page : {1, 16, 32, 64, 128})
           add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .dtype = dtype});
-  for (int split = 512; split <= 1 << 20; split *= 2) add({.heads = 16, .max_tokens = split, .split = split});
+  for (const int split : fixed_splits()) add({.heads = 16, .max_tokens = split, .split = split});
   return sources;
 }
 
