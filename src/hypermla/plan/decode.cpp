@@ -40,26 +40,6 @@ void settle(MlaDecodeOptions& at) {
   if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
 }
 
-std::vector<int> fixed_splits() {
-  std::vector<int> splits;
-  for (int split = 512; split <= MlaDecode::kMaxTokens; split *= 2) splits.push_back(split);
-  return splits;
-}
-
-int fixed_split(MlaDecodeOptions options, std::size_t bytes,
-                const std::function<std::size_t(const MlaDecodeOptions&)>& workspace_bytes) {
-  for (const int split : fixed_splits()) {
-    options.split = split;
-    if (split >= options.max_tokens) break;
-    try {
-      if (workspace_bytes(options) <= bytes) break;
-    } catch (const Error&) {
-      continue;  // more parts than kernels merge
-    }
-  }
-  return options.split;
-}
-
 void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   const bool fp8 = at.cache_format == MlaCacheFormat::fp8_656;
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
@@ -97,6 +77,26 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
         "latent_page_stride={} is not supported for sparse attention: pages must follow each other, {} tokens of {} "
         "elements apart",
         with.latent_page_stride, at.page, with.latent_token_stride);
+}
+
+std::vector<int> fixed_splits() {
+  std::vector<int> splits;
+  for (int split = 512; split <= MlaDecode::kMaxTokens; split *= 2) splits.push_back(split);
+  return splits;
+}
+
+int fixed_split(MlaDecodeOptions options, std::size_t bytes,
+                const std::function<std::size_t(const MlaDecodeOptions&)>& workspace_bytes) {
+  for (const int split : fixed_splits()) {
+    options.split = split;
+    if (split >= options.max_tokens) break;
+    try {
+      if (workspace_bytes(options) <= bytes) break;
+    } catch (const Error&) {
+      continue;  // more parts than kernels merge
+    }
+  }
+  return options.split;
 }
 
 MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,
