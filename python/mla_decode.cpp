@@ -65,6 +65,17 @@ void decode_delete(PyObject* self) {
 PyObject* decode_workspace_bytes(PyObject* self, PyObject*) {
   return PyLong_FromSize_t(as_decode(self)->decode->workspace_bytes());
 }
+// fixed_split(device, heads, max_requests, max_queries, max_tokens, bytes)
+PyObject* decode_fixed_split(PyObject*, PyObject* arguments) {
+  const char* device;
+  hypermla::MlaDecodeOptions at;
+  unsigned long long bytes;
+  if (!PyArg_ParseTuple(arguments, "siiiiK", &device, &at.heads, &at.max_requests, &at.max_queries, &at.max_tokens,
+                        &bytes))
+    return nullptr;
+  return guarded(
+      [&] { return PyLong_FromLong(hypermla::MlaDecode::fixed_split(at, bytes, hypermla::DeviceHandle(device))); });
+}
 PyObject* decode_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(as_decode(self)->decode->explain().c_str()); });
 }
@@ -159,6 +170,7 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
 }
 
 PyMethodDef methods[] = {{"workspace_bytes", decode_workspace_bytes, METH_NOARGS, nullptr},
+                         {"fixed_split", decode_fixed_split, METH_VARARGS | METH_STATIC, nullptr},
                          {"explain", decode_explain, METH_NOARGS, nullptr},
                          {"device", decode_device, METH_NOARGS, nullptr},
                          {"check", decode_check, METH_NOARGS, nullptr},
@@ -175,7 +187,12 @@ PyType_Spec spec = {"hypermla._hypermla.MlaDecode", sizeof(DecodeObject), 0, Py_
 
 bool add_mla_decode(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
-  const bool added = type && PyModule_AddObjectRef(module, "MlaDecode", type) == 0;
+  using hypermla::MlaDecode;
+  PyObject* limits = Py_BuildValue("(iiii)", MlaDecode::kMaxHeads, MlaDecode::kMaxRequests, MlaDecode::kMaxQueries,
+                                   MlaDecode::kMaxTokens);
+  const bool added = type && PyModule_AddObjectRef(module, "MlaDecode", type) == 0 &&
+                     PyModule_AddObjectRef(module, "DECODE_LIMITS", limits) == 0;
+  Py_XDECREF(limits);
   Py_XDECREF(type);
   return added;
 }

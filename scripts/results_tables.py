@@ -227,6 +227,110 @@ def kernel_files():
     return table(["file", "us", "GB/s", "TFLOP/s", "reaches"], lines)
 
 
+# ---- Decoding in vLLM: tests/engines/bench_vllm.py.
+
+VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
+NOTHING_YET = ["Not in the record yet."]
+
+
+def vllm_runs(graphs):
+    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs]
+
+
+def vllm_middle(values):
+    """The median of rounds, each the median of its runs."""
+    found = [statistics.median(one) for one in values if one and None not in one]
+    return statistics.median(found) if found else None
+
+
+def vllm_steps_of(runs, mixed=False):
+    """{(heads, drafts, requests, context): {backend: (milliseconds of a step, whether they are its graph's)}}"""
+    found = {}
+    for run in runs:
+        for row in run["rows"]:
+            if row["mixed"] == mixed:
+                shape = -run["heads"], run["drafts"], row["context"], row["batch"]
+                found.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
+    steps = {}
+    for (heads, drafts, context, batch), of in sorted(found.items()):
+        cells = steps[-heads, drafts, batch, context] = {}
+        for backend, rows in of.items():
+            graph = all(row["replays"] == 1 for row in rows)
+            cells[backend] = vllm_middle([row["graph_ms" if graph else "wall_ms"] for row in rows]), graph
+    return steps
+
+
+def vllm_cells(cells):
+    """{backend: milliseconds}, the least in bold."""
+    best = min(ms for ms, _ in cells.values())
+    return {name: (f"**{ms:.3f}**" if ms == best else f"{ms:.3f}") + ("" if graph else ", no graph")
+            for name, (ms, graph) in cells.items()}
+
+
+def vllm_steps():
+    """All but TRITON_MLA's, those of another number of heads behind."""
+    steps, lines = vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")), {}
+    columns = [(heads, name) for heads in sorted({shape[0] for shape in steps}, reverse=True)
+               for name in VLLM_BACKENDS if name != "TRITON_MLA"
+               if any(name in cells for shape, cells in steps.items() if shape[0] == heads)]
+    for (heads, *shape), cells in steps.items():
+        lines.setdefault((shape[0], shape[2], shape[1]), {}).update({(heads, name): text for name, text
+                                                                     in vllm_cells(cells).items()})
+    return table(["drafts, context, requests", *(f"{heads}: {name}" if name == "CUSTOM" else name for heads, name in columns)],
+                 [[", ".join(map(str, shape)), *(cells.get(column, "") for column in columns)]
+                  for shape, cells in sorted(lines.items())])
+
+
+def vllm():
+    """Some, with 128 heads and 4096 tokens of context."""
+    steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")).items()
+             if shape[0] == 128 and shape[1] in (0, 3) and shape[2] in (1, 32, 128) and shape[3] == 4096}
+    backends = [name for name in VLLM_BACKENDS if any(name in cells for cells in steps.values())]
+    return table(["requests, drafts", *backends], [[f"{batch}, {drafts}", *(cells.get(name, "") for name in backends)]
+                                                   for (_, drafts, batch, _), cells in steps.items()])
+
+
+def vllm_mixed():
+    """Ours in graphs of any batch: queries of a request and milliseconds, all requests with all drafts, and mixed."""
+    runs, lines = vllm_runs("FULL"), []
+    queries = {(run["heads"], run["drafts"], row["batch"], row["context"], row["mixed"]): row["queries"]
+               for run in runs for row in run["rows"]}
+    uniform, mixed = vllm_steps_of(runs), vllm_steps_of(runs, True)
+    for shape in uniform.keys() & mixed.keys():
+        cells = [f"{queries[*shape, kind]:.2f}: {of[shape]['CUSTOM'][0]:.3f}"
+                 for kind, of in ((False, uniform), (True, mixed))]
+        lines.append((-shape[0], shape, [", ".join(map(str, shape)), *cells]))
+    return table(["heads, drafts, requests, context", "all drafts", "mixed"],
+                 [line for _, _, line in sorted(lines)]) if lines else NOTHING_YET
+
+
+def vllm_host():
+    """Microseconds of the host: the builder of a step, and without graphs the forward call of a layer."""
+    found = {}
+    for run in record("vllm")["runs"]:
+        for row in run["rows"]:
+            if run["drafts"] == 0 and not row["mixed"]:
+                of = found.setdefault((-run["heads"], row["batch"]), {}).setdefault(run["backend"], ([], []))
+                of[0].append(row["builder_us"])
+                of[1].extend([row["forward_us"]] if run["graphs"] == "NONE" else [])
+    backends = [name for name in VLLM_BACKENDS if any(name in of for of in found.values())]
+    return table(["heads, requests", *backends],
+                 [[f"{-heads}, {batch}", *(f"{statistics.median(of[name][0]):.0f}" + (
+                     f", {statistics.median(of[name][1]):.1f}" if of[name][1] else "") if name in of else ""
+                     for name in backends)] for (heads, batch), of in sorted(found.items())])
+
+
+def vllm_agreement():
+    lines = []
+    for run in record("vllm")["runs"]:
+        if "alone" in run and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
+            shown = [f"{run[key]['prompts_equal']} of {run[key]['prompts']}, {run[key]['logprob_mean']:.3f} "
+                     f"({run[key]['logprob_max']:.2f})" if key in run else "" for key in ("alone", "against")]
+            invariant = "invariant" in run["part"]
+            lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])
+    return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
+
+
 # ---- README.
 
 
@@ -256,7 +360,8 @@ def gains():
 
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
-                                           engine_equal, engine_other, prefill, cache, sparse, kernel_files)}
+                                           engine_equal, engine_other, prefill, cache, sparse, kernel_files, vllm,
+                                           vllm_steps, vllm_mixed, vllm_host, vllm_agreement)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

@@ -34,10 +34,10 @@ namespace hypermla {
 
 struct MlaDecodeOptions {
   int heads = 128;                // query heads on this device
-  int max_requests = 1;           // of a step, padding included: at most 2048
+  int max_requests = 1;           // of a step, padding included
   int max_queries = 1;            // of a request: 1, or 1 + drafts
   int max_query_tokens = 0;       // queries of all requests of a step; 0: max_requests * max_queries
-  int max_tokens = 4096;          // of a request: at most 1048576
+  int max_tokens = 4096;          // of a request
   int page = 64;                  // tokens of a page of the cache: 1, 16, 32, 64 or 128
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
   bool causal = true;             // without effect where attention is sparse: a list may hold any tokens
@@ -95,6 +95,9 @@ struct MlaDecodeTensors {
 
 class HYPERMLA_API MlaDecode {
  public:
+  // The largest capacity: heads, requests of a step, queries and tokens of a request.
+  static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueries = 1024, kMaxTokens = 1 << 20;
+
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
   // aligned to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it;
   // null: memory of its own. Throws Error for options without a meaning.
@@ -107,6 +110,10 @@ class HYPERMLA_API MlaDecode {
   // What a MlaDecode of these options needs, and what this one has.
   static std::size_t workspace_bytes(const MlaDecodeOptions& options, const DeviceHandle& device = DeviceHandle());
   std::size_t workspace_bytes() const;
+
+  // The least `split` for these options whose workspace takes at most `bytes`, else one that cuts no request: 512
+  // tokens times a power of two, which installations with compiled kernels bring.
+  static int fixed_split(MlaDecodeOptions options, std::size_t bytes, const DeviceHandle& device = DeviceHandle());
 
   // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones
   // included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests + 1], the first 0, the

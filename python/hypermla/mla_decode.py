@@ -23,11 +23,11 @@ class MlaDecode(Planned):
     raises TypeError.
 
     heads: query heads on this device. max_requests, max_queries (of a request), max_query_tokens (of a step; 0: of all
-    requests at once), max_tokens (of a request): the capacity. page: tokens of a page of the cache, 1, 16, 32, 64 or
-    128. scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is cut, so that the bits of its
-    output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead
-    of -inf for a query that sees no token. kernel: pins one by its full name. workspace: a tensor of workspace_bytes of
-    another MlaDecode of the same options; None: memory of its own.
+    requests at once), max_tokens (of a request): the capacity, at most MAX_HEADS and so on. page: tokens of a page of
+    the cache, 1, 16, 32, 64 or 128. scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is
+    cut, so that the bits of its output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2.
+    empty_lse_positive: +inf instead of -inf for a query that sees no token. kernel: pins one by its full name.
+    workspace: a tensor of workspace_bytes of another MlaDecode of the same options; None: memory of its own.
 
     sparse: every query attends to the tokens that an indexer chose for it. Then max_requests counts the queries of a
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
@@ -39,6 +39,8 @@ class MlaDecode(Planned):
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
     made: they are operators then (torch_operators.py).
     """
+
+    MAX_HEADS, MAX_REQUESTS, MAX_QUERIES, MAX_TOKENS = _hypermla.DECODE_LIMITS  # of a capacity
 
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
@@ -52,6 +54,13 @@ class MlaDecode(Planned):
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format]))
+
+    @staticmethod
+    @raises_error
+    def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
+        """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512
+        tokens times a power of two, which installations with compiled kernels bring."""
+        return _hypermla.MlaDecode.fixed_split(device, heads, max_requests, max_queries, max_tokens, workspace_bytes)
 
     def plan(self, lengths, query_starts=None, stream=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +

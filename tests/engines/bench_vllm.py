@@ -2,418 +2,273 @@
 """Decodes with the real vLLM engine, over a small model of DeepSeek-V3's shape with random weights: do its attention
 backends agree, and how long does a step take?
 
-    tests/engines/bench_vllm.py --record=vllm.json
-    tests/engines/bench_vllm.py --backends CUSTOM FLASHMLA --heads=16 --batches 1 32 --contexts 4096 --drafts 0
+    tests/engines/bench_vllm.py --list
+    tests/engines/bench_vllm.py --record=vllm.json --seconds=540     # and once more: goes on where it stopped
+    tests/engines/bench_vllm.py --parts h16-d0 --backends CUSTOM FLASHMLA --batches 1 32 --contexts 4096
 
-Every backend and number of drafts is a process of its own. Agreement: log-probabilities of greedy texts of 32 tokens,
-against the first backend, and of prompts alone against the same prompts in one batch, which is the noise to compare
-with. Times: medians of the steps, by events around the replayed graph; attention by the kernels that PyTorch's profiler
-sees, and the pauses around them; the host's time in the metadata builder. Needs a GPU, vLLM, and this package where
-Python finds it; CUSTOM is ours.
+The measurements are parts, the most telling first. Every backend of a part is a process of its own, in one order and
+then in the reverse one. What the record holds is not measured again: where the time is over, the next call goes on.
+Times: medians of 5 runs, each the median of its steps, by events around the replayed graph; attention by the kernels
+that PyTorch's profiler sees, planners outside of the graph among them, and the pauses around them; the host's time in
+the metadata builder and, without graphs, in one layer's forward call. Agreement: log-probabilities of greedy texts of
+32 tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise to compare with.
+Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
 """
 
 import argparse
-import collections
-import itertools
+import datetime
 import json
 import os
+import pathlib
+import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
+from typing import NamedTuple
 
-VOCABULARY = 1024
+from vllm_worker import difference, median
+
+WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
+LAYERS = 8
+REPEATS, STEPS = 5, 20
+LEAST_SECONDS = 45  # that a process needs to say anything
 # One process, no network, nothing optional.
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
                "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
                "VLLM_USE_DEEP_GEMM": "0", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
                "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-# Parts of the names of kernels that are attention. Writing the cache is not.
-ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "_fwd_grouped",
-             "_fwd_kernel_stage", "combine")
+DECODE_GRAPHS = "FULL_DECODE_ONLY"
+OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
+
+
+class Part(NamedTuple):
+    """What processes measure that differ by their backend alone."""
+
+    name: str
+    heads: int
+    drafts: int  # n-gram drafts of a step
+    shapes: tuple  # (requests, tokens of context, whether requests have 0, 1, .. and all drafts in turn)
+    backends: tuple = (OURS, FLASH_ATTN, FLASHMLA)
+    graphs: str = DECODE_GRAPHS  # vLLM's cudagraph_mode; NONE: without
+    rounds: int = 2  # of all processes; the second in reverse order
+    invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
+
+
+def shapes(batches, contexts, mixed=(False,)):
+    """Long contexts first: the shorter ones are in the prefix cache then."""
+    return tuple((batch, context, one) for context in sorted(contexts, reverse=True)
+                 for batch in sorted(batches, reverse=True) for one in mixed)
+
+
+ALL = shapes((1, 8), (32768,)) + shapes((1, 32, 128, 256), (2048, 4096))
+SOME = shapes((1, 32, 128), (4096,))
+BOTH = shapes((32, 128), (4096,), (False, True))
+PARTS = (
+    Part("h128-d0", 128, 0, ALL),
+    Part("h16-d0", 16, 0, ALL),
+    Part("h128-d3", 128, 3, SOME),
+    Part("h128-d3-mixed", 128, 3, BOTH, (OURS,), "FULL"),
+    Part("h128-host", 128, 0, shapes((1, 32), (2048,)), graphs="NONE", rounds=1),
+    Part("h128-invariant", 128, 0, (), (OURS, FLASH_ATTN), rounds=1, invariant=True),
+    Part("h16-d3", 16, 3, SOME),
+    Part("h128-triton", 128, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
+    Part("h128-d7", 128, 7, SOME),
+    Part("h16-d7", 16, 7, SOME),
+    Part("h16-d3-mixed", 16, 3, BOTH, (OURS,), "FULL"),
+    Part("h128-d7-mixed", 128, 7, shapes((32,), (4096,), (False, True)), (OURS,), "FULL"),
+    Part("h128-d3-mixed-others", 128, 3, BOTH, (FLASH_ATTN, FLASHMLA), rounds=1),
+    Part("h16-triton", 16, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
+)
 
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", nargs="+", default=["CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA"])
-    parser.add_argument("--heads", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[4096, 16000], help="tokens, at most 16000")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[0, 3], help="n-gram drafts of a step")
-    parser.add_argument("--steps", type=int, default=40, help="that are timed")
-    parser.add_argument("--block", type=int, default=64, help="tokens of a block of the cache")
-    parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
-    parser.add_argument("--mixed", action="store_true", help="requests have 0, 1, .. and all drafts in turn")
-    parser.add_argument("--rounds", type=int, default=1, help="of all processes; every second one in reverse order")
-    parser.add_argument("--invariant", action="store_true", help="with VLLM_BATCH_INVARIANT=1; agreement only")
-    parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU's memory that vLLM takes")
-    parser.add_argument("--seconds", type=float, default=540, help="for everything; what is left out is said")
-    parser.add_argument("--limit", type=float, default=170, help="seconds for one process")
-    parser.add_argument("--record", help="file for all results, as JSON")
+    parser.add_argument("--list", action="store_true", help="print the parts and stop")
+    parser.add_argument("--parts", nargs="+", metavar="NAME", choices=[part.name for part in PARTS], help="these alone")
+    parser.add_argument("--backends", nargs="+", help="these alone")
+    parser.add_argument("--batches", type=int, nargs="+", help="these alone, of a part's")
+    parser.add_argument("--contexts", type=int, nargs="+", help="these alone, of a part's")
+    parser.add_argument("--seconds", type=float, default=540, help="for everything (default 540)")
+    parser.add_argument("--limit", type=float, default=170, help="seconds for one process (default 170)")
+    parser.add_argument("--record", default="vllm.json", help="file of all results, to which new ones are added")
     parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "bench_vllm"), help="model and logs")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-# --- in a process of one backend ---
+def stop(sentence):
+    sys.exit(f"bench_vllm.py: {sentence}")
 
 
-def write_model(at):
-    """A directory that vLLM takes for a DeepSeek-V3, without experts."""
-    directory = os.path.join(at.work, f"model-{at.heads}-{at.layers}")
-    os.makedirs(directory, exist_ok=True)
-    hidden = 256
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
-              "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 2 * hidden,
-              "moe_intermediate_size": 128, "num_hidden_layers": at.layers, "num_attention_heads": at.heads,
-              "num_key_value_heads": at.heads, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
-              "n_group": 1, "topk_group": 1, "first_k_dense_replace": at.layers, "moe_layer_freq": 1,
-              "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
-              "routed_scaling_factor": 1.0, "q_lora_rank": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-              "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768,
-              "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None,
-              "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-              "eos_token_id": 1, "pad_token_id": 2, "use_cache": True, "num_nextn_predict_layers": 0}
-    with open(os.path.join(directory, "config.json"), "w") as file:
-        json.dump(config, file, indent=1)
-    return directory
+# --- the record ---
 
 
-def use_normal_weights():
-    """vLLM's dummy weights are so small that attention would not reach the logits."""
-    import torch
-    from vllm.model_executor.model_loader import dummy_loader
-
-    @torch.no_grad()
-    def fill(model, *_, **__):
-        if not hasattr(model, "lm_head"):
-            return  # a part of the model, which was filled as a whole
-        for name, weights in model.named_parameters():
-            if not torch.is_floating_point(weights) or weights.device.type == "meta":
-                continue
-            if "norm" in name or weights.dim() < 2:
-                weights.fill_(1.0 if "norm" in name else 0.0)
-                continue
-            # Attention that looks at some tokens more than at others, and logits that differ.
-            spread = 1.0 if "embed_tokens" in name else weights.shape[-1] ** -0.5
-            spread *= 2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0
-            generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()))
-            weights.copy_(spread * torch.randn(weights.shape, generator=generator, device=weights.device))
-
-    dummy_loader.initialize_dummy_weights = fill
+def read_record(path):
+    if not os.path.exists(path):
+        return {"schema": 1, "kind": "vllm", "command": "tests/engines/bench_vllm.py", "runs": []}
+    with open(path) as file:
+        record = json.load(file)
+    if (record.get("schema"), record.get("kind")) != (1, "vllm"):
+        stop(f"{path} is no record of this benchmark; name another file by --record")
+    return record
 
 
-class Engine:
-    """vLLM's engine, with a watch on its steps."""
-
-    def __init__(self, at, backend, drafts):
-        import torch
-        from vllm import LLM
-
-        queries = 1 + drafts
-        sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *at.batches}}
-        if at.mixed:
-            sizes |= {sum(i % queries + 1 for i in range(requests)) for requests in at.batches}
-        arguments = {"model": write_model(at), "load_format": "dummy", "skip_tokenizer_init": True,
-                     "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": at.memory, "max_model_len": 16384,
-                     "max_num_seqs": max(8, *at.batches), "max_num_batched_tokens": 16384, "block_size": at.block,
-                     "enable_prefix_caching": True, "attention_config": {"backend": backend},
-                     "compilation_config": {"mode": 0, "cudagraph_mode": at.graphs,
-                                            "cudagraph_capture_sizes": sorted(sizes)}}
-        if drafts:
-            arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts,
-                                               "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-        use_normal_weights()
-        self.torch, self.llm = torch, LLM(**arguments)
-        self.config = self.llm.llm_engine.vllm_config
-        self._watch()
-        if at.mixed:
-            self._mix(queries)
-
-    def _mix(self, queries):
-        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        update = scheduler.update_draft_token_ids
-
-        def shortened(drafts):
-            for i, tokens in enumerate(drafts.draft_token_ids):
-                del tokens[i % queries:]
-            update(drafts)
-
-        scheduler.update_draft_token_ids = shortened
-
-    def _watch(self):
-        self.replays, self.batches, self.steps, self.built = [], [], [], []
-        self.after_step = lambda number: None
-        events, engine = self.torch.cuda.Event, self.llm.llm_engine
-        scheduler = engine.engine_core.engine_core.scheduler
-        layer = next(iter(self.config.compilation_config.static_forward_context.values()))
-        builder = layer.attn_backend.get_builder_cls()
-        replay, schedule, step, build = self.torch.cuda.CUDAGraph.replay, scheduler.schedule, engine.step, builder.build
-
-        def timed_replay(graph):
-            begin, end = events(enable_timing=True), events(enable_timing=True)
-            begin.record()
-            replay(graph)
-            end.record()
-            self.replays.append((begin, end))
-
-        def noted_schedule(*arguments, **keywords):
-            output = schedule(*arguments, **keywords)
-            self.batches.append((len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
-            return output
-
-        def noted_step():
-            output = step()
-            self.steps.append((time.perf_counter(), self.batches[-1] if self.batches else (0, 0), len(self.replays)))
-            self.after_step(len(self.steps))
-            return output
-
-        def timed_build(*arguments, **keywords):
-            begin = time.perf_counter()
-            output = build(*arguments, **keywords)
-            self.built.append(time.perf_counter() - begin)
-            return output
-
-        self.torch.cuda.CUDAGraph.replay, builder.build = timed_replay, timed_build
-        scheduler.schedule, engine.step = noted_schedule, noted_step
-
-    def describe(self):
-        layers = list(self.config.compilation_config.static_forward_context.values())
-        import vllm
-
-        return {"gpu": self.torch.cuda.get_device_name(), "vllm": vllm.__version__, "torch": self.torch.__version__,
-                "implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
-                "graphs": str(self.config.compilation_config.cudagraph_mode),
-                "runner_v2": bool(getattr(self.config, "use_v2_model_runner", False))}
-
-    def generate(self, prompts, tokens, logprobs=None):
-        from vllm import SamplingParams
-
-        how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=logprobs)
-        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], how, use_tqdm=False)
-
-    def texts(self, prompts, tokens):
-        """Greedy tokens, and the log-probabilities of the likeliest at each place."""
-        return [{"ids": list(one.outputs[0].token_ids),
-                 "logprobs": [{str(token): round(of.logprob, 5) for token, of in place.items()}
-                              for place in one.outputs[0].logprobs]}
-                for one in self.generate(prompts, tokens, 8)]
-
-    def clear(self):
-        for noted in (self.replays, self.batches, self.steps, self.built):
-            noted.clear()
-
-    def time_decode(self, prompts, steps):
-        """Medians of decoding steps of all prompts at once, whose contexts the prefix cache keeps."""
-        self.generate(prompts, 1)
-        self.clear()
-        self.generate(prompts, steps)
-        self.torch.cuda.synchronize()
-        wall, graph, replays, queries = [], [], [], []
-        pairs = list(zip(self.steps, self.steps[1:]))[3:]
-        for (begin, before, first), (end, batch, last) in pairs:
-            if before[0] != len(prompts) or batch[0] != len(prompts):
-                continue
-            wall.append(1e3 * (end - begin))
-            replays.append(last - first)
-            queries.append(batch[1] / len(prompts))
-            if last > first:
-                graph.append(sum(a.elapsed_time(b) for a, b in self.replays[first:last]))
-        return {"steps": len(wall), "wall_ms": median(wall), "graph_ms": median(graph), "replays": median(replays),
-                "queries": median(queries), "builder_us": median([1e6 * one for one in self.built])}
-
-    def profile_decode(self, prompts, tokens):
-        """Milliseconds of a decoding step in kernels and in those of attention, and the mean pauses, in microseconds,
-        between these and the kernels before and behind them; negative where they overlap."""
-        from torch.profiler import ProfilerActivity, profile
-
-        first, last = 4, 12  # steps; those before them begin the requests
-        profiler = profile(activities=[ProfilerActivity.CUDA])
-
-        def between(number):
-            if number in (first, last):
-                self.torch.cuda.synchronize()
-                (profiler.start if number == first else profiler.stop)()
-
-        self.clear()
-        self.after_step = between
-        self.generate(prompts, last * tokens + 2)
-        self.after_step = lambda number: None
-        spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in profiler.events()
-                       if "CUDA" in str(event.device_type))
-        spans = [span for span in spans if not span[2].startswith(("Memcpy", "Memset"))]
-        kernels, before, behind = collections.Counter(), [], []
-        for i, (begin, end, name) in enumerate(spans):
-            kernels[name] += (end - begin) / 1e3 / (last - first)
-            if is_attention(name) and 0 < i < len(spans) - 1:
-                before += [] if is_attention(spans[i - 1][2]) else [begin - spans[i - 1][1]]
-                behind += [] if is_attention(spans[i + 1][2]) else [spans[i + 1][0] - end]
-        return {"kernels_ms": round(sum(kernels.values()), 4),
-                "attention_ms": round(sum(ms for name, ms in kernels.items() if is_attention(name)), 4),
-                "pause_before_us": median(before), "pause_behind_us": median(behind),
-                "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(6)]}
+def write_record(path, record):
+    scratch = f"{path}.tmp"
+    with open(scratch, "w") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
+    os.replace(scratch, path)
 
 
-def is_attention(kernel):
-    return any(part in kernel for part in ATTENTION) and "cache" not in kernel
+def without_paths(text):
+    """Errors name files of the machine."""
+    return re.sub(r"(?<![\w<])~?(?:/[\w.+@~-]+){2,}/?", "<path>", text)
 
 
-def median(values):
-    return round(statistics.median(values), 4) if values else None
+def run_of(record, part, backend, number):
+    """The run of a record, which has none of a key twice; None."""
+    key = part, backend, number
+    return next((run for run in record["runs"] if (run["part"], run["backend"], run["round"]) == key), None)
 
 
-def run_child(at):
-    backend, drafts, path = json.loads(at.child)
-    out = open(path, "w", buffering=1)
+def shape_of(row):
+    return row["batch"], row["context"], row["mixed"]
 
-    def put(what, **result):
-        out.write(json.dumps({"what": what, "backend": backend, "drafts": drafts, **result}) + "\n")
 
-    begin = time.monotonic()
-    engine = Engine(at, backend, drafts)
-    put("engine", heads=at.heads, layers=at.layers, start_s=round(time.monotonic() - begin, 1), **engine.describe())
+def missing(record, part, backend, number, at):
+    """(shapes, whether agreement) that are asked for and that the record lacks."""
+    run = run_of(record, part.name, backend, number) or {"rows": []}
+    have = {shape_of(row) for row in run["rows"]}
+    wanted = [shape for shape in part.shapes if (not at.batches or shape[0] in at.batches)
+              and (not at.contexts or shape[1] in at.contexts)]
+    agreement = number == 0 and part.graphs == DECODE_GRAPHS and "alone" not in run
+    return [shape for shape in wanted if shape not in have], agreement
 
-    generator = engine.torch.Generator().manual_seed(7)
 
-    def tokens(count):
-        return engine.torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
-
-    prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
-    together = engine.texts(prompts, 32)
-    alone = []
-    for prompt in prompts:
-        engine.llm.reset_prefix_cache()
-        alone += engine.texts([prompt], 32)
-    put("texts", texts=together)
-    put("alone against batch", **difference(alone, together))
-    if at.invariant:
-        return
-    # Every token occurs, so that an n-gram drafter always finds one.
-    shuffled = [engine.torch.randperm(VOCABULARY, generator=generator).tolist() for _ in range(max(at.batches))]
-    rows = [some + tokens(max(at.contexts)) for some in shuffled]
-    for context, batch in itertools.product(sorted(at.contexts), sorted(at.batches, reverse=True)):
-        try:
-            these = [row[:context + 1] for row in rows[:batch]]
-            result = engine.time_decode(these, at.steps)
-            put("decode", heads=at.heads, layers=at.layers, batch=batch, context=context, **result,
-                **engine.profile_decode(these, 1 + drafts))
-        except Exception as error:  # the next shape may work
-            put("decode", batch=batch, context=context, error=repr(error)[:500])
+def merge(record, part, backend, number, found):
+    """Puts what a process found into the record. Its machine must be the record's."""
+    engine = next((one for one in found if one["what"] == "engine"), None)
+    if engine:
+        for name in ("device", "versions"):
+            if record.setdefault(name, engine[name]) != engine[name]:
+                stop(f"the record is of {record[name]}, this machine has {engine[name]}; name another file by --record")
+    run = run_of(record, part.name, backend, number)
+    if run is None:
+        run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "backend": backend,
+               "graphs": part.graphs, "round": number, "rows": []}
+        record["runs"].append(run)
+    run["date"] = datetime.date.today().isoformat()
+    run.pop("failed", None)
+    rows = {shape_of(row): row for row in run["rows"]}
+    for one in found:
+        what, values = one["what"], {name: value for name, value in one.items() if name != "what"}
+        if what == "engine":
+            run |= {name: value for name, value in values.items() if name not in ("device", "versions")}
+        elif what == "row" and "error" not in values:
+            if "profile_error" in values:
+                values["profile_error"] = without_paths(values["profile_error"])
+            rows[shape_of(values)] = values
+        elif what in ("alone", "against"):
+            run[what] = values
+        elif what in ("row", "failed"):
+            run["failed"] = without_paths(values.get("error") or values["said"])
+    run["rows"] = [rows[shape] for shape in sorted(rows)]
 
 
 # --- over the processes ---
 
 
-def difference(one, other):
-    """How far texts agree: tokens up to the first that differs; log-probabilities of tokens that both list, at places
-    with the same tokens before them."""
-    equal = total = whole = 0
-    apart = []
-    for a, b in zip(one, other):
-        same = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"])) if x != y), len(a["ids"]))
-        equal, total, whole = equal + same, total + len(a["ids"]), whole + (same == len(a["ids"]))
-        for x, y in list(zip(a["logprobs"], b["logprobs"]))[:same + 1]:
-            apart += [abs(x[token] - y[token]) for token in x if token in y]
-    return {"prompts": len(one), "prompts_equal": whole, "tokens_before_parting": equal, "tokens": total,
-            "logprob_max": round(max(apart, default=0), 5),
-            "logprob_mean": round(sum(apart) / max(len(apart), 1), 6)}
-
-
-def run_process(at, words, backend, drafts, seconds):
-    """The results of one process; an error is one of them."""
-    path = os.path.join(at.work, f"{backend}-{drafts}.jsonl")
-    log = os.path.splitext(path)[0] + ".log"
-    if os.path.exists(path):
-        os.remove(path)
+def run_process(part, backend, number, wanted, agreement, at, until):
+    """What one process says; its failure is one of the results."""
+    name = os.path.join(at.work, f"{part.name}-{backend}-{number}")
+    asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "graphs": part.graphs,
+             "shapes": wanted, "agreement": agreement, "profile": number == 0, "repeats": REPEATS, "steps": STEPS,
+             "work": at.work, "path": f"{name}.jsonl", "until": until - 15}
     environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
-    if at.invariant:
+    if part.invariant:
         environment["VLLM_BATCH_INVARIANT"] = "1"
-    command = [sys.executable, os.path.abspath(__file__), *words, f"--child={json.dumps([backend, drafts, path])}"]
-    with open(log, "w") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment,
-                                 start_new_session=True)
+    open(asked["path"], "w").close()
+    with open(f"{name}.log", "w") as log:
+        child = subprocess.Popen([sys.executable, WORKER, json.dumps(asked)], stdout=log, stderr=subprocess.STDOUT,
+                                 env=environment, start_new_session=True)
         try:
-            status = child.wait(seconds)
+            status = f"exit status {child.wait(max(until - time.time(), 1))}"
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            status = f"stopped after {seconds:.0f} s"
-    results = []
-    if os.path.exists(path):
-        with open(path) as file:
-            results = [json.loads(line) for line in file if line.endswith("\n")]
-    if status != 0:
-        with open(log, errors="replace") as file:
-            lines = file.read().splitlines()
-        said = [line[-300:] for line in lines if "Error" in line or "error:" in line][-3:] or lines[-5:]
-        results.append({"what": "failed", "backend": backend, "drafts": drafts, "status": status, "said": said})
-    return results
+            status = "stopped: the time is over"
+    with open(asked["path"]) as file:
+        found = [json.loads(line) for line in file if line.endswith("\n")]
+    if not any(one["what"] == "end" for one in found):
+        with open(f"{name}.log", errors="replace") as file:
+            lines = [line for line in file.read().splitlines() if "Error" in line or "error:" in line]
+        found.append({"what": "failed", "said": "; ".join([status, *(line[-300:] for line in lines[-2:])])})
+    return found
 
 
-def table(results):
-    """Milliseconds of a step, graph and attention, by backend."""
-    rows, backends = {}, []
-    for one in results:
-        if one["what"] != "decode" or "error" in one:
+def against_ours(part, backend, found, at):
+    """Compares the texts of a process with ours of as many heads without drafts, which lie beside the model."""
+    path = os.path.join(at.work, f"texts-{part.heads}.json")
+    for texts in [one["texts"] for one in found if one["what"] == "texts"]:
+        if backend == OURS and part.drafts == 0 and not part.invariant:
+            with open(path, "w") as file:
+                json.dump(texts, file)
+        elif os.path.exists(path):
+            with open(path) as file:
+                found.append({"what": "against", **difference(texts, json.load(file))})
+
+
+def processes(at):
+    """(part, backend, round), in the order in which they are run."""
+    for part in PARTS:
+        if at.parts and part.name not in at.parts:
             continue
-        if one["backend"] not in backends:
-            backends.append(one["backend"])
-        key = one["drafts"], one["context"], one["batch"]
-        rows.setdefault(key, {}).setdefault(one["backend"], []).append(one)
-    lines = ["drafts context batch | " + " | ".join(f"{name:>27}" for name in backends),
-             "                     | " + " | ".join(f"{'graph  attention  builder us':>27}" for _ in backends)]
-    for (drafts, context, batch), found in sorted(rows.items()):
-        cells = []
-        for name in backends:
-            of = found.get(name, [])
-            graph = median([one["graph_ms"] or one["wall_ms"] for one in of])
-            builder = median([one["builder_us"] or 0 for one in of])
-            cells.append(f"{graph:>8.3f} {median([one['attention_ms'] for one in of]):>9.3f} {builder:>8.0f}"
-                         if of else "")
-        lines.append(f"{drafts:>6} {context:>7} {batch:>5} | " + " | ".join(f"{cell:>27}" for cell in cells))
-    return "\n".join(lines)
+        for number in range(part.rounds):
+            for backend in part.backends if number % 2 == 0 else part.backends[::-1]:
+                if not at.backends or backend in at.backends:
+                    yield part, backend, number
+
+
+def told(one):
+    """A line of the output for a result."""
+    if one["what"] != "row" or "error" in one:
+        return json.dumps(one)
+    shown = ", ".join(f"{name} {median([value for value in one[name] if value is not None])}"
+                      for name in ("graph_ms", "wall_ms") if any(one[name]))
+    rest = ", ".join(f"{name} {one[name]}" for name in ("queries", "builder_us", "forward_us", "attention_ms",
+                                                        "kernels_ms", "pause_before_us", "pause_behind_us")
+                     if one.get(name) is not None)
+    return f"b={one['batch']} context={one['context']}{' mixed' * one['mixed']}: {shown}, {rest}"
 
 
 def main():
-    words = sys.argv[1:]
-    at = parse(words)
-    if at.child:
-        return run_child(at)
+    at = parse(sys.argv[1:])
+    if at.list:
+        for part in PARTS:
+            print(f"{part.name:22}{len(part.backends) * part.rounds} processes of {len(part.shapes)} shapes: "
+                  f"{', '.join(part.backends)}")
+        return 0
     os.makedirs(at.work, exist_ok=True)
-    begin = time.monotonic()
-    results = []
-    for number in range(at.rounds):
-        order = list(itertools.product(at.drafts, at.backends))
-        for drafts, backend in order if number % 2 == 0 else order[::-1]:
-            left = at.seconds - (time.monotonic() - begin)
-            if left < 30:
-                found = [{"what": "left out", "backend": backend, "drafts": drafts, "said": "the time is over"}]
-            else:
-                found = run_process(at, words, backend, drafts, min(at.limit, left))
-            results += [{**one, "round": number} for one in found]
-            for one in found:
-                if one["what"] != "texts":
-                    print(json.dumps(one), flush=True)
-    texts = [one for one in results if one["what"] == "texts"]
-    for one in texts[1:]:
-        results.append({"what": "against", "reference": texts[0]["backend"], "backend": one["backend"],
-                        "drafts": one["drafts"], **difference(one["texts"], texts[0]["texts"])})
-        print(json.dumps(results[-1]), flush=True)
-    if at.record:
-        asked = {name: value for name, value in vars(at).items() if name not in ("child", "record", "work")}
-        scratch = at.record + ".tmp"
-        with open(scratch, "w") as file:
-            json.dump({"asked": asked, "results": [one for one in results if one["what"] != "texts"]}, file, indent=1)
-            file.write("\n")
-        os.replace(scratch, at.record)
-    if not at.invariant:
-        print(table(results), flush=True)
-    return 0 if texts and not any(one["what"] == "failed" for one in results) else 1
+    end = time.time() + at.seconds
+    record, failed, left = read_record(at.record), 0, 0
+    for part, backend, number in processes(at):
+        wanted, agreement = missing(record, part, backend, number, at)
+        if not wanted and not agreement:
+            continue
+        if end - time.time() < LEAST_SECONDS:
+            left += 1
+            continue
+        found = run_process(part, backend, number, wanted, agreement, at, min(end, time.time() + at.limit))
+        against_ours(part, backend, found, at)
+        merge(record, part, backend, number, found)
+        write_record(at.record, record)
+        failed += any(one["what"] == "failed" or "error" in one for one in found)
+        for one in [one for one in found if one["what"] != "texts"]:
+            print(f"{part.name} {backend} {number}: {told(one)}", flush=True)
+    print(f"{left} processes are left for the next call; {failed} failed", flush=True)
+    return 1 if failed or not record["runs"] else 0
 
 
 if __name__ == "__main__":

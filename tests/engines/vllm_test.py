@@ -21,6 +21,7 @@ if importlib.util.find_spec("vllm") is None:
 
 sys.path.insert(0, str(BUILD / "python"))
 import hypermla.vllm
+from hypermla import MlaDecode
 
 assert not {"vllm", "torch"} & set(sys.modules), "the package imports an engine or PyTorch before it is used"
 
@@ -29,6 +30,7 @@ from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
 
 hypermla.vllm.register()
 hypermla.vllm.register()
@@ -141,6 +143,38 @@ class Batch:
         return o[:row], lse[:row]
 
 
+class Recorded:
+    """What a CUDA graph does: the library's calls within it, and them again on the same tensors."""
+
+    def __enter__(self):
+        self.calls, self.plans = [], 0
+        plan, run = MlaDecode.plan, MlaDecode.run
+
+        def noted_plan(decode, *arguments):
+            self.plans += 1
+            self.calls.append(lambda: plan(decode, *arguments))
+            return plan(decode, *arguments)
+
+        def noted_run(decode, *arguments):
+            outputs = run(decode, *arguments)
+            self.calls.append(lambda: run(decode, *arguments, *outputs))
+            return outputs
+
+        self.patches = [mock.patch.object(MlaDecode, "plan", noted_plan),
+                        mock.patch.object(MlaDecode, "run", noted_run)]
+        for patch in self.patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_):
+        for patch in self.patches:
+            patch.stop()
+
+    def replay(self):
+        for call in self.calls:
+            call()
+
+
 class EngineTest(unittest.TestCase):
     def test_the_interface_is_the_recorded_one(self):
         present = vllm_interface.of_engine()
@@ -198,6 +232,9 @@ class EngineTest(unittest.TestCase):
         [holder] = [one for key, one in builder._plans._planned.items() if key[0] is builder._usual]
         plan = holder.decode.plan
         holder.decode.plan = lambda *arguments: (planned.append(arguments), plan(*arguments))
+        builder.build(0, first.common())
+        self.assertEqual(len(planned), 1)  # before any layer
+        planned.clear()
         step = self.run_step(builder, impl, first)  # two layers
         self.assertEqual(len(planned), 1)
         self.run_step(builder, impl, second)
@@ -208,6 +245,45 @@ class EngineTest(unittest.TestCase):
         builder.update_draft_decode_metadata(step)  # a drafter that advances its requests in a graph
         self.agree(first, impl, step, *first.layer())
         self.assertEqual(len(planned), 4)
+
+    def test_a_graph_holds_no_plan(self):
+        """Recorded for padding, replayed for a batch that has as many requests; lengths, tables and query starts lie
+        where they lay."""
+        config = config_of(drafts=3)
+        builder, impl = builder_of(config), impl_of(config)
+        recorded = Batch([4, 4, 4, 4], [4, 4, 4, 4])
+        common = recorded.common()
+        metadata = builder.build_for_cudagraph_capture(common)
+        q, cache = recorded.layer()
+        with Recorded() as graph:
+            o, lse = impl.forward_mqa(q, cache, metadata, None)
+        self.assertEqual(graph.plans, 0)
+        for lengths, queries in (([300, 17, 129, 9], [4, 4, 4, 4]), ([512, 40], [4, 3])):
+            batch = Batch(lengths, queries, pad=4 - len(lengths), rows=16)
+            fresh = batch.common()
+            recorded.table[:] = batch.table
+            for name in ("seq_lens", "query_start_loc", "query_start_loc_cpu"):
+                getattr(common, name)[:] = getattr(fresh, name)
+            builder.build(0, common)
+            graph.replay()
+            expected_o, expected_lse = batch.expected(q, cache)
+            self.assertTrue(torch.allclose(o[:len(expected_o)].float(), expected_o, atol=1e-2, rtol=1e-2))
+            self.assertTrue(torch.allclose(lse[:len(expected_o)], expected_lse, atol=1e-3, rtol=1e-3))
+
+    def test_a_graph_of_a_drafters_steps_plans_each(self):
+        config = config_of()
+        builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17], [1, 1])
+        common = batch.common()
+        metadata = builder.build(0, common)
+        q, cache = batch.layer()
+        with Recorded() as graph:
+            builder.update_draft_decode_metadata(metadata)
+            o, _ = impl.forward_mqa(q, cache, metadata, None)
+        self.assertEqual(graph.plans, 1)
+        batch.tokens = [299, 16]
+        metadata.decode.seq_lens[:] = torch.tensor(batch.tokens)
+        graph.replay()  # nothing was built
+        self.assertTrue(torch.allclose(o.float(), batch.expected(q, cache)[0], atol=1e-2, rtol=1e-2))
 
     @mock.patch("vllm.model_executor.layers.attention.mla_attention.PIN_MEMORY", False, create=True)  # no GPU
     def test_a_batch_with_prompts(self):

@@ -100,6 +100,15 @@ class Decode(unittest.TestCase):
         again = of_tokens.run(q, view, slots // 16 * 48 + slots % 16)
         self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
 
+    def test_the_largest_capacity_and_fixed_splits(self):
+        self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
+        with self.assertRaisesRegex(hypermla.Error, "max_requests=2049"):
+            self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS + 1)
+        fixed_split = hypermla.MlaDecode.fixed_split
+        self.assertEqual([fixed_split(room, max_tokens=5000, device="cpu") for room in (1 << 20, 0)], [512, 8192])
+        with self.assertRaisesRegex(hypermla.Error, "max_tokens=0"):
+            fixed_split(1 << 20, max_tokens=0, device="cpu")
+
     def test_pairs_and_views_give_the_same_bits(self):
         lengths, q, cache, table = self.step()
         decode = self.decode()

@@ -110,6 +110,16 @@ class Plans(unittest.TestCase):
         self.assertTrue((self.attend(one)[0] == first).all())  # its plan was another's meanwhile
         self.assertEqual(len(self.planned), 2)
 
+    def test_a_step_is_planned_before_its_layers(self):
+        step = self.step(40, 17)
+        kind = 2, 16, self.q.dtype, 0.1
+        self.plans.plan(step, *kind)
+        self.watch()
+        self.attend(step)
+        self.assertEqual(len(self.planned), 0)
+        self.plans.plan(step, *kind)
+        self.assertEqual(len(self.planned), 1)
+
     def test_lengths_that_changed_are_planned_when_that_is_said(self):
         step = self.step(40, 17)
         before = self.attend(step)[1].copy()
@@ -129,17 +139,6 @@ class Plans(unittest.TestCase):
     def test_drafts_that_see_each_other(self):
         causal, both = self.attend(self.step(40, 17))[1], self.attend(self.step(40, 17, causal=False))[1]
         self.assertTrue((causal[0] < both[0]).all() and (causal[1:] == both[1:]).all())
-
-    def test_fixed_split(self):
-        for heads, requests, queries, tokens in ((128, 256, 1, 131072), (16, 1024, 4, 163840), (128, 2048, 8, 1 << 20),
-                                                 (16, 1, 1, 4096)):
-            split = plans.fixed_split(heads, requests, queries, tokens)
-            parts = -(-tokens // split)
-            self.assertLessEqual(parts, 160)
-            if parts > 1:
-                self.assertLessEqual(requests * heads * queries * parts * 1024, 256 << 20)
-            self.assertEqual(split & (split - 1), 0)
-        self.assertEqual(plans.fixed_split(16, 1, 1, 4096), 512)
 
     def test_which_queries_are_read_where_they_lie(self):
         tensor = lambda *strides: types.SimpleNamespace(stride=lambda axis: strides[axis])

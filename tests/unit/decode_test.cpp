@@ -201,6 +201,32 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
   }
 }
 
+TEST(MlaDecode, AFixedSplitFitsItsWorkspace) {
+  const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", "v0").make();
+  plan->target = Target::of_arch("sm_90");
+  const auto bytes_of = [&](const MlaDecodeOptions& with) { return plan->decode(with)->workspace_bytes(); };
+  const std::vector<int> splits = fixed_splits();
+  constexpr std::size_t kMost = 288 << 20;
+  for (const auto& [heads, requests, queries, tokens] :
+       {std::tuple{128, 256, 1, 131072}, {16, 1024, 4, 163840}, {128, 2048, 8, 1 << 20}, {16, 1, 1, 4096}}) {
+    MlaDecodeOptions options = {.heads = heads, .max_requests = requests, .max_queries = queries, .max_tokens = tokens};
+    settle(options);
+    const int split = fixed_split(options, kMost, bytes_of);
+    EXPECT_NE(std::find(splits.begin(), splits.end(), split), splits.end()) << split;
+    options.split = split;
+    if (split < tokens) {
+      EXPECT_LE(bytes_of(options), kMost);
+    }
+    options.split = split / 2;
+    if (split > 512) {
+      EXPECT_TRUE(!error_of([&] { bytes_of(options); }).empty() || bytes_of(options) > kMost) << split;
+    }
+  }
+  EXPECT_GE(splits.back(), MlaDecode::kMaxTokens);
+  EXPECT_EQ(MlaDecode::fixed_split({.max_tokens = 4096}, kMost, DeviceHandle("cpu")), 512);
+  EXPECT_EQ(MlaDecode::fixed_split({.max_tokens = 4096}, 0, DeviceHandle("cpu")), 4096);
+}
+
 TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   const auto refusal = [](MlaDecodeOptions options) {
     return error_of([&] { MlaDecode(options, DeviceHandle("cpu")); });

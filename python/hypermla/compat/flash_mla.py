@@ -22,7 +22,6 @@ from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-_MOST_TOKENS, _MOST_QUERIES = 1 << 20, 2048  # of a request, and of a sparse step: as MlaDecode's
 _FP8_BYTES = 656  # of a token
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
 
@@ -106,7 +105,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if softmax_scale is None:
         softmax_scale = q.shape[3] ** -0.5
     planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
-                           "max_tokens": min(_rounded(block_table.shape[1] * page), _MOST_TOKENS), "page": page,
+                           "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
                            "dtype": _tensors.dtype(q), "causal": bool(causal), "scale": float(softmax_scale),
                            "empty_lse_positive": True})
     _plan(planned, tile_scheduler_metadata, lambda: cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
@@ -205,19 +204,19 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
     if 0 in (queries, heads, cache.shape[0], slots.shape[1]):  # no token to see
         out[...], lse[...] = 0, float("inf")
         return
-    most = min(queries, _MOST_QUERIES)
+    most = min(queries, MlaDecode.MAX_REQUESTS)
     planned = _planned(q, {"heads": heads, "max_requests": _rounded(most),
-                           "max_tokens": min(_rounded(slots.shape[1]), _MOST_TOKENS), "page": cache.shape[1],
+                           "max_tokens": min(_rounded(slots.shape[1]), MlaDecode.MAX_TOKENS), "page": cache.shape[1],
                            "dtype": _tensors.dtype(q), "scale": float(scale), "sparse": True,
                            "cache_format": "fp8_656" if cache.shape[2] == _FP8_BYTES else "as_queries",
                            "empty_lse_positive": True})
-    if metadata is not None and queries <= _MOST_QUERIES:
+    if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
         _plan(planned, metadata, lengths, (tuple(q.shape), cache.shape[1], slots.shape[1]))
         planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
         return
     lengths = lengths()
-    for first in range(0, queries, _MOST_QUERIES):
-        own = slice(first, first + _MOST_QUERIES)
+    for first in range(0, queries, MlaDecode.MAX_REQUESTS):
+        own = slice(first, first + MlaDecode.MAX_REQUESTS)
         planned.plan = None
         planned.decode.plan(lengths[own])
         planned.decode.run(takeable(q[own]), cache, slots[own], out[own], lse[own], sinks=sinks)

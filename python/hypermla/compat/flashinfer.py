@@ -17,7 +17,6 @@ from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 __all__ = ["BatchMLAPagedAttentionWrapper"]
 
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
-_MOST_TOKENS = 1 << 20  # of a request, as MlaDecode's
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -122,10 +121,10 @@ class BatchMLAPagedAttentionWrapper:
             if tokens is None or tokens < wanted["tokens"]:
                 raise Error(f"a request has {wanted['tokens']} tokens, but kv_indices leaves room for {tokens or 0} of "
                             "each: make the wrapper with max_tokens, the most that a request will have")
-            most = {**wanted, "tokens": min(tokens, _MOST_TOKENS)}
+            most = {**wanted, "tokens": min(tokens, MlaDecode.MAX_TOKENS)}
         else:
             most = {name: _rounded(count) for name, count in wanted.items()}
-            most["tokens"] = max(wanted["tokens"], min(most["tokens"], _MOST_TOKENS))
+            most["tokens"] = max(wanted["tokens"], min(most["tokens"], MlaDecode.MAX_TOKENS))
         most = {name: max(count, 1) for name, count in most.items()}
         self._options = None  # until it is made
         self._decode = MlaDecode(max_requests=most["requests"], max_queries=most["queries"],

@@ -17,12 +17,12 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
                                                                 MLACommonMetadataBuilder, QueryLenSupport)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
-from hypermla.vllm.plans import Capacity, Plans, fixed_split, takes_strides
+from hypermla.mla_decode import LATENT, ROPE, MlaDecode
+from hypermla.vllm.plans import Capacity, Plans, takes_strides
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
-LATENT, ROPE = 512, 64
-MOST_REQUESTS, MOST_QUERIES, MOST_TOKENS = 2048, 1024, 1 << 20  # of a MlaDecode
+FIXED_SPLIT_BYTES = 288 << 20  # for partial outputs, where every request is cut at fixed places
 # Requests of so many queries are decodes, too: short continuations of a long context, of which the latent path reads
 # the cache once and the decompressed path decompresses all.
 SHORT_EXTEND = 128
@@ -43,7 +43,7 @@ def _graphs_take_any_batch(config):
     return (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL and not envs.VLLM_BATCH_INVARIANT
             and config.parallel_config.decode_context_parallel_size == 1
             and config.parallel_config.prefill_context_parallel_size == 1
-            and largest is not None and largest + _drafted_queries(config) <= MOST_QUERIES)
+            and largest is not None and largest + _drafted_queries(config) <= MlaDecode.MAX_QUERIES)
 
 
 class HyperMLABackend(MLACommonBackend):
@@ -113,10 +113,10 @@ class HyperMLABackend(MLACommonBackend):
         config = get_current_vllm_config_or_none()
         if config is None or config.model_config is None:
             return None
-        if config.scheduler_config.max_num_seqs > MOST_REQUESTS:
-            return f"HyperMLA decodes at most {MOST_REQUESTS} requests at once; lower --max-num-seqs to that"
-        if config.model_config.max_model_len > MOST_TOKENS:
-            return f"HyperMLA's requests have at most {MOST_TOKENS} tokens; lower --max-model-len to that"
+        if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
+            return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
+        if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
+            return f"HyperMLA's requests have at most {MlaDecode.MAX_TOKENS} tokens; lower --max-model-len to that"
         return None
 
 
@@ -167,8 +167,11 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         heads = (getattr(layers[0], "num_heads", None) or self.num_heads) * shards
         tokens = vllm_config.model_config.max_model_len
-        split = fixed_split(heads, requests, usual, tokens) if envs.VLLM_BATCH_INVARIANT else 0
         most = max(vllm_config.scheduler_config.max_num_batched_tokens, largest)
+        index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
+        name = device.type if index is None else f"{device.type}:{index}"
+        split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, tokens,
+                                      name) if envs.VLLM_BATCH_INVARIANT else 0
         self._usual = Capacity(requests, usual, requests * usual, tokens, split)
         self._long = self._usual if longest == usual else Capacity(requests, longest, min(requests * longest, most),
                                                                    tokens)
@@ -176,14 +179,14 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             self._usual = self._long
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
-        index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
-        self._plans = Plans(device.type if index is None else f"{device.type}:{index}")
+        self._plans = Plans(name)
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
-        for scale in scales:
+        self._kinds = [(heads, self.page_size, kv_cache_spec.dtype, float(scale)) for scale in scales]
+        for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
-                decode = self._plans.decode(capacity, True, heads, self.page_size, kv_cache_spec.dtype, float(scale))
+                decode = self._plans.decode(capacity, True, *kind)
                 logger.info_once("HyperMLA decodes requests of up to %d queries: %s", capacity.queries,
                                  decode.explain())
 
@@ -202,13 +205,18 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  "reorder_batch_threshold was changed after the builder was made")
             if longest > self._usual.queries:
                 capacity = self._long
-        return HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
+        step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,
                                       plans=self._plans)
+        # vLLM builds every step, also before it replays a graph, which so need not hold the planner.
+        for kind in self._kinds:
+            self._plans.plan(step, *kind)
+        return step
 
     def update_draft_decode_metadata(self, metadata):
-        """vLLM 0.33: a drafter's steps in one graph, each with longer requests than the one before."""
+        """vLLM 0.33: a drafter's steps in one graph that nothing is built for, each with longer requests than the one
+        before. So the graph plans them."""
         self._plans.forget()
 
 

@@ -4,9 +4,6 @@ from typing import NamedTuple
 
 from hypermla.mla_decode import MlaDecode
 
-_PARTS_BYTES = 256 << 20  # of partial outputs, where every request is cut at fixed places
-_MOST_PARTS = 160  # of a request
-
 
 class Capacity(NamedTuple):
     """Of steps that one MlaDecode can attend."""
@@ -25,14 +22,22 @@ class _Planned:
         self.decode = decode
         self.step = None
 
+    def plan(self, step):
+        self.step = None  # of which nothing is true if plan() throws
+        self.decode.plan(step.seq_lens, step.query_start_loc)
+        self.step = step
+
 
 class Plans:
     """The MlaDecodes of one stream of steps, made when they are first asked for.
 
     A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
-    `capacity` and whether it is `causal`. It is planned by the first layer that attends it, in the stream of that
-    layer, and not again. So what a CUDA graph records of a step plans it, too, and every replay divides the work anew
-    by what its lengths are then, whoever wrote them: nothing outside the graph needs to be called before it.
+    `capacity` and whether it is `causal`. Layers of a kind are those of one (heads, page, dtype, scale).
+
+    plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
+    whoever replays it calls plan() before, with a step of as many requests, and its lengths then. attend() plans a step
+    for which plan() was not called, or of which forget() said that its lengths have changed; if that is recorded, every
+    replay plans anew.
     """
 
     def __init__(self, device):
@@ -40,17 +45,19 @@ class Plans:
         self._planned = {}
 
     def decode(self, capacity, causal, heads, page, dtype, scale):
-        """The MlaDecode for a capacity and a layer's own numbers."""
+        """The MlaDecode for a capacity and a kind of layers."""
         return self._of(capacity, causal, heads, page, dtype, scale).decode
+
+    def plan(self, step, heads, page, dtype, scale):
+        """Divides the work of a step for a kind of layers, in the current stream."""
+        self._of(step.capacity, step.causal, heads, page, dtype, scale).plan(step)
 
     def attend(self, step, q, cache, scale):
         """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q and cache are."""
         latent = q[0] if isinstance(q, tuple) else q
         planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], latent.dtype, scale)
         if planned.step is not step:
-            planned.step = None  # of which nothing is true if plan() throws
-            planned.decode.plan(step.seq_lens, step.query_start_loc)
-            planned.step = step
+            planned.plan(step)
         return planned.decode.run(q, cache, step.block_table)
 
     def forget(self):
@@ -67,19 +74,6 @@ class Plans:
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, device=self._device))
         return planned
-
-
-def fixed_split(heads, requests, queries, tokens):
-    """The least split of a capacity, 512 times a power of two, whose partial outputs fit a quarter of a gigabyte. They
-    have a place for every part that requests may have, since nothing may depend on which of them have it."""
-    rows = heads * queries
-    tile = 16 if rows <= 32 else 64
-    of_request = (rows + tile - 1) // tile * tile * 512 * 2
-    parts = min(max(_PARTS_BYTES // (requests * of_request), 1), _MOST_PARTS)
-    split = 512
-    while parts * split < tokens:
-        split *= 2
-    return split
 
 
 def takes_strides(q, heads):

@@ -77,6 +77,12 @@ MlaDecode& MlaDecode::operator=(MlaDecode&&) noexcept = default;
 std::size_t MlaDecode::workspace_bytes(const MlaDecodeOptions& options, const DeviceHandle& device) {
   return kernels_for(settled(options), *device.device_)->workspace_bytes();
 }
+int MlaDecode::fixed_split(MlaDecodeOptions options, std::size_t bytes, const DeviceHandle& device) {
+  settle(options);
+  return hypermla::fixed_split(options, bytes, [&](const MlaDecodeOptions& with) {
+    return kernels_for(with, *device.device_)->workspace_bytes();
+  });
+}
 std::size_t MlaDecode::workspace_bytes() const { return state_->kernels->workspace_bytes(); }
 
 void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, void* stream) {

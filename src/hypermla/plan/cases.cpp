@@ -189,7 +189,7 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656})
         add({.heads = heads, .max_requests = requests, .sparse = true, .cache_format = format});
     }
-  for (int split = 512; split <= 1 << 20; split *= 2) add({.heads = 16, .max_tokens = split, .split = split});
+  for (const int split : fixed_splits()) add({.heads = 16, .max_tokens = split, .split = split});
   return sources;
 }
 

@@ -16,10 +16,10 @@ void settle(MlaDecodeOptions& at) {
   auto within = [](const char* name, std::int64_t value, std::int64_t most) {
     if (value < 1 || value > most) fail("{}={} is not supported: it must be from 1 to {}", name, value, most);
   };
-  within("heads", at.heads, 1024);
-  within("max_requests", at.max_requests, 2048);
-  within("max_queries", at.max_queries, 1024);
-  within("max_tokens", at.max_tokens, 1 << 20);
+  within("heads", at.heads, MlaDecode::kMaxHeads);
+  within("max_requests", at.max_requests, MlaDecode::kMaxRequests);
+  within("max_queries", at.max_queries, MlaDecode::kMaxQueries);
+  within("max_tokens", at.max_tokens, MlaDecode::kMaxTokens);
   const std::int64_t all = std::int64_t{at.max_requests} * at.max_queries;
   if (at.max_query_tokens == 0) at.max_query_tokens = int(all);
   within("max_query_tokens", at.max_query_tokens, all);
@@ -83,6 +83,26 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
         "latent_page_stride={} is not supported for sparse attention: pages must follow each other, {} tokens of {} "
         "elements apart",
         with.latent_page_stride, at.page, with.latent_token_stride);
+}
+
+std::vector<int> fixed_splits() {
+  std::vector<int> splits;
+  for (int split = 512; split <= MlaDecode::kMaxTokens; split *= 2) splits.push_back(split);
+  return splits;
+}
+
+int fixed_split(MlaDecodeOptions options, std::size_t bytes,
+                const std::function<std::size_t(const MlaDecodeOptions&)>& workspace_bytes) {
+  for (const int split : fixed_splits()) {
+    options.split = split;
+    if (split >= options.max_tokens) break;
+    try {
+      if (workspace_bytes(options) <= bytes) break;
+    } catch (const Error&) {
+      continue;  // more parts than kernels merge
+    }
+  }
+  return options.split;
 }
 
 MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,

@@ -3,6 +3,7 @@
 // KernelPlan::decode().
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,12 @@ enum DecodeStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
 // Throws Error for options without a meaning. Afterwards max_query_tokens and scale are set.
 void settle(MlaDecodeOptions& options);
+
+// The splits that are compiled ahead of time, growing; the last one cuts no request.
+std::vector<int> fixed_splits();
+// The least of them for settled options with which `workspace_bytes` are at most `bytes`, else one that cuts nothing.
+int fixed_split(MlaDecodeOptions options, std::size_t bytes,
+                const std::function<std::size_t(const MlaDecodeOptions&)>& workspace_bytes);
 
 // Throws Error for tensors that no kernel takes: a missing pointer, a stride or an address that is not aligned.
 void require_tensors(const MlaDecodeOptions& options, const MlaDecodeTensors& tensors);

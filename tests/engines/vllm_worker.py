@@ -1,0 +1,326 @@
+"""One process of bench_vllm.py: vLLM's engine with one attention backend, over a small model of DeepSeek-V3's shape
+with random weights. Writes a JSON line per result. Needs a GPU, vLLM, and this package where Python finds it."""
+
+import collections
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+
+VOCABULARY = 1024
+GREEDY_TOKENS = 32
+# Parts of the names of kernels that are attention. Writing the cache is not.
+ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "_fwd_grouped",
+             "_fwd_kernel_stage", "combine")
+
+
+def write_model(directory, heads, layers, tokens):
+    """A directory that vLLM takes for a DeepSeek-V3, without experts."""
+    directory = os.path.join(directory, f"model-{heads}-{layers}")
+    os.makedirs(directory, exist_ok=True)
+    hidden = 256
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
+              "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 2 * hidden,
+              "moe_intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": heads,
+              "num_key_value_heads": heads, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+              "n_group": 1, "topk_group": 1, "first_k_dense_replace": layers, "moe_layer_freq": 1,
+              "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+              "routed_scaling_factor": 1.0, "q_lora_rank": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+              "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 2 * tokens,
+              "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None,
+              "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
+              "eos_token_id": 1, "pad_token_id": 2, "use_cache": True, "num_nextn_predict_layers": 0}
+    with open(os.path.join(directory, "config.json"), "w") as file:
+        json.dump(config, file, indent=1)
+    return directory
+
+
+def use_normal_weights():
+    """vLLM's dummy weights are so small that attention would not reach the logits."""
+    import torch
+    from vllm.model_executor.model_loader import dummy_loader
+
+    @torch.no_grad()
+    def fill(model, *_, **__):
+        if not hasattr(model, "lm_head"):
+            return  # a part of the model, which was filled as a whole
+        for name, weights in model.named_parameters():
+            if not torch.is_floating_point(weights) or weights.device.type == "meta":
+                continue
+            if "norm" in name or weights.dim() < 2:
+                weights.fill_(1.0 if "norm" in name else 0.0)
+                continue
+            # Attention that looks at some tokens more than at others, and logits that differ.
+            spread = 1.0 if "embed_tokens" in name else weights.shape[-1] ** -0.5
+            spread *= 2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0
+            generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()))
+            weights.copy_(spread * torch.randn(weights.shape, generator=generator, device=weights.device))
+
+    dummy_loader.initialize_dummy_weights = fill
+
+
+class Engine:
+    """vLLM's engine, with a watch on its steps."""
+
+    def __init__(self, at):
+        import torch
+        from vllm import LLM
+
+        queries = 1 + at["drafts"]
+        batches = {batch for batch, _, _ in at["shapes"]}
+        sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *batches}}
+        sizes |= {mixed_queries(batch, queries) for batch, _, mixed in at["shapes"] if mixed}
+        tokens = max([16384, *(2048 + context for _, context, _ in at["shapes"])])
+        arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens), "load_format": "dummy",
+                     "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": 0.3,
+                     "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
+                     "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
+                     "attention_config": {"backend": at["backend"]}}
+        if at["graphs"] == "NONE":
+            arguments["enforce_eager"] = True
+        else:
+            arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": at["graphs"],
+                                               "cudagraph_capture_sizes": sorted(sizes)}
+        if at["drafts"]:
+            arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": at["drafts"],
+                                               "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        use_normal_weights()
+        self.torch, self.llm, self.queries, self.mixed = torch, LLM(**arguments), queries, False
+        self.config = self.llm.llm_engine.vllm_config
+        self._watch()
+        if at["drafts"]:
+            self._mix()
+
+    def _mix(self):
+        """While self.mixed: requests have 0, 1, .. and all drafts in turn."""
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        update = scheduler.update_draft_token_ids
+
+        def shortened(drafts):
+            if self.mixed:
+                for i, tokens in enumerate(drafts.draft_token_ids):
+                    del tokens[i % self.queries:]
+            update(drafts)
+
+        scheduler.update_draft_token_ids = shortened
+
+    def _watch(self):
+        self.replays, self.batches, self.steps, self.built, self.forward = [], [], [], [], []
+        self.after_step = lambda number: None
+        events, engine = self.torch.cuda.Event, self.llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        layer = next(iter(self.config.compilation_config.static_forward_context.values()))
+        replay, schedule, step = self.torch.cuda.CUDAGraph.replay, scheduler.schedule, engine.step
+
+        def timed_replay(graph):
+            begin, end = events(enable_timing=True), events(enable_timing=True)
+            begin.record()
+            replay(graph)
+            end.record()
+            self.replays.append((begin, end))
+
+        def noted_schedule(*arguments, **keywords):
+            output = schedule(*arguments, **keywords)
+            self.batches.append((len(output.num_scheduled_tokens), output.total_num_scheduled_tokens))
+            return output
+
+        def noted_step():
+            output = step()
+            self.steps.append((time.perf_counter(), self.batches[-1] if self.batches else (0, 0), len(self.replays),
+                               len(self.built), len(self.forward)))
+            self.after_step(len(self.steps))
+            return output
+
+        def watched(of, name, seconds):
+            call = getattr(of, name)
+
+            def timed(*arguments, **keywords):
+                begin = time.perf_counter()
+                output = call(*arguments, **keywords)
+                seconds.append(time.perf_counter() - begin)
+                return output
+
+            setattr(of, name, timed)
+
+        watched(layer.attn_backend.get_builder_cls(), "build", self.built)
+        watched(type(layer.impl), "forward_mqa", self.forward)
+        self.torch.cuda.CUDAGraph.replay = timed_replay
+        scheduler.schedule, engine.step = noted_schedule, noted_step
+
+    def describe(self):
+        layers = list(self.config.compilation_config.static_forward_context.values())
+        return {"implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
+                "graphs_of_engine": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
+                "runner_v2": bool(getattr(self.config, "use_v2_model_runner", False))}
+
+    def generate(self, prompts, tokens, logprobs=None):
+        from vllm import SamplingParams
+
+        how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=logprobs)
+        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], how, use_tqdm=False)
+
+    def texts(self, prompts):
+        """Greedy tokens, and the log-probabilities of the likeliest at each place."""
+        return [{"ids": list(one.outputs[0].token_ids),
+                 "logprobs": [{str(token): round(of.logprob, 5) for token, of in place.items()}
+                              for place in one.outputs[0].logprobs]}
+                for one in self.generate(prompts, GREEDY_TOKENS, 8)]
+
+    def clear(self):
+        for noted in (self.replays, self.batches, self.steps, self.built, self.forward):
+            noted.clear()
+
+    def time_decode(self, prompts, steps):
+        """Of decoding steps of all prompts at once, whose contexts the prefix cache keeps: medians, of the host's time
+        in the metadata builder and, without graphs, in one layer's forward call, too."""
+        self.clear()
+        self.generate(prompts, steps)
+        self.torch.cuda.synchronize()
+        wall, graph, replays, queries, built, forward = [], [], [], [], [], []
+        for (begin, before, *first), (end, batch, *last) in list(zip(self.steps, self.steps[1:]))[3:]:
+            if before[0] != len(prompts) or batch[0] != len(prompts):
+                continue
+            wall.append(1e3 * (end - begin))
+            queries.append(batch[1] / len(prompts))
+            replays.append(last[0] - first[0])
+            if replays[-1]:
+                graph.append(sum(a.elapsed_time(b) for a, b in self.replays[first[0]:last[0]]))
+            built += self.built[first[1]:last[1]]
+            forward += self.forward[first[2]:last[2]]
+        return {"steps": len(wall), "wall_ms": median(wall), "graph_ms": median(graph), "replays": median(replays),
+                "queries": median(queries), "builder_us": median([1e6 * one for one in built]),
+                "forward_us": median([1e6 * one for one in forward])}
+
+    def profile_decode(self, prompts):
+        """Milliseconds of a decoding step in kernels and in those of attention, planners outside of the graph among
+        them, and the mean pauses, in microseconds, between these and the kernels before and behind them; negative where
+        they overlap."""
+        from torch.profiler import ProfilerActivity, profile
+
+        first, last = 4, 12  # steps; those before them begin the requests
+        profiler = profile(activities=[ProfilerActivity.CUDA])
+
+        def between(number):
+            if number in (first, last):
+                self.torch.cuda.synchronize()
+                (profiler.start if number == first else profiler.stop)()
+
+        self.clear()
+        self.after_step = between
+        try:
+            self.generate(prompts, last * self.queries + 2)
+        finally:
+            self.after_step = lambda number: None
+        spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in profiler.events()
+                       if "CUDA" in str(event.device_type))
+        spans = [span for span in spans if not span[2].startswith(("Memcpy", "Memset"))]
+        kernels, before, behind = collections.Counter(), [], []
+        for i, (begin, end, name) in enumerate(spans):
+            kernels[name] += (end - begin) / 1e3 / (last - first)
+            if is_attention(name) and 0 < i < len(spans) - 1:
+                before += [] if is_attention(spans[i - 1][2]) else [begin - spans[i - 1][1]]
+                behind += [] if is_attention(spans[i + 1][2]) else [spans[i + 1][0] - end]
+        return {"kernels_ms": round(sum(kernels.values()), 4),
+                "attention_ms": round(sum(ms for name, ms in kernels.items() if is_attention(name)), 4),
+                "pause_before_us": median(before), "pause_behind_us": median(behind),
+                "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(6)]}
+
+
+def mixed_queries(requests, queries):
+    return sum(i % queries + 1 for i in range(requests))
+
+
+def is_attention(kernel):
+    return any(part in kernel for part in ATTENTION) and "cache" not in kernel
+
+
+def median(values):
+    return round(statistics.median(values), 4) if values else None
+
+
+def difference(one, other):
+    """How far texts agree: tokens up to the first that differs; log-probabilities of tokens that both list, at places
+    with the same tokens before them."""
+    equal = total = whole = 0
+    apart = []
+    for a, b in zip(one, other):
+        same = next((i for i, (x, y) in enumerate(zip(a["ids"], b["ids"])) if x != y), len(a["ids"]))
+        equal, total, whole = equal + same, total + len(a["ids"]), whole + (same == len(a["ids"]))
+        for x, y in list(zip(a["logprobs"], b["logprobs"]))[:same + 1]:
+            apart += [abs(x[token] - y[token]) for token in x if token in y]
+    return {"prompts": len(one), "prompts_equal": whole, "tokens_before_parting": equal, "tokens": total,
+            "logprob_max": round(max(apart, default=0), 5),
+            "logprob_mean": round(sum(apart) / max(len(apart), 1), 6)}
+
+
+def driver_version():
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                               capture_output=True, text=True, timeout=20)
+        return found.stdout.split("\n")[0].strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def main():
+    """usage: vllm_worker.py <JSON of what bench_vllm.py asks>"""
+    at = json.loads(sys.argv[1])
+    out = open(at["path"], "w", buffering=1)
+
+    def put(what, **result):
+        out.write(json.dumps({"what": what, **result}) + "\n")
+
+    begin = time.monotonic()
+    engine = Engine(at)
+    torch = engine.torch
+    import vllm
+
+    put("engine", device={"name": torch.cuda.get_device_name(), "driver": driver_version()},
+        versions={"vllm": vllm.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
+        start_s=round(time.monotonic() - begin, 1), **engine.describe())
+    generator = torch.Generator().manual_seed(7)
+
+    def tokens(count):
+        return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+    prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
+    if at["agreement"]:
+        together = engine.texts(prompts)
+        alone = []
+        for prompt in prompts:
+            engine.llm.reset_prefix_cache()
+            alone += engine.texts([prompt])
+        put("texts", texts=together)
+        put("alone", **difference(alone, together))
+    # Every token occurs, so that an n-gram drafter always finds one.
+    most = max([batch for batch, _, _ in at["shapes"]], default=0)
+    shuffled = [torch.randperm(VOCABULARY, generator=generator).tolist() for _ in range(most)]
+    rows = [some + tokens(max(context for _, context, _ in at["shapes"])) for some in shuffled]
+    for batch, context, mixed in at["shapes"]:
+        if time.time() > at["until"]:
+            break
+        try:
+            engine.mixed = mixed
+            these = [row[:context + 1] for row in rows[:batch]]
+            engine.generate(these, 1)
+            found = [engine.time_decode(these, at["steps"]) for _ in range(at["repeats"])]
+            row = {name: [one[name] for one in found] for name in ("wall_ms", "graph_ms")}
+            row |= {name: median([one[name] for one in found if one[name] is not None])
+                    for name in ("steps", "replays", "queries", "builder_us", "forward_us")}
+            if at["profile"]:
+                try:
+                    row |= engine.profile_decode(these)
+                except Exception as error:  # the times stay
+                    row["profile_error"] = repr(error)[:300]
+            put("row", batch=batch, context=context, mixed=mixed, **row)
+        except Exception as error:  # the next shape may work
+            put("row", batch=batch, context=context, mixed=mixed, error=repr(error)[:500])
+    put("end", seconds=round(time.monotonic() - begin, 1))
+
+
+if __name__ == "__main__":
+    main()
