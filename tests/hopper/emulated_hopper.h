@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <barrier>
 #include <bit>
 #include <cmath>
 #include <condition_variable>
@@ -59,37 +60,13 @@ struct PhaseBarrier {
 };
 inline std::mutex mutex;
 inline std::map<unsigned, PhaseBarrier> phase_barriers;  // by their address
+// How often the threads of a warp have waited at a barrier: the lanes of a warp find it as the first of them does, even
+// if the system lets them look when the next phase is over, too.
+inline std::map<std::pair<int, unsigned>, int> waits_of_warp;
+inline thread_local std::map<unsigned, int> waits_of_thread;
 
-// A barrier of threads that meet again and again.
-class Meeting {
- public:
-  explicit Meeting(int threads) : threads_(threads) {}
-  void arrive() {
-    const std::lock_guard lock(mutex_);
-    next();
-  }
-  void arrive_and_wait() {
-    std::unique_lock lock(mutex_);
-    const unsigned turn = turn_;
-    next();
-    over_.wait(lock, [&] { return turn_ != turn; });
-  }
-
- private:
-  void next() {
-    if (++arrived_ < threads_) return;
-    arrived_ = 0;
-    ++turn_;
-    over_.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable over_;
-  int threads_, arrived_ = 0;
-  unsigned turn_ = 0;
-};
-inline std::map<int, Meeting> named_barriers;  // by their number
-inline std::vector<std::unique_ptr<Meeting>> warps;
+inline std::map<int, std::barrier<>> named_barriers;  // by their number
+inline std::vector<std::unique_ptr<std::barrier<>>> warps;
 inline std::vector<unsigned> of_lanes;  // what the threads exchange
 
 inline void change(unsigned address, int arrivals, std::int64_t bytes) {
@@ -102,7 +79,7 @@ inline void change(unsigned address, int arrivals, std::int64_t bytes) {
   ++barrier.phase;
   barrier.over.notify_all();
 }
-inline Meeting& named(int number, int threads) {
+inline std::barrier<>& named(int number, int threads) {
   const std::lock_guard lock(mutex);
   return named_barriers.try_emplace(number, threads).first->second;
 }
@@ -243,7 +220,10 @@ inline void barrier_expect(u32 barrier, u32 bytes) { emulated::change(barrier, 1
 inline void barrier_wait(u32 barrier, u32 parity) {
   std::unique_lock lock(emulated::mutex);
   emulated::PhaseBarrier& at = emulated::phase_barriers.at(barrier);
-  at.over.wait(lock, [&] { return (at.phase & 1) != parity; });
+  int& of_warp = emulated::waits_of_warp[{threadIdx.x / 32, barrier}];
+  const int own = ++emulated::waits_of_thread[barrier];
+  at.over.wait(lock, [&] { return of_warp >= own || (at.phase & 1) != parity; });
+  of_warp = std::max(of_warp, own);
 }
 
 inline bool barrier_test(u32 barrier, u32 parity) {
@@ -264,7 +244,7 @@ template <int>
 void take_registers() {}
 template <int>
 void give_registers() {}
-inline void named_arrive(int barrier, int threads) { emulated::named(barrier, threads).arrive(); }
+inline void named_arrive(int barrier, int threads) { (void)emulated::named(barrier, threads).arrive(); }
 inline bool named_any(int barrier, int threads, bool yes) {
   static std::map<int, bool> any;
   const auto with_any = [&](auto change) {
@@ -440,10 +420,11 @@ inline void emulated::run(int blocks, int threads, const std::function<void()>& 
   for (block.x = 0; block.x < blocks; ++block.x) {
     std::memset(hypermla::cute::dynamic, 0xff, sizeof hypermla::cute::dynamic);
     phase_barriers.clear();
+    waits_of_warp.clear();
     named_barriers.clear();
     warps.clear();
     of_lanes.assign(threads, 0);
-    for (int i = 0; i < threads; i += 32) warps.push_back(std::make_unique<Meeting>(32));
+    for (int i = 0; i < threads; i += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
     std::vector<std::thread> all;
     for (int i = 0; i < threads; ++i)
       all.emplace_back([&, i] {
