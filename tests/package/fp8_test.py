@@ -116,6 +116,36 @@ def table():
               for name, form, *values in measured())]
 
 
+class OneFactorForAll(unittest.TestCase):
+    def test_dense_decoding_reads_576_bytes_a_token(self):
+        random = numpy.random.default_rng(3)
+        lengths = numpy.array([70, 3], numpy.int32)
+        cache = random.integers(0, 127, (9, PAGE, 576)).astype(numpy.uint8)
+        table = numpy.array([[7, 2], [4, -1]], numpy.int32)
+        q = bfloat16(random.standard_normal((2, HEADS, 576)))
+        scale = numpy.array([0.01], numpy.float32)
+        decode = hypermla.MlaDecode(heads=HEADS, max_requests=2, max_tokens=100, page=PAGE, cache_format="fp8_576",
+                                    device="cpu")
+        decode.plan(lengths)
+        with self.assertRaisesRegex(hypermla.Error, "cache_scale is missing"):
+            decode.run(q, cache, table)
+        o, lse = decode.run(q, cache, table, cache_scale=scale)
+        for request, length in enumerate(lengths):
+            tokens = e4m3_values(cache[table[request]].reshape(-1, 576)[:length]) * float(scale[0])
+            scores = floats(q[request]).astype(numpy.float64) @ tokens.T * SCALE
+            weights = numpy.exp(scores - scores.max(-1, keepdims=True))
+            expected = weights @ tokens[:, :512] / weights.sum(-1, keepdims=True)
+            self.assertLessEqual(numpy.abs(floats(o[request]) - expected).max(), 0.005 * numpy.abs(expected).max())
+            of_lse = numpy.log(weights.sum(-1)) + scores.max(-1)
+            self.assertLessEqual(numpy.abs(lse[request] - of_lse).max(), 1e-4)
+
+    def test_what_has_no_meaning_is_refused(self):
+        with self.assertRaisesRegex(hypermla.Error, "bfloat16 queries only"):
+            hypermla.MlaDecode(cache_format="fp8_576", dtype="float16", device="cpu")
+        with self.assertRaisesRegex(hypermla.Error, "cache_format='fp8'"):
+            hypermla.MlaDecode(cache_format="fp8", device="cpu")
+
+
 class Accuracy(unittest.TestCase):
     def test_the_table_is_true(self):
         text = (CHECKOUT / "docs/fp8.md").read_text()
