@@ -153,7 +153,10 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
     options.cache_format = fp8 ? HYPERMLA_CACHE_FP8_656 : HYPERMLA_CACHE_AS_QUERIES;
     hypermla_decode* decode = nullptr;
     if (fp8) {
-      EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "656 bytes"));
+      options.dtype = HYPERMLA_FLOAT16;
+      EXPECT_TRUE(
+          contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "bfloat16 queries only"));
+      options.dtype = HYPERMLA_BFLOAT16;
     }
     options.sparse = 1;
     ASSERT_EQ(hypermla_decode_create(&options, "cpu", nullptr, &decode), HYPERMLA_OK) << hypermla_last_error();
