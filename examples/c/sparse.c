@@ -58,7 +58,7 @@ int main(void) {
   require(hypermla_decode_create(&options, "cpu", NULL, &decode));
   hypermla_decode_tensors tensors;
   hypermla_decode_tensors_init(&tensors, sizeof tensors);
-  require(hypermla_decode_tensors_fused_fp8(&tensors, kHeads, kPage, q, kQueries, cache, kPages, o, lse));
+  require(hypermla_decode_tensors_fused_fp8(&tensors, kHeads, kPage, q, kQueries, cache, kPages, NULL, o, lse));
   tensors.block_table = slots[0];
   tensors.table_stride = kTopK;
   for (int h = 0; h < kHeads; ++h) sinks[h] = h == 0 ? -1e30f : 0; /* of head 0 without effect */

@@ -44,7 +44,11 @@ typedef enum hypermla_status {
 typedef enum hypermla_dtype { HYPERMLA_BFLOAT16 = 0, HYPERMLA_FLOAT16 = 1 } hypermla_dtype;
 
 /* MlaCacheFormat of mla_cache_format.h: how a token lies in a cache. */
-typedef enum hypermla_cache_format { HYPERMLA_CACHE_AS_QUERIES = 0, HYPERMLA_CACHE_FP8_656 = 1 } hypermla_cache_format;
+typedef enum hypermla_cache_format {
+  HYPERMLA_CACHE_AS_QUERIES = 0,
+  HYPERMLA_CACHE_FP8_656 = 1,
+  HYPERMLA_CACHE_FP8_576 = 2 /* decoding only */
+} hypermla_cache_format;
 
 /* Members, limits and defaults are those of MlaDecodeOptions in mla_decode.h; flags are 0 or 1. */
 typedef struct hypermla_decode_options {
@@ -67,7 +71,7 @@ typedef struct hypermla_decode_options {
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count
- * elements, those of a cache of 656 bytes a token bytes. Where attention is sparse block_table holds slots, int32
+ * elements, those of a cache in FP8 bytes. Where attention is sparse block_table holds slots, int32
  * [queries, max_tokens]. */
 typedef struct hypermla_decode_tensors {
   size_t size; /* of this struct in bytes */
@@ -95,6 +99,7 @@ typedef struct hypermla_decode_tensors {
   int64_t lse_head_stride;
   int64_t lse_request_stride;
   const float* sinks;
+  const float* cache_scale;
 } hypermla_decode_tensors;
 
 typedef struct hypermla_decode hypermla_decode;
@@ -115,10 +120,12 @@ HYPERMLA_C_API void hypermla_decode_tensors_init(hypermla_decode_tensors* tensor
 HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads,
                                                              int32_t page, const void* q, int64_t query_tokens,
                                                              const void* cache, int64_t pages, void* o, float* lse);
-/* The same with a cache [pages, page, 656] of bytes, for HYPERMLA_CACHE_FP8_656. */
+/* The same with a cache of bytes: [pages, page, 656] for HYPERMLA_CACHE_FP8_656 or, with its cache_scale, [pages, page,
+ * 576] for HYPERMLA_CACHE_FP8_576. */
 HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads,
                                                                  int32_t page, const void* q, int64_t query_tokens,
-                                                                 const void* cache, int64_t pages, void* o, float* lse);
+                                                                 const void* cache, int64_t pages,
+                                                                 const float* cache_scale, void* o, float* lse);
 
 /* `device`: "cpu", "cuda", "cuda:1", or "auto" (as NULL): the first GPU, else the CPU. `workspace`: as many bytes of
  * the device's memory as hypermla_decode_workspace_bytes() says, aligned to 256, which the caller owns and no other

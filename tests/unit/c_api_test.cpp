@@ -138,9 +138,11 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
   const std::vector<std::uint16_t> q = numbers(kQueries * kHeads * 576, 7919);
   const std::vector<int> slots = {31, -1, 4, 32, 9, 0, 17, 17, 3, 30}, lengths = {5, 3};
   const std::vector<float> sinks = {0.5f, -2, 8};
-  for (const int fp8 : {0, 1}) {
+  const float cache_scale = 0.01f;
+  for (const int fp8 : {0, 1, 2}) {
     SCOPED_TRACE(fp8);
-    std::vector<unsigned char> cache(kPages * kPage * (fp8 ? kFp8TokenBytes : 1152));
+    const int token_bytes = fp8_bytes(MlaCacheFormat(fp8));
+    std::vector<unsigned char> cache(kPages * kPage * (fp8 ? token_bytes : 1152));
     for (std::size_t i = 0; i < cache.size(); ++i) cache[i] = static_cast<unsigned char>(i * 37 % 61);
     hypermla_decode_options options;
     hypermla_decode_options_init(&options, sizeof options);
@@ -150,7 +152,7 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
     options.max_requests = kQueries;
     options.max_tokens = kTopK;
     options.page = kPage;
-    options.cache_format = fp8 ? HYPERMLA_CACHE_FP8_656 : HYPERMLA_CACHE_AS_QUERIES;
+    options.cache_format = fp8;
     hypermla_decode* decode = nullptr;
     if (fp8) {
       options.dtype = HYPERMLA_FLOAT16;
@@ -165,8 +167,11 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
     std::vector<float> lse(kQueries * kHeads), expected_lse(lse.size());
     hypermla_decode_tensors tensors;
     hypermla_decode_tensors_init(&tensors, sizeof tensors);
-    ASSERT_EQ((fp8 ? hypermla_decode_tensors_fused_fp8 : hypermla_decode_tensors_fused)(
-                  &tensors, kHeads, kPage, q.data(), kQueries, cache.data(), kPages, o.data(), lse.data()),
+    const float* const scale = fp8 == HYPERMLA_CACHE_FP8_576 ? &cache_scale : nullptr;
+    ASSERT_EQ(fp8 ? hypermla_decode_tensors_fused_fp8(&tensors, kHeads, kPage, q.data(), kQueries, cache.data(), kPages,
+                                                      scale, o.data(), lse.data())
+                  : hypermla_decode_tensors_fused(&tensors, kHeads, kPage, q.data(), kQueries, cache.data(), kPages,
+                                                  o.data(), lse.data()),
               HYPERMLA_OK);
     tensors.block_table = slots.data();
     tensors.table_stride = kTopK;
@@ -182,6 +187,7 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
         MlaDecodeTensors::fused(kHeads, kPage, q.data(), kQueries, cache.data(), kPages, slots.data(), kTopK,
                                 expected_o.data(), expected_lse.data(), MlaCacheFormat(fp8));
     with.sinks = sinks.data();
+    with.cache_scale = scale;
     std::vector<float> of_lengths;
     for (const int* some : {lengths.data(), static_cast<const int*>(nullptr)}) {
       ASSERT_EQ(hypermla_decode_plan(decode, some, nullptr, kQueries, nullptr), HYPERMLA_OK) << hypermla_last_error();
@@ -429,8 +435,10 @@ TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
                 .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)});
   EXPECT_EQ(cache, expected);
   EXPECT_EQ(std::memcmp(&cache[17 * kFp8TokenBytes + 528], &rows[512], 128), 0);
-  with.cache_format = 2;
-  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_format=2"));
+  with.cache_format = HYPERMLA_CACHE_FP8_576;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "MlaDecode only"));
+  with.cache_format = 3;
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_format=3"));
 }
 
 TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {

@@ -87,8 +87,9 @@ void hypermla_decode_tensors_init(hypermla_decode_tensors* tensors, size_t size)
 namespace hypermla {
 namespace {
 
-hypermla_status set_fused(MlaCacheFormat format, hypermla_decode_tensors* tensors, int heads, int page, const void* q,
-                          std::int64_t query_tokens, const void* cache, std::int64_t pages, void* o, float* lse) {
+hypermla_status set_fused(MlaCacheFormat format, const float* cache_scale, hypermla_decode_tensors* tensors, int heads,
+                          int page, const void* q, std::int64_t query_tokens, const void* cache, std::int64_t pages,
+                          void* o, float* lse) {
   return guarded_call([&] {
     hypermla_decode_tensors to = tensors_of(tensors);
     const MlaDecodeTensors from = MlaDecodeTensors::fused(heads, page, q, count_of("query_tokens", query_tokens), cache,
@@ -114,6 +115,7 @@ hypermla_status set_fused(MlaCacheFormat format, hypermla_decode_tensors* tensor
     to.lse_token_stride = from.lse_token_stride;
     to.lse_head_stride = from.lse_head_stride;
     to.lse_request_stride = from.lse_request_stride;
+    to.cache_scale = cache_scale;
     std::memcpy(tensors, &to, std::min(tensors->size, sizeof to));
   });
 }
@@ -124,12 +126,13 @@ hypermla_status set_fused(MlaCacheFormat format, hypermla_decode_tensors* tensor
 hypermla_status hypermla_decode_tensors_fused(hypermla_decode_tensors* tensors, int32_t heads, int32_t page,
                                               const void* q, int64_t query_tokens, const void* cache, int64_t pages,
                                               void* o, float* lse) {
-  return set_fused(MlaCacheFormat::as_queries, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
+  return set_fused(MlaCacheFormat::as_queries, nullptr, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
 }
 hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads, int32_t page,
                                                   const void* q, int64_t query_tokens, const void* cache, int64_t pages,
-                                                  void* o, float* lse) {
-  return set_fused(MlaCacheFormat::fp8_656, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
+                                                  const float* cache_scale, void* o, float* lse) {
+  const MlaCacheFormat format = cache_scale ? MlaCacheFormat::fp8_576 : MlaCacheFormat::fp8_656;
+  return set_fused(format, cache_scale, tensors, heads, page, q, query_tokens, cache, pages, o, lse);
 }
 
 hypermla_status hypermla_decode_create(const hypermla_decode_options* options, const char* device, void* workspace,
@@ -176,7 +179,8 @@ hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_deco
                      .lse_token_stride = with.lse_token_stride,
                      .lse_head_stride = with.lse_head_stride,
                      .lse_request_stride = with.lse_request_stride,
-                     .sinks = with.sinks},
+                     .sinks = with.sinks,
+                     .cache_scale = with.cache_scale},
                     stream);
   });
 }

@@ -35,7 +35,8 @@ hypermla_decompress_arguments arguments_of(const hypermla_decompress_arguments* 
 }
 
 static_assert(int(MlaCacheFormat::as_queries) == HYPERMLA_CACHE_AS_QUERIES &&
-              int(MlaCacheFormat::fp8_656) == HYPERMLA_CACHE_FP8_656);
+              int(MlaCacheFormat::fp8_656) == HYPERMLA_CACHE_FP8_656 &&
+              int(MlaCacheFormat::fp8_576) == HYPERMLA_CACHE_FP8_576);
 
 MlaCacheFormat format_of(const hypermla_append_arguments& with) { return cache_format_of(with.cache_format); }
 MlaCacheFormat format_of(const hypermla_decompress_arguments&) { return MlaCacheFormat::as_queries; }

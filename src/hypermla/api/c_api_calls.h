@@ -74,8 +74,8 @@ inline DType dtype_of(std::int32_t dtype) {
 }
 
 inline MlaCacheFormat cache_format_of(std::int32_t format) {
-  if (format != HYPERMLA_CACHE_AS_QUERIES && format != HYPERMLA_CACHE_FP8_656)
-    fail("cache_format={} is not supported: choose HYPERMLA_CACHE_AS_QUERIES or HYPERMLA_CACHE_FP8_656", format);
+  if (format < HYPERMLA_CACHE_AS_QUERIES || format > HYPERMLA_CACHE_FP8_576)
+    fail("cache_format={} is not supported: choose HYPERMLA_CACHE_AS_QUERIES, _FP8_656 or _FP8_576", format);
   return MlaCacheFormat(format);
 }
 
