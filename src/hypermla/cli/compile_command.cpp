@@ -96,6 +96,7 @@ int compile_command(const Words& words) {
         for (const DType dtype : {DType::bfloat16, DType::float16}) add(cache_sources(dtype, target.arch));
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
+        if (decode && entry.draft) continue;  // MlaDecode takes one only where it is pinned
         std::unique_ptr<KernelPlan> plan = entry.make();
         plan->target = target;
         if (cases || decode) {
