@@ -35,7 +35,9 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.dtype = half_precision(dtype);
     at.causal = causal;
     at.sparse = sparse;
-    if (fp8) at.cache_format = fp8 == 656 ? hypermla::MlaCacheFormat::fp8_656 : hypermla::MlaCacheFormat::fp8_576;
+    if (fp8)
+      at.cache_format =
+          fp8 == hypermla::kFp8TokenBytes ? hypermla::MlaCacheFormat::fp8_656 : hypermla::MlaCacheFormat::fp8_576;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.kernel = kernel;

@@ -192,8 +192,10 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
 void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
   if (with != last_) {
     require_tensors(options_, with);
+    const bool same_queries = with.q_latent == last_.q_latent && with.q_rope == last_.q_rope &&
+                              with.query_tokens == last_.query_tokens;  // of other layers, in the same memory
     last_ = {};  // nothing is the same again if one of these throws
-    set_queries(with);
+    if (!same_queries) set_queries(with);
     set_cache(with);
     const auto in_int = [](const char* name, std::int64_t value) {
       if (value > std::numeric_limits<int>::max()) fail("{}={} is not supported: it must fit 31 bits", name, value);

@@ -18,11 +18,10 @@ from hypermla import _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
 from hypermla.compat._queries import takeable
-from hypermla.mla_decode import LATENT, ROPE, MlaDecode
+from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
-_FP8_BYTES = 656  # of a token
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
 
 
@@ -142,7 +141,7 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
 
 def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):
     """flash_mla_with_kvcache() with indices."""
-    width = _FP8_BYTES if fp8 else LATENT + ROPE
+    width = FP8_BYTES["fp8_656"] if fp8 else LATENT + ROPE
     if len(q.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
         raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)} "
                     f"and {head_dim_v}")
@@ -208,7 +207,7 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
     planned = _planned(q, {"heads": heads, "max_requests": _rounded(most),
                            "max_tokens": min(_rounded(slots.shape[1]), MlaDecode.MAX_TOKENS), "page": cache.shape[1],
                            "dtype": _tensors.dtype(q), "scale": float(scale), "sparse": True,
-                           "cache_format": "fp8_656" if cache.shape[2] == _FP8_BYTES else "as_queries",
+                           "cache_format": "fp8_656" if cache.shape[2] == FP8_BYTES["fp8_656"] else "as_queries",
                            "empty_lse_positive": True})
     if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
         _plan(planned, metadata, lengths, (tuple(q.shape), cache.shape[1], slots.shape[1]))

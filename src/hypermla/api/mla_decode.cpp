@@ -16,14 +16,17 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     return make_decode_reference(options);
   }
   const PlannedDevice on = planned_device(shared().devices, device);
+  const auto kernels_of = [&](const KernelEntry& entry) {
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    plan->target = on.target;
+    return plan->decode(options);
+  };
   std::unique_ptr<DecodeKernels> best;
   double least = INFINITY;
   for (const KernelEntry& entry : Registry::instance().all()) {
     if (!entry.runs_on(on.target.arch) || (options.kernel.empty() ? entry.draft : entry.full_name() != options.kernel))
       continue;
-    const std::unique_ptr<KernelPlan> plan = entry.make();
-    plan->target = on.target;
-    std::unique_ptr<DecodeKernels> kernels = plan->decode(options);
+    std::unique_ptr<DecodeKernels> kernels = kernels_of(entry);
     if (!kernels) continue;
     const double seconds = kernels->seconds(on.spec);
     if (best && !(seconds < least)) continue;
@@ -34,14 +37,10 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel,
          device.info().name);
   if (!best)
-    for (const KernelEntry& entry : Registry::instance().all()) {
-      if (!entry.draft || !entry.runs_on(on.target.arch)) continue;
-      const std::unique_ptr<KernelPlan> plan = entry.make();
-      plan->target = on.target;
-      if (plan->decode(options))
-        fail("only {} takes these options, a draft that has no record of a GPU yet; pin it by kernel={}",
-             entry.full_name(), entry.full_name());
-    }
+    for (const KernelEntry& entry : Registry::instance().all())
+      if (entry.draft && entry.runs_on(on.target.arch) && kernels_of(entry))
+        fail("only {0} takes these options, a draft that has no record of a GPU yet; pin it by kernel={0}",
+             entry.full_name());
   if (!best)
     fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name,
          on.target.arch);

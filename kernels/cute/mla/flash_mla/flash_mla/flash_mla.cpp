@@ -48,8 +48,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   }
 
   bool takes(const MlaDecodeOptions& options) const override {
-    const int fp8 = fp8_bytes(options.cache_format);
-    return fp8 == 0 || (options.sparse && fp8 == 656);
+    return options.cache_format == MlaCacheFormat::as_queries ||
+           (options.sparse && options.cache_format == MlaCacheFormat::fp8_656);
   }
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };

@@ -59,7 +59,7 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaV2Plan>(*this); }
 
  private:
-  int token_bytes_ = 656;
+  int token_bytes_ = kFp8TokenBytes;
 };
 
 HYPERMLA_REGISTER_DRAFT(FlashMlaV2Plan,
