@@ -29,8 +29,8 @@ import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-import bench_vllm
-from bench_vllm import VOCABULARY, difference, median
+import vllm_worker
+from vllm_worker import VOCABULARY, difference, median
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
@@ -78,8 +78,7 @@ def write_model(at, heads):
     import torch
     from safetensors.torch import save_file
 
-    its = argparse.Namespace(work=at.work, heads=heads, layers=at.layers)
-    directory = bench_vllm.write_model(its)
+    directory = vllm_worker.write_model(at.work, heads, at.layers, CONTEXT)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
     config["rope_parameters"] = config["rope_scaling"] = YARN
@@ -198,7 +197,7 @@ class _Watch:
 
 def is_attention(kernel):
     """Planning and the concatenation of queries count, writing the cache does not."""
-    return bench_vllm.is_attention(kernel) and "kv_buffer" not in kernel
+    return vllm_worker.is_attention(kernel) and "kv_buffer" not in kernel
 
 
 def kernels_of(profiler, steps):

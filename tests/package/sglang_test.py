@@ -62,6 +62,12 @@ class Interface(unittest.TestCase):
                               text=True, capture_output=True, check=False, timeout=120)
         self.assertEqual((done.stdout, done.stderr), ("set()\n", ""))
 
+    def test_the_benchmark_finds_what_it_shares_with_that_of_vllm(self):
+        script = "import bench_sglang as b; print(b.is_attention('flash_mla'), b.is_attention('set_mla_kv_buffer'))"
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(TESTS / "engines")},
+                              text=True, capture_output=True, check=False, timeout=120)
+        self.assertEqual((done.stdout, done.stderr), ("True False\n", ""))
+
 
 if __name__ == "__main__":
     unittest.main()

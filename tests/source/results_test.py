@@ -18,7 +18,7 @@ def tables(root, *words):
 
 # What a run under a profiler leaves, as patterns of the names in profile.json; docs/profiling.md describes the files.
 LEFT_BY = {
-    "ncu": ("report.ncu-rep", "report-verbose.md", "*/ncu-details.csv", "*/sass-metrics.csv", "annotated-src/*"),
+    "ncu": ("report.ncu-rep", "report-verbose.md", "*/ncu-details.csv", "*/sass-metrics.csv", "annotated-src/*/*"),
     "nsys": ("chrome_trace.json", "stats/report_cuda_gpu_trace.csv", "stats/report_cuda_api_sum.csv",
              "stats/report_nvtx_gpu_proj_trace.csv"),
 }
