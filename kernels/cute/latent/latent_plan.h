@@ -28,7 +28,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
-  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8"}) {}
+  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8", "shards"}) {}
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -211,6 +211,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.page = problem.page;
     at.tokens_first = problem.tokens_first;
     at.fp8 = problem.fp8;
+    at.shards = problem.shards;
     return at;
   }
 
@@ -248,7 +249,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<PlanRequestsProblem, PlanRequestsTiling> spec;
     spec.name = "plan_requests";
     spec.header = "cute/latent/plan_requests.cuh";
-    spec.problem = {.split = split_blocks()};
+    spec.problem = {.split = split_blocks(), .shards = problem.shards};
     spec.candidates = {{}};
     spec.cost = {0, 4.0 * problem.b};
     spec.executed = [cost = spec.cost](const PlanRequestsTiling&) { return cost; };
