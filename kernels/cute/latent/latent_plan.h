@@ -116,7 +116,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
-                     .t = options.max_tokens,
+                     .t = most_tokens_here(options),
                      .h = options.heads,
                      .dtype = options.dtype,
                      .causal = options.causal,
@@ -125,7 +125,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,
-                     .fp8 = fp8};
+                     .fp8 = fp8,
+                     .shards = options.shards > 1};
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
