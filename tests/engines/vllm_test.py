@@ -390,6 +390,12 @@ class EngineTest(unittest.TestCase):
                             (dict(use_pcp=True), "PCP not supported")):
             with self.subTest(wrong):
                 self.assertIn(said, reasons(**wrong))
+        for wrong, said in ((dict(shards=2, interleave=128), ""), (dict(shards=33), "among at most 32 GPUs"),
+                            (dict(shards=2, interleave=256), "turns of at most 128 tokens")):
+            with self.subTest(wrong), set_current_vllm_config(config_of(**wrong)):
+                found = reasons()
+                self.assertIn(said, found)
+                self.assertEqual(bool(found), bool(said))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
         if hasattr(Backend, "indexes_kv_by_block_stride"):  # 0.26
             self.assertTrue(Backend.indexes_kv_by_block_stride())

@@ -24,8 +24,8 @@ TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   Case whole{16, 5};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {8, 3, 5, 1, 12, 2};
-  for (const int turn : {1, 16})
-    for (const int shard : {0, 1}) whole.of_shard(shard, 2, turn).check<LatentArguments>(64, 2, 384, with_16);
+  whole.of_shard(0, 2, 1).check<LatentArguments>(64, 2, 384, with_16);
+  whole.of_shard(1, 2, 16).check<LatentArguments>(64, 2, 384, with_16);
   whole.page = 64;
   whole.of_shard(1, 3, 4).check<LatentArguments>(64, 2, 384, with_64);
 }
