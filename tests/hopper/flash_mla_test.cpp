@@ -15,5 +15,20 @@ TEST(HopperKernels, FlashMlaIsTheDefinition) {
   Case{64, 16}.check<LatentArguments>(64, 2, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
+  using latent_case::Case;
+  constexpr LatentProblem of_16 = latent_case::problem_of(16, true), of_64 = latent_case::problem_of(64, true);
+  const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, {}>(with); };
+  const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
+  // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
+  Case whole{16, 5};
+  whole.lengths = {258, 3, 131, 1, 514, 0};
+  whole.queries = {8, 3, 5, 1, 12, 2};
+  whole.of_shard(0, 2, 1).check<LatentArguments>(64, 2, 384, with_16);
+  whole.of_shard(1, 2, 16).check<LatentArguments>(64, 2, 384, with_16);
+  whole.page = 64;
+  whole.of_shard(1, 3, 4).check<LatentArguments>(64, 2, 384, with_64);
+}
+
 }  // namespace
 }  // namespace hypermla::cute

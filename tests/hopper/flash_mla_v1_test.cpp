@@ -16,5 +16,22 @@ TEST(HopperKernels, FlashMlaV1IsTheDefinition) {
   Case{64, 8}.check<LatentArguments>(32, 8, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaV1AttendsToItsShardOfAContext) {
+  using latent_case::Case;
+  constexpr LatentProblem of_16 = latent_case::problem_of(16, true), of_64 = latent_case::problem_of(64, true);
+  constexpr FlashMlaV1Tiling narrow{.rows = 16}, wide{.rows = 32};
+  const auto with_16 = [](const LatentArguments& with) { flash_mla_v1<of_16, narrow>(with); };
+  const auto with_64 = [](const LatentArguments& with) { flash_mla_v1<of_64, wide>(with); };
+  // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
+  Case whole{16, 3};
+  whole.lengths = {258, 3, 131, 1, 514, 0};
+  whole.queries = {5, 3, 4, 1, 5, 2};
+  for (const int turn : {1, 16})
+    for (const int shard : {0, 1}) whole.of_shard(shard, 2, turn).check<LatentArguments>(16, 8, 384, with_16);
+  whole.page = 64;
+  whole.queries = {10, 3, 5, 1, 9, 2};
+  whole.of_shard(1, 3, 4).check<LatentArguments>(32, 8, 384, with_64);
+}
+
 }  // namespace
 }  // namespace hypermla::cute

@@ -25,13 +25,14 @@ namespace hypermla::cute::latent_case {
 
 constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 
-constexpr LatentProblem problem_of(int page) {
+constexpr LatentProblem problem_of(int page, bool shards = false) {
   LatentProblem at{};
   at.b = at.s = at.t = at.h = at.d = 0;
   at.k = kLatent;
   at.p = kRope;
   at.causal = at.tokens_first = true;
   at.page = page;
+  at.shards = shards;
   return at;
 }
 
@@ -43,10 +44,31 @@ struct Case {
   bool holes = false;  // of pages of 1 token: some are none
   std::vector<int> lengths = {150, 3, 257, 0}, queries = {4, 3, 2, 1};
 
+  // Of a context that several share: what this one has, and the tokens of the requests in all of them.
+  int shards = 1, shard = 0, interleave = 1;
+  std::vector<int> whole = {};
+
+  Case of_shard(int of, int count, int turn) const {
+    Case part = *this;
+    part.shards = count;
+    part.shard = of;
+    part.interleave = turn;
+    part.whole = lengths;
+    for (std::size_t r = 0; r < lengths.size(); ++r) part.lengths[r] = part.held(lengths[r]);
+    return part;
+  }
+  // Of the first tokens of a request, those that are here.
+  int held(int first) const {
+    int count = 0;
+    for (int token = 0; token < first; ++token) count += token / interleave % shards == shard;
+    return count;
+  }
+
   // rows: of a tile; query_groups: of 64 columns, in a box of queries. Arguments: LatentArguments or Fp8Arguments.
   template <class Arguments, class Kernel>
   void check(int rows, int query_groups, int threads, const Kernel& kernel) const {
-    SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8);
+    SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8 << ", shard " << shard << " of " << shards
+                                    << " in turns of " << interleave);
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     const auto value = [&] { return from_float(normal(random), DType::bfloat16); };
@@ -60,8 +82,8 @@ struct Case {
       for (int i = 0; i * page < lengths[r]; ++i)
         table[r * width + i] = holes && (random() % 5 == 0 || i / 64 == 1) ? -1 : pages++;
       ASSERT_LE(queries[r] * heads, rows);
-      work.push_back(
-          {r, 0, 0, std::max((lengths[r] + 63) / 64, 1), lengths[r], -1, query_tokens * heads, queries[r], 0, 1, {}});
+      work.push_back({r, 0, 0, std::max((lengths[r] + 63) / 64, 1), lengths[r], -1, query_tokens * heads, queries[r], 0,
+                      1, shards > 1 ? whole[r] : 0});
       query_tokens += queries[r];
     }
     work.push_back({});
@@ -124,6 +146,7 @@ struct Case {
     with.heads = heads;
     with.rounds = int(work.size());
     with.table_width = width;
+    with.shards = Shards(shards, shard, interleave);
     if constexpr (requires { with.page_places; }) {
       with.page = Divisor(page);
       with.page_places = apart * page;
@@ -135,7 +158,8 @@ struct Case {
       for (int i = 0; i < queries[r] * heads; ++i, ++row) {
         std::vector<double> expected(kLatent);
         double sum = 0;
-        for (int t = 0; t < lengths[r] - queries[r] + i / heads + 1; ++t) {
+        const int seen = held((shards > 1 ? whole : lengths)[r] - queries[r] + i / heads + 1);
+        for (int t = 0; t < seen; ++t) {
           const std::vector<float>& token = tokens[r][t];
           if (token.empty()) continue;
           double score = 0;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -186,6 +187,56 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   EXPECT_EQ(status_of({5, 5}, {0, 2, 1}), kWrongQueries);
   EXPECT_EQ(status_of({5, 5}, {3, 5, 5}), kWrongQueries);
   EXPECT_EQ(status_of({5, 5}, {-1, 0, 0}), kWrongQueries);
+}
+
+// Of a context that several share, the plan is that of the tokens which are here.
+TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
+  std::mt19937 random(4);
+  auto below = [&](int end) { return int(random() % unsigned(end)); };
+  for (int i = 0; i < 24; ++i) {
+    const int shards = 2 + below(5), turn = 1 << below(6), shard = below(shards), b = 1 + below(40), most = 3000;
+    std::vector<int> whole(b), here(b, 0), starts(1, 0);
+    for (int r = 0; r < b; ++r) {
+      whole[r] = below(4) ? below(most + 1) : below(2 * shards * turn);
+      for (int token = 0; token < whole[r]; ++token) here[r] += token / turn % shards == shard;
+      starts.push_back(starts.back() + below(5));
+    }
+    const auto items_of = [&](auto plan, const std::vector<int>& lengths) {
+      std::vector<WorkItem> items(132 * 400);
+      std::vector<MergeState> merges(4000);
+      int status = -1;
+      PlanRequestsArguments arguments = {lengths.data(),
+                                         starts.data(),
+                                         items.data(),
+                                         merges.data(),
+                                         &status,
+                                         b,
+                                         16,
+                                         16,
+                                         132,
+                                         400,
+                                         4,
+                                         most,
+                                         starts.back(),
+                                         2,
+                                         2.5f,
+                                         0.03f,
+                                         0.012f,
+                                         Shards(shards, shard, turn)};
+      block_.run(kSides, [&] { plan(arguments); });
+      EXPECT_EQ(status, 0);
+      return items;
+    };
+    static constexpr PlanRequestsProblem of_shards{.shards = true}, of_all;
+    const auto got = items_of([](auto& with) { plan_requests<of_shards, kTiling>(with); }, whole);
+    const auto expected = items_of([](auto& with) { plan_requests<of_all, kTiling>(with); }, here);
+    for (std::size_t item = 0; item < got.size(); ++item) {
+      WorkItem local = got[item];
+      EXPECT_EQ(local.whole, local.begin == local.end ? 0 : whole[local.request]);
+      local.whole = 0;
+      ASSERT_EQ(std::memcmp(&local, &expected[item], sizeof local), 0) << "item " << item;
+    }
+  }
 }
 
 // 126 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1

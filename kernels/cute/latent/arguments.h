@@ -3,24 +3,13 @@
 #pragma once
 
 #include "hypermla/tensor_map.h"
+#include "shards.h"
 #include "work.h"
 #ifdef __CUDACC__
 #include "hopper/constants.h"
 #endif
 
 namespace hypermla::cute {
-
-// Division by what the host knows, as a multiplication: of numbers below 2^32 / by, by at most 2^31 - 1.
-struct Divisor {
-  int by = 1;
-  unsigned reciprocal = 0;  // 2^32 / by, rounded up; 0: by is 1
-
-  constexpr Divisor() = default;
-  constexpr explicit Divisor(int by) : by(by), reciprocal(by == 1 ? 0 : 0xffffffffu / by + 1) {}
-#ifdef __CUDACC__
-  __device__ __forceinline__ unsigned divide(unsigned x) const { return reciprocal ? __umulhi(x, reciprocal) : x; }
-#endif
-};
 
 // Where rows lie in a tensor. The rows of a request are its heads and queries; those of all requests follow each other.
 // Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with
@@ -91,6 +80,8 @@ struct LatentArguments {
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
   int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
+  // Causal and of several: query i of n sees of the first whole - n + i + 1 tokens of a request those that are here.
+  Shards shards = {};
 
 #ifdef __CUDACC__
   // The sink of a row of a request, in log2; -infinity: none.

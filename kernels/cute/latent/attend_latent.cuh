@@ -199,7 +199,8 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after)
       masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
-    const int seen_by_all = tokens - masked + 1;
+    const int whole = problem.shards ? uniform(item.whole) : tokens;
+    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
     int token = begin * kTile + half * kTile;          // first token of the next block that this warpgroup scores
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     maximum = {first_maximum(row(), rows), first_maximum(row() + 8, rows)};
@@ -229,8 +230,13 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         int seen0 = seen_by_all, seen1 = seen_by_all;
         if (problem.causal) {
           auto query_of = [&](int r) { return problem.tokens_first ? r / with.heads : r % queries; };
-          seen0 += query_of(tile_row + row());
-          seen1 += query_of(tile_row + row() + 8);
+          if constexpr (problem.shards) {
+            seen0 = with.shards.count(whole - masked + 1 + query_of(tile_row + row()));
+            seen1 = with.shards.count(whole - masked + 1 + query_of(tile_row + row() + 8));
+          } else {
+            seen0 += query_of(tile_row + row());
+            seen1 += query_of(tile_row + row() + 8);
+          }
           if (problem.after) {
             seen0 = min(seen0, tokens);
             seen1 = min(seen1, tokens);

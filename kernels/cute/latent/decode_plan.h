@@ -62,6 +62,9 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
 LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
                                     bool empty_lse_positive);
 
+// Tokens of a request in this cache, at most: those of the first of its shards, so that all have the same kernels.
+int most_tokens_here(const MlaDecodeOptions& options);
+
 // A version for a capacity.
 struct LatentDecodeSpec {
   LatentVersion version;

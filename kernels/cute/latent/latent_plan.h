@@ -28,7 +28,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
-  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8"}) {}
+  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8", "shards"}) {}
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -116,7 +116,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
-                     .t = options.max_tokens,
+                     .t = most_tokens_here(options),
                      .h = options.heads,
                      .dtype = options.dtype,
                      .causal = options.causal,
@@ -125,7 +125,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,
-                     .fp8 = fp8};
+                     .fp8 = fp8,
+                     .shards = options.shards > 1};
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
@@ -211,6 +212,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.page = problem.page;
     at.tokens_first = problem.tokens_first;
     at.fp8 = problem.fp8;
+    at.shards = problem.shards;
     return at;
   }
 
@@ -248,7 +250,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<PlanRequestsProblem, PlanRequestsTiling> spec;
     spec.name = "plan_requests";
     spec.header = "cute/latent/plan_requests.cuh";
-    spec.problem = {.split = split_blocks()};
+    spec.problem = {.split = split_blocks(), .shards = problem.shards};
     spec.candidates = {{}};
     spec.cost = {0, 4.0 * problem.b};
     spec.executed = [cost = spec.cost](const PlanRequestsTiling&) { return cost; };

@@ -13,7 +13,7 @@
 //
 // grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without
 // tokens has a block, all masked. Lengths and numbers of queries beyond the arguments' limits are cut to them, and
-// reported.
+// reported. With problem.shards a length counts the tokens in all caches, of which those in this one are divided.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -122,6 +122,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 
   auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) / 64); };
   auto parts_of_split = [&](int blocks) { return split && blocks > split ? (blocks + split - 1) / split : 0; };
+  auto whole_of = [&](int request) {
+    if constexpr (problem.shards)
+      return min(max(with.lengths[request], 0), with.max_tokens);
+    else
+      return 0;
+  };
   auto queries_before = [&](int request) {
     return with.query_starts ? with.query_starts[request] : request * with.queries;
   };
@@ -140,6 +146,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     wrong |= (tokens < 0 || tokens > with.max_tokens ? kWrongTokens : 0) |
              (queries != queries_before(r + 1) - queries_before(r) ? kWrongQueries : 0);
     tokens_of[r] = min(max(tokens, 0), with.max_tokens);
+    if constexpr (problem.shards) tokens_of[r] = with.shards.count(tokens_of[r]);
     const int tiles = (queries * with.heads + with.tile_rows - 1) / with.tile_rows;
     tiles_of[r] = static_cast<unsigned short>(tiles);
     if (tiles > 0) least_tiles = min(least_tiles, tiles);
@@ -386,8 +393,17 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         for (int at = begin; at < end; at += split) {
           const int part = at / split, slot = parts ? first_slot + part : -1;
           if (parts) with.merges[slot] = {};
-          *out++ = {request,          row_tile,      at, min(at + split, end), tokens, slot, first_row, queries,
-                    parts ? part : 0, max(parts, 1), {}};
+          *out++ = {request,
+                    row_tile,
+                    at,
+                    min(at + split, end),
+                    tokens,
+                    slot,
+                    first_row,
+                    queries,
+                    parts ? part : 0,
+                    max(parts, 1),
+                    whole_of(request)};
         }
       } else {
         int slot = -1, part = 0, parts = 1;
@@ -399,7 +415,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           slot = 2 * first_worker + m * 2 * groups + g + starts_run.count_below(first);
           with.merges[slot] = {};
         }
-        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, {}};
+        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, whole_of(request)};
       }
     }
     *out = {};

@@ -17,13 +17,14 @@ struct alignas(16) WorkItem {
   int row_tile;
   int begin;      // first token block
   int end;        // behind the last token block; end == begin: no more work
-  int tokens;     // length of the request
+  int tokens;     // of the request, in this cache
   int slot;       // of the partial output; -1: the item covers all tokens of its tile
   int first_row;  // of the request, among the rows of all requests
   int queries;    // of the request
   int part;       // of the tile: its slots are slot - part .. slot - part + parts - 1
   int parts;
-  int unused[2];
+  int whole = 0;  // tokens of the request in the caches of all shards (shards.h), where there are several
+  int unused = 0;
 };
 
 // One for each slot; 0 when a list is new. Launches leave it as it was but for the highest bit of `arrived`.

@@ -27,6 +27,7 @@ struct LatentProblem {
   int after = 0;
   bool tokens_first = false;
   bool fp8 = false;
+  bool shards = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -53,6 +54,7 @@ struct LatentProblem {
           "after_lengths");
     field("tokens_first", self.tokens_first, "queries, output and log-sum-exp are [b,s,h,..] instead of [b,h,s,..]");
     field("fp8", self.fp8, "tokens of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 of RoPE; MlaDecode only");
+    field("shards", self.shards, "the cache holds some of the tokens of every request; MlaDecode only");
   }
 };
 

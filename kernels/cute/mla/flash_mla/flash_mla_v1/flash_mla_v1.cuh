@@ -152,7 +152,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
     int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after) masked = max(queries - (with.after_lengths ? with.after_lengths[request] : with.after), 1);
-    const int seen_by_all = tokens - masked + 1;
+    const int whole = problem.shards ? uniform(item.whole) : tokens;
+    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
     running.reset();
 #pragma unroll
@@ -208,7 +209,10 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
           const int of = tile_row + i / 4 * 8 + row + (i & 1), later = (i & 2) * 4;
-          if constexpr (problem.causal && problem.tokens_first && !problem.after) {
+          if constexpr (problem.causal && problem.shards) {  // likewise, by the tokens' places in the request
+            const int own_of_whole = with.shards.position(own + later);
+            if (of < (own_of_whole - whole + masked) * with.heads) p[i] = -kInfinity;
+          } else if constexpr (problem.causal && problem.tokens_first && !problem.after) {
             if (of < first_of_own + later * with.heads) p[i] = -kInfinity;
           } else {
             int seen = seen_by_all;
@@ -501,6 +505,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
+  static_assert(!problem.shards || (problem.tokens_first && !problem.after), "what the masks of shards are made for");
   constexpr bool trades_registers = tiling.rows == 32;  // 16 rows need no more than all threads start with
   using Layout = Shared<tiling.rows>;
   static_assert(sizeof(Layout) == flash_mla_v1_shared_bytes(tiling.rows) && sizeof(Layout) <= kMaxSharedBytes);
