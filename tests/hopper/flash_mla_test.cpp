@@ -30,5 +30,14 @@ TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   whole.of_shard(1, 3, 4).check<LatentArguments>(64, 2, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
+  using latent_case::Case;
+  constexpr LatentProblem of_64 = latent_case::problem_of(64);
+  const auto kernel = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
+  // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
+  Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check<LatentArguments>(64, 2, 384, kernel);
+  Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check<LatentArguments>(64, 2, 384, kernel);
+}
+
 }  // namespace
 }  // namespace hypermla::cute
