@@ -24,6 +24,7 @@ TEST(HopperKernels, FlashMlaV1AttendsToItsShardOfAContext) {
   const auto with_64 = [](const LatentArguments& with) { flash_mla_v1<of_64, wide>(with); };
   // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
   Case whole{16, 3};
+  whole.parts = {1, 1, 1, 1, 3, 1};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {5, 3, 4, 1, 5, 2};
   for (const int turn : {1, 16})
@@ -31,6 +32,20 @@ TEST(HopperKernels, FlashMlaV1AttendsToItsShardOfAContext) {
   whole.page = 64;
   whole.queries = {10, 3, 5, 1, 9, 2};
   whole.of_shard(1, 3, 4).check<LatentArguments>(32, 8, 384, with_64);
+}
+
+TEST(HopperKernels, FlashMlaV1MergesPartsOfManyTiles) {
+  using latent_case::Case;
+  constexpr LatentProblem of_64 = latent_case::problem_of(64);
+  constexpr FlashMlaV1Tiling narrow{.rows = 16}, wide{.rows = 32};
+  const auto narrow_of = [](const LatentArguments& with) { flash_mla_v1<of_64, narrow>(with); };
+  const auto wide_of = [](const LatentArguments& with) { flash_mla_v1<of_64, wide>(with); };
+  // Teams of 8, 2, 4, 1 and 8 warps after each other; by one thread block, and by some that leave their shares to the
+  // last.
+  const std::vector<int> lengths = {1600, 450, 830, 140, 1700}, queries = {2, 1, 2, 1, 3}, parts = {25, 7, 13, 2, 26};
+  Case{64, 4, 0, false, lengths, queries, parts, 1}.check<LatentArguments>(16, 8, 384, narrow_of);
+  Case{64, 4, 0, false, lengths, queries, parts, 3}.check<LatentArguments>(16, 8, 384, narrow_of);
+  Case{64, 8, 0, false, {900, 330, 200}, {4, 1, 2}, {13, 5, 3}, 2}.check<LatentArguments>(32, 8, 384, wide_of);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "mla/latent/latent.h"
 
 // The rest of the kernels' headers, as a device compiler sees them. PTX outside of the wrappers belongs to what nothing
-// here does: it merges tiles that were cut, and gathers tokens of the queries' type.
+// here does: it gathers tokens of the queries' type.
 #define __CUDACC__
 #define asm \
   if (false) asm
@@ -36,13 +36,15 @@ constexpr LatentProblem problem_of(int page, bool shards = false) {
   return at;
 }
 
-// Requests of which every one is a work item of the one thread block. Their tokens are none, or fill one, three or five
-// blocks of 64 but for the last.
+// Requests of which every one is a tile, and a work item of the one thread block or cut over several. By default their
+// tokens are none, or fill one, three or five blocks of 64 but for the last.
 struct Case {
   int page, heads;
   int fp8 = 0;         // bytes of a token in FP8, whose pages lie apart; 0: tokens in the type of the queries
   bool holes = false;  // of pages of 1 token: some are none
   std::vector<int> lengths = {150, 3, 257, 0}, queries = {4, 3, 2, 1};
+  std::vector<int> parts = {1, 1, 1, 1};  // into which a tile is cut, of a request of as many blocks of tokens at least
+  int workers = 1;                        // thread blocks, one after the other; each has some of the parts of all tiles
 
   // Of a context that several share: what this one has, and the tokens of the requests in all of them.
   int shards = 1, shard = 0, interleave = 1;
@@ -77,16 +79,29 @@ struct Case {
     const float cache_scale = 0.004f;
     int query_tokens = 0, pages = 1;
     std::vector<int> table(requests * width, 1 << 30);
-    std::vector<WorkItem> work;
+    std::vector<std::vector<WorkItem>> work(workers);
+    int slots = 0;
     for (int r = 0; r < requests; ++r) {
       for (int i = 0; i * page < lengths[r]; ++i)
         table[r * width + i] = holes && (random() % 5 == 0 || i / 64 == 1) ? -1 : pages++;
       ASSERT_LE(queries[r] * heads, rows);
-      work.push_back({r, 0, 0, std::max((lengths[r] + 63) / 64, 1), lengths[r], -1, query_tokens * heads, queries[r], 0,
-                      1, shards > 1 ? whole[r] : 0});
+      const int blocks = std::max((lengths[r] + 63) / 64, 1), of = parts[r];
+      for (int part = 0; part < of; ++part)
+        work[part * workers / of].push_back({r, 0, part * blocks / of, (part + 1) * blocks / of, lengths[r],
+                                             of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part, of,
+                                             shards > 1 ? whole[r] : 0});
       query_tokens += queries[r];
     }
-    work.push_back({});
+    std::size_t rounds = 0;
+    for (const auto& list : work) rounds = std::max(rounds, list.size() + 1);
+    std::vector<WorkItem> items;  // [workers][rounds]
+    for (auto& list : work) {
+      list.resize(rounds);
+      items.insert(items.end(), list.begin(), list.end());
+    }
+    std::vector<MergeState> merges(slots);
+    std::vector<std::uint16_t> o_part(std::size_t(slots) * rows * kLatent, 0x7fc0);
+    std::vector<float> lse_part(std::size_t(slots) * rows, std::nanf(""));
     std::vector<std::uint16_t> q(query_tokens * heads * kWidth), o(query_tokens * heads * kLatent, 0x7fc0);
     std::vector<float> lse(query_tokens * heads, std::nanf(""));
     std::generate(q.begin(), q.end(), value);
@@ -130,7 +145,10 @@ struct Case {
     with.qpe_map = query_map(kLatent, 1, 1);
     with.z_map = token_map(0, 8);
     with.kpe_map = token_map(kLatent, 1);
-    with.work = work.data();
+    with.work = items.data();
+    with.merges = merges.data();
+    with.o_part = o_part.data();
+    with.lse_part = lse_part.data();
     with.block_table = table.data();
     with.z = cache.data();
     with.z_stride = token_bytes;
@@ -144,7 +162,7 @@ struct Case {
     with.empty_lse = -kInfinity;
     with.query_inner = Divisor(std::numeric_limits<int>::max());
     with.heads = heads;
-    with.rounds = int(work.size());
+    with.rounds = int(rounds);
     with.table_width = width;
     with.shards = Shards(shards, shard, interleave);
     if constexpr (requires { with.page_places; }) {
@@ -152,7 +170,14 @@ struct Case {
       with.page_places = apart * page;
       with.cache_scale = &cache_scale;
     }
-    emulated::run(1, threads, [&] { kernel(with); });
+    for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
+      std::fill(o.begin(), o.end(), 0x7fc0);
+      emulated::run(workers, threads, [&] { kernel(with); });
+      for (const MergeState& at : merges) {
+        EXPECT_EQ(at.arrived << 1, 0u);  // all but the highest bit
+        EXPECT_EQ(at.left, 0);
+      }
+    }
 
     for (int r = 0, row = 0; r < requests; ++r)
       for (int i = 0; i < queries[r] * heads; ++i, ++row) {

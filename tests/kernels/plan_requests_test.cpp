@@ -20,9 +20,10 @@ constexpr PlanRequestsTiling kTiling;
 class PlanRequests : public testing::Test {
  protected:
   struct Result {
-    int load = 0;    // of the busiest worker, in token blocks, each item `overhead` more
-    int sum = 0;     // of all workers
-    int merges = 0;  // row tiles that were cut
+    int load = 0;                         // of the busiest worker, in token blocks, each item `overhead` more
+    int sum = 0;                          // of all workers
+    int merges = 0;                       // row tiles that were cut
+    std::vector<std::vector<int>> items;  // of all workers
   };
 
   // Plans, and checks the lists. `queries` of each request, `most` of them and tokens that one may have.
@@ -82,6 +83,7 @@ class PlanRequests : public testing::Test {
           EXPECT_EQ(merges.at(item->slot).left, 0);
         }
         load += item->end - item->begin + overhead;
+        result.items.push_back({w, item->request, item->row_tile, item->begin, item->end, item->slot, item->part});
         if (HasFailure()) return result;
       }
       result.load = std::max(result.load, load);
@@ -145,6 +147,24 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
     EXPECT_LE(device.load, most + kCosts.overhead()) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
     EXPECT_EQ(device.merges > 0, host.slots > 0) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
   }
+}
+
+// Requests that are all alike are planned without sums and searches, with one of no queries beside them as any others.
+TEST_F(PlanRequests, APaddingRequestChangesNothing) {
+  for (int b : {1, 2, 31, 64, 127, 132, 133, 200, 256, 513})
+    for (int t : {1, 1000, 4096, 65536})
+      for (int heads : {16, 128, 272}) {
+        SCOPED_TRACE(testing::Message() << "b=" << b << " t=" << t << ", " << heads << " heads");
+        std::vector<int> lengths(b, t), queries(b, 1);
+        const auto plan_both = [&] {
+          return std::pair(plan<0>(lengths, queries, heads, 16, 132, t, 1).items,
+                           plan<16>(lengths, queries, heads, 64, 132, t, 1).items);
+        };
+        const auto alike = plan_both();
+        lengths.push_back(t / 2);
+        queries.push_back(0);
+        ASSERT_EQ(alike, plan_both());
+      }
 }
 
 TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {

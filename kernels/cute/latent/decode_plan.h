@@ -70,7 +70,7 @@ struct LatentDecodeSpec {
   LatentVersion version;
   std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, planner;
-  unsigned planner_threads = 256;
+  unsigned planner_threads = PlanRequestsTiling{}.threads;
   int workers = 132;
 };
 

@@ -9,6 +9,7 @@
 
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
+#include "hopper/global.h"
 #include "hopper/warpgroup.h"
 #include "latent/arguments.h"
 
@@ -24,23 +25,11 @@ inline constexpr int kMergePatience = 1 << 19;  // clocks
 // whom it has beside it.
 __device__ __forceinline__ float first_maximum(int row, int rows) { return row < rows ? kLeastScore : -kLeastScore; }
 
-enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6 };  // named; a team each from kMergeTeams on
-
-// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
-// asks for the next, for want of registers. What is not wanted is 0 / -inf.
-__device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
-  uint4 x = {};
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-               : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
-__device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
-  float x = -kInfinity;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
-               : "+f"(x)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
+// Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing
+// lies between two tiles, so some warps may be at the next one's while others of them still meet for the one before.
+enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6, kMergeConsumers = 13 };
+__device__ __forceinline__ int barrier_of_team(int team, int number) {  // 6 | 7, 8 | 9 to 12
+  return kMergeTeams - 1 + kMergeWarps / team + number;
 }
 
 // Four columns each of two rows.
@@ -106,7 +95,6 @@ struct CutItems {
 // The high half of `arrived` turns its highest bit over when all parts of a tile are there, whatever the bit was. The
 // low half counts thread blocks that have left before.
 __device__ __forceinline__ bool top_bit(u64 x) { return static_cast<long long>(x) < 0; }
-__device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // Gives the own share of the tile up, unless the tile has become complete.
 __device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool turned) {
@@ -198,7 +186,7 @@ template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item, int begin, int end,
                                            int team, MergeScratch& scratch) {
   const int warp = threadIdx.x >> 5, lane = lane_id(), member = warp & (team - 1), number = warp / team;
-  const auto team_sync = [&] { named_sync(kMergeTeams + number, team * 32); };
+  const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
   constexpr int kLoads = Tile::kLoads;
   const Parts<Tile> parts(with, item);
 #pragma unroll 1
@@ -328,9 +316,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
       const long long start = clock64();
       do {
         if (complete) continue;
-        u64 now;
-        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(&tile.arrived) : "memory");
-        complete = top_bit(now) != turned;
+        complete = top_bit(load_acquire(&tile.arrived)) != turned;
       } while (!__all_sync(~0u, complete) && clock64() - start < kMergePatience);
       if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
       if (lane < count) look_back(item);
@@ -342,7 +328,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         cut.inherits = any_inherits;
       }
     }
-    named_sync(kMergeAll, 32 * kMergeWarps);
+    named_sync(kMergeConsumers, 32 * kMergeWarps);
     // Of each tile the own share and, if there are some, those that others have left.
 #pragma unroll 1
     for (u32 left = cut.complete; left; left &= left - 1) {
@@ -361,18 +347,18 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         else
           merge_many<dtype, Tile>(with, item, begin, behind, team, scratch);
         if (!cut.inherits) break;
-        named_sync(kMergeAll, 32 * kMergeWarps);
+        named_sync(kMergeConsumers, 32 * kMergeWarps);
         volatile int* const marks = &with.merges[item.slot - item.part].left;
         constexpr int kNext = sizeof(MergeState) / sizeof(int);
         if (threadIdx.x == 0) marks[part * kNext] = 0;
         while (next < item.parts && marks[next * kNext] == 0) ++next;
-        named_sync(kMergeAll, 32 * kMergeWarps);  // all have read the marks
+        named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the marks
       }
     }
     if (cut.next < 0) return;
-    named_sync(kMergeAll, 32 * kMergeWarps);  // all have read the items
+    named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the items
     if (first_warp) collect(cut, items, cut.next, with);
-    named_sync(kMergeAll, 32 * kMergeWarps);
+    named_sync(kMergeConsumers, 32 * kMergeWarps);
   }
 }
 

@@ -22,7 +22,7 @@ struct PlanRequestsProblem {
 };
 
 struct PlanRequestsTiling {
-  int threads = 256;
+  int threads = 512;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -44,8 +44,8 @@ struct PlanRequestsArguments {
   int* status = nullptr;         // of PlanStatus, 0 if all is well
   int requests = 0;
   int heads = 0;
-  int tile_rows = 0;
-  int workers = 0;  // thread blocks of the latent kernel
+  int tile_rows = 0;  // a power of two
+  int workers = 0;    // thread blocks of the latent kernel
   int rounds = 0;
   int queries = 0, max_tokens = 0;  // of a request, at most
   int all_queries = 0;              // of all requests, at most
