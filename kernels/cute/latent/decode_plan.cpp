@@ -70,6 +70,10 @@ LatentArguments attention_arguments(const WorkLists& lists, int heads, float sca
           .planned = lists.status != nullptr};
 }
 
+static_assert(std::int64_t{MlaDecode::kMaxShards} * MlaDecode::kMaxInterleave * MlaDecode::kMaxTokens <= std::int64_t{1}
+                                                                                                             << 32,
+              "a Divisor divides numbers below 2^32 / by");
+
 int most_tokens_here(const MlaDecodeOptions& at) { return Shards(at.shards, 0, at.interleave).count(at.max_tokens); }
 
 LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec)
