@@ -187,6 +187,8 @@ inline u32 __umulhi(u32 x, u32 y) { return u32(u64{x} * y >> 32); }
 inline int __popc(u32 x) { return std::popcount(x); }
 inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
+inline u32 __float_as_uint(float x) { return std::bit_cast<u32>(x); }
+inline float __uint_as_float(u32 x) { return std::bit_cast<float>(x); }
 inline long long clock64() {  // a few looks later is long ago: blocks run one after the other
   static thread_local long long now;
   return now += 1 << 18;
@@ -323,9 +325,7 @@ inline void barrier_arrive_when_copied(u32 barrier) { barrier_arrive(barrier); }
 
 // global.h
 inline uint4 load_at_once(const uint4* from, bool wanted) { return wanted ? *from : uint4{}; }
-inline float load_at_once(const float* from, bool wanted) {
-  return wanted ? *from : -std::numeric_limits<float>::infinity();
-}
+inline float load_at_once(const float* from, bool wanted, float otherwise) { return wanted ? *from : otherwise; }
 inline void fence_all() {}
 inline u64 load_acquire(const u64* from) {
   const std::lock_guard lock(emulated::mutex);

@@ -48,5 +48,30 @@ TEST(HopperKernels, FlashMlaV1MergesPartsOfManyTiles) {
   Case{64, 8, 0, false, {900, 330, 200}, {4, 1, 2}, {13, 5, 3}, 2}.check<LatentArguments>(32, 8, 384, wide_of);
 }
 
+// Of one row of 4096 tokens in 32 parts. Rounded to bfloat16, parts made it more than the output's rounding does.
+TEST(HopperKernels, FlashMlaV1KeepsTheBitsOfParts) {
+  constexpr LatentProblem of_64 = latent_case::problem_of(64);
+  constexpr FlashMlaV1Tiling narrow{.rows = 16};
+  const auto kernel = [](const LatentArguments& with) { flash_mla_v1<of_64, narrow>(with); };
+  const double difference =
+      latent_case::Case{64, 1, 0, false, {4096}, {1}, {32}, 1}.check<LatentArguments>(16, 8, 384, kernel);
+  EXPECT_LE(difference, 1.8e-6);  // it is 1.5e-6
+}
+
+TEST(HopperKernels, PartsOfRowsComeNearToFloat16) {
+  for (const float largest : {0x1p-111f, 0x1.8p-20f, 1.0f, 40.0f, 3e38f}) {
+    const latent::PartScale scale(largest);
+    EXPECT_EQ(scale.store * scale.load, 1);
+    EXPECT_GE(largest * scale.store, 0x1p14f);
+    EXPECT_LT(largest * scale.store, 0x1p15f);
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float largest : {0.0f, 0x1p-140f, infinity, std::nanf(""), -std::nanf("")}) {  // which stay what they are
+    const latent::PartScale scale(largest);
+    EXPECT_EQ(scale.store * scale.load, 1);
+    EXPECT_LT(scale.store, infinity);
+  }
+}
+
 }  // namespace
 }  // namespace hypermla::cute

@@ -6,7 +6,7 @@
 namespace hypermla::cute {
 
 // Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
-// asks for the next, for want of registers. What is not wanted is 0 / -inf.
+// asks for the next, for want of registers. What is not wanted is 0 / `otherwise`.
 __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
   uint4 x = {};
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
@@ -14,8 +14,8 @@ __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
                : "l"(from), "r"(static_cast<int>(wanted)));
   return x;
 }
-__device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
-  float x = -kInfinity;
+__device__ __forceinline__ float load_at_once(const float* from, bool wanted, float otherwise) {
+  float x = otherwise;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
                : "+f"(x)
                : "l"(from), "r"(static_cast<int>(wanted)));

@@ -57,8 +57,9 @@ __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 ||
 
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kLoads = 16;
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
+  static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
 
   struct Output {
     u32 *first, *second;  // of column 2 (lane % 4) of the two rows; null behind the end of the request
@@ -90,6 +91,9 @@ struct RowsOnM {
     }
   };
 };
+
+template <DType>
+struct Typed {};
 
 // One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
@@ -414,7 +418,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       const float divisor = slot >= 0 ? sum : sum + exp2_fast(with.sink(tile_row + row) - maximum);
       return divisor == 0.0f ? 0.0f : 1.0f / divisor;
     };
-    const float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
+    float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
     if (half == 0 && (lane_id() & 3) == 0) {
       const float lse0 = log_sum(maximum.x, sum.x);
       const float lse1 = log_sum(maximum.y, sum.y);
@@ -427,15 +431,16 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         store(row(), lse0, sum.x);
         store(row() + 8, lse1, sum.y);
       } else {
-        with.lse_part[slot * kTile + row()] = lse0;
-        with.lse_part[slot * kTile + row() + 8] = lse1;
+        float* rows_of_slot = with.lse_part + slot * (kTile * part_row_floats(kTile)) + row();
+        rows_of_slot[0] = lse0;
+        rows_of_slot[8] = lse1;
       }
     }
-    auto fragment = [&](int i) {  // 16 columns
-      return make_uint4(pack<dtype>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
-                        pack<dtype>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
-                        pack<dtype>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
-                        pack<dtype>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
+    auto fragment = [&]<DType type>(Typed<type>, int i) {  // 16 columns
+      return make_uint4(pack<type>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
+                        pack<type>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
+                        pack<type>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
+                        pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
       const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
@@ -443,7 +448,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const uint4 x = fragment(i);
+        const uint4 x = fragment(Typed<dtype>(), i);
         store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
       }
       __syncwarp();
@@ -458,9 +463,17 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
           *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
       }
     } else {  // see RowsOnM: every access is whole lines
+      const float2 largest = largest_of_rows<128>(o);
+      const PartScale first(largest.x * inverse.x), second(largest.y * inverse.y);
+      if ((lane_id() & 3) == 0) {
+        float* loads = with.lse_part + slot * (kTile * part_row_floats(kTile)) + (1 + half) * kTile + row();
+        loads[0] = first.load;
+        loads[8] = second.load;
+      }
+      inverse = {inverse.x * first.store, inverse.y * second.store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
+      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);
     }
     warp_arrive(shared.empty[1][2 * half]);
     warp_arrive(shared.empty[1][2 * half + 1]);

@@ -110,7 +110,7 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   take(sizeof(int));
   items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
   merges_at_ = take(std::size_t(sizes_.slots) * sizeof(MergeState));
-  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * 4);
+  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * part_row_floats(spec_.version.rows) * 4);
   o_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * kLatent * 2);
   workspace_bytes_ = end;
 }

@@ -83,15 +83,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
     std::vector<Tiling> tilings = candidates();
     tilings.push_back(tiling);
-    std::int64_t part_rows = 1, items = 0, slots = 0;
+    std::int64_t part_rows = 1, part_floats = 1, items = 0, slots = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
-      part_rows = std::max(part_rows, sizes.slots * version(one).rows);
+      const int rows = version(one).rows;
+      part_rows = std::max(part_rows, sizes.slots * rows);
+      part_floats = std::max(part_floats, sizes.slots * rows * part_row_floats(rows));
       items = std::max(items, sizes.items);
       slots = std::max(slots, sizes.slots);
     }
     add("o_part", Role::workspace, at.dtype, {part_rows, at.k});
-    add("lse_part", Role::workspace, DType::float32, {part_rows});
+    add("lse_part", Role::workspace, DType::float32, {part_floats});
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
       add("merges", Role::workspace, DType::int32, {slots, sizeof(MergeState) / 4});
@@ -164,7 +166,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
   double part_bytes(const Tiling& at) const {
-    return version(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0);
+    const int rows = version(at).rows;
+    return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));
   }
 
   std::int64_t token_blocks() const {

@@ -12,6 +12,12 @@ namespace hypermla::cute {
 
 inline constexpr int kMaxParts = 160;  // of one tile
 
+// A partial output is float16 whatever the output is, which is more bits than bfloat16 at the same bytes. A piece of a
+// row is kept times a power of two, by which its largest number comes near to float16's: half of the columns, and in
+// tiles of 16 and 32 rows those of one warp. With the log-sum-exp that makes so many floats for each row.
+constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
+constexpr int part_row_floats(int tile_rows) { return 1 + part_pieces(tile_rows); }
+
 struct alignas(16) WorkItem {
   int request;
   int row_tile;
