@@ -22,6 +22,7 @@ TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
   // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
   Case whole{16, 5};
+  whole.parts = {1, 1, 1, 1, 3, 1};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {8, 3, 5, 1, 12, 2};
   whole.of_shard(0, 2, 1).check<LatentArguments>(64, 2, 384, with_16);

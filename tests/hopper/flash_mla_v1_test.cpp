@@ -24,6 +24,7 @@ TEST(HopperKernels, FlashMlaV1AttendsToItsShardOfAContext) {
   const auto with_64 = [](const LatentArguments& with) { flash_mla_v1<of_64, wide>(with); };
   // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
   Case whole{16, 3};
+  whole.parts = {1, 1, 1, 1, 3, 1};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {5, 3, 4, 1, 5, 2};
   for (const int turn : {1, 16})

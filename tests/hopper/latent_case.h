@@ -88,16 +88,8 @@ struct Case {
       EXPECT_LE(queries[r] * heads, rows);
       const int blocks = std::max((lengths[r] + 63) / 64, 1), of = parts[r];
       for (int part = 0; part < of; ++part)
-        work[part * workers / of].push_back({r,
-                                             0,
-                                             part * blocks / of,
-                                             (part + 1) * blocks / of,
-                                             lengths[r],
-                                             of > 1 ? slots++ : -1,
-                                             query_tokens * heads,
-                                             queries[r],
-                                             part,
-                                             of,
+        work[part * workers / of].push_back({r, 0, part * blocks / of, (part + 1) * blocks / of, lengths[r],
+                                             of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part, of,
                                              shards > 1 ? whole[r] : 0});
       query_tokens += queries[r];
     }

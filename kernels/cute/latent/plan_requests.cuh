@@ -432,8 +432,17 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           for (int at = begin; at < end; at += split) {
             const int part = at / split, slot = parts ? first_slot + part : -1;
             if (parts) with.merges[slot] = {};
-            *out++ = {request,          row_tile,      at, min(at + split, end), tokens, slot, first_row, queries,
-                      parts ? part : 0, max(parts, 1), {}};
+            *out++ = {request,
+                      row_tile,
+                      at,
+                      min(at + split, end),
+                      tokens,
+                      slot,
+                      first_row,
+                      queries,
+                      parts ? part : 0,
+                      max(parts, 1),
+                      whole_of(request)};
           }
         } else {
           int slot = -1, part = 0, parts = 1;
@@ -452,7 +461,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
             slot = 2 * first_worker + m * 2 * groups + g + runs;
             with.merges[slot] = {};
           }
-          *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, {}};
+          *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, whole_of(request)};
         }
       }
       *out = {};
