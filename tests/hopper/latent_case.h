@@ -67,8 +67,8 @@ struct Case {
   }
 
   // Returns the cosine difference of all outputs, 1 - 2 xy / (xx + yy).
-  // rows: of a tile; query_groups: of 64 columns, in a box of queries. Arguments: LatentArguments or Fp8Arguments.
-  template <class Arguments, class Kernel>
+  // rows: of a tile; query_groups: of 64 columns, in a box of queries.
+  template <class Kernel>
   double check(int rows, int query_groups, int threads, const Kernel& kernel) const {
     SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8 << ", shard " << shard << " of " << shards
                                     << " in turns of " << interleave);
@@ -141,7 +141,7 @@ struct Case {
                               {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
     };
     const float scale = 1 / std::sqrt(192.0f);
-    Arguments with;
+    LatentArguments with;
     with.qc_map = query_map(0, 8, query_groups);
     with.qpe_map = query_map(kLatent, 1, 1);
     with.z_map = token_map(0, 8);
@@ -166,11 +166,9 @@ struct Case {
     with.rounds = int(rounds);
     with.table_width = width;
     with.shards = Shards(shards, shard, interleave);
-    if constexpr (requires { with.page_places; }) {
-      with.page = Divisor(page);
-      with.page_places = apart * page;
-      with.cache_scale = &cache_scale;
-    }
+    with.page = Divisor(page);
+    with.page_places = apart * page;
+    with.cache_scale = &cache_scale;
     for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
       std::fill(o.begin(), o.end(), 0x7fc0);
       emulated::run(workers, threads, [&] { kernel(with); });

@@ -17,12 +17,6 @@ __device__ __forceinline__ uint4 load_in_place(const unsigned char* from, bool w
   return x;
 }
 
-// 16 bytes, past L1 and as copy_ahead(); or zeros.
-__device__ __forceinline__ void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "r"(wanted ? 16 : 0));
-}
-
 __device__ __forceinline__ void store_line(u32 shared, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");

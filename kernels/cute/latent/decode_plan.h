@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "cute/latent/fp8_arguments.h"
+#include "cute/latent/arguments.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
 #include "hypermla/device/tensor_map.h"
@@ -36,8 +36,7 @@ struct LatentVersion {
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
-  float traffic = 0;           // PlanRequestsArguments
-  bool fp8_arguments = false;  // whether the kernel takes them instead of LatentArguments
+  float traffic = 0;  // PlanRequestsArguments
 };
 
 // A work list and what belongs to it, in device memory.
@@ -98,8 +97,8 @@ class LatentDecode : public DecodeKernels {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Function> attention_, planner_;
   PlanRequestsArguments plan_ = {};
-  Fp8Arguments with_ = {};  // of which a kernel may take the LatentArguments only
-  MlaDecodeTensors last_;   // what with_ was made from
+  LatentArguments with_ = {};
+  MlaDecodeTensors last_;  // what with_ was made from
   TensorMapCache maps_;
 };
 

@@ -1,4 +1,4 @@
-// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla_v2.cuh widen to bf16 on the way to
+// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to bf16 on the way to
 // shared memory.
 //
 // A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
@@ -9,13 +9,13 @@
 #pragma once
 
 #include "hopper/fp8.h"
-#include "latent/fp8_arguments.h"
 #include "latent/gather_tokens.cuh"
 
 namespace hypermla::cute::latent {
 
 inline constexpr int kFp8Threads = 256;
-inline constexpr int kFp8NarrowRope = 512;  // of 576 bytes: where the e4m3 of RoPE begin
+inline constexpr int kFp8Scales = 512, kFp8Rope = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
+inline constexpr int kFp8NarrowRope = 512;              // of 576 bytes: where the e4m3 of RoPE begin
 
 template <int n>
 struct Constant {
@@ -23,8 +23,8 @@ struct Constant {
 };
 
 template <int token_bytes, auto tiling>
-__device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkItem* __restrict__ work,
-                                                    const Fp8Arguments& with) {
+__device__ __forceinline__ void gather_fp8(Shared& shared, const WorkItem* __restrict__ work,
+                                           const LatentArguments& with) {
   constexpr int kAhead = 2, kPairs = 4, kBoxes = 2;
   constexpr bool one_scale = token_bytes == 576;
   // Groups of four threads and rows: what a warp has of a word of Present are two whole bytes (mask_absent()).

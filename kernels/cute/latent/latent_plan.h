@@ -114,7 +114,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
     if (!takes(options)) return nullptr;
-    const bool fp8 = fp8_bytes(options.cache_format);
+    const int fp8 = fp8_bytes(options.cache_format);
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
@@ -241,8 +241,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
       if (!self->problem.ragged) launch.constants = self->constants(at);
       launch.arguments = [self, tensors, version, sizes](void* constants) {
-        const LatentArguments with = self->arguments(tensors, version, constants, sizes);
-        return version.fp8_arguments ? Arguments(Fp8Arguments{with}) : Arguments(with);
+        return Arguments(self->arguments(tensors, version, constants, sizes));
       };
       return launch;
     };
