@@ -261,8 +261,8 @@ def vllm_steps_of(runs, mixed=False):
 
 
 def vllm_cells(cells):
-    """{backend: milliseconds}, the least in bold."""
-    best = min(ms for ms, _ in cells.values())
+    """{backend: milliseconds}, the least of several in bold."""
+    best = min(ms for ms, _ in cells.values()) if len(cells) > 1 else None
     return {name: (f"**{ms:.3f}**" if ms == best else f"{ms:.3f}") + ("" if graph else ", no graph")
             for name, (ms, graph) in cells.items()}
 
@@ -282,12 +282,41 @@ def vllm_steps():
 
 
 def vllm():
-    """Some, with 128 heads and 4096 tokens of context."""
+    """Some, without drafts and with 4096 tokens of context."""
     steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")).items()
-             if shape[0] == 128 and shape[1] in (0, 3) and shape[2] in (1, 32, 128) and shape[3] == 4096}
+             if shape[1] == 0 and shape[2] in (1, 32, 128) and shape[3] == 4096}
     backends = [name for name in VLLM_BACKENDS if any(name in cells for cells in steps.values())]
-    return table(["requests, drafts", *backends], [[f"{batch}, {drafts}", *(cells.get(name, "") for name in backends)]
-                                                   for (_, drafts, batch, _), cells in steps.items()])
+    return table(["heads, requests", *backends], [[f"{heads}, {batch}", *(cells.get(name, "") for name in backends)]
+                                                  for (heads, _, batch, _), cells in steps.items()])
+
+
+def spread(ratios):
+    if len(ratios) < 2:
+        return "".join(f"{one:.2f}, 1 row" for one in ratios)
+    return f"{span(ratios)}, mean {mean(ratios):.2f}, {len(ratios)} rows"
+
+
+def vllm_ratios():
+    """The time of other backends over ours: range and geometric mean of the shapes that both have."""
+    found = {}  # what: {(heads, drafts): {shape: {backend: [a value of each round]}}}
+    for run in vllm_runs("FULL_DECODE_ONLY"):
+        for row in run["rows"]:
+            values = {name: statistics.median(row[key]) for name, key in (("the graph", "graph_ms"),
+                                                                          ("the whole step", "wall_ms"))}
+            # Some profiles hold more than decoding steps: far more than a graph takes.
+            if row.get("attention_ms") and row["kernels_ms"] < 1.5 * values["the graph"]:
+                values["attention's kernels"] = row["attention_ms"]
+            for what, value in values.items():
+                shapes = found.setdefault(what, {}).setdefault((-run["heads"], run["drafts"]), {})
+                shapes.setdefault((row["batch"], row["context"]), {}).setdefault(run["backend"], []).append(value)
+    lines, peers = [], VLLM_BACKENDS[1:3]
+    for what, groups in found.items():
+        for (heads, drafts), shapes in sorted(groups.items()):
+            ratios = [[statistics.median(of[peer]) / statistics.median(of["CUSTOM"]) for of in shapes.values()
+                       if peer in of and "CUSTOM" in of] for peer in peers]
+            if any(ratios):
+                lines.append([what, f"{-heads}, {drafts}", *map(spread, ratios)])
+    return table(["of", "heads, drafts", *peers], lines)
 
 
 def vllm_mixed():
@@ -320,12 +349,16 @@ def vllm_host():
                      for name in backends)] for (heads, batch), of in sorted(found.items())])
 
 
+def agreement(of):
+    """Equal texts, and the mean and the greatest difference of log-probabilities."""
+    return f"{of['prompts_equal']} of {of['prompts']}, {of['logprob_mean']:.3f} ({of['logprob_max']:.2f})"
+
+
 def vllm_agreement():
     lines = []
     for run in record("vllm")["runs"]:
         if "alone" in run and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
-            shown = [f"{run[key]['prompts_equal']} of {run[key]['prompts']}, {run[key]['logprob_mean']:.3f} "
-                     f"({run[key]['logprob_max']:.2f})" if key in run else "" for key in ("alone", "against")]
+            shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
             invariant = "invariant" in run["part"]
             lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
@@ -361,7 +394,7 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
                                            engine_equal, engine_other, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_mixed, vllm_host, vllm_agreement)}
+                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
