@@ -364,6 +364,45 @@ def vllm_agreement():
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
 
 
+# ---- Decoding in SGLang: tests/engines/bench_sglang.py.
+
+
+def sglang_found(what):
+    """{(heads, requests, tokens of context): {backend: the result}}"""
+    found = {}
+    for one in record("sglang")["results"]:
+        if one["what"] == what:
+            shape = -one["heads"], one.get("batch", 0), one.get("context", 0)
+            found.setdefault(shape, {})[f"{one['backend']}, pages of {one['page']}"] = one
+    return sorted(found.items())
+
+
+def sglang_steps():
+    """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host."""
+    found = sglang_found("decode")
+    backends = sorted({name for _, of in found for name in of}, key=lambda name: not name.startswith("hypermla"))
+    lines = []
+    for (heads, batch, _), of in found:
+        best = min(one["graph_ms"] for one in of.values())
+        for name in backends:
+            if name in of:
+                one = of[name]
+                graph = f"**{one['graph_ms']:.3f}**" if one["graph_ms"] == best else f"{one['graph_ms']:.3f}"
+                lines.append([f"{-heads}, {batch}", name, graph, f"{one['attention_ms']:.3f}", f"{one['wall_ms']:.2f}",
+                              f"{one['plan_us']:.0f}"])
+    return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us"], lines)
+
+
+def sglang_agreement():
+    lines, against = [], {(one["heads"], one["backend"], one["page"]): one for one in record("sglang")["results"]
+                          if one["what"] == "against"}
+    for _, of in sglang_found("alone against batch"):
+        for name, one in of.items():
+            other = against.get((one["heads"], one["backend"], one["page"]))
+            lines.append([str(one["heads"]), name, agreement(one), agreement(other) if other else ""])
+    return table(["heads", "backend", "alone against in a batch", "against the first of these heads"], lines)
+
+
 # ---- README.
 
 
@@ -394,7 +433,8 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
                                            engine_equal, engine_other, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement)}
+                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           sglang_steps, sglang_agreement)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
