@@ -261,8 +261,8 @@ def vllm_steps_of(runs, mixed=False):
 
 
 def vllm_cells(cells):
-    """{backend: milliseconds}, the least in bold."""
-    best = min(ms for ms, _ in cells.values())
+    """{backend: milliseconds}, the least of several in bold."""
+    best = min(ms for ms, _ in cells.values()) if len(cells) > 1 else None
     return {name: (f"**{ms:.3f}**" if ms == best else f"{ms:.3f}") + ("" if graph else ", no graph")
             for name, (ms, graph) in cells.items()}
 
@@ -282,12 +282,41 @@ def vllm_steps():
 
 
 def vllm():
-    """Some, with 128 heads and 4096 tokens of context."""
+    """Some, without drafts and with 4096 tokens of context."""
     steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")).items()
-             if shape[0] == 128 and shape[1] in (0, 3) and shape[2] in (1, 32, 128) and shape[3] == 4096}
+             if shape[1] == 0 and shape[2] in (1, 32, 128) and shape[3] == 4096}
     backends = [name for name in VLLM_BACKENDS if any(name in cells for cells in steps.values())]
-    return table(["requests, drafts", *backends], [[f"{batch}, {drafts}", *(cells.get(name, "") for name in backends)]
-                                                   for (_, drafts, batch, _), cells in steps.items()])
+    return table(["heads, requests", *backends], [[f"{heads}, {batch}", *(cells.get(name, "") for name in backends)]
+                                                  for (heads, _, batch, _), cells in steps.items()])
+
+
+def spread(ratios):
+    if len(ratios) < 2:
+        return "".join(f"{one:.2f}, 1 row" for one in ratios)
+    return f"{span(ratios)}, mean {mean(ratios):.2f}, {len(ratios)} rows"
+
+
+def vllm_ratios():
+    """The time of other backends over ours: range and geometric mean of the shapes that both have."""
+    found = {}  # what: {(heads, drafts): {shape: {backend: [a value of each round]}}}
+    for run in vllm_runs("FULL_DECODE_ONLY"):
+        for row in run["rows"]:
+            values = {name: statistics.median(row[key]) for name, key in (("the graph", "graph_ms"),
+                                                                          ("the whole step", "wall_ms"))}
+            # Some profiles hold more than decoding steps: far more than a graph takes.
+            if row.get("attention_ms") and row["kernels_ms"] < 1.5 * values["the graph"]:
+                values["attention's kernels"] = row["attention_ms"]
+            for what, value in values.items():
+                shapes = found.setdefault(what, {}).setdefault((-run["heads"], run["drafts"]), {})
+                shapes.setdefault((row["batch"], row["context"]), {}).setdefault(run["backend"], []).append(value)
+    lines, peers = [], VLLM_BACKENDS[1:3]
+    for what, groups in found.items():
+        for (heads, drafts), shapes in sorted(groups.items()):
+            ratios = [[statistics.median(of[peer]) / statistics.median(of["CUSTOM"]) for of in shapes.values()
+                       if peer in of and "CUSTOM" in of] for peer in peers]
+            if any(ratios):
+                lines.append([what, f"{-heads}, {drafts}", *map(spread, ratios)])
+    return table(["of", "heads, drafts", *peers], lines)
 
 
 def vllm_mixed():
@@ -320,15 +349,58 @@ def vllm_host():
                      for name in backends)] for (heads, batch), of in sorted(found.items())])
 
 
+def agreement(of):
+    """Equal texts, and the mean and the greatest difference of log-probabilities."""
+    return f"{of['prompts_equal']} of {of['prompts']}, {of['logprob_mean']:.3f} ({of['logprob_max']:.2f})"
+
+
 def vllm_agreement():
     lines = []
     for run in record("vllm")["runs"]:
         if "alone" in run and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
-            shown = [f"{run[key]['prompts_equal']} of {run[key]['prompts']}, {run[key]['logprob_mean']:.3f} "
-                     f"({run[key]['logprob_max']:.2f})" if key in run else "" for key in ("alone", "against")]
+            shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
             invariant = "invariant" in run["part"]
             lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
+
+
+# ---- Decoding in SGLang: tests/engines/bench_sglang.py.
+
+
+def sglang_found(what):
+    """{(heads, requests, tokens of context): {backend: the result}}"""
+    found = {}
+    for one in record("sglang")["results"]:
+        if one["what"] == what:
+            shape = -one["heads"], one.get("batch", 0), one.get("context", 0)
+            found.setdefault(shape, {})[f"{one['backend']}, pages of {one['page']}"] = one
+    return sorted(found.items())
+
+
+def sglang_steps():
+    """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host."""
+    found = sglang_found("decode")
+    backends = sorted({name for _, of in found for name in of}, key=lambda name: not name.startswith("hypermla"))
+    lines = []
+    for (heads, batch, _), of in found:
+        best = min(one["graph_ms"] for one in of.values())
+        for name in backends:
+            if name in of:
+                one = of[name]
+                graph = f"**{one['graph_ms']:.3f}**" if one["graph_ms"] == best else f"{one['graph_ms']:.3f}"
+                lines.append([f"{-heads}, {batch}", name, graph, f"{one['attention_ms']:.3f}", f"{one['wall_ms']:.2f}",
+                              f"{one['plan_us']:.0f}"])
+    return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us"], lines)
+
+
+def sglang_agreement():
+    lines, against = [], {(one["heads"], one["backend"], one["page"]): one for one in record("sglang")["results"]
+                          if one["what"] == "against"}
+    for _, of in sglang_found("alone against batch"):
+        for name, one in of.items():
+            other = against.get((one["heads"], one["backend"], one["page"]))
+            lines.append([str(one["heads"]), name, agreement(one), agreement(other) if other else ""])
+    return table(["heads", "backend", "alone against in a batch", "against the first of these heads"], lines)
 
 
 # ---- README.
@@ -361,7 +433,8 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
                                            engine_equal, engine_other, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_mixed, vllm_host, vllm_agreement)}
+                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           sglang_steps, sglang_agreement)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

@@ -30,7 +30,7 @@ import zlib
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import vllm_worker
-from vllm_worker import VOCABULARY, difference, median
+from vllm_worker import VOCABULARY, difference, median, without_paths
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
@@ -405,6 +405,18 @@ def write_plugin(work):
     return str(about.parent)
 
 
+def record_of(at, results):
+    """What the file holds: no texts, and no files of the machine, which errors name."""
+    kept = [dict(one) for one in results if one["what"] != "texts"]
+    for one in kept:
+        if "error" in one:
+            one["error"] = without_paths(one["error"])
+        if "said" in one:
+            one["said"] = [without_paths(line) for line in one["said"]]
+    return {"asked": {name: value for name, value in vars(at).items() if name not in ("child", "record", "work")},
+            "results": kept}
+
+
 def table(results):
     """Milliseconds of the replayed graph and of attention's kernels, microseconds of planning on the host."""
     rows, columns = {}, []
@@ -463,10 +475,9 @@ def main():
                             **difference(one["texts"], reference["texts"])})
             print(json.dumps(results[-1]), flush=True)
     if at.record:
-        asked = {name: value for name, value in vars(at).items() if name not in ("child", "record", "work")}
         scratch = at.record + ".tmp"
         with open(scratch, "w") as file:
-            json.dump({"asked": asked, "results": [one for one in results if one["what"] != "texts"]}, file, indent=1)
+            json.dump(record_of(at, results), file, indent=1)
             file.write("\n")
         os.replace(scratch, at.record)
     print(table(results), flush=True)

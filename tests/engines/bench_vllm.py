@@ -20,7 +20,6 @@ import datetime
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import difference, median
+from vllm_worker import difference, median, without_paths
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
 LAYERS = 8
@@ -120,11 +119,6 @@ def write_record(path, record):
         json.dump(record, file, indent=1)
         file.write("\n")
     os.replace(scratch, path)
-
-
-def without_paths(text):
-    """Errors name files of the machine."""
-    return re.sub(r"(?<![\w<])~?(?:/[\w.+@~-]+){2,}/?", "<path>", text)
 
 
 def run_of(record, part, backend, number):

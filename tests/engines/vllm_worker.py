@@ -4,6 +4,7 @@ with random weights. Writes a JSON line per result. Needs a GPU, vLLM, and this 
 import collections
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -255,6 +256,11 @@ def difference(one, other):
     return {"prompts": len(one), "prompts_equal": whole, "tokens_before_parting": equal, "tokens": total,
             "logprob_max": round(max(apart, default=0), 5),
             "logprob_mean": round(sum(apart) / max(len(apart), 1), 6)}
+
+
+def without_paths(text):
+    """Errors name files of the machine."""
+    return re.sub(r"(?<![\w<])~?(?:/[\w.+@~-]+){2,}/?", "<path>", text)
 
 
 def driver_version():

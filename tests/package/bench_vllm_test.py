@@ -123,7 +123,7 @@ class Bench(unittest.TestCase):
     def test_errors_name_no_files_of_the_machine(self):
         for text, clean in (("No such file: '/root/a/b.so'", "No such file: '<path>'"),
                             ("~/x/y.py:3: 1/2 of it", "<path>:3: 1/2 of it"), ("heads/queries", "heads/queries")):
-            self.assertEqual(bench_vllm.without_paths(text), clean)
+            self.assertEqual(vllm_worker.without_paths(text), clean)
 
 
 if __name__ == "__main__":

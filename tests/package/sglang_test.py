@@ -63,10 +63,22 @@ class Interface(unittest.TestCase):
         self.assertEqual((done.stdout, done.stderr), ("set()\n", ""))
 
     def test_the_benchmark_finds_what_it_shares_with_that_of_vllm(self):
-        script = "import bench_sglang as b; print(b.is_attention('flash_mla'), b.is_attention('set_mla_kv_buffer'))"
-        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(TESTS / "engines")},
-                              text=True, capture_output=True, check=False, timeout=120)
-        self.assertEqual((done.stdout, done.stderr), ("True False\n", ""))
+        script = "print(b.is_attention('flash_mla'), b.is_attention('set_mla_kv_buffer'))"
+        self.assertEqual(self.with_the_benchmark(script), ("True False\n", ""))
+
+    def test_its_record_names_no_files_of_the_machine_and_holds_no_texts(self):
+        script = """results = [{"what": "texts", "texts": []}, {"what": "decode", "error": "no such file: '/root/a/b.so'"},
+                              {"what": "failed", "said": ["Error: ~/x/y.py:3", "heads/queries"]}]
+record = b.record_of(b.parse(["--record=/root/r.json", "--work=/root/w"]), results)
+print(record["results"], "/root" in str(record), len(results), "/root" in str(results))"""
+        kept = [{"what": "decode", "error": "no such file: '<path>'"},
+                {"what": "failed", "said": ["Error: <path>:3", "heads/queries"]}]
+        self.assertEqual(self.with_the_benchmark(script), (f"{kept} False 3 True\n", ""))
+
+    def with_the_benchmark(self, script):
+        done = subprocess.run([sys.executable, "-c", f"import bench_sglang as b\n{script}"], text=True, timeout=120,
+                              env={**os.environ, "PYTHONPATH": str(TESTS / "engines")}, capture_output=True, check=False)
+        return done.stdout, done.stderr
 
 
 if __name__ == "__main__":
