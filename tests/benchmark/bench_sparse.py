@@ -41,8 +41,8 @@ def widened(packed):
     """The numbers that such tokens stand for, as the kernels round them."""
     codes = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float().view(-1, 4, 128)
     factors = packed[:, 512:528].contiguous().view(torch.float32)
-    latent = (codes * factors.unsqueeze(-1)).view(-1, 512).bfloat16()
-    return torch.cat((latent, packed[:, 528:].contiguous().view(torch.bfloat16)), -1)
+    latent = (codes * factors.unsqueeze(-1)).view(-1, 512).half()
+    return torch.cat((latent, packed[:, 528:].contiguous().view(torch.bfloat16).half()), -1)
 
 
 class Pool:

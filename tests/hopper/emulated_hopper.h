@@ -342,14 +342,22 @@ inline void store_line(u32 shared, uint4 x) { std::memcpy(dynamic + shared, &x, 
 inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   wanted ? copy_ahead(shared, global) : store_zeros(shared);
 }
-inline uint4 widen_e4m3(u32 first, u32 second, float scale) {
+using HalfFactor = float;
+inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
   u32 words[4];
   for (int i = 0; i < 4; ++i) {
     const u32 bytes = (i < 2 ? first : second) >> i % 2 * 16;
     const auto element = [&](u32 byte) { return e4m3_to_float(static_cast<unsigned char>(byte)) * scale; };
-    words[i] = pack<DType::bfloat16>(element(bytes), element(bytes >> 8));
+    words[i] = pack<DType::float16>(element(bytes), element(bytes >> 8));
   }
   return {words[0], words[1], words[2], words[3]};
+}
+inline uint4 halves_of_bf16(uint4 x) {
+  const auto two = [](u32 both) {
+    const float2 of = unpack<DType::bfloat16>(both);
+    return pack<DType::float16>(of.x, of.y);
+  };
+  return {two(x.x), two(x.y), two(x.z), two(x.w)};
 }
 
 // tma.h

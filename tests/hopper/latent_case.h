@@ -121,7 +121,7 @@ struct Case {
           const float factor = fp8 == 576 ? cache_scale : 0.003f * float(1 + c / 128);
           if (narrow) {
             at[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));  // any e4m3 but NaN
-            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::bfloat16), DType::bfloat16);
+            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::float16), DType::float16);
             if (fp8 == 656) std::memcpy(at + kLatent + c / 128 * 4, &factor, 4);
           } else {
             const std::uint16_t bits = value();
