@@ -74,8 +74,3 @@ class Plans:
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, device=self._device))
         return planned
-
-
-def takes_strides(q, heads):
-    """Whether the kernels read a pair of queries where it lies: rows at one distance, or heads that tiles divide."""
-    return heads % 64 == 0 or 64 % heads == 0 or all(part.stride(0) == heads * part.stride(1) for part in q)
