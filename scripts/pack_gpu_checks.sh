@@ -52,6 +52,9 @@ tests=$(cd "$build" && tests/unit_tests --gtest_list_tests --gtest_filter="$filt
 # shellcheck disable=SC2016  # the shell that xargs starts expands them
 (cd "$build" && xargs -P "$(nproc)" -I{} bash -c 'name=${1//\//_}
   timeout 900 tests/unit_tests --gtest_filter="$1" >"gpu_checks/unit/$name.log" 2>&1' _ {} <<<"$tests") || true
+if grep -l 'compiler process .* died' "$here"/unit/*.log >&2; then
+  die "on the stub of a driver a compiler died; the logs above say more"
+fi
 note "ran $(wc -w <<<"$tests") unit tests on the stub: $(compiled | wc -l) kernels are ready"
 "$python" "$root/tests/attack/decode_runs.py" --compile >>"$log" 2>&1 ||
   { show_log "$log"; die "decode_runs.py could not compile its kernels; build/gpu_checks/compile.log says more"; }

@@ -80,6 +80,11 @@ class GpuChecks(CommandCase):
         """It has every function that the library looks up."""
         path = {"LD_LIBRARY_PATH": str(STUB)}
         self.assertRegex(self.succeed("device", **path).out, r"NVIDIA H200: sm_90, 132 SMs, 150\.0 GB, 60 MB")
+        # The device compilers look at it, too.
+        if "tile       not found" not in self.succeed("device", **path).out:
+            compiled = self.succeed("compile", "cute.mla.decompress_combine", "--arch=sm_90", **path,
+                                    HYPERMLA_CACHE_DIR=self.directory / "cache").out
+            self.assertRegex(compiled, r"[1-9]\d* compiled, 0 failed")
 
     def check(self, *steps, status=0, **environment):
         """Runs the script on a build of which the programs are PROGRAM and TESTS; returns what it left."""

@@ -82,6 +82,11 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   *text = "the stub of a driver refuses";
   return CUDA_SUCCESS;
 }
+// Nothing of this library calls it, but the device compilers do where they find a driver, unlooked at.
+CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
 CUresult cuDriverGetVersion(int* version) {
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
