@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Packs what scripts/gpu_checks.sh needs on a machine that has a GPU but neither our compilers nor a network: the
 # program, the unit tests, the Python package, and every kernel that the checks run, compiled for an H200 (sm_90). This
-# machine needs no GPU. What was compiled stays in build/gpu_checks/cache, so that the next pack takes less.
+# machine needs no GPU. What was compiled stays in build/gpu_checks/cache, so that the next pack takes less; remove it
+# when the pack grows with kernels of texts that are gone.
 #
 #   scripts/pack_gpu_checks.sh out/       # writes out/gpu_checks.tar.xz; see docs/gpu-checks.md
 #   scripts/pack_gpu_checks.sh --list     # the steps of the checks, and the kernels that `verify` runs
@@ -25,6 +26,8 @@ unlock
 
 build=$root/build here=$root/build/gpu_checks log=$root/build/gpu_checks/compile.log
 mkdir -p "$here/cache/kernels" "$here/unit"
+exec 8>"$here/lock"
+flock -n 8 || die "another pack is being made in build/gpu_checks"
 export HYPERMLA_CACHE_DIR=$here/cache
 : >"$log"
 compiled() { find "$here/cache/kernels" -maxdepth 1 -name '*-sm_90*' ! -name '*.tmp*'; }
