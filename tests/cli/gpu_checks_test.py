@@ -37,7 +37,7 @@ if [[ $1 == *Counters* && $1 != *:-* && $1 != *-Counters* ]]; then echo '[  SKIP
 
 class GpuChecks(CommandCase):
     def script(self, name, *arguments, status=0, **environment):
-        done = subprocess.run([CHECKOUT / "scripts" / name, *arguments], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([CHECKOUT / "scripts" / name, *arguments], capture_output=True, text=True, timeout=600,
                               env={**os.environ, "HYPERMLA_TEST_BUILD": str(BUILD), **environment}, check=False)
         self.assertEqual(done.returncode, status, done)
         return done
