@@ -67,10 +67,11 @@ note "compiled what decode_runs.py takes: $(compiled | wc -l) kernels are ready"
 # Laid out as they lie below the root of a checkout.
 staged=$here/staged
 rm -rf "$staged"
-mkdir -p "$staged"/build/{bin,tests,gpu_checks/cache/kernels}
+mkdir -p "$staged"/build/{bin,tests,python,gpu_checks/cache/kernels}
 cp "$build/bin/hypermla" "$staged/build/bin/"
 cp "$build/tests/unit_tests" "$staged/build/tests/"
-cp -a "$build"/libhypermla.so* "$build/python" "$staged/build/"
+cp -a "$build"/libhypermla.so* "$staged/build/"
+cp -a "$build/python/hypermla" "$staged/build/python/"
 find "$staged" -name __pycache__ -prune -exec rm -rf {} +
 find "$staged" -type f \( -path '*/bin/*' -o -path '*/tests/*' -o -name '*.so*' \) -exec strip -g {} +
 compiled | xargs -r cp -a -t "$staged/build/gpu_checks/cache/kernels"
