@@ -81,15 +81,18 @@ struct LatentAndRope {
 
  private:
   hypermla::MlaCache fp8_cache(const CacheOps& of) const {
+    using hypermla::MlaCacheFormat;
     const char* name = names_[0].c_str();
-    require(name, latent, ElementType::uint8, {"pages", "page", hypermla::kFp8TokenBytes}, of.device);
+    const bool one_factor = latent.ndim == 3 && latent.shape[2] == hypermla::fp8_bytes(MlaCacheFormat::fp8_576);
+    const MlaCacheFormat format = one_factor ? MlaCacheFormat::fp8_576 : MlaCacheFormat::fp8_656;
+    require(name, latent, ElementType::uint8, {"pages", "page", hypermla::fp8_bytes(format)}, of.device);
     require_dense_columns(name, latent);
     return {.latent = latent.data,
             .latent_page_stride = latent.strides[0],
             .latent_token_stride = latent.strides[1],
             .pages = latent.shape[0],
             .page = extent("page", latent.shape[1]),
-            .format = hypermla::MlaCacheFormat::fp8_656};
+            .format = format};
   }
   void require_columns() const {
     require_dense_columns(names_[0].c_str(), latent);
@@ -130,9 +133,9 @@ PyObject* cache_merge_states(PyObject*, PyObject* const* arguments, Py_ssize_t g
   });
 }
 
-// append(rows or pair, cache or pair, slots, stream or None)
+// append(rows or pair, cache or pair, slots, stream or None, cache_scale or None)
 PyObject* cache_append(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 4)) return nullptr;
+  if (!gets_arguments(given, 5)) return nullptr;
   return guarded([&]() -> PyObject* {
     const LatentAndRope rows("rows", arguments[0]), cache("cache", arguments[1]);
     const TensorView slots = view_of(arguments[2]);
@@ -149,7 +152,8 @@ PyObject* cache_append(PyObject*, PyObject* const* arguments, Py_ssize_t given) 
                     .rope_stride = rows.rope.strides[0],
                     .slots = static_cast<const std::int64_t*>(slots.data),
                     .tokens = extent("tokens", slots.shape[0]),
-                    .cache = cache.cache(of)},
+                    .cache = cache.cache(of),
+                    .cache_scale = floats_of("cache_scale", arguments[4], 1, of.device)},
                    stream_of(arguments[3], rows.latent));
     Py_RETURN_NONE;
   });

@@ -132,13 +132,6 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     } else {
       require("lse", lse, ElementType::float32, {tokens, of.heads}, of.device);
     }
-    const auto floats = [&](const char* name, PyObject* object, std::int64_t count) -> const float* {
-      if (object == Py_None) return nullptr;
-      const TensorView view = view_of(object);
-      require(name, view, ElementType::float32, {count}, of.device);
-      require_dense_columns(name, view);
-      return static_cast<const float*>(view.data);
-    };
     require_dense_columns("block_table", table);
     require_dense_columns("out", out);
     if (table.shape[0] < of.requests)
@@ -165,8 +158,8 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                                   .lse_token_stride = lse.strides[by_request],
                                   .lse_head_stride = lse.strides[1 + by_request],
                                   .lse_request_stride = by_request ? lse.strides[0] : 0,
-                                  .sinks = floats("sinks", arguments[6], of.heads),
-                                  .cache_scale = floats("cache_scale", arguments[7], 1)},
+                                  .sinks = floats_of("sinks", arguments[6], of.heads, of.device),
+                                  .cache_scale = floats_of("cache_scale", arguments[7], 1, of.device)},
                                  stream_of(arguments[5], q.first));
     Py_RETURN_NONE;
   });

@@ -153,6 +153,14 @@ void require_dense_columns(const char* name, const TensorView& view) {
     hypermla::fail("{} must be dense in its last dimension; copy it first", name);
 }
 
+const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device) {
+  if (given == Py_None) return nullptr;
+  const TensorView view = view_of(given);
+  require(name, view, ElementType::float32, {count}, device);
+  require_dense_columns(name, view);
+  return static_cast<const float*>(view.data);
+}
+
 ColumnParts::ColumnParts(const char* name, PyObject* given, ElementType type, WantedAxis rows, std::int64_t middle,
                          std::int64_t first_columns, std::int64_t second_columns, const DLDevice& device) {
   const bool pair = PyTuple_Check(given);

@@ -50,6 +50,8 @@ void require(const char* name, const TensorView& view, ElementType type, std::in
              const DLDevice& device);
 // Throws Error that names the tensor unless its last dimension is dense, or it is empty.
 void require_dense_columns(const char* name, const TensorView& view);
+// The address of float32 [count], dense; of None null.
+const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device);
 
 // A tensor [rows, middle, first + second columns], or a pair of one of the first columns and one of the second: its two
 // parts. Throws Error as require() does, and where columns are not dense.

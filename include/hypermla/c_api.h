@@ -47,7 +47,7 @@ typedef enum hypermla_dtype { HYPERMLA_BFLOAT16 = 0, HYPERMLA_FLOAT16 = 1 } hype
 typedef enum hypermla_cache_format {
   HYPERMLA_CACHE_AS_QUERIES = 0,
   HYPERMLA_CACHE_FP8_656 = 1,
-  HYPERMLA_CACHE_FP8_576 = 2 /* decoding only */
+  HYPERMLA_CACHE_FP8_576 = 2
 } hypermla_cache_format;
 
 /* Members, limits and defaults are those of MlaDecodeOptions in mla_decode.h; flags are 0 or 1. */
@@ -246,7 +246,8 @@ typedef struct hypermla_append_arguments {
   int64_t rope_token_stride;
   int64_t pages;
   int64_t page;         /* by default 64 */
-  int32_t cache_format; /* a hypermla_cache_format; with HYPERMLA_CACHE_FP8_656 strides of the cache count bytes */
+  int32_t cache_format; /* a hypermla_cache_format; in FP8 the strides of the cache count bytes */
+  const float* cache_scale;
 } hypermla_append_arguments;
 
 /* MlaCacheOps::Merge: two attentions, a and b, of the same queries over different tokens, into one. */

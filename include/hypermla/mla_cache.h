@@ -27,17 +27,17 @@ struct MlaRows {
   std::int64_t token_stride = 0, head_stride = 0;
 };
 
-// A paged cache, its 512 latent and 64 rotary columns apart or in one row. A cache of 656 bytes a token is `latent`
-// alone, and its strides count bytes, multiples of 16.
+// A paged cache, its 512 latent and 64 rotary columns apart or in one row. A cache in FP8 is `latent` alone, and its
+// strides count bytes, multiples of 16.
 struct MlaCache {
-  void* latent = nullptr;  // [pages, page, 512], or [pages, page, 656] bytes
+  void* latent = nullptr;  // [pages, page, 512], or [pages, page, 656 or 576] bytes
   void* rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
   int page = 64;                                       // tokens of a page, any number
-  MlaCacheFormat format = MlaCacheFormat::as_queries;  // of the type of the other tensors, or for append() fp8_656
+  MlaCacheFormat format = MlaCacheFormat::as_queries;  // append() writes all, the others read no FP8
 
-  // [pages, page, 576], or [pages, page, 656] bytes, dense.
+  // [pages, page, 576], or bytes [pages, page, 656 or 576], dense.
   HYPERMLA_API static MlaCache fused(void* data, std::int64_t pages, int page,
                                      MlaCacheFormat format = MlaCacheFormat::as_queries);
 };
@@ -69,6 +69,9 @@ class HYPERMLA_API MlaCacheOps {
   // Into a cache of 656 bytes a token: a factor is the largest magnitude of its 128 values / 448, at least 2^-126, and
   // a value is divided by it and rounded to e4m3, to nearest and ties to even. NaN stays NaN, and its neighbours do
   // not notice it; an infinity makes NaN of the 128 values. Rotary columns become bfloat16.
+  //
+  // Into a cache of 576 bytes a token: a value, also a rotary one, is divided by the cache's factor and rounded to
+  // e4m3, to nearest and ties to even; beyond 448, infinity included, it becomes 448. NaN stays NaN.
   struct Append {
     const void* latent = nullptr;                     // [tokens, 512]
     const void* rope = nullptr;                       // [tokens, 64]
@@ -76,6 +79,7 @@ class HYPERMLA_API MlaCacheOps {
     const std::int64_t* slots = nullptr;              // [tokens]
     int tokens = 0;
     MlaCache cache = {};
+    const float* cache_scale = nullptr;  // float [1] on the device, of fp8_576 only: the factor
   };
 
   // Keys k = z W_UK^T and values v = z W_UV of the first `tokens` tokens of a request, for all heads. On a GPU this

@@ -8,7 +8,7 @@ enum class MlaCacheFormat : int {
   // DeepSeek's FP8 form, 656 bytes: 512 e4m3 | 4 fp32 factors, of 128 of these each | 64 bfloat16 for RoPE. A latent
   // value is its e4m3 number times its factor.
   fp8_656,
-  fp8_576  // 576 e4m3, 512 and 64 for RoPE, with one factor for all tokens of a layer. MlaDecode only.
+  fp8_576  // 576 e4m3, 512 and 64 for RoPE, with one factor for all tokens of a layer
 };
 inline constexpr int kFp8TokenBytes = 656;
 

@@ -54,18 +54,19 @@ def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, em
     return out, lse
 
 
-def append(rows, cache, slots, stream=None):
+def append(rows, cache, slots, stream=None, cache_scale=None):
     """Writes rows of new tokens into the paged cache.
 
     rows: [tokens, 576], or the pair [tokens, 512] and [tokens, 64]. cache: [pages, page, 576], or the pair [pages,
-    page, 512] and [pages, page, 64]; or uint8 [pages, page, 656], DeepSeek's FP8 form, into which rows are rounded
-    (docs/fp8.md). slots: int64, page * (tokens of a page) + token in it for each of the first rows; -1 skips one. Slots
-    that the cache does not have are skipped on a GPU and raise Error on a CPU.
+    page, 512] and [pages, page, 64]; or uint8, into which rows are rounded (docs/fp8.md): [pages, page, 656],
+    DeepSeek's FP8 form, or [pages, page, 576] with one factor for all, `cache_scale`, float32 [1]. slots: int64,
+    page * (tokens of a page) + token in it for each of the first rows; -1 skips one. Slots that the cache does not have
+    are skipped on a GPU and raise Error on a CPU.
     """
     if _tensors.is_compiling():
-        _operators(stream).append(*parts(rows), *parts(cache), slots)
+        _operators(stream).append(*parts(rows), *parts(cache), slots, cache_scale)
     else:
-        _hypermla.append(rows, cache, slots, stream)
+        _hypermla.append(rows, cache, slots, stream, cache_scale)
 
 
 @raises_error

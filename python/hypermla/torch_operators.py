@@ -65,8 +65,8 @@ def _merge_states(*arguments):
     _hypermla.merge_states(*arguments, None)
 
 
-def _append(rows, rows_rope, cache, cache_rope, slots):
-    _hypermla.append(_pair(rows, rows_rope), _pair(cache, cache_rope), slots, None)
+def _append(rows, rows_rope, cache, cache_rope, slots, cache_scale=None):
+    _hypermla.append(_pair(rows, rows_rope), _pair(cache, cache_rope), slots, None, cache_scale)
 
 
 def _decompress_prefix(cache, cache_rope, *arguments):
@@ -88,7 +88,8 @@ _define("mla_prefill_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q
         "Tensor v, Tensor(b!) out, Tensor(c!) lse", _prefill_run)
 _define("merge_states", "Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
         "bool lse_base2, bool empty_lse_positive", _merge_states)
-_define("append", "Tensor rows, Tensor? rows_rope, Tensor(a!) cache, Tensor(b!)? cache_rope, Tensor slots", _append)
+_define("append", "Tensor rows, Tensor? rows_rope, Tensor(a!) cache, Tensor(b!)? cache_rope, Tensor slots, "
+        "Tensor? cache_scale=None", _append)
 _define("decompress_prefix", "Tensor cache, Tensor? cache_rope, Tensor block_table, SymInt tokens, Tensor w_uk, "
         "Tensor w_uv, Tensor(a!) k, Tensor(b!) v", _decompress_prefix)
 _tensors.is_compiling = torch.compiler.is_compiling

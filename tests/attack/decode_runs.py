@@ -4,6 +4,7 @@
     tests/attack/decode_runs.py --runs=10000                  # on a GPU
     tests/attack/decode_runs.py --runs=60 --device=cpu
     tests/attack/decode_runs.py --seed=7 --only=123           # repeats one step
+    tests/attack/decode_runs.py --compile                     # compiles its kernels, no more; PyTorch is not needed
 
 A step has requests of any lengths and any numbers of queries, in any order: none, one, the most, at the ends of pages
 and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table entries behind a request's end name no
@@ -323,15 +324,19 @@ def main():
     flags.add_argument("--runs", type=int, default=10000, help="of MlaDecode, at least (default 10000)")
     flags.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     flags.add_argument("--only", type=int, metavar="STEP", help="one of the steps")
+    flags.add_argument("--compile", action="store_true", help="only compile what the engines take")
     flags.add_argument("--make", type=int, help=argparse.SUPPRESS)
     given = flags.parse_args()
+    if given.make is not None:
+        return Engine(given.seed, given.make, given.device).make()
+    if given.compile:
+        given.device = given.device or "cuda"
+        return compile_kernels(given)
     if not torch:
         harness.stop("it needs a Python with PyTorch")
     given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if given.device == "cuda" and not torch.cuda.is_available():
         harness.stop("there is no GPU; take --device=cpu")
-    if given.make is not None:
-        return Engine(given.seed, given.make, given.device).make()
     begin = time.monotonic()
     if given.device == "cuda" and given.only is None:
         compile_kernels(given)

@@ -74,11 +74,12 @@ class Append:
 
 class AppendFp8(Append):
     """Into a cache of 656 bytes a token; as many bytes of it are wrong as error() says."""
+    WIDTH, scale = 656, None
 
     def __init__(self, device, tokens):
         super().__init__(device, tokens)
-        self.cache = torch.zeros(len(self.cache), 64, 656, dtype=torch.uint8, device=device)
-        self.bytes = self.kv_c.nbytes + self.k_pe.nbytes + tokens * 656 + self.slots.nbytes
+        self.cache = torch.zeros(len(self.cache), 64, self.WIDTH, dtype=torch.uint8, device=device)
+        self.bytes = self.kv_c.nbytes + self.k_pe.nbytes + tokens * self.WIDTH + self.slots.nbytes
 
     def rounded(self):
         groups = self.kv_c.float().view(-1, 4, 128)
@@ -87,13 +88,26 @@ class AppendFp8(Append):
         return torch.cat((codes, factors.view(torch.uint8), self.k_pe.view(torch.uint8)), 1)
 
     def ours(self):
-        hypermla.append((self.kv_c, self.k_pe), self.cache, self.slots)
+        hypermla.append((self.kv_c, self.k_pe), self.cache, self.slots, cache_scale=self.scale)
 
     def torch(self):
-        self.cache.view(-1, 656).index_copy_(0, self.slots, self.rounded())
+        self.cache.view(-1, self.WIDTH).index_copy_(0, self.slots, self.rounded())
 
     def error(self):
-        return (self.cache.view(-1, 656)[self.slots] != self.rounded()).sum().item()
+        return (self.cache.view(-1, self.WIDTH)[self.slots] != self.rounded()).sum().item()
+
+
+class AppendFp8OneFactor(AppendFp8):
+    """Into a cache of 576 bytes a token."""
+    WIDTH = 576
+
+    def __init__(self, device, tokens):
+        super().__init__(device, tokens)
+        self.scale = torch.full((1,), 0.01, device=device)  # some values are beyond 448 of it
+
+    def rounded(self):
+        quotients = torch.cat((self.kv_c, self.k_pe), 1).float() / self.scale
+        return quotients.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 class Decompress:
@@ -200,6 +214,8 @@ def rows(device, part):
     yield "append 8192", lambda: Append(device, shape(8192)), 0
     yield "append in FP8 256", lambda: AppendFp8(device, shape(256)), 0
     yield "append in FP8 8192", lambda: AppendFp8(device, shape(8192)), 0
+    yield "append in FP8 of one factor 256", lambda: AppendFp8OneFactor(device, shape(256)), 0
+    yield "append in FP8 of one factor 8192", lambda: AppendFp8OneFactor(device, shape(8192)), 0
     heads = 128 if part == 1 else 4
     for requests in (32, 128):
         yield (f"shared prefix {requests} 8192+1024",

@@ -38,7 +38,8 @@ class Compiled(CommandCase):
 
     def test_kernels_of_caches_are_among_them(self):
         done = self.succeed("compile", "all", "--decode", "--arch=sm_80")  # on which nothing decodes
-        self.assertEqual({line.split()[0] for line in done.out.splitlines()[:-1]}, {"append", "append_fp8", "merge_states"})
+        self.assertEqual({line.split()[0] for line in done.out.splitlines()[:-1]},
+                         {"append", "append_fp8", "append_fp8_576", "merge_states"})
 
     def test_without_them_the_kernels_are_missed(self):
         shutil.rmtree(self.root / "compiled")

@@ -1,10 +1,11 @@
-// merge_states, append and append_fp8 for GPUs, run as C++ threads over the cases of the CPU.
+// merge_states, append, append_fp8 and append_fp8_576 for GPUs, run as C++ threads over the cases of the CPU.
 #include "../unit/cache_cases.h"
 #include "cute/cache/cache_plan.h"
 #include "hopper/fragments.h"  // stands in for CUDA, which the kernels below need
 
 #include "cache/append.cuh"
 #include "cache/append_fp8.cuh"
+#include "cache/append_fp8_576.cuh"
 #include "cache/merge_states.cuh"
 
 namespace hypermla::cute {
@@ -47,6 +48,20 @@ TEST(CacheKernels, AppendInFp8) {
     const AppendArguments with = arguments_of(of.on(reinterpret_cast<char*>(bytes.data())));
     block.run(int(fp8_blocks_of(with)), [&] {
       of.dtype == DType::bfloat16 ? append_fp8<DType::bfloat16>(with) : append_fp8<DType::float16>(with);
+    });
+    of.compare(bytes);
+  }
+}
+
+TEST(CacheKernels, AppendInFp8WithOneFactor) {
+  device_threads::Block block(kCopyThreads);
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    AppendCase of(seed, 0, seed % 2 == 1, MlaCacheFormat::fp8_576);
+    std::vector<unsigned char> bytes = of.memory.bytes;
+    const AppendArguments with = arguments_of(of.on(reinterpret_cast<char*>(bytes.data())));
+    block.run(int(fp8_576_blocks_of(with)), [&] {
+      of.dtype == DType::bfloat16 ? append_fp8_576<DType::bfloat16>(with) : append_fp8_576<DType::float16>(with);
     });
     of.compare(bytes);
   }

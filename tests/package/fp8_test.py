@@ -49,8 +49,10 @@ def e4m3_values(codes):
     return numpy.where(codes > 127, -magnitudes, magnitudes)
 
 
-def latent_of(cache):
+def latent_of(cache, scale):
     """What the 512 values of each token of a cache in FP8 stand for, as the kernels read them."""
+    if cache.shape[2] == 576:
+        return floats(bfloat16(e4m3_values(cache.reshape(-1, 576)[:, :512]) * scale))
     tokens = numpy.ascontiguousarray(cache.reshape(-1, 656))
     factors = tokens[:, 512:528].copy().view(numpy.float32).repeat(128, 1)
     return floats(bfloat16(e4m3_values(tokens[:, :512]) * factors))
@@ -74,11 +76,12 @@ def data(random):
     return {"normal": normal, "heavy tails: Student's t, 3 degrees": heavy, "outliers: 4 of 512 columns times 50": outliers}
 
 
-def decoded(cache, q, slots, cache_format):
+def decoded(cache, q, slots, scale):
+    cache_format = {numpy.dtype("uint16"): "as_queries"}.get(cache.dtype, f"fp8_{cache.shape[2]}")
     decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=PAGE, scale=SCALE, sparse=True,
                                 cache_format=cache_format, device="cpu")
     decode.plan(numpy.full(QUERIES, TOP_K, numpy.int32))
-    return decode.run(q, cache, slots)
+    return decode.run(q, cache, slots, cache_scale=scale)
 
 
 def measured():
@@ -99,11 +102,13 @@ def measured():
 
         packed = numpy.zeros((PAGES, PAGE, 656), numpy.uint8)
         hypermla.append(rows, packed, numpy.arange(len(rows)))
+        one_factor, scale = numpy.zeros((PAGES, PAGE, 576), numpy.uint8), numpy.float32([numpy.abs(exact).max() / 448])
+        hypermla.append(rows, one_factor, numpy.arange(len(rows)), cache_scale=scale)
         caches = {"bfloat16": rows.reshape(PAGES, PAGE, 576), "FP8": packed,
-                  "FP8, powers of two": with_powers_of_two(packed, rows)}
+                  "FP8, powers of two": with_powers_of_two(packed, rows), "FP8, one factor": one_factor}
         for form, cache in caches.items():
-            got_o, got_lse = decoded(cache, q, slots, "as_queries" if form == "bfloat16" else "fp8_656")
-            off = (latent_of(cache) if form != "bfloat16" else exact[:, :512]) - exact[:, :512]
+            got_o, got_lse = decoded(cache, q, slots, scale)
+            off = (latent_of(cache, scale) if form != "bfloat16" else exact[:, :512]) - exact[:, :512]
             # By column, so that small ones count as much as outliers.
             by_column = numpy.sqrt(numpy.mean(exact[:, :512]**2, 0))
             yield (name, form, rms(off / by_column), float(numpy.abs(off / by_column).max()),
@@ -117,13 +122,16 @@ def table():
 
 
 class OneFactorForAll(unittest.TestCase):
-    def test_dense_decoding_reads_576_bytes_a_token(self):
+    def test_dense_decoding_reads_the_576_bytes_of_append(self):
         random = numpy.random.default_rng(3)
         lengths = numpy.array([70, 3], numpy.int32)
-        cache = random.integers(0, 127, (9, PAGE, 576)).astype(numpy.uint8)
+        cache = numpy.zeros((9, PAGE, 576), numpy.uint8)
         table = numpy.array([[7, 2], [4, -1]], numpy.int32)
-        q = bfloat16(random.standard_normal((2, HEADS, 576)))
+        q, rows = bfloat16(random.standard_normal((2, HEADS, 576))), bfloat16(random.standard_normal((9 * PAGE, 576)))
         scale = numpy.array([0.01], numpy.float32)
+        with self.assertRaisesRegex(hypermla.Error, "cache_scale is missing"):
+            hypermla.append(rows, cache, numpy.arange(9 * PAGE))
+        hypermla.append(rows, cache, numpy.arange(9 * PAGE), cache_scale=scale)
         decode = hypermla.MlaDecode(heads=HEADS, max_requests=2, max_tokens=100, page=PAGE, cache_format="fp8_576",
                                     device="cpu")
         decode.plan(lengths)
@@ -164,6 +172,11 @@ class Accuracy(unittest.TestCase):
         factors = numpy.abs(floats(rows[:, :512])).reshape(64, 4, 128).max(-1) / numpy.float32(448)
         self.assertTrue((cache[0, :, 512:528].copy().view(numpy.float32) == factors).all())
         self.assertTrue((cache[0, :, :512] == e4m3_codes(floats(rows[:, :512]) / factors.repeat(128, 1))).all())
+        cache, scale = numpy.zeros((1, 64, 576), numpy.uint8), numpy.array([7 / 4096], numpy.float32)
+        hypermla.append(rows, cache, numpy.arange(64), cache_scale=scale)
+        quotients = floats(rows) / scale
+        self.assertGreater(numpy.abs(quotients).max(), 448)
+        self.assertTrue((cache[0] == e4m3_codes(numpy.clip(quotients, -448, 448))).all())
 
 
 class Example(unittest.TestCase):

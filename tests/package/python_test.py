@@ -333,8 +333,36 @@ class CacheOperations(unittest.TestCase):
                 self.assertTrue((cache == 7).all())
         with self.assertRaisesRegex(hypermla.Error, r"cache must be uint8 \[pages, page, 656\], not uint8 \[3, 16, 672\]"):
             hypermla.append(rows, cache, slots)
+        packed, scale = cache[..., :576], numpy.ones(1, numpy.float32)
+        for wrong, said in ((None, "cache_scale is missing"), (scale.astype("float64"), "cache_scale must be float32"),
+                            (scale.repeat(2), r"cache_scale must be float32 \[1\], not float32 \[2\]")):
+            with self.subTest(said), self.assertRaisesRegex(hypermla.Error, said):
+                hypermla.append(rows, packed, slots, cache_scale=wrong)
         with self.assertRaisesRegex(hypermla.Error, "cache must be of bfloat16 or float16, not uint8"):
             hypermla.decompress_prefix(cache, slots, 3, rows, rows, out=(rows, rows))
+
+    def test_append_rounds_to_fp8_with_one_factor(self):
+        rows, slots = self.bits(4, 576), numpy.array([17, -1, 33], numpy.int64)
+        rows[2, 7], rows[2, 570], rows[2, 8] = 0x7F80, 0xFF80, 0x7FC0  # infinities, NaN
+        scale = numpy.array([7 / 128], numpy.float32)  # with which there are ties
+        codes = numpy.arange(127)  # of e4m3, without NaN
+        values = numpy.where(codes < 8, codes / 512, (8 + codes % 8) * 2.0 ** (codes // 8 - 10))
+        quotients = numpy.abs(self.floats(rows[[0, 2]]).astype(numpy.float64)) / scale[0]
+        # Codes are in the order of their values; a tie goes to the even one.
+        above = numpy.minimum(numpy.searchsorted(values, quotients), 126)
+        below = numpy.maximum(above - 1, 0)
+        middle = (values[above] + values[below]) / 2
+        nearest = numpy.where((quotients > middle) | (quotients == middle) & (above % 2 == 0), above, below)
+        expected = nearest + 128 * (rows[[0, 2]] >> 15)
+        expected[1, 8] = 127
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                cache = numpy.full((3, 16, 592), 7, numpy.uint8)
+                hypermla.append(tensor(rows), tensor(cache[..., :576]), tensor(slots), cache_scale=tensor(scale))
+                for row, slot in enumerate((17, 33)):
+                    self.assertEqual(cache[slot // 16, slot % 16, :576].tolist(), expected[row].tolist())
+                    cache[slot // 16, slot % 16, :576] = 7
+                self.assertTrue((cache == 7).all())
 
     def test_a_prefix_is_decompressed(self):
         cache, weight = self.bits(4, 16, 576), self.bits(2, 256, 512)  # kv_b_proj: keys and values of each head

@@ -294,6 +294,8 @@ class CacheOperators(unittest.TestCase):
         torch.library.opcheck(ops.append.default, (self.rows[:, :512], self.rows[:, 512:], *split, self.slots))
         packed = torch.zeros(3, PAGE, 656, dtype=torch.uint8)
         torch.library.opcheck(ops.append.default, (self.rows, None, packed, None, self.slots))
+        torch.library.opcheck(ops.append.default,
+                              (self.rows, None, packed[..., :576].clone(), None, self.slots, torch.ones(1)))
         torch.library.opcheck(ops.decompress_prefix.default, (self.cache, None, self.table, 20, *self.weights, k, v))
 
     def test_a_compiled_step_gives_the_same(self):
@@ -315,47 +317,47 @@ class CacheOperators(unittest.TestCase):
 
 
 class SparseOperators(unittest.TestCase):
-    """Lists of slots, caches in both forms, sinks."""
-    DEVICE = "cpu"
+    """Lists of slots, caches in each form, sinks."""
+    DEVICE, FP8_BYTES = "cpu", (0, 656, 576)  # of a token
 
     def setUp(self):
         torch.manual_seed(3)
         self.q, self.rows = torch.randn(2, HEADS, 576).bfloat16(), torch.randn(30, 576).bfloat16()
         self.places, self.lengths = torch.arange(30) + 9, torch.tensor([12, 5], dtype=torch.int32)
         self.slots = torch.randint(9, 39, (2, 12), dtype=torch.int32)
-        self.slots[0, 3], self.sinks = -1, torch.tensor([0.5, -torch.inf])
-        for name in ("q", "rows", "places", "lengths", "slots", "sinks"):
+        self.slots[0, 3], self.sinks, self.scale = -1, torch.tensor([0.5, -torch.inf]), torch.tensor([0.01])
+        for name in ("q", "rows", "places", "lengths", "slots", "sinks", "scale"):
             setattr(self, name, getattr(self, name).to(self.DEVICE))
 
     def of_format(self, fp8):
         decode = new_decode(max_queries=1, max_tokens=12, sparse=True, device=self.DEVICE,
-                            cache_format="fp8_656" if fp8 else "as_queries")
-        dtype, width = (torch.uint8, 656) if fp8 else (torch.bfloat16, 576)
+                            cache_format=f"fp8_{fp8}" if fp8 else "as_queries")
+        dtype, width = (torch.uint8, fp8) if fp8 else (torch.bfloat16, 576)
         return decode, torch.zeros(3, PAGE, width, dtype=dtype, device=self.DEVICE)
 
     def test_they_pass_the_checks_of_pytorch(self):
         out = torch.zeros(2, HEADS, 512, dtype=torch.bfloat16, device=self.DEVICE)
         lse = torch.zeros(2, HEADS, device=self.DEVICE)
-        for fp8 in (False, True):
+        for fp8 in self.FP8_BYTES:
             decode, cache = self.of_format(fp8)
             named = decode.handle, decode.order
             torch.library.opcheck(torch.ops.hypermla.mla_decode_plan.default, (*named, self.lengths, None))
             decode.plan(self.lengths)
             for sinks in (self.sinks, None):
                 torch.library.opcheck(torch.ops.hypermla.mla_decode_run.default,
-                                      (*named, self.q, None, cache, None, self.slots, out, lse, sinks))
+                                      (*named, self.q, None, cache, None, self.slots, out, lse, sinks, self.scale))
 
     def test_a_compiled_step_gives_the_same(self):
         """Tokens are appended, and queries attend to some of them: the order must stay."""
-        for fp8 in (False, True):
+        for fp8 in self.FP8_BYTES:
             decode, _ = self.of_format(fp8)
 
             def step(cache, q, sinks):
-                hypermla.append(self.rows, cache, self.places)
+                hypermla.append(self.rows, cache, self.places, cache_scale=self.scale)
                 decode.plan(self.lengths)
-                first = decode.run(q, cache, self.slots, sinks=sinks)
-                hypermla.append(self.rows * 2, cache, self.places)
-                return *first, *decode.run(q, cache, self.slots), cache
+                first = decode.run(q, cache, self.slots, sinks=sinks, cache_scale=self.scale)
+                hypermla.append(self.rows * 2, cache, self.places, cache_scale=self.scale)
+                return *first, *decode.run(q, cache, self.slots, cache_scale=self.scale), cache
 
             expected = step(self.of_format(fp8)[1], self.q, self.sinks)
             self.assertFalse(torch.equal(expected[0], expected[2]))
@@ -367,7 +369,7 @@ class SparseOperators(unittest.TestCase):
                         self.assertTrue(torch.equal(one, other))
 
     def test_it_attends_to_the_chosen_tokens(self):
-        decode, cache = self.of_format(False)
+        decode, cache = self.of_format(0)
         hypermla.append(self.rows, cache, self.places)
         decode.plan(self.lengths)
         o, lse = decode.run(self.q, cache, self.slots, sinks=self.sinks)
@@ -382,14 +384,15 @@ class SparseOperators(unittest.TestCase):
 
 @unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")
 class SparseOperatorsOnAGpu(SparseOperators):
-    DEVICE = "cuda"
+    DEVICE, FP8_BYTES = "cuda", (0, 656)  # 576: of a draft only
 
     def test_append_in_fp8_gives_the_bytes_of_the_cpu(self):
-        for rows in (self.rows, self.rows.half(), self.rows * 100):
-            caches = [torch.zeros(3, PAGE, 656, dtype=torch.uint8, device=device) for device in ("cuda", "cpu")]
-            hypermla.append(rows, caches[0], self.places)
-            hypermla.append(rows.cpu(), caches[1], self.places.cpu())
-            self.assertTrue(torch.equal(caches[0].cpu(), caches[1]))
+        for width in (656, 576):
+            for rows in (self.rows, self.rows.half(), self.rows * 100):
+                caches = [torch.zeros(3, PAGE, width, dtype=torch.uint8, device=device) for device in ("cuda", "cpu")]
+                hypermla.append(rows, caches[0], self.places, cache_scale=self.scale)
+                hypermla.append(rows.cpu(), caches[1], self.places.cpu(), cache_scale=self.scale.cpu())
+                self.assertTrue(torch.equal(caches[0].cpu(), caches[1]))
 
 
 class Operators(unittest.TestCase):

@@ -18,6 +18,7 @@ import vllm_interface
 from support import BUILD, CHECKOUT
 
 sys.path.insert(0, str(BUILD / "python"))
+from hypermla.compat._queries import takes_strides
 from hypermla.vllm import plans
 
 BACKEND = ast.parse((CHECKOUT / "python/hypermla/vllm/backend.py").read_text())
@@ -161,11 +162,13 @@ class Plans(unittest.TestCase):
         self.assertTrue((abs(lse[0] - expected) < 1e-3).all())
 
     def test_which_queries_are_read_where_they_lie(self):
-        tensor = lambda *strides: types.SimpleNamespace(stride=lambda axis: strides[axis])
-        transposed, rows = tensor(512, 3 * 512), tensor(20 * 192, 192)
+        def tensor(heads, *strides):
+            return types.SimpleNamespace(data_ptr=None, shape=(3, heads, 512), stride=lambda: (*strides, 1))
+
         for heads, taken in ((128, True), (64, True), (16, True), (8, True), (20, False), (48, False)):
-            self.assertEqual(plans.takes_strides((transposed, rows), heads), taken)
-        self.assertTrue(plans.takes_strides((tensor(20 * 512, 512), rows), 20))
+            rows = tensor(heads, heads * 192, 192)
+            self.assertEqual(takes_strides(tensor(heads, 512, 3 * 512), rows), taken)
+            self.assertTrue(takes_strides(tensor(heads, heads * 512, 512), rows))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include <limits>
 #include <thread>
 
+#include "hypermla/base/half.h"
 #include "hypermla/device/device.h"
 #include "hypermla/mla_cache.h"
 #include "hypermla/mla_decode.h"
@@ -453,10 +454,40 @@ TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
                 .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)});
   EXPECT_EQ(cache, expected);
   EXPECT_EQ(std::memcmp(&cache[17 * kFp8TokenBytes + 528], &rows[512], 128), 0);
-  with.cache_format = HYPERMLA_CACHE_FP8_576;
-  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "MlaDecode only"));
   with.cache_format = 3;
   EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_format=3"));
+}
+
+TEST_F(CApiCache, AppendWritesInFp8WithOneFactorWhatMlaCacheOpsWrites) {
+  const std::vector<std::uint16_t> rows = numbers(2 * 576, 7919);
+  const std::vector<std::int64_t> slots = {17, 2};
+  const float cache_scale = 0.01f;
+  std::vector<unsigned char> cache(2 * 16 * 576, 7), expected = cache;
+  hypermla_append_arguments with;
+  hypermla_append_arguments_init(&with, sizeof with);
+  with.cache_format = HYPERMLA_CACHE_FP8_576;
+  with.latent = rows.data();
+  with.rope = &rows[512];
+  with.latent_stride = with.rope_stride = 576;
+  with.slots = slots.data();
+  with.tokens = 2;
+  ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_scale is missing"));
+  with.cache_scale = &cache_scale;
+  ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same_.append({.latent = rows.data(),
+                .rope = &rows[512],
+                .latent_stride = 576,
+                .rope_stride = 576,
+                .slots = slots.data(),
+                .tokens = 2,
+                .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_576),
+                .cache_scale = &cache_scale});
+  EXPECT_EQ(cache, expected);
+  EXPECT_EQ(cache[17 * 576 + 575], e4m3_from_float(to_float(rows[575], DType::bfloat16) / cache_scale));
+  // A caller of before there was a cache_scale gives a smaller struct.
+  with.size = offsetof(hypermla_append_arguments, cache_scale);
+  EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_scale is missing"));
 }
 
 TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {

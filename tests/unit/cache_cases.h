@@ -128,7 +128,15 @@ class Case {
                            to_float(from_float(float(value(rope, j + c)), DType::bfloat16), DType::bfloat16), 0,
                            DType::bfloat16});
   }
-  // By comparing with all of them.
+  // A token of 576 bytes of the rows from element i of `latent` and j of `rope` on.
+  void expect_divided(std::size_t at, std::size_t latent, std::int64_t i, std::size_t rope, std::int64_t j,
+                      float factor) {
+    for (int c = 0; c < 576; ++c) {
+      const double x = c < 512 ? value(latent, i + c) : value(rope, j + c - 512);
+      expected_.push_back({at + c, 1, nearest_e4m3(float(x) / factor), 0, dtype});
+    }
+  }
+  // By comparing with all of them; of an infinity, from which all are as far, the largest.
   static double nearest_e4m3(double x) {
     if (std::isnan(x)) return x;
     int best = 0;
@@ -209,7 +217,7 @@ struct MergeCase : Case {
   }
 };
 
-// A cache: rows of 576, of 640 with a gap between pages, or latent and rotary parts apart; or of 656 bytes a token.
+// A cache: rows of 576, of 640 with a gap between pages, or latent and rotary parts apart; or in FP8.
 struct CacheCase : Case {
   static constexpr int kPages[] = {64, 16, 1, 48};
   MlaCache cache = {};
@@ -220,8 +228,8 @@ struct CacheCase : Case {
     cache.page = kPages[pick(4)];
     cache.pages = tokens / cache.page + 1 + pick(4);
     cache.format = format;
-    if (format == MlaCacheFormat::fp8_656) {
-      cache.latent_token_stride = kFp8TokenBytes + 16 * pick(2);
+    if (const int bytes = fp8_bytes(format)) {
+      cache.latent_token_stride = bytes + 16 * pick(2);
       cache.latent_page_stride = cache.latent_token_stride * cache.page + 16 * pick(3);
       latent_at = memory.add(cache.pages * cache.latent_page_stride);
     } else if (pick(2)) {
@@ -255,7 +263,7 @@ struct CacheCase : Case {
 
 struct AppendCase : CacheCase {
   int tokens;
-  std::size_t latent_rows, rope_rows, slots_at;
+  std::size_t latent_rows, rope_rows, slots_at, scale_at;
   std::int64_t latent_stride, rope_stride;
 
   // `beyond`: some slots are not the cache's.
@@ -272,13 +280,19 @@ struct AppendCase : CacheCase {
       rope_rows = memory.add(2 * tokens * rope_stride);
     }
     slots_at = memory.add(8 * tokens);
+    scale_at = memory.add(4);
+    // With all but the first there are ties; with 7 a product with the reciprocal misses them.
+    const float factors[] = {0.004f, 7 * 0x1p-9f, 0x1p-6f, 1.0f};
+    const float factor = format == MlaCacheFormat::fp8_576 ? factors[(unsigned(pick(4)) + content_()) % 4] : kInfinity;
+    memory.element<float>(scale_at, 0) = factor;
     std::vector<std::int64_t> slots(cache.pages * cache.page);
     for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = std::int64_t(i);
     std::shuffle(slots.begin(), slots.end(), content_);
     for (int i = 0; i < tokens; ++i) {
       fill(latent_rows, i * latent_stride, 512);
       fill(rope_rows, i * rope_stride, 64);
-      if (format == MlaCacheFormat::fp8_656) vary(latent_rows, i * latent_stride);
+      if (fp8_bytes(format)) vary(latent_rows, i * latent_stride);
+      if (format == MlaCacheFormat::fp8_576) vary_one(rope_rows, i * rope_stride, 64);
       const std::int64_t end = cache.pages * cache.page,
                          outside[] = {end, -2, std::int64_t{1} << 32, std::numeric_limits<std::int64_t>::min()};
       const bool skipped = content_() % 4 == 0;
@@ -289,6 +303,10 @@ struct AppendCase : CacheCase {
         expect_fp8(latent_at + latent_of(slot), latent_rows, i * latent_stride, rope_rows, i * rope_stride);
         continue;
       }
+      if (format == MlaCacheFormat::fp8_576) {
+        expect_divided(latent_at + latent_of(slot), latent_rows, i * latent_stride, rope_rows, i * rope_stride, factor);
+        continue;
+      }
       expect_copy(latent_at, latent_of(slot), latent_rows, i * latent_stride, 512);
       expect_copy(rope_at, rope_of(slot), rope_rows, i * rope_stride, 64);
     }
@@ -296,15 +314,15 @@ struct AppendCase : CacheCase {
   explicit AppendCase(unsigned shape, unsigned content = 0) : AppendCase(shape, content, false) {}
   // What is special for FP8, in groups of 128 values: other magnitudes, an outlier, zeros, tiny numbers, NaN, infinity.
   void vary(std::size_t at, std::int64_t first) {
-    for (int group = 0; group < 4; ++group) {
-      const std::int64_t from = first + 128 * group;
-      const int kind = int(content_() % 16);
-      std::uint16_t& one = memory.element<std::uint16_t>(at, from + int(content_() % 128));
-      if (kind < 4) fill(at, from, 128, kind == 0 ? 0.0f : kind == 1 ? 1e-6f : kind == 2 ? 1e3f : 0x1p-130f);
-      if (kind == 4) one = from_float(1e4f, dtype);
-      if (kind == 5) one = from_float(NAN, dtype);
-      if (kind == 6) one = from_float(kInfinity, dtype);
-    }
+    for (int group = 0; group < 4; ++group) vary_one(at, first + 128 * group, 128);
+  }
+  void vary_one(std::size_t at, std::int64_t from, int columns) {
+    const int kind = int(content_() % 16);
+    std::uint16_t& one = memory.element<std::uint16_t>(at, from + int(content_() % unsigned(columns)));
+    if (kind < 4) fill(at, from, columns, kind == 0 ? 0.0f : kind == 1 ? 1e-6f : kind == 2 ? 1e3f : 0x1p-130f);
+    if (kind == 4) one = from_float(1e4f, dtype);
+    if (kind == 5) one = from_float(NAN, dtype);
+    if (kind == 6) one = from_float(kInfinity, dtype);
   }
   void run(MlaCacheOps& ops, char* base, void* stream) const { ops.append(on(base), stream); }
   MlaCacheOps::Append on(char* base) const {
@@ -314,7 +332,9 @@ struct AppendCase : CacheCase {
             .rope_stride = rope_stride,
             .slots = reinterpret_cast<const std::int64_t*>(base + slots_at),
             .tokens = tokens,
-            .cache = cache_on(base)};
+            .cache = cache_on(base),
+            .cache_scale =
+                cache.format == MlaCacheFormat::fp8_576 ? reinterpret_cast<const float*>(base + scale_at) : nullptr};
   }
 };
 

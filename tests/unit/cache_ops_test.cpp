@@ -48,6 +48,13 @@ TEST(MlaCacheOps, AppendsInFp8) {
   }
 }
 
+TEST(MlaCacheOps, AppendsInFp8WithOneFactor) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    check_on_cpu(AppendCase(seed, 0, false, MlaCacheFormat::fp8_576));
+  }
+}
+
 TEST(MlaCacheOps, DecompressesAPrefix) {
   for (unsigned seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
@@ -106,6 +113,13 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   appended = fp8.on(reinterpret_cast<char*>(fp8.memory.bytes.data()));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 648; }), "token_stride=648"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_page_stride += 8; }), "16 bytes apart"));
+  AppendCase one_factor(1, 2, false, MlaCacheFormat::fp8_576);
+  appended = one_factor.on(reinterpret_cast<char*>(one_factor.memory.bytes.data()));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache_scale = nullptr; }), "cache_scale is missing"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache_scale = (float*)((char*)with.cache_scale + 2); }),
+                       "cache_scale must point"));
+  EXPECT_TRUE(
+      contains(refused_append([](auto& with) { with.cache.latent_token_stride = 560; }), "tokens of 576 bytes"));
 
   DecompressCase decompress(1);
   const auto refused_decompress = [&](auto change) {
@@ -121,6 +135,8 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.heads = 1025; }), "heads=1025"));
   EXPECT_TRUE(
       contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_656; }), "656 bytes"));
+  EXPECT_TRUE(
+      contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_576; }), "576 bytes"));
   EXPECT_TRUE(merge.memory.bytes == before);
 }
 
@@ -133,7 +149,7 @@ TEST(MlaCacheOps, KernelsCompileWithoutSpills) {
   for (const std::string arch : {"sm_80", "sm_90", "sm_120"})
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
       const std::vector<KernelSource> sources = cache_sources(dtype, arch);
-      EXPECT_EQ(sources.size(), arch == "sm_90" ? 4u : 3u);
+      EXPECT_EQ(sources.size(), arch == "sm_90" ? 5u : 4u);
       for (const KernelSource& source : sources) {
         const CacheEntry entry = compiler.compile(source, arch);  // which compares the arguments
         EXPECT_EQ(entry.report.at("frame_bytes"), 0) << source.instance << " for " << arch;
@@ -185,11 +201,11 @@ TEST_F(MlaCacheOnAGpu, AppendsToTheSlots) {
 }
 
 TEST_F(MlaCacheOnAGpu, AppendsInFp8) {
-  constexpr MlaCacheFormat kFp8 = MlaCacheFormat::fp8_656;
-  for (unsigned seed = 0; seed < 300 && !HasFailure(); ++seed) {
-    SCOPED_TRACE(seed);
-    check<AppendCase>({AppendCase(seed, 0, false, kFp8), AppendCase(seed, 1, true, kFp8)});
-  }
+  for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576})
+    for (unsigned seed = 0; seed < 300 && !HasFailure(); ++seed) {
+      SCOPED_TRACE(testing::Message() << int(format) << ' ' << seed);
+      check<AppendCase>({AppendCase(seed, 0, false, format), AppendCase(seed, 1, true, format)});
+    }
 }
 
 TEST_F(MlaCacheOnAGpu, DecompressesAPrefix) {

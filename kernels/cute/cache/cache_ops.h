@@ -27,13 +27,15 @@ struct CacheLayout {
   unsigned pages, page;
 };
 
-inline constexpr unsigned kRowVectors = 72;  // of 16 bytes: 64 latent ones, then 8 rotary ones
+inline constexpr unsigned kRowVectors = 72;     // of 16 bytes: 64 latent ones, then 8 rotary ones
+inline constexpr unsigned kFp8RowVectors = 36;  // of 16 values: 32 latent ones, then 4 rotary ones
 struct AppendArguments {
   const void *latent, *rope;
   long long latent_stride, rope_stride;
   const long long* slots;
   CacheLayout cache;
   unsigned tokens;
+  const float* scale;  // of append_fp8_576 only
 };
 
 // What a block of decompress_prefix makes, of a number of heads: 128 tokens of both products of 128 columns. It reads

@@ -71,10 +71,12 @@ AppendArguments arguments_of(const MlaCacheOps::Append& with) {
           .rope_stride = with.rope_stride,
           .slots = reinterpret_cast<const long long*>(with.slots),
           .cache = layout_of(with.cache),
-          .tokens = unsigned(with.tokens)};
+          .tokens = unsigned(with.tokens),
+          .scale = with.cache_scale};
 }
 unsigned blocks_of(const AppendArguments& of) { return (of.tokens * kRowVectors - 1) / kCopyThreads + 1; }
 unsigned fp8_blocks_of(const AppendArguments& of) { return (of.tokens - 1) / (kCopyThreads / 32) + 1; }
+unsigned fp8_576_blocks_of(const AppendArguments& of) { return (of.tokens * kFp8RowVectors - 1) / kCopyThreads + 1; }
 
 namespace {
 
@@ -135,7 +137,8 @@ class CacheOps : public CacheKernels {
     const std::vector<KernelSource> sources = cache_sources(dtype, device.info().arch);
     std::vector<std::shared_future<CacheEntry>> entries;
     for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
-    const LaunchShape shapes[] = {{kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
+    const LaunchShape shapes[] = {
+        {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const CacheEntry entry = entries[i].get();
       require_arguments(sources[i], entry);
@@ -145,24 +148,28 @@ class CacheOps : public CacheKernels {
 
   void merge_states(const MlaCacheOps::Merge& with, StreamHandle stream) override {
     MergeStatesArguments arguments = arguments_of(with);
-    launch(0, blocks_of(arguments), arguments, stream);
+    launch(kMerge, blocks_of(arguments), arguments, stream);
   }
 
   void append(const MlaCacheOps::Append& with, StreamHandle stream) override {
     AppendArguments arguments = arguments_of(with);
-    if (with.cache.format == MlaCacheFormat::fp8_656)
-      launch(2, fp8_blocks_of(arguments), arguments, stream);
-    else
-      launch(1, blocks_of(arguments), arguments, stream);
+    switch (with.cache.format) {
+      case MlaCacheFormat::as_queries:
+        return launch(kAppend, blocks_of(arguments), arguments, stream);
+      case MlaCacheFormat::fp8_656:
+        return launch(kAppendFp8, fp8_blocks_of(arguments), arguments, stream);
+      case MlaCacheFormat::fp8_576:
+        return launch(kAppendFp8_576, fp8_576_blocks_of(arguments), arguments, stream);
+    }
   }
 
   void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle stream) override {
-    if (!functions_[3]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
+    if (!functions_[kDecompress]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
     DecompressPrefixArguments arguments = arguments_of(with, processors_);
     for (const int product : {0, 1})
       arguments.weights[product] =
           make_tensor_map(dtype_, (product ? with.w_uv : with.w_uk).data, weights_shape(with, product));
-    launch(3, blocks_of(arguments), arguments, stream);
+    launch(kDecompress, blocks_of(arguments), arguments, stream);
   }
 
  private:
@@ -174,7 +181,8 @@ class CacheOps : public CacheKernels {
 
   DType dtype_;
   int processors_;
-  std::unique_ptr<Function> functions_[4];
+  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress, kFunctions };  // as cache_sources() has them
+  std::unique_ptr<Function> functions_[kFunctions];
 };
 
 }  // namespace
@@ -187,7 +195,8 @@ std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch) {
   };
   std::vector<KernelSource> sources = {source("merge_states", true, sizeof(cute::MergeStatesArguments)),
                                        source("append", false, sizeof(cute::AppendArguments)),
-                                       source("append_fp8", true, sizeof(cute::AppendArguments))};
+                                       source("append_fp8", true, sizeof(cute::AppendArguments)),
+                                       source("append_fp8_576", true, sizeof(cute::AppendArguments))};
   if (arch == "sm_90") sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
   return sources;
 }

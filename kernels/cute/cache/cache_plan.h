@@ -13,6 +13,7 @@ unsigned blocks_of(const MergeStatesArguments& of);
 AppendArguments arguments_of(const MlaCacheOps::Append& with);
 unsigned blocks_of(const AppendArguments& of);      // of append
 unsigned fp8_blocks_of(const AppendArguments& of);  // of append_fp8
+unsigned fp8_576_blocks_of(const AppendArguments& of);
 // Without the maps of the weights, which are of these shapes: w_uk (0) and w_uv (1).
 DecompressPrefixArguments arguments_of(const MlaCacheOps::Decompress& with, int processors);
 unsigned blocks_of(const DecompressPrefixArguments& of);

@@ -22,7 +22,6 @@ from hypermla.sglang import NAME
 
 _log = logging.getLogger(__name__)
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
-_MOST_REQUESTS, _MOST_TOKENS = 2048, 1 << 20  # MlaDecode's
 
 # Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
 # prefill is computed: as where FlashInfer computes it.
@@ -51,8 +50,8 @@ class HyperMlaBackend(FlashMLABackend):
         super().__init__(model_runner, skip_prefill, kv_indptr_buf)
         self._draft_step = draft_step
         self._page = next(page for page in _PAGES if self.page_size % page == 0)
-        self._max_tokens = min(self.req_to_token.shape[1], _MOST_TOKENS)
-        self._max_requests = min(model_runner.req_to_token_pool.size, _MOST_REQUESTS)
+        self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
+        self._max_requests = min(model_runner.req_to_token_pool.size, hypermla.MlaDecode.MAX_REQUESTS)
         self._graph_requests = 0
         self._scale = self.scaling
         self._steps = {}  # by queries of a request

@@ -18,8 +18,9 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
                                                                 MLACommonMetadataBuilder, QueryLenSupport)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
+from hypermla.compat._queries import takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
-from hypermla.vllm.plans import Capacity, Plans, takes_strides
+from hypermla.vllm.plans import Capacity, Plans
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
@@ -250,6 +251,6 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides. Returns o [tokens, heads, 512]
         and lse [tokens, heads] in the natural logarithm, -inf of a query that sees no token."""
         step = attn_metadata.decode
-        if isinstance(q, tuple) and not takes_strides(q, q[0].shape[1]):
+        if isinstance(q, tuple) and not takes_strides(*q):
             q = torch.cat(q, dim=-1)
         return step.plans.attend(step, q, kv_c_and_k_pe_cache, self.scale)

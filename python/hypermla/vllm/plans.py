@@ -79,8 +79,3 @@ class Plans:
                 causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
                 interleave=capacity.interleave, device=self._device))
         return planned
-
-
-def takes_strides(q, heads):
-    """Whether the kernels read a pair of queries where it lies: rows at one distance, or heads that tiles divide."""
-    return heads % 64 == 0 or 64 % heads == 0 or all(part.stride(0) == heads * part.stride(1) for part in q)

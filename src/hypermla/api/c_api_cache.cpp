@@ -113,7 +113,8 @@ hypermla_status hypermla_append(hypermla_cache_ops* ops, const hypermla_append_a
                      .rope_stride = with.rope_stride,
                      .slots = with.slots,
                      .tokens = count_of("tokens", with.tokens),
-                     .cache = cache_of(with)},
+                     .cache = cache_of(with),
+                     .cache_scale = with.cache_scale},
                     stream);
   });
 }

@@ -1,5 +1,6 @@
 #include "hypermla/plan/cache_ops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -34,17 +35,14 @@ void require_rows(const char* name, const MlaRows<T>& rows) {
 void require_count(const char* name, std::int64_t count, std::int64_t most) {
   if (count < 0 || count > most) fail("{}={} is not supported: it must be from 0 to {}", name, count, most);
 }
-bool is_fp8(const MlaCache& cache) { return cache.format == MlaCacheFormat::fp8_656; }
 void require_cache(const MlaCache& cache) {
-  if (cache.format == MlaCacheFormat::fp8_576)
-    fail("a cache of 576 bytes a token is supported by MlaDecode only; append its tokens as your engine does");
   require_address("cache.latent", cache.latent);
-  if (is_fp8(cache)) {
+  if (const int bytes = fp8_bytes(cache.format)) {
     for (const auto& [name, stride] : {std::pair("cache.latent_page_stride", cache.latent_page_stride),
                                        std::pair("cache.latent_token_stride", cache.latent_token_stride)})
-      if (stride < kFp8TokenBytes || stride % 16)
+      if (stride < bytes || stride % 16)
         fail("{}={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart, and so are their pages",
-             name, stride, kFp8TokenBytes);
+             name, stride, bytes);
   } else {
     require_address("cache.rope", cache.rope);
     require_stride("cache.latent_page_stride", cache.latent_page_stride);
@@ -113,8 +111,10 @@ class CacheReference : public CacheKernels {
       const std::int64_t at = page * cache.latent_page_stride + token * cache.latent_token_stride;
       const auto* latent = static_cast<const std::uint16_t*>(with.latent) + i * with.latent_stride;
       const auto* rope = static_cast<const std::uint16_t*>(with.rope) + i * with.rope_stride;
-      if (is_fp8(cache)) {
-        store_fp8(latent, rope, static_cast<unsigned char*>(cache.latent) + at);
+      if (fp8_bytes(cache.format)) {
+        unsigned char* const to = static_cast<unsigned char*>(cache.latent) + at;
+        cache.format == MlaCacheFormat::fp8_576 ? store_divided(latent, rope, *with.cache_scale, to)
+                                                : store_fp8(latent, rope, to);
         continue;
       }
       std::copy_n(latent, kCachedLatent, static_cast<std::uint16_t*>(cache.latent) + at);
@@ -181,6 +181,10 @@ class CacheReference : public CacheKernels {
       std::memcpy(token + kRope + 2 * c, &bits, sizeof bits);
     }
   }
+  void store_divided(const std::uint16_t* latent, const std::uint16_t* rope, float factor, unsigned char* token) const {
+    const auto code = [&](std::uint16_t bits) { return e4m3_from_float(to_float(bits, dtype_) / factor); };
+    std::transform(rope, rope + kCachedRope, std::transform(latent, latent + kCachedLatent, token, code), code);
+  }
   // [column of the head][latent column]
   std::vector<float> columns_of(const MlaCacheOps::Decompress::Weights& w, std::int64_t head, bool latent_last) const {
     const auto* from = static_cast<const std::uint16_t*>(w.data) + head * w.head_stride;
@@ -200,10 +204,10 @@ class CacheReference : public CacheKernels {
 }  // namespace
 
 MlaCache MlaCache::fused(void* data, std::int64_t pages, int page, MlaCacheFormat format) {
-  if (format == MlaCacheFormat::fp8_656)
+  if (const int bytes = fp8_bytes(format))
     return {.latent = data,
-            .latent_page_stride = std::int64_t{page} * kFp8TokenBytes,
-            .latent_token_stride = kFp8TokenBytes,
+            .latent_page_stride = std::int64_t{page} * bytes,
+            .latent_token_stride = bytes,
             .pages = pages,
             .page = page,
             .format = format};
@@ -259,14 +263,17 @@ void validate(const MlaCacheOps::Append& with) {
   require_stride("rope_stride", with.rope_stride);
   require_address("slots", with.slots, 8);
   require_cache(with.cache);
+  if (with.cache.format != MlaCacheFormat::fp8_576) return;
+  if (!with.cache_scale) fail("cache_scale is missing: give the address of the factor of the cache");
+  require_address("cache_scale", with.cache_scale, 4);
 }
 
 void validate(const MlaCacheOps::Decompress& with) {
   require_count("tokens", with.tokens, 1 << 20);
   require_count("heads", with.heads, 1024);
   if (with.tokens == 0 || with.heads == 0) return;
-  if (is_fp8(with.cache))
-    fail("decompress_prefix does not take a cache of {} bytes a token; give it one in 16 bits", kFp8TokenBytes);
+  if (const int bytes = fp8_bytes(with.cache.format))
+    fail("decompress_prefix does not take a cache of {} bytes a token; give it one in 16 bits", bytes);
   require_cache(with.cache);
   require_address("block_table", with.block_table, 4);
   for (const auto& [name, w] : {std::pair("w_uk", &with.w_uk), std::pair("w_uv", &with.w_uv)}) {
