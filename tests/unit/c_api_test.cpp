@@ -412,28 +412,39 @@ TEST_F(CApiCache, AppendWritesWhatMlaCacheOpsWrites) {
   EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "hypermla_append_arguments_init()"));
 }
 
-TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
-  const std::vector<std::uint16_t> rows = numbers(2 * 576, 7919);
-  const std::vector<std::int64_t> slots = {17, 2};
-  std::vector<unsigned char> cache(2 * 16 * kFp8TokenBytes, 7), expected = cache;
+// Rows of 576 columns for so many slots: C's arguments, but for the cache, and C++'s.
+hypermla_append_arguments fused_rows(const std::vector<std::uint16_t>& rows, const std::vector<std::int64_t>& slots) {
   hypermla_append_arguments with;
   hypermla_append_arguments_init(&with, sizeof with);
-  EXPECT_EQ(with.cache_format, HYPERMLA_CACHE_AS_QUERIES);
-  with.cache_format = HYPERMLA_CACHE_FP8_656;
   with.latent = rows.data();
   with.rope = &rows[512];
   with.latent_stride = with.rope_stride = 576;
   with.slots = slots.data();
-  with.tokens = 2;
+  with.tokens = int(slots.size());
+  return with;
+}
+MlaCacheOps::Append same_as(const std::vector<std::uint16_t>& rows, const std::vector<std::int64_t>& slots,
+                            const MlaCache& cache, const float* cache_scale = nullptr) {
+  return {.latent = rows.data(),
+          .rope = &rows[512],
+          .latent_stride = 576,
+          .rope_stride = 576,
+          .slots = slots.data(),
+          .tokens = int(slots.size()),
+          .cache = cache,
+          .cache_scale = cache_scale};
+}
+
+TEST_F(CApiCache, AppendWritesInFp8WhatMlaCacheOpsWrites) {
+  const std::vector<std::uint16_t> rows = numbers(2 * 576, 7919);
+  const std::vector<std::int64_t> slots = {17, 2};
+  std::vector<unsigned char> cache(2 * 16 * kFp8TokenBytes, 7), expected = cache;
+  hypermla_append_arguments with = fused_rows(rows, slots);
+  EXPECT_EQ(with.cache_format, HYPERMLA_CACHE_AS_QUERIES);
+  with.cache_format = HYPERMLA_CACHE_FP8_656;
   ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
   ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
-  same_.append({.latent = rows.data(),
-                .rope = &rows[512],
-                .latent_stride = 576,
-                .rope_stride = 576,
-                .slots = slots.data(),
-                .tokens = 2,
-                .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)});
+  same_.append(same_as(rows, slots, MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_656)));
   EXPECT_EQ(cache, expected);
   EXPECT_EQ(std::memcmp(&cache[17 * kFp8TokenBytes + 528], &rows[512], 128), 0);
   with.cache_format = 3;
@@ -445,26 +456,13 @@ TEST_F(CApiCache, AppendWritesInFp8WithOneFactorWhatMlaCacheOpsWrites) {
   const std::vector<std::int64_t> slots = {17, 2};
   const float cache_scale = 0.01f;
   std::vector<unsigned char> cache(2 * 16 * 576, 7), expected = cache;
-  hypermla_append_arguments with;
-  hypermla_append_arguments_init(&with, sizeof with);
+  hypermla_append_arguments with = fused_rows(rows, slots);
   with.cache_format = HYPERMLA_CACHE_FP8_576;
-  with.latent = rows.data();
-  with.rope = &rows[512];
-  with.latent_stride = with.rope_stride = 576;
-  with.slots = slots.data();
-  with.tokens = 2;
   ASSERT_EQ(hypermla_append_arguments_fused(&with, cache.data(), 2, 16), HYPERMLA_OK);
   EXPECT_TRUE(contains(refusal(hypermla_append(ops_, &with, nullptr)), "cache_scale is missing"));
   with.cache_scale = &cache_scale;
   ASSERT_EQ(hypermla_append(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
-  same_.append({.latent = rows.data(),
-                .rope = &rows[512],
-                .latent_stride = 576,
-                .rope_stride = 576,
-                .slots = slots.data(),
-                .tokens = 2,
-                .cache = MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_576),
-                .cache_scale = &cache_scale});
+  same_.append(same_as(rows, slots, MlaCache::fused(expected.data(), 2, 16, MlaCacheFormat::fp8_576), &cache_scale));
   EXPECT_EQ(cache, expected);
   EXPECT_EQ(cache[17 * 576 + 575], e4m3_from_float(to_float(rows[575], DType::bfloat16) / cache_scale));
   // A caller of before there was a cache_scale gives a smaller struct.
