@@ -1,5 +1,6 @@
 """What the command line says: help, lists, and the sentence for everything that is wrong."""
 
+import json
 import re
 import subprocess
 import unittest
@@ -221,6 +222,21 @@ class Refusals(CommandCase):
             self.assertEqual(path.read_text(), text)
         path.write_text('{"cutile.mla.flash_mla": {"A GPU": {}}}')
         self.assertEqual(run("verify", "flash_mla", "v0", "--records_only", f"--record={path}").status, 1)
+
+    def test_a_kernel_that_awaits_a_gpu(self):
+        """It passes as waiting while its source is the one that was spoken of."""
+        path = self.directory / "records.json"
+        words = ["verify", "flash_mla", "v0", f"--record={path}"]
+        self.assertEqual(run(*words, "--records_only").status, 1)
+        self.assertIn("awaits a GPU since 20", self.succeed(*words, "--awaits_gpu=no machine had one").out)
+        self.assertIn(": no machine had one", self.succeed(*words, "--records_only").out)
+        records = json.loads(path.read_text())
+        (waiting,) = (one["awaits a GPU"] for one in records.values())
+        waiting["fingerprint"] = {name: "0" * 32 for name in waiting["fingerprint"]}
+        path.write_text(json.dumps(records))
+        changed = run(*words, "--records_only")
+        self.assertEqual(changed.status, 1)
+        self.assertIn("NOT RECORDED", changed.out)
 
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {

@@ -12,7 +12,7 @@
 namespace hypermla {
 
 int verify_command(const Words& words) {
-  std::string kernel, version, device = "auto", given;
+  std::string kernel, version, device = "auto", given, awaits;
   bool records_only = false;
   CLI::App app(
       "Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
@@ -25,6 +25,9 @@ int verify_command(const Words& words) {
                  "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
                  "verified.json in HYPERMLA_KERNELS)");
   app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
+  app.add_option("--awaits_gpu", awaits,
+                 "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "
+                 "--records_only then lists it as waiting, until its source changes again or a GPU records it");
   if (!parse(app, words)) return 0;
 
   std::vector<KernelEntry> entries = Registry::instance().all();
@@ -33,16 +36,19 @@ int verify_command(const Words& words) {
     return given.empty() ? environment.record_of(entry) : std::filesystem::path(given);
   };
 
-  if (records_only) {
+  if (records_only || !awaits.empty()) {
     if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
       const bool matches = has_record(read_records(path_of(entry)), entry, compiler);
-      stale += !matches && !entry.draft;
+      if (!matches && !entry.draft && !awaits.empty()) record_waiting(path_of(entry), entry, awaits, compiler);
+      const std::optional<std::string> waits = awaits_gpu(read_records(path_of(entry)), entry, compiler);
+      stale += !matches && !entry.draft && !waits;
       fmt::print("{:<40} {}\n", entry.full_name(),
                  matches       ? "recorded"
                  : entry.draft ? "a draft, not recorded"
+                 : waits       ? "awaits a GPU " + *waits
                                : "NOT RECORDED: run `hypermla verify` on a GPU");
     }
     return stale ? 1 : 0;

@@ -19,6 +19,9 @@ namespace fs = std::filesystem;
 // Of a case; beyond, a sample of the outputs is compared.
 constexpr double kReferenceFlops = 1e9;
 
+// Stands in a version's records beside the names of devices.
+constexpr const char* kWaiting = "awaits a GPU";
+
 // What the cases of one version share.
 struct Verification {
   const KernelEntry& entry;
@@ -43,6 +46,11 @@ struct Verification {
     if (hooks.say) hooks.say(said + to_text(result));
   }
 };
+
+void write_records(const fs::path& path, const Json& records) {
+  make_directories(fs::absolute(path).parent_path());
+  write_file_atomic(path, records.dump(2) + "\n");
+}
 
 }  // namespace
 
@@ -102,18 +110,33 @@ bool has_record(const Json& records, const KernelEntry& entry, const Compiler& c
   });
 }
 
+std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
+  Json waiting = records.value(entry.full_name(), Json::object()).value(kWaiting, Json::object());
+  if (waiting.value("fingerprint", Json()) != fingerprints(entry, compiler)) return std::nullopt;
+  if (!waiting["date"].is_string() || !waiting["why"].is_string()) return std::nullopt;
+  return fmt::format("since {}: {}", waiting["date"].get<std::string>(), waiting["why"].get<std::string>());
+}
+
 void record(const fs::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
             const Compiler& compiler) {
   Json records = read_records(path);
-  records[entry.full_name()][device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
-                                                    {"arch", device.info().arch},
-                                                    {"driver", device.info().driver},
-                                                    {"date", utc_now()},
-                                                    {"cases", tally.cases},
-                                                    {"failed", tally.failed},
-                                                    {"worst_relative_error", tally.worst}};
-  make_directories(fs::absolute(path).parent_path());
-  write_file_atomic(path, records.dump(2) + "\n");
+  Json& of_kernel = records[entry.full_name()];
+  if (device.is_gpu() && of_kernel.contains(kWaiting)) of_kernel.erase(kWaiting);
+  of_kernel[device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
+                                   {"arch", device.info().arch},
+                                   {"driver", device.info().driver},
+                                   {"date", utc_now()},
+                                   {"cases", tally.cases},
+                                   {"failed", tally.failed},
+                                   {"worst_relative_error", tally.worst}};
+  write_records(path, records);
+}
+
+void record_waiting(const fs::path& path, const KernelEntry& entry, const std::string& why, const Compiler& compiler) {
+  Json records = read_records(path);
+  records[entry.full_name()][kWaiting] = {
+      {"fingerprint", fingerprints(entry, compiler)}, {"date", utc_now()}, {"why", why}};
+  write_records(path, records);
 }
 
 }  // namespace hypermla

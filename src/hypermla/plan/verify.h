@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "hypermla/plan/registry.h"
@@ -35,8 +36,13 @@ Json fingerprints(const KernelEntry& entry, const Compiler& compiler);
 Json read_records(const std::filesystem::path& path);
 // Whether some device has passed all cases of the version as its sources are now.
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler);
-// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors.
+// Why and since when the version as its sources are now waits for a GPU to be recorded on; none where nobody said so.
+std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler);
+// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors. One of a GPU ends the waiting.
 void record(const std::filesystem::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
             const Compiler& compiler);
+// Says so of a version that changed where there was no GPU. It holds for the sources as they are now and no others.
+void record_waiting(const std::filesystem::path& path, const KernelEntry& entry, const std::string& why,
+                    const Compiler& compiler);
 
 }  // namespace hypermla
