@@ -21,15 +21,16 @@ struct DecodeObject {
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
-//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse), bytes of a token in FP8 or 0)
+//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse), bytes of a token in FP8 or 0,
+//           (shards, shard, interleave))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
   int causal, base2, positive, sparse, fp8;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i", &device, &workspace, &dtype, &kernel, &at.heads,
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
-                        &at.scale, &causal, &base2, &positive, &sparse, &fp8))
+                        &at.scale, &causal, &base2, &positive, &sparse, &fp8, &at.shards, &at.shard, &at.interleave))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
@@ -183,8 +184,8 @@ PyType_Spec spec = {"hypermla._hypermla.MlaDecode", sizeof(DecodeObject), 0, Py_
 bool add_mla_decode(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
   using hypermla::MlaDecode;
-  PyObject* limits = Py_BuildValue("(iiii)", MlaDecode::kMaxHeads, MlaDecode::kMaxRequests, MlaDecode::kMaxQueries,
-                                   MlaDecode::kMaxTokens);
+  PyObject* limits = Py_BuildValue("(iiiiii)", MlaDecode::kMaxHeads, MlaDecode::kMaxRequests, MlaDecode::kMaxQueries,
+                                   MlaDecode::kMaxTokens, MlaDecode::kMaxShards, MlaDecode::kMaxInterleave);
   const bool added = type && PyModule_AddObjectRef(module, "MlaDecode", type) == 0 &&
                      PyModule_AddObjectRef(module, "DECODE_LIMITS", limits) == 0;
   Py_XDECREF(limits);

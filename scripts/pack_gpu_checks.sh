@@ -40,9 +40,8 @@ steps=$("$root/scripts/gpu_checks.sh" --list)
 while read -r step kernel; do
   if [[ $step == verify ]]; then ahead "$kernel" --cases; fi
 done <<<"$steps"
-# What Python's tests take: MlaDecode and MlaCacheOps, a draft that they pin, MlaPrefill.
+# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill.
 ahead all --decode
-ahead cute.mla.flash_mla v2 --decode
 ahead cute.mla.flash_attention v0 --candidates
 ahead cute.mla.flash_attention v1 --candidates
 

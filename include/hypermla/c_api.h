@@ -68,6 +68,9 @@ typedef struct hypermla_decode_options {
   const char* kernel; /* NULL or "": the one that suits the capacity */
   int32_t sparse;
   int32_t cache_format; /* a hypermla_cache_format */
+  int32_t shards;
+  int32_t shard;
+  int32_t interleave;
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count

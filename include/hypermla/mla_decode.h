@@ -17,6 +17,12 @@
 // over the tokens of its request. Causal: query i of the n of a request sees the first tokens - n + i + 1 tokens; the
 // tokens count the new ones, which the cache already holds.
 //
+// Several GPUs may share the context of every request ("context parallelism"): token i is in the cache of shard
+// (i / interleave) % shards, in order, and each GPU attends to its own. Lengths, causality and max_tokens count the
+// whole request, whoever has its tokens; the block table lists pages of this shard's cache. The outputs of all shards
+// are merged by their log-sum-exp (merge_states in mla_cache.h). A query that sees no token of a shard has an empty row
+// there.
+//
 // Sparse (DeepSeek-V3.2's attention): every query attends to the tokens that an indexer chose for it. Then a request of
 // the above is one query, and its row of the block table lists slots of the cache instead of pages: page * the page's
 // tokens + the token in it. Entries below 0 or beyond the cache are no tokens, anywhere in the list.
@@ -49,6 +55,8 @@ struct MlaDecodeOptions {
   int split = 0;
   bool lse_base2 = false;           // the log-sum-exp in base 2 instead of natural
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
+  // GPUs that share the context of every request, which of them this is, and tokens of a turn.
+  int shards = 1, shard = 0, interleave = 1;
   // Pins a kernel by its full name, "cute.mla.flash_mla_v1"; empty: the one that suits the capacity.
   std::string kernel = "";
 };
@@ -79,7 +87,7 @@ struct MlaDecodeTensors {
   // first.
   float* lse = nullptr;
   std::int64_t lse_token_stride = 0, lse_head_stride = 0, lse_request_stride = 0;
-  // Attention sinks, float [heads], or null: the output of a head is multiplied by
+  // Attention sinks, float [heads], or null, which it is with shards: the output of a head is multiplied by
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
   const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
@@ -97,6 +105,7 @@ class HYPERMLA_API MlaDecode {
  public:
   // The largest capacity: heads, requests of a step, queries and tokens of a request.
   static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueries = 1024, kMaxTokens = 1 << 20;
+  static constexpr int kMaxShards = 32, kMaxInterleave = 128;
 
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
   // aligned to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it;
@@ -115,11 +124,11 @@ class HYPERMLA_API MlaDecode {
   // tokens times a power of two, which installations with compiled kernels bring.
   static int fixed_split(MlaDecodeOptions options, std::size_t bytes, const DeviceHandle& device = DeviceHandle());
 
-  // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones
-  // included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests + 1], the first 0, the
-  // queries of request r being those from query_starts[r] to query_starts[r + 1]; null: max_queries of each. What
-  // exceeds the capacity is cut to it, see check(); on a CPU it throws. Throws Error unless 0 <= requests <=
-  // max_requests.
+  // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones and
+  // those of other shards included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests +
+  // 1], the first 0, the queries of request r being those from query_starts[r] to query_starts[r + 1]; null:
+  // max_queries of each. What exceeds the capacity is cut to it, see check(); on a CPU it throws. Throws Error unless 0
+  // <= requests <= max_requests.
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr);
 
   // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.

@@ -144,13 +144,15 @@ class MlaDecode:
     MAX_REQUESTS: int
     MAX_QUERIES: int
     MAX_TOKENS: int
+    MAX_SHARDS: int
+    MAX_INTERLEAVE: int
     handle: int | None
     order: Any
     def __init__(self, heads: int = 128, max_requests: int = 1, max_queries: int = 1, max_tokens: int = 4096,
                  page: int = 64, dtype: Any = "bfloat16", causal: bool = True, scale: float = 0.0, split: int = 0,
                  max_query_tokens: int = 0, lse_base2: bool = False, empty_lse_positive: bool = False,
                  kernel: str = "", device: str = "auto", workspace: Any = None, sparse: bool = False,
-                 cache_format: str = "as_queries") -> None: ...
+                 cache_format: str = "as_queries", shards: int = 1, shard: int = 0, interleave: int = 1) -> None: ...
     @property
     def device(self) -> str: ...
     @property

@@ -29,6 +29,10 @@ class MlaDecode(Planned):
     empty_lse_positive: +inf instead of -inf for a query that sees no token. kernel: pins one by its full name.
     workspace: a tensor of workspace_bytes of another MlaDecode of the same options; None: memory of its own.
 
+    shards, shard, interleave: of several GPUs that share the context of every request, token i is in the cache of shard
+    (i // interleave) % shards, in order, and this is one of them. Lengths and max_tokens count whole requests, and
+    merge_states() makes the attention of the outputs of all.
+
     sparse: every query attends to the tokens that an indexer chose for it. Then max_requests counts the queries of a
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
     tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
@@ -40,12 +44,14 @@ class MlaDecode(Planned):
     made: they are operators then (torch_operators.py).
     """
 
-    MAX_HEADS, MAX_REQUESTS, MAX_QUERIES, MAX_TOKENS = _hypermla.DECODE_LIMITS  # of a capacity
+    (MAX_HEADS, MAX_REQUESTS, MAX_QUERIES, MAX_TOKENS,  # of a capacity
+     MAX_SHARDS, MAX_INTERLEAVE) = _hypermla.DECODE_LIMITS
 
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
-                 kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries"):
+                 kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries",
+                 shards=1, shard=0, interleave=1):
         if cache_format not in FP8_BYTES:
             raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
@@ -53,7 +59,8 @@ class MlaDecode(Planned):
         self._take(_hypermla.MlaDecode(
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
-            (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format]))
+            (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format],
+            (shards, shard, interleave)))
 
     @staticmethod
     @raises_error
@@ -63,9 +70,9 @@ class MlaDecode(Planned):
         return _hypermla.MlaDecode.fixed_split(device, heads, max_requests, max_queries, max_tokens, workspace_bytes)
 
     def plan(self, lengths, query_starts=None, stream=None):
-        """Divides a step's work. lengths: int32 [requests], the new tokens included. query_starts: int32 [requests +
-        1], the first 0; None: max_queries of each request. stream: an address or an object with .cuda_stream; None:
-        PyTorch's current stream."""
+        """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included.
+        query_starts: int32 [requests + 1], the first 0; None: max_queries of each request. stream: an address or an
+        object with .cuda_stream; None: PyTorch's current stream."""
         if _tensors.is_compiling():
             return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
         self._kernels.plan(lengths, query_starts, stream)

@@ -2,7 +2,7 @@
 """Sparse decoding: every query attends to the tokens that an indexer chose for it, beside FlashMLA.
 
     tests/benchmark/bench_sparse.py --flashmla=<library> --record=sparse.json
-    tests/benchmark/bench_sparse.py --rows='q32-.*' --rows=q48-h24-fp8 --kernel=cute.mla.flash_mla_v2
+    tests/benchmark/bench_sparse.py --rows='q32-.*' --rows=q48-h24-fp8 --kernel=cute.mla.flash_mla
 
 A row is q<queries of a step>-h<heads>-<bf16 or fp8>; every query has 2048 random slots of a pool of 262144 tokens.
 fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA takes; its
@@ -41,8 +41,8 @@ def widened(packed):
     """The numbers that such tokens stand for, as the kernels round them."""
     codes = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float().view(-1, 4, 128)
     factors = packed[:, 512:528].contiguous().view(torch.float32)
-    latent = (codes * factors.unsqueeze(-1)).view(-1, 512).bfloat16()
-    return torch.cat((latent, packed[:, 528:].contiguous().view(torch.bfloat16)), -1)
+    latent = (codes * factors.unsqueeze(-1)).view(-1, 512).half()
+    return torch.cat((latent, packed[:, 528:].contiguous().view(torch.bfloat16).half()), -1)
 
 
 class Pool:
@@ -166,7 +166,7 @@ def measure(machine, kind, batch):
 
 def main():
     parser = harness.row_parser(__doc__, "flashmla", "FlashMLA")
-    parser.add_argument("--kernel", default="", help="pins ours by its full name, cute.mla.flash_mla_v2 for instance")
+    parser.add_argument("--kernel", default="", help="pins ours by its full name, cute.mla.flash_mla for instance")
     arguments = parser.parse_args()
     Ours.kernel = arguments.kernel
     known = [f"q{queries}-h{heads}-{form}" for form in ("bf16", "fp8") for heads in HEADS for queries in QUERIES]

@@ -41,7 +41,7 @@ HEADS, NOPE, LATENT, ROPE, MODEL_TOKENS = 4, 128, 512, 64, 512
 SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
-def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1):
+def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1):
     """What the classes ask a VllmConfig for."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
@@ -51,7 +51,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1):
     return types.SimpleNamespace(
         model_config=model,
         parallel_config=types.SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=shards,
-                                              cp_kv_cache_interleave_size=1),
+                                              cp_kv_cache_interleave_size=interleave),
         compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=32,
                                                  static_forward_context={}),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
@@ -81,11 +81,11 @@ class Prefill:
         pass
 
 
-def builder_of(config, block=16):
+def builder_of(config, block=16, heads=HEADS):
     names = ["layer.0", "layer.1"]
     for name in names:
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
-            prefill_backend=Prefill(), scale=SCALE, num_heads=HEADS, q_lora_rank=None, kv_lora_rank=LATENT,
+            prefill_backend=Prefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
             qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128)
     spec = types.SimpleNamespace(block_size=block, dtype=torch.bfloat16)
     return Builder(spec, names, config, torch.device("cpu"))
@@ -306,7 +306,7 @@ class EngineTest(unittest.TestCase):
         cases = ((dict(), AttentionCGSupport.UNIFORM_BATCH, 1, 128),
                  (dict(drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128),
                  (dict(graphs=CUDAGraphMode.FULL), AttentionCGSupport.ALWAYS, 128, 128),
-                 (dict(shards=2, drafts=3), AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, 1, 1))
+                 (dict(shards=2, drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128))
         for case, support, usual, longest in cases:
             with self.subTest(case):
                 config = config_of(**case)
@@ -319,6 +319,43 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(Builder.get_varlen_cudagraph_max_query_len(config, None), 4)
         metadata = builder_of(config).build_for_cudagraph_capture(batch.common())
         self.assertEqual(metadata.num_decode_tokens, 4)
+
+    def test_ranks_share_contexts(self):
+        """The layers of all ranks, each with the queries of all heads, merge into those of one."""
+        for ranks, interleave in ((2, 1), (2, 4), (4, 16)):
+            batch = Batch([300, 17, 1, 512, 129], [4, 1, 1, 2, 4])
+            config = config_of(drafts=3, shards=ranks, interleave=interleave)
+            q, cache = batch.layer()
+            q = torch.cat(q, -1)
+            outputs, lses = [], []
+            for rank in range(ranks):
+                group = mock.Mock(return_value=types.SimpleNamespace(world_size=ranks, rank_in_group=rank))
+                with (mock.patch("vllm.model_executor.layers.attention.mla_attention.get_dcp_group", group),
+                      mock.patch("vllm.v1.attention.backends.utils.get_dcp_group", group, create=True),
+                      mock.patch("hypermla.vllm.backend.get_dcp_group", group)):
+                    builder, impl = builder_of(config, heads=HEADS // ranks), impl_of(config)
+                self.assertTrue(impl.supports_mtp_with_cp_non_trivial_interleave_size and impl.supports_dcp)
+                common = batch.common()
+                here = [torch.arange(length) // interleave % ranks == rank for length in batch.tokens]
+                common.dcp_local_seq_lens = torch.tensor([int(of.sum()) for of in here], dtype=torch.int32)
+                part = torch.full_like(cache, math.nan)
+                for row, length, mine in zip(batch.table, batch.tokens, here):
+                    pages = row[:-(-length // batch.block)].long()
+                    rows = cache[pages].reshape(-1, LATENT + ROPE)[:length][mine]
+                    for i, token in enumerate(rows):
+                        part[row[i // batch.block], i % batch.block] = token
+                metadata = builder.build(0, common)
+                self.assertEqual(metadata.num_decodes, len(batch.tokens))
+                o, lse = impl.forward_mqa(q, part, metadata, None)
+                outputs.append(o.float())
+                lses.append(lse)
+            lses = torch.stack(lses)
+            lse = lses.logsumexp(0)
+            o = sum(weight[..., None] * one for weight, one in zip((lses - lse).exp(), outputs))
+            expected_o, expected_lse = batch.expected(q, cache)
+            self.assertTrue(torch.allclose(o, expected_o, atol=1e-2, rtol=1e-2))
+            self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
+            self.assertTrue(lses.isinf().any())  # of the request of one token
 
     def test_batch_invariance(self):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
@@ -353,6 +390,12 @@ class EngineTest(unittest.TestCase):
                             (dict(use_pcp=True), "PCP not supported")):
             with self.subTest(wrong):
                 self.assertIn(said, reasons(**wrong))
+        for wrong, said in ((dict(shards=2, interleave=128), ""), (dict(shards=33), "among at most 32 GPUs"),
+                            (dict(shards=2, interleave=256), "turns of at most 128 tokens")):
+            with self.subTest(wrong), set_current_vllm_config(config_of(**wrong)):
+                found = reasons()
+                self.assertIn(said, found)
+                self.assertEqual(bool(found), bool(said))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
         if hasattr(Backend, "indexes_kv_by_block_stride"):  # 0.26
             self.assertTrue(Backend.indexes_kv_by_block_stride())

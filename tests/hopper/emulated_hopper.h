@@ -8,8 +8,11 @@
 #include <bit>
 #include <cmath>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -65,7 +68,9 @@ inline std::map<unsigned, PhaseBarrier> phase_barriers;  // by their address
 inline std::map<std::pair<int, unsigned>, int> waits_of_warp;
 inline thread_local std::map<unsigned, int> waits_of_thread;
 
-inline std::map<int, std::barrier<>> named_barriers;  // by their number
+// By their number, with the threads that meet there. Those of a barrier are always as many: a kernel whose threads may
+// be at a later meeting while others are still on their way to an earlier one needs that.
+inline std::map<int, std::pair<int, std::barrier<>>> named_barriers;
 inline std::vector<std::unique_ptr<std::barrier<>>> warps;
 inline std::vector<unsigned> of_lanes;  // what the threads exchange
 
@@ -81,7 +86,12 @@ inline void change(unsigned address, int arrivals, std::int64_t bytes) {
 }
 inline std::barrier<>& named(int number, int threads) {
   const std::lock_guard lock(mutex);
-  return named_barriers.try_emplace(number, threads).first->second;
+  const auto at = named_barriers.try_emplace(number, threads, threads).first;
+  if (at->second.first != threads) {  // they would wait for ever
+    std::fprintf(stderr, "barrier %d of %d threads was of %d\n", number, threads, at->second.first);
+    std::abort();
+  }
+  return at->second.second;
 }
 inline void meet(int number, int threads) { named(number, threads).arrive_and_wait(); }
 inline void meet_warp() { warps[thread.x / 32]->arrive_and_wait(); }
@@ -177,7 +187,12 @@ inline u32 __umulhi(u32 x, u32 y) { return u32(u64{x} * y >> 32); }
 inline int __popc(u32 x) { return std::popcount(x); }
 inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
-inline long long clock64() { return 0; }
+inline u32 __float_as_uint(float x) { return std::bit_cast<u32>(x); }
+inline float __uint_as_float(u32 x) { return std::bit_cast<float>(x); }
+inline long long clock64() {  // a few looks later is long ago: blocks run one after the other
+  static thread_local long long now;
+  return now += 1 << 18;
+}
 template <class T>
 T __ldg(const T* x) {
   return *x;
@@ -308,6 +323,15 @@ inline void copy_ahead(u32 shared, const void* global) { std::memcpy(dynamic + s
 inline void wait_for_copies() {}
 inline void barrier_arrive_when_copied(u32 barrier) { barrier_arrive(barrier); }
 
+// global.h
+inline uint4 load_at_once(const uint4* from, bool wanted) { return wanted ? *from : uint4{}; }
+inline float load_at_once(const float* from, bool wanted, float otherwise) { return wanted ? *from : otherwise; }
+inline void fence_all() {}
+inline u64 load_acquire(const u64* from) {
+  const std::lock_guard lock(emulated::mutex);
+  return *from;
+}
+
 // fp8.h
 inline uint4 load_in_place(const unsigned char* from, bool wanted) {
   uint4 x = {};
@@ -318,14 +342,22 @@ inline void store_line(u32 shared, uint4 x) { std::memcpy(dynamic + shared, &x, 
 inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   wanted ? copy_ahead(shared, global) : store_zeros(shared);
 }
-inline uint4 widen_e4m3(u32 first, u32 second, float scale) {
+using HalfFactor = float;
+inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
   u32 words[4];
   for (int i = 0; i < 4; ++i) {
     const u32 bytes = (i < 2 ? first : second) >> i % 2 * 16;
     const auto element = [&](u32 byte) { return e4m3_to_float(static_cast<unsigned char>(byte)) * scale; };
-    words[i] = pack<DType::bfloat16>(element(bytes), element(bytes >> 8));
+    words[i] = pack<DType::float16>(element(bytes), element(bytes >> 8));
   }
   return {words[0], words[1], words[2], words[3]};
+}
+inline uint4 halves_of_bf16(uint4 x) {
+  const auto two = [](u32 both) {
+    const float2 of = unpack<DType::bfloat16>(both);
+    return pack<DType::float16>(of.x, of.y);
+  };
+  return {two(x.x), two(x.y), two(x.z), two(x.w)};
 }
 
 // tma.h

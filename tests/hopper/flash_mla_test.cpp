@@ -11,8 +11,33 @@ TEST(HopperKernels, FlashMlaIsTheDefinition) {
   constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
   const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, {}>(with); };
   const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
-  Case{16, 5}.check<LatentArguments>(64, 2, 384, with_16);
-  Case{64, 16}.check<LatentArguments>(64, 2, 384, with_64);
+  Case{16, 5}.check(64, 2, 384, with_16);
+  Case{64, 16}.check(64, 2, 384, with_64);
+}
+
+TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
+  using latent_case::Case;
+  constexpr LatentProblem of_16 = latent_case::problem_of(16, true), of_64 = latent_case::problem_of(64, true);
+  const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, {}>(with); };
+  const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
+  // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
+  Case whole{16, 5};
+  whole.parts = {1, 1, 1, 1, 3, 1};
+  whole.lengths = {258, 3, 131, 1, 514, 0};
+  whole.queries = {8, 3, 5, 1, 12, 2};
+  whole.of_shard(0, 2, 1).check(64, 2, 384, with_16);
+  whole.of_shard(1, 2, 16).check(64, 2, 384, with_16);
+  whole.page = 64;
+  whole.of_shard(1, 3, 4).check(64, 2, 384, with_64);
+}
+
+TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
+  using latent_case::Case;
+  constexpr LatentProblem of_64 = latent_case::problem_of(64);
+  const auto kernel = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
+  // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
+  Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check(64, 2, 384, kernel);
+  Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check(64, 2, 384, kernel);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "mla/latent/latent.h"
 
 // The rest of the kernels' headers, as a device compiler sees them. PTX outside of the wrappers belongs to what nothing
-// here does: it merges tiles that were cut, and gathers tokens of the queries' type.
+// here does: it gathers tokens of the queries' type.
 #define __CUDACC__
 #define asm \
   if (false) asm
@@ -25,28 +25,53 @@ namespace hypermla::cute::latent_case {
 
 constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 
-constexpr LatentProblem problem_of(int page) {
+constexpr LatentProblem problem_of(int page, bool shards = false) {
   LatentProblem at{};
   at.b = at.s = at.t = at.h = at.d = 0;
   at.k = kLatent;
   at.p = kRope;
   at.causal = at.tokens_first = true;
   at.page = page;
+  at.shards = shards;
   return at;
 }
 
-// Requests of which every one is a work item of the one thread block. Their tokens are none, or fill one, three or five
-// blocks of 64 but for the last.
+// Requests of which every one is a tile, and a work item of the one thread block or cut over several. By default their
+// tokens are none, or fill one, three or five blocks of 64 but for the last.
 struct Case {
   int page, heads;
   int fp8 = 0;         // bytes of a token in FP8, whose pages lie apart; 0: tokens in the type of the queries
   bool holes = false;  // of pages of 1 token: some are none
   std::vector<int> lengths = {150, 3, 257, 0}, queries = {4, 3, 2, 1};
+  std::vector<int> parts = {1, 1, 1, 1};  // into which a tile is cut, of a request of as many blocks of tokens at least
+  int workers = 1;                        // thread blocks, one after the other; each has some of the parts of all tiles
 
-  // rows: of a tile; query_groups: of 64 columns, in a box of queries. Arguments: LatentArguments or Fp8Arguments.
-  template <class Arguments, class Kernel>
-  void check(int rows, int query_groups, int threads, const Kernel& kernel) const {
-    SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8);
+  // Of a context that several share: what this one has, and the tokens of the requests in all of them.
+  int shards = 1, shard = 0, interleave = 1;
+  std::vector<int> whole = {};
+
+  Case of_shard(int of, int count, int turn) const {
+    Case part = *this;
+    part.shards = count;
+    part.shard = of;
+    part.interleave = turn;
+    part.whole = lengths;
+    for (std::size_t r = 0; r < lengths.size(); ++r) part.lengths[r] = part.held(lengths[r]);
+    return part;
+  }
+  // Of the first tokens of a request, those that are here.
+  int held(int first) const {
+    int count = 0;
+    for (int token = 0; token < first; ++token) count += token / interleave % shards == shard;
+    return count;
+  }
+
+  // Returns the cosine difference of all outputs, 1 - 2 xy / (xx + yy).
+  // rows: of a tile; query_groups: of 64 columns, in a box of queries.
+  template <class Kernel>
+  double check(int rows, int query_groups, int threads, const Kernel& kernel) const {
+    SCOPED_TRACE(testing::Message() << "page " << page << ", fp8 " << fp8 << ", shard " << shard << " of " << shards
+                                    << " in turns of " << interleave);
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     const auto value = [&] { return from_float(normal(random), DType::bfloat16); };
@@ -55,16 +80,29 @@ struct Case {
     const float cache_scale = 0.004f;
     int query_tokens = 0, pages = 1;
     std::vector<int> table(requests * width, 1 << 30);
-    std::vector<WorkItem> work;
+    std::vector<std::vector<WorkItem>> work(workers);
+    int slots = 0;
     for (int r = 0; r < requests; ++r) {
       for (int i = 0; i * page < lengths[r]; ++i)
         table[r * width + i] = holes && (random() % 5 == 0 || i / 64 == 1) ? -1 : pages++;
-      ASSERT_LE(queries[r] * heads, rows);
-      work.push_back(
-          {r, 0, 0, std::max((lengths[r] + 63) / 64, 1), lengths[r], -1, query_tokens * heads, queries[r], 0, 1, {}});
+      EXPECT_LE(queries[r] * heads, rows);
+      const int blocks = std::max((lengths[r] + 63) / 64, 1), of = parts[r];
+      for (int part = 0; part < of; ++part)
+        work[part * workers / of].push_back({r, 0, part * blocks / of, (part + 1) * blocks / of, lengths[r],
+                                             of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part, of,
+                                             shards > 1 ? whole[r] : 0});
       query_tokens += queries[r];
     }
-    work.push_back({});
+    std::size_t rounds = 0;
+    for (const auto& list : work) rounds = std::max(rounds, list.size() + 1);
+    std::vector<WorkItem> items;  // [workers][rounds]
+    for (auto& list : work) {
+      list.resize(rounds);
+      items.insert(items.end(), list.begin(), list.end());
+    }
+    std::vector<MergeState> merges(slots);
+    std::vector<std::uint16_t> o_part(std::size_t(slots) * rows * kLatent, 0x7fc0);
+    std::vector<float> lse_part(std::size_t(slots) * rows * part_row_floats(rows), std::nanf(""));
     std::vector<std::uint16_t> q(query_tokens * heads * kWidth), o(query_tokens * heads * kLatent, 0x7fc0);
     std::vector<float> lse(query_tokens * heads, std::nanf(""));
     std::generate(q.begin(), q.end(), value);
@@ -83,7 +121,7 @@ struct Case {
           const float factor = fp8 == 576 ? cache_scale : 0.003f * float(1 + c / 128);
           if (narrow) {
             at[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));  // any e4m3 but NaN
-            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::bfloat16), DType::bfloat16);
+            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::float16), DType::float16);
             if (fp8 == 656) std::memcpy(at + kLatent + c / 128 * 4, &factor, 4);
           } else {
             const std::uint16_t bits = value();
@@ -103,12 +141,15 @@ struct Case {
                               {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
     };
     const float scale = 1 / std::sqrt(192.0f);
-    Arguments with;
+    LatentArguments with;
     with.qc_map = query_map(0, 8, query_groups);
     with.qpe_map = query_map(kLatent, 1, 1);
     with.z_map = token_map(0, 8);
     with.kpe_map = token_map(kLatent, 1);
-    with.work = work.data();
+    with.work = items.data();
+    with.merges = merges.data();
+    with.o_part = o_part.data();
+    with.lse_part = lse_part.data();
     with.block_table = table.data();
     with.z = cache.data();
     with.z_stride = token_bytes;
@@ -122,20 +163,28 @@ struct Case {
     with.empty_lse = -kInfinity;
     with.query_inner = Divisor(std::numeric_limits<int>::max());
     with.heads = heads;
-    with.rounds = int(work.size());
+    with.rounds = int(rounds);
     with.table_width = width;
-    if constexpr (requires { with.page_places; }) {
-      with.page = Divisor(page);
-      with.page_places = apart * page;
-      with.cache_scale = &cache_scale;
+    with.shards = Shards(shards, shard, interleave);
+    with.page = Divisor(page);
+    with.page_places = apart * page;
+    with.cache_scale = &cache_scale;
+    for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
+      std::fill(o.begin(), o.end(), 0x7fc0);
+      emulated::run(workers, threads, [&] { kernel(with); });
+      for (const MergeState& at : merges) {
+        EXPECT_EQ(at.arrived << 1, 0u);  // all but the highest bit
+        EXPECT_EQ(at.left, 0);
+      }
     }
-    emulated::run(1, threads, [&] { kernel(with); });
 
+    double product = 0, squares = 0;
     for (int r = 0, row = 0; r < requests; ++r)
       for (int i = 0; i < queries[r] * heads; ++i, ++row) {
         std::vector<double> expected(kLatent);
         double sum = 0;
-        for (int t = 0; t < lengths[r] - queries[r] + i / heads + 1; ++t) {
+        const int seen = held((shards > 1 ? whole : lengths)[r] - queries[r] + i / heads + 1);
+        for (int t = 0; t < seen; ++t) {
           const std::vector<float>& token = tokens[r][t];
           if (token.empty()) continue;
           double score = 0;
@@ -149,12 +198,15 @@ struct Case {
             << "request " << r << " row " << i << ": lse " << lse[row] << ", not " << expected_lse;
         double worst = 0;
         for (int c = 0; c < kLatent; ++c) {
-          const double off =
-              std::abs(to_float(o[row * kLatent + c], DType::bfloat16) - (sum > 0 ? expected[c] / sum : 0));
+          const double x = to_float(o[row * kLatent + c], DType::bfloat16), y = sum > 0 ? expected[c] / sum : 0;
+          product += x * y;
+          squares += x * x + y * y;
+          const double off = std::abs(x - y);
           if (!(off <= worst)) worst = off;
         }
         EXPECT_TRUE(worst <= 0.03) << "request " << r << " row " << i << ": " << worst;
       }
+    return 1 - 2 * product / squares;
   }
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -19,9 +20,10 @@ constexpr PlanRequestsTiling kTiling;
 class PlanRequests : public testing::Test {
  protected:
   struct Result {
-    int load = 0;    // of the busiest worker, in token blocks, each item `overhead` more
-    int sum = 0;     // of all workers
-    int merges = 0;  // row tiles that were cut
+    int load = 0;                         // of the busiest worker, in token blocks, each item `overhead` more
+    int sum = 0;                          // of all workers
+    int merges = 0;                       // row tiles that were cut
+    std::vector<std::vector<int>> items;  // of all workers
   };
 
   // Plans, and checks the lists. `queries` of each request, `most` of them and tokens that one may have.
@@ -81,6 +83,7 @@ class PlanRequests : public testing::Test {
           EXPECT_EQ(merges.at(item->slot).left, 0);
         }
         load += item->end - item->begin + overhead;
+        result.items.push_back({w, item->request, item->row_tile, item->begin, item->end, item->slot, item->part});
         if (HasFailure()) return result;
       }
       result.load = std::max(result.load, load);
@@ -146,6 +149,24 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
   }
 }
 
+// Requests that are all alike are planned without sums and searches, with one of no queries beside them as any others.
+TEST_F(PlanRequests, APaddingRequestChangesNothing) {
+  for (int b : {1, 2, 31, 64, 127, 132, 133, 200, 256, 513})
+    for (int t : {1, 1000, 4096, 65536})
+      for (int heads : {16, 128, 272}) {
+        SCOPED_TRACE(testing::Message() << "b=" << b << " t=" << t << ", " << heads << " heads");
+        std::vector<int> lengths(b, t), queries(b, 1);
+        const auto plan_both = [&] {
+          return std::pair(plan<0>(lengths, queries, heads, 16, 132, t, 1).items,
+                           plan<16>(lengths, queries, heads, 64, 132, t, 1).items);
+        };
+        const auto alike = plan_both();
+        lengths.push_back(t / 2);
+        queries.push_back(0);
+        ASSERT_EQ(alike, plan_both());
+      }
+}
+
 TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {
   // No worker has more than 1.2 of its share of the work: groups of workers are whole.
   std::mt19937 random(3);
@@ -186,6 +207,56 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   EXPECT_EQ(status_of({5, 5}, {0, 2, 1}), kWrongQueries);
   EXPECT_EQ(status_of({5, 5}, {3, 5, 5}), kWrongQueries);
   EXPECT_EQ(status_of({5, 5}, {-1, 0, 0}), kWrongQueries);
+}
+
+// Of a context that several share, the plan is that of the tokens which are here.
+TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
+  std::mt19937 random(4);
+  auto below = [&](int end) { return int(random() % unsigned(end)); };
+  for (int i = 0; i < 24; ++i) {
+    const int shards = 2 + below(5), turn = 1 << below(6), shard = below(shards), b = 1 + below(40), most = 3000;
+    std::vector<int> whole(b), here(b, 0), starts(1, 0);
+    for (int r = 0; r < b; ++r) {
+      whole[r] = below(4) ? below(most + 1) : below(2 * shards * turn);
+      for (int token = 0; token < whole[r]; ++token) here[r] += token / turn % shards == shard;
+      starts.push_back(starts.back() + below(5));
+    }
+    const auto items_of = [&](auto plan, const std::vector<int>& lengths) {
+      std::vector<WorkItem> items(132 * 400);
+      std::vector<MergeState> merges(4000);
+      int status = -1;
+      PlanRequestsArguments arguments = {lengths.data(),
+                                         starts.data(),
+                                         items.data(),
+                                         merges.data(),
+                                         &status,
+                                         b,
+                                         16,
+                                         16,
+                                         132,
+                                         400,
+                                         4,
+                                         most,
+                                         starts.back(),
+                                         2,
+                                         2.5f,
+                                         0.03f,
+                                         0.012f,
+                                         Shards(shards, shard, turn)};
+      block_.run(kSides, [&] { plan(arguments); });
+      EXPECT_EQ(status, 0);
+      return items;
+    };
+    static constexpr PlanRequestsProblem of_shards{.shards = true}, of_all;
+    const auto got = items_of([](auto& with) { plan_requests<of_shards, kTiling>(with); }, whole);
+    const auto expected = items_of([](auto& with) { plan_requests<of_all, kTiling>(with); }, here);
+    for (std::size_t item = 0; item < got.size(); ++item) {
+      WorkItem local = got[item];
+      EXPECT_EQ(local.whole, local.begin == local.end ? 0 : whole[local.request]);
+      local.whole = 0;
+      ASSERT_EQ(std::memcmp(&local, &expected[item], sizeof local), 0) << "item " << item;
+    }
+  }
 }
 
 // 126 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1

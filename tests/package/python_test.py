@@ -56,6 +56,18 @@ class Example(unittest.TestCase):
         self.assertRegex(done.stdout, r"^lse 6\.9315, on an H200 in [\d.]+ us\n$")  # log(1024)
 
 
+class Shards(unittest.TestCase):
+    def test_they_reach_the_library(self):
+        decode = hypermla.MlaDecode(device="cpu", shards=3, shard=1, interleave=4)
+        self.assertIn("shard 1 of 3, which take turns of 4 tokens", decode.explain())
+        for wrong, said in ((dict(shard=1), "shard=1 is not supported with shards=1"),
+                            (dict(shards=hypermla.MlaDecode.MAX_SHARDS + 1), "from 1 to 32"),
+                            (dict(shards=2, interleave=hypermla.MlaDecode.MAX_INTERLEAVE + 1), "from 1 to 128"),
+                            (dict(shards=2, sparse=True), "not supported with sparse")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                hypermla.MlaDecode(device="cpu", **wrong)
+
+
 @unittest.skipUnless(numpy, "NumPy is not installed")
 class Decode(unittest.TestCase):
     def decode(self, **options):

@@ -123,6 +123,18 @@ class Example(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(done.stdout, r"\n4 steps of 4 requests, \d+ drafts accepted and [1-9]\d* rejected: outputs ")
 
+    def test_ranks_share_a_context(self):
+        for interleave in (1, 16):
+            small = ["--ranks=2", "--tokens=500", "--requests=4", "--batch_tokens=90", "--heads=2",
+                     f"--interleave={interleave}"]
+            done = subprocess.run([sys.executable, CHECKOUT / "examples/python/context_parallel.py", *small], text=True,
+                                  env={**os.environ, "PYTHONPATH": str(BUILD / "python")}, capture_output=True,
+                                  check=False, timeout=600)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"^a request of 500 tokens: 2 ranks differ from one by at most 0\.0")
+            self.assertRegex(done.stdout, r"\n4 requests of up to 90 tokens, 3 drafts: 2 ranks differ from one by ")
+            self.assertRegex(done.stdout, f"shard 0 of 2, which take turns of {interleave} token")
+
 
 class HostTime(unittest.TestCase):
     def test_the_benchmark_writes_its_record(self):

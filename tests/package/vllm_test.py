@@ -141,6 +141,26 @@ class Plans(unittest.TestCase):
         causal, both = self.attend(self.step(40, 17))[1], self.attend(self.step(40, 17, causal=False))[1]
         self.assertTrue((causal[0] < both[0]).all() and (causal[1:] == both[1:]).all())
 
+    def test_shards_go_by_the_lengths_of_whole_requests(self):
+        step = self.step(20, 9)  # which this one has of 40 and 17 tokens
+        step.dcp_tot_seq_lens = self.numpy.array([40, 17], "int32")
+        step.capacity = step.capacity._replace(shards=2, shard=0, interleave=4)
+        _, lse = self.attend(step)
+        scores = self.q.astype("float32") @ self.cache.reshape(-1, 576).astype("float32").T * 0.1
+        # The last two queries of 40 tokens see 39 and 40 of them, of which this shard has none of the last four.
+        for row, (pages, count) in enumerate((((3, 1), 20), ((3, 1), 20), ((0, 2), 9))):
+            seen = [scores[row, :, pages[token // 16] * 16 + token % 16] for token in range(count)]
+            expected = self.numpy.log(sum(self.numpy.exp(self.numpy.float64(score)) for score in seen))
+            self.assertTrue((abs(lse[row] - expected) < 1e-3).all())
+        # The first query of 33 tokens sees 32 of them, the second another one, which is here.
+        step = self.step(17, 9)
+        step.dcp_tot_seq_lens = self.numpy.array([33, 17], "int32")
+        step.capacity = step.capacity._replace(shards=2, shard=0, interleave=4)
+        _, lse = self.attend(step)
+        seen = [scores[0, :, (3, 1)[token // 16] * 16 + token % 16] for token in range(16)]
+        expected = self.numpy.log(sum(self.numpy.exp(self.numpy.float64(score)) for score in seen))
+        self.assertTrue((abs(lse[0] - expected) < 1e-3).all())
+
     def test_which_queries_are_read_where_they_lie(self):
         def tensor(heads, *strides):
             return types.SimpleNamespace(data_ptr=None, shape=(3, heads, 512), stride=lambda: (*strides, 1))

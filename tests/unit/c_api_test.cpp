@@ -214,6 +214,24 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
   }
 }
 
+TEST_F(CApi, ShardsAreThoseOfMlaDecode) {
+  hypermla_decode_options options = small_options();
+  EXPECT_EQ(options.shards, 1);
+  EXPECT_EQ(options.shard, 0);
+  EXPECT_EQ(options.interleave, 1);
+  options.shards = 3;
+  options.shard = 3;
+  options.interleave = 4;
+  hypermla_decode* decode = nullptr;
+  EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "shard=3"));
+  options.shard = 1;
+  ASSERT_EQ(hypermla_decode_create(&options, "cpu", nullptr, &decode), HYPERMLA_OK) << hypermla_last_error();
+  const char* text = nullptr;
+  ASSERT_EQ(hypermla_decode_explain(decode, &text), HYPERMLA_OK);
+  EXPECT_TRUE(contains(text, "shard 1 of 3, which take turns of 4 tokens")) << text;
+  hypermla_decode_destroy(decode);
+}
+
 TEST_F(CApi, AStructMayBeOlderOrNewerThanTheLibrary) {
   const std::size_t older = offsetof(hypermla_decode_options, page);
   hypermla_decode_options options;

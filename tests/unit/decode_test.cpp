@@ -8,8 +8,10 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "hypermla/device/device.h"
+#include "hypermla/mla_cache.h"
 #include "hypermla/mla_decode.h"
 #include "hypermla/plan/cases.h"
 #include "hypermla/plan/decode.h"
@@ -153,6 +155,78 @@ TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
     }
 }
 
+// What one of several that share the contexts of a step has of it.
+Step shard_of(const Step& step, int shards, int shard, int interleave) {
+  MlaDecodeOptions at = step.at;
+  at.shards = shards;
+  at.shard = shard;
+  at.interleave = interleave;
+  std::vector<int> here(step.lengths.size(), 0), queries;
+  std::vector<std::vector<int>> tokens(here.size());
+  for (std::size_t r = 0; r < here.size(); ++r) {
+    queries.push_back(step.starts[r + 1] - step.starts[r]);
+    for (int token = 0; token < step.lengths[r]; ++token)
+      if (token / interleave % shards == shard) tokens[r].push_back(token);
+    here[r] = int(tokens[r].size());
+  }
+  Step part(at, here, queries, unsigned(1 + shard));  // with a cache of so many tokens
+  const auto place = [](const Step& of, std::size_t r, int token) {
+    return (std::size_t(of.table[r * of.width + token / of.at.page]) * of.at.page + token % of.at.page) * kWidth;
+  };
+  for (std::size_t r = 0; r < here.size(); ++r)
+    for (int i = 0; i < here[r]; ++i)
+      std::copy_n(&step.cache[place(step, r, tokens[r][i])], kWidth, &part.cache[place(part, r, i)]);
+  part.q = step.q;
+  part.lengths = step.lengths;
+  return part;
+}
+
+// The outputs of all shards of a step, merged.
+void merge_shards(const Step& step, std::vector<Step>& parts) {
+  MlaCacheOps ops(step.at.dtype, DeviceHandle("cpu"));
+  const std::int64_t heads = step.at.heads;
+  Step& all = parts.front();
+  for (std::size_t i = 1; i < parts.size(); ++i)
+    ops.merge_states({.a = {{all.o.data(), heads * kLatent, kLatent}, {all.lse.data(), heads, 1}},
+                      .b = {{parts[i].o.data(), heads * kLatent, kLatent}, {parts[i].lse.data(), heads, 1}},
+                      .o = {all.o.data(), heads * kLatent, kLatent},
+                      .lse = {all.lse.data(), heads, 1},
+                      .tokens = step.starts.back(),
+                      .heads = int(heads),
+                      .empty_lse_positive = step.at.empty_lse_positive});
+  step.check(all.o, all.lse);
+}
+
+TEST(MlaDecode, ShardsOfAContextMergeIntoTheWhole) {
+  std::mt19937 random(11);
+  const auto below = [&](int end) { return int(random() % unsigned(end)); };
+  for (int i = 0; i < 24; ++i) {
+    const int shards = 2 + below(4), interleave = i % 3 ? 1 << below(5) : 1;
+    const MlaDecodeOptions options = {.heads = 1 + below(3),
+                                      .max_requests = 6,
+                                      .max_queries = 5,
+                                      .max_tokens = 150,
+                                      .page = 16,
+                                      .causal = i % 4 != 3,
+                                      .empty_lse_positive = i % 2 == 0};
+    std::vector<int> lengths, queries;
+    for (int r = 0; r < 6; ++r) {
+      lengths.push_back(below(3) ? below(151) : below(interleave + 2));
+      queries.push_back(below(6));
+    }
+    SCOPED_TRACE(testing::Message() << i << ": " << shards << " shards, turns of " << interleave);
+    const Step step(options, lengths, queries, unsigned(i));
+    std::vector<Step> parts;
+    for (int shard = 0; shard < shards; ++shard) {
+      Step& part = parts.emplace_back(shard_of(step, shards, shard, interleave));
+      MlaDecode decode(part.at, DeviceHandle("cpu"));
+      decode.plan(part.lengths.data(), part.starts.data(), int(lengths.size()));
+      decode.run(part.tensors());
+    }
+    merge_shards(step, parts);
+  }
+}
+
 TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
   MlaDecode decode({.heads = 1}, DeviceHandle("cpu"));
   decode.plan(nullptr, nullptr, 0);
@@ -170,9 +244,9 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
     plan->target = Target::of_arch("sm_90");
     std::set<std::string> ahead;
     for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
-    // Tilings, types, pages; tilings of sparse attention, both types and FP8, where a version gathers; planners without
-    // and with cuts.
-    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + (version == std::string("v0") ? 2 * 3 : 0) + 1 + 12);
+    // Tilings, types, pages; those of shards; tilings of sparse attention, both types and FP8, where a version gathers;
+    // planners without and with cuts, and of shards.
+    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 2 * 5 + (version == std::string("v0") ? 2 * 3 : 0) + 1 + 12 + 1);
     for (const int heads : {1, 8, 16, 20, 64, 128})
       for (const int queries : {1, 2, 8, 128})
         for (const int requests : {1, 7, 256})
@@ -186,6 +260,13 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
             settle(options);
             for (const KernelSource& source : plan->decode(options)->sources())
               EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+            if (split == 0) {
+              options.shards = 2 + heads % 3;
+              options.interleave = queries % 5 + 1;
+              for (const KernelSource& source : plan->decode(options)->sources())
+                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+              options.shards = options.interleave = 1;
+            }
             if (queries != 1) continue;
             options.sparse = true;
             for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656}) {
@@ -238,6 +319,19 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
   EXPECT_TRUE(contains(refusal({.split = 100}), "split=100"));
   EXPECT_TRUE(contains(refusal({.kernel = "cute.mla.flash_mla"}), "CPU"));
+  EXPECT_TRUE(contains(refusal({.shards = 0}), "shards=0"));
+  EXPECT_TRUE(contains(refusal({.shards = 33}), "from 1 to 32"));
+  EXPECT_TRUE(contains(refusal({.shards = 2, .shard = 2}), "shard=2 is not supported with shards=2"));
+  EXPECT_TRUE(contains(refusal({.shards = 2, .interleave = 129}), "interleave=129"));
+  EXPECT_TRUE(contains(refusal({.interleave = 16}), "shards=1"));
+  EXPECT_TRUE(contains(refusal({.sparse = true, .shards = 2}), "not supported with sparse"));
+  MlaDecode shard({.heads = 1, .shards = 4, .shard = 3, .interleave = 16}, DeviceHandle("cpu"));
+  EXPECT_TRUE(contains(shard.explain(), "shard 3 of 4, which take turns of 16 tokens")) << shard.explain();
+  const float sink = 0;
+  MlaDecodeTensors of_sinks;
+  of_sinks.query_tokens = 1;
+  of_sinks.sinks = &sink;
+  EXPECT_TRUE(contains(error_of([&] { shard.run(of_sinks); }), "sinks are not supported with shards"));
 
   const MlaDecodeOptions options = {.heads = 1, .max_requests = 2, .max_queries = 2, .max_tokens = 20, .page = 16};
   Step step(options, {20, 3}, {2, 1}, 3);
@@ -301,6 +395,24 @@ TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {
         Step step(options, {700, 0, 65, 1, 300, 0}, {1, 2, 3, 1, 2, 0}, 4);
         const auto [o, lse] = run(decode, step);
         step.check(o, lse);
+      }
+}
+
+TEST_F(DecodeOnHopper, ShardsOfAContextMergeIntoTheWhole) {
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
+    for (const int interleave : {1, 16})
+      for (const int page : {64, 16, 1}) {
+        SCOPED_TRACE(testing::Message() << kernel << " page " << page << " turns of " << interleave);
+        const MlaDecodeOptions options = {
+            .heads = 16, .max_requests = 7, .max_queries = 5, .max_tokens = 9000, .page = page, .kernel = kernel};
+        const Step step(options, {700, 0, 258, 1, 9000, 7, 0}, {1, 2, 5, 1, 4, 5, 0}, 9);
+        std::vector<Step> parts;
+        for (const int shard : {0, 1, 2}) {
+          Step& part = parts.emplace_back(shard_of(step, 3, shard, interleave));
+          MlaDecode decode(part.at, DeviceHandle("cuda"));
+          std::tie(part.o, part.lse) = run(decode, part);
+        }
+        merge_shards(step, parts);
       }
 }
 

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
   }
   __syncthreads();
   const int own_class = kLengthClasses - 1 - thread;  // long requests first
-  const int place = sum_before<kThreads>(own_class >= 0 ? of_class[own_class] : 0, sums);
+  const int place = sum_before<kThreads>(own_class >= 0 ? of_class[own_class] : 0, sums).before;
   if (own_class >= 0) of_class[own_class] = place;
   __syncthreads();
   for (int r = thread; r < b; r += kThreads) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
             last = min(items, first + each);
   int tiles = 0;
   for (int i = first; i < last; ++i) tiles += prefill_row_tiles(read(order[i]).queries) * with.heads;
-  int at = sum_before<kThreads>(tiles, sums);
+  int at = sum_before<kThreads>(tiles, sums).before;
   for (int i = first; i < last; ++i) {
     PrefillItem item = read(order[i]);
     item.first_tile = at;

@@ -12,6 +12,12 @@ __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 
+// As copy_ahead(), or zeros.
+__device__ __forceinline__ void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(wanted ? 16 : 0));
+}
+
 // Arrives at a barrier once all copies that this thread has started are there. The barrier counts every thread. Copies
 // are ordinary accesses: whoever reads them by wgmma puts async_fence() between the wait and it.
 __device__ __forceinline__ void barrier_arrive_when_copied(u32 barrier) {

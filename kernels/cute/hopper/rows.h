@@ -90,6 +90,23 @@ __device__ __forceinline__ float2 sum_of_rows(float2 sum) {
   return sum;
 }
 
+// The largest magnitudes of the rows, over the four threads that share them.
+template <int n>
+__device__ __forceinline__ float2 largest_of_rows(const float* o) {
+  float a = 0.0f, b = 0.0f;
+#pragma unroll
+  for (int i = 0; i < n; i += 4) {
+    a = fmaxf(a, fmaxf(fabsf(o[i]), fabsf(o[i + 1])));
+    b = fmaxf(b, fmaxf(fabsf(o[i + 2]), fabsf(o[i + 3])));
+  }
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
+    b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
+  }
+  return {a, b};
+}
+
 // The log-sum-exp in units of log2; -inf where no token is seen.
 __device__ __forceinline__ float log_sum(float maximum, float sum) {
   return sum == 0.0f ? -kInfinity : maximum + log2_fast(sum);

@@ -3,24 +3,13 @@
 #pragma once
 
 #include "hypermla/tensor_map.h"
+#include "shards.h"
 #include "work.h"
 #ifdef __CUDACC__
 #include "hopper/constants.h"
 #endif
 
 namespace hypermla::cute {
-
-// Division by what the host knows, as a multiplication: of numbers below 2^32 / by, by at most 2^31 - 1.
-struct Divisor {
-  int by = 1;
-  unsigned reciprocal = 0;  // 2^32 / by, rounded up; 0: by is 1
-
-  constexpr Divisor() = default;
-  constexpr explicit Divisor(int by) : by(by), reciprocal(by == 1 ? 0 : 0xffffffffu / by + 1) {}
-#ifdef __CUDACC__
-  __device__ __forceinline__ unsigned divide(unsigned x) const { return reciprocal ? __umulhi(x, reciprocal) : x; }
-#endif
-};
 
 // Where rows lie in a tensor. The rows of a request are its heads and queries; those of all requests follow each other.
 // Row r is at (r / inner) * outer_stride + (r % inner) * inner_stride elements, counted from the first request or, with
@@ -74,8 +63,9 @@ struct LatentArguments {
   const int* after_lengths = nullptr;  // [requests]; null: `after` each
   void* o = nullptr;                   // rows of 512 columns, in the type of the queries
   float* lse = nullptr;
-  void* o_part = nullptr;     // [slots, rows of a tile, 512], of tiles cut over several items, in the kernel's order
-  float* lse_part = nullptr;  // [slots, rows of a tile], log2
+  void* o_part = nullptr;  // [slots, rows of a tile, 512], of tiles cut over several items, in the kernel's order
+  // [slots, part_row_floats, rows of a tile]: log-sum-exp in log2, and what the pieces of the row are multiplied by.
+  float* lse_part = nullptr;
   RowLayout o_rows = {}, lse_rows = {};
   float scale_log2 = 0;  // of the scores, times log2(e); positive
   float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
@@ -90,7 +80,14 @@ struct LatentArguments {
   int table_width = 0;
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
+  // Of tokens in FP8, which may lie in pages: the tokens of a page, and places of the pool from a page to the next; 1
+  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1].
+  Divisor page = {};
+  int page_places = 1;
+  const float* cache_scale = nullptr;
   int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
+  // Causal and of several: query i of n sees of the first whole - n + i + 1 tokens of a request those that are here.
+  Shards shards = {};
 
 #ifdef __CUDACC__
   // The sink of a row of a request, in log2; -infinity: none.

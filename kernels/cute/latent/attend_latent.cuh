@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/constants.h"
+#include "hopper/fp8.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/rows.h"
@@ -57,8 +58,9 @@ __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 ||
 
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kLoads = 16;
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
+  static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
 
   struct Output {
     u32 *first, *second;  // of column 2 (lane % 4) of the two rows; null behind the end of the request
@@ -91,10 +93,14 @@ struct RowsOnM {
   };
 };
 
+template <DType>
+struct Typed {};
+
 // One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
 __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
-  constexpr DType dtype = problem.dtype;
+  // Tokens in FP8 are widened to fp16, in half of the instructions that bf16 takes; queries and weights follow.
+  constexpr DType dtype = problem.dtype, product = problem.fp8 ? DType::float16 : dtype;
   const float scale_log2 = with.scale_log2;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
@@ -121,7 +127,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll
     for (int i = 0; i < (pair == kRope ? 4 : 8); ++i) {
       const int offset = (2 * pair + i / 4) * kNextBox + i % 4 * 2;
-      mma<dtype, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
+      mma<product, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
     }
   };
   auto wait_until_loaded = [&](int pair) {
@@ -136,16 +142,16 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   auto values_of_own = [&](int columns) {  // O += P Z over 128 columns, P from registers
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
-                                 (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<product, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
+                                   (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
   auto values_of_other = [&](int columns) {  // O += P Z over 128 columns, P from the other warpgroup's box
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
-                                 (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<product, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
+                                   (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
@@ -178,10 +184,10 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     named_sync(kOwnBarrier, 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      packed[4 * i] = pack<dtype>(p[8 * i], p[8 * i + 1]);
-      packed[4 * i + 1] = pack<dtype>(p[8 * i + 2], p[8 * i + 3]);
-      packed[4 * i + 2] = pack<dtype>(p[8 * i + 4], p[8 * i + 5]);
-      packed[4 * i + 3] = pack<dtype>(p[8 * i + 6], p[8 * i + 7]);
+      packed[4 * i] = pack<product>(p[8 * i], p[8 * i + 1]);
+      packed[4 * i + 1] = pack<product>(p[8 * i + 2], p[8 * i + 3]);
+      packed[4 * i + 2] = pack<product>(p[8 * i + 4], p[8 * i + 5]);
+      packed[4 * i + 3] = pack<product>(p[8 * i + 6], p[8 * i + 7]);
       store_matrices(weights_row ^ (i << 5), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2], packed[4 * i + 3]);
     }
     async_fence();
@@ -199,7 +205,8 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after)
       masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
-    const int seen_by_all = tokens - masked + 1;
+    const int whole = problem.shards ? uniform(item.whole) : tokens;
+    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
     int token = begin * kTile + half * kTile;          // first token of the next block that this warpgroup scores
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     maximum = {first_maximum(row(), rows), first_maximum(row() + 8, rows)};
@@ -229,8 +236,13 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         int seen0 = seen_by_all, seen1 = seen_by_all;
         if (problem.causal) {
           auto query_of = [&](int r) { return problem.tokens_first ? r / with.heads : r % queries; };
-          seen0 += query_of(tile_row + row());
-          seen1 += query_of(tile_row + row() + 8);
+          if constexpr (problem.shards) {
+            seen0 = with.shards.count(whole - masked + 1 + query_of(tile_row + row()));
+            seen1 = with.shards.count(whole - masked + 1 + query_of(tile_row + row() + 8));
+          } else {
+            seen0 += query_of(tile_row + row());
+            seen1 += query_of(tile_row + row() + 8);
+          }
           if (problem.after) {
             seen0 = min(seen0, tokens);
             seen1 = min(seen1, tokens);
@@ -284,6 +296,15 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         values_of_other(1);
         phase ^= 1;
       };
+      if constexpr (problem.fp8) {  // queries to fp16; the other warpgroup reads them behind kEvenScoresIssued
+#pragma unroll
+        for (int pair = 0; pair < kBoxPairs; ++pair) barrier_wait(shared.queries_full[pair], queries_phase);
+#pragma unroll 4
+        for (u32 at = (thread_id() & 127) * 16; at < kOperandBytes; at += 128 * 16)
+          store_line(shared.queries + at, halves_of_bf16(load_shared(shared.queries + at)));
+        async_fence();
+        named_sync(kOwnBarrier, 128);
+      }
 #pragma unroll
       for (int pair = 0; pair < kBoxPairs; ++pair) {
         barrier_wait(shared.queries_full[pair], queries_phase);
@@ -408,7 +429,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       const float divisor = slot >= 0 ? sum : sum + exp2_fast(with.sink(tile_row + row) - maximum);
       return divisor == 0.0f ? 0.0f : 1.0f / divisor;
     };
-    const float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
+    float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
     if (half == 0 && (lane_id() & 3) == 0) {
       const float lse0 = log_sum(maximum.x, sum.x);
       const float lse1 = log_sum(maximum.y, sum.y);
@@ -421,15 +442,16 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         store(row(), lse0, sum.x);
         store(row() + 8, lse1, sum.y);
       } else {
-        with.lse_part[slot * kTile + row()] = lse0;
-        with.lse_part[slot * kTile + row() + 8] = lse1;
+        float* rows_of_slot = with.lse_part + slot * (kTile * part_row_floats(kTile)) + row();
+        rows_of_slot[0] = lse0;
+        rows_of_slot[8] = lse1;
       }
     }
-    auto fragment = [&](int i) {  // 16 columns
-      return make_uint4(pack<dtype>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
-                        pack<dtype>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
-                        pack<dtype>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
-                        pack<dtype>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
+    auto fragment = [&]<DType type>(Typed<type>, int i) {  // 16 columns
+      return make_uint4(pack<type>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
+                        pack<type>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
+                        pack<type>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
+                        pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
       const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
@@ -437,7 +459,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const uint4 x = fragment(i);
+        const uint4 x = fragment(Typed<dtype>(), i);
         store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
       }
       __syncwarp();
@@ -452,9 +474,17 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
           *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
       }
     } else {  // see RowsOnM: every access is whole lines
+      const float2 largest = largest_of_rows<128>(o);
+      const PartScale first(largest.x * inverse.x), second(largest.y * inverse.y);
+      if ((lane_id() & 3) == 0) {
+        float* loads = with.lse_part + slot * (kTile * part_row_floats(kTile)) + (1 + half) * kTile + row();
+        loads[0] = first.load;
+        loads[8] = second.load;
+      }
+      inverse = {inverse.x * first.store, inverse.y * second.store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(i);
+      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);
     }
     warp_arrive(shared.empty[1][2 * half]);
     warp_arrive(shared.empty[1][2 * half + 1]);

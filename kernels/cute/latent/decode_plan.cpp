@@ -70,6 +70,12 @@ LatentArguments attention_arguments(const WorkLists& lists, int heads, float sca
           .planned = lists.status != nullptr};
 }
 
+static_assert(std::int64_t{MlaDecode::kMaxShards} * MlaDecode::kMaxInterleave * MlaDecode::kMaxTokens <= std::int64_t{1}
+                                                                                                             << 32,
+              "a Divisor divides numbers below 2^32 / by");
+
+int most_tokens_here(const MlaDecodeOptions& at) { return Shards(at.shards, 0, at.interleave).count(at.max_tokens); }
+
 LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec)
     : options_(options), spec_(std::move(spec)) {
   const MlaDecodeOptions& at = options_;
@@ -77,7 +83,8 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   const std::int64_t tiles =
       std::min(at.max_requests * row_tiles,
                divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.version.rows) + at.max_requests);
-  const std::int64_t blocks = divided_up(at.max_tokens, kTokens);
+  const int most_tokens = most_tokens_here(at);
+  const std::int64_t blocks = divided_up(most_tokens, kTokens);
   const int split = int(at.split / kTokens), overhead = spec_.version.costs.overhead();
   if (row_tiles > 65535 || tiles * (blocks + overhead) > 1 << 30)
     fail(
@@ -91,7 +98,7 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
         at.max_query_tokens, at.heads);
   if (split && divided_up(blocks, split) > kMaxParts)
     fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
-         at.split, at.max_tokens, divided_up(blocks, split), kMaxParts);
+         at.split, most_tokens, divided_up(blocks, split), kMaxParts);
   sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
                               spec_.version.costs.combine, spec_.version.costs.partial);
   std::size_t end = 0;
@@ -103,7 +110,7 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   take(sizeof(int));
   items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
   merges_at_ = take(std::size_t(sizes_.slots) * sizeof(MergeState));
-  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * 4);
+  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * part_row_floats(spec_.version.rows) * 4);
   o_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * kLatent * 2);
   workspace_bytes_ = end;
 }
@@ -111,9 +118,10 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
 std::string LatentDecode::explain() const {
   return fmt::format(
       "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
-      "workspace of {:.1f} MB",
+      "workspace of {:.1f} MB{}",
       "cute.mla." + spec_.version.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers, workspace_bytes_ / 1e6);
+      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers, workspace_bytes_ / 1e6,
+      explain_shards(options_));
 }
 
 void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
@@ -142,6 +150,7 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
       {.heads = at.heads, .queries = at.max_queries, .max_tokens = at.max_tokens, .all_queries = at.max_query_tokens});
   static_cast<LatentArguments&>(with_) =
       attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
+  with_.shards = plan_.shards = Shards(at.shards, at.shard, at.interleave);
 }
 
 void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {

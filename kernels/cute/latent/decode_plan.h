@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "cute/latent/fp8_arguments.h"
+#include "cute/latent/arguments.h"
 #include "cute/latent/plan_requests.h"
 #include "cute/latent/work_plan.h"
 #include "hypermla/device/tensor_map.h"
@@ -36,8 +36,7 @@ struct LatentVersion {
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
-  float traffic = 0;           // PlanRequestsArguments
-  bool fp8_arguments = false;  // whether the kernel takes them instead of LatentArguments
+  float traffic = 0;  // PlanRequestsArguments
 };
 
 // A work list and what belongs to it, in device memory.
@@ -62,12 +61,15 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
 LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
                                     bool empty_lse_positive);
 
+// Tokens of a request in this cache, at most: those of the first of its shards, so that all have the same kernels.
+int most_tokens_here(const MlaDecodeOptions& options);
+
 // A version for a capacity.
 struct LatentDecodeSpec {
   LatentVersion version;
   std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, planner;
-  unsigned planner_threads = 256;
+  unsigned planner_threads = PlanRequestsTiling{}.threads;
   int workers = 132;
 };
 
@@ -95,8 +97,8 @@ class LatentDecode : public DecodeKernels {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Function> attention_, planner_;
   PlanRequestsArguments plan_ = {};
-  Fp8Arguments with_ = {};  // of which a kernel may take the LatentArguments only
-  MlaDecodeTensors last_;   // what with_ was made from
+  LatentArguments with_ = {};
+  MlaDecodeTensors last_;  // what with_ was made from
   TensorMapCache maps_;
 };
 

@@ -1,4 +1,4 @@
-// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla_v2.cuh widen to bf16 on the way to
+// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to fp16 on the way to
 // shared memory.
 //
 // A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
@@ -8,14 +8,15 @@
 // The readers fence: here a fence would wait for the loads.
 #pragma once
 
+#include "hopper/copies.h"
 #include "hopper/fp8.h"
-#include "latent/fp8_arguments.h"
 #include "latent/gather_tokens.cuh"
 
 namespace hypermla::cute::latent {
 
 inline constexpr int kFp8Threads = 256;
-inline constexpr int kFp8NarrowRope = 512;  // of 576 bytes: where the e4m3 of RoPE begin
+inline constexpr int kFp8Scales = 512, kFp8Rope = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
+inline constexpr int kFp8NarrowRope = 512;              // of 576 bytes: where the e4m3 of RoPE begin
 
 template <int n>
 struct Constant {
@@ -23,8 +24,8 @@ struct Constant {
 };
 
 template <int token_bytes, auto tiling>
-__device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkItem* __restrict__ work,
-                                                    const Fp8Arguments& with) {
+__device__ __forceinline__ void gather_fp8(Shared& shared, const WorkItem* __restrict__ work,
+                                           const LatentArguments& with) {
   constexpr int kAhead = 2, kPairs = 4, kBoxes = 2;
   constexpr bool one_scale = token_bytes == 576;
   // Groups of four threads and rows: what a warp has of a word of Present are two whole bytes (mask_absent()).
@@ -73,6 +74,7 @@ __device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkIt
   u32 phase = 1;
   const auto bring = [&](auto of_slot) {
     constexpr int slot = decltype(of_slot)::value;
+    constexpr u32 rope_at = slot * kOperandBytes + 8 * kBoxBytes;
     const bool has_block = slot == 0 || block < end;
     place = place_of(next, with.tokens);
     // The next block. The last of an odd number of blocks has an empty one behind it.
@@ -89,7 +91,7 @@ __device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkIt
       barrier_wait(shared.empty[slot][pair], phase);
       uint4(&words)[kBoxes] = raw[i % kAhead];
       if (has_block) {
-        const float of_pair = one_scale ? scale : __shfl_sync(~0u, scale, (lane_id() & 28) + pair);
+        const HalfFactor of_pair(one_scale ? scale : __shfl_sync(~0u, scale, (lane_id() & 28) + pair));
 #pragma unroll
         for (int box = 0; box < kBoxes; ++box) {
           const u32 at = slot * kOperandBytes + (2 * pair + box) * kBoxBytes;
@@ -99,28 +101,35 @@ __device__ __forceinline__ void gather_fp8_by_eight(Shared& shared, const WorkIt
       }
       barrier_arrive(shared.full[slot][pair]);
       if (one_scale && i == 1) rope = load_in_place(at_row(place) + kFp8NarrowRope, place >= 0);
+      if (!one_scale && i == 1) {
+        barrier_wait(shared.empty[slot][kRope], phase);
+        if (has_block) {  // as it is; it is halved where it lies, by the thread that has copied it
+          const unsigned char* const from_rope = at_row(max(place, 0)) + kFp8Rope + 16 * (lane_id() & 3);
+          copy_ahead_or_zero(to + rope_at, from_rope, place >= 0);
+          copy_ahead_or_zero(to_half + rope_at, from_rope + 16, place >= 0);
+        }
+      }
       if (i + kAhead < kPairs)
         load(words, place, order_of_release(slot, i + kAhead));
       else
         load(words, next, order_of_release(1 - slot, i + kAhead - kPairs));
     }
-    barrier_wait(shared.empty[slot][kRope], phase);
-    constexpr u32 at = slot * kOperandBytes + 8 * kBoxBytes;
     if (one_scale) {
+      barrier_wait(shared.empty[slot][kRope], phase);
       if (has_block) {
-        store_line(to + at, widen_e4m3(rope.x, rope.y, scale));
-        store_line(to_half + at, widen_e4m3(rope.z, rope.w, scale));
+        const HalfFactor of_all(scale);
+        store_line(to + rope_at, widen_e4m3(rope.x, rope.y, of_all));
+        store_line(to_half + rope_at, widen_e4m3(rope.z, rope.w, of_all));
       }
-      barrier_arrive(shared.full[slot][kRope]);
     } else {
       if (has_block) {
-        const unsigned char* const from_rope = at_row(max(place, 0)) + kFp8Rope + 16 * (lane_id() & 3);
-        copy_ahead_or_zero(to + at, from_rope, place >= 0);
-        copy_ahead_or_zero(to_half + at, from_rope + 16, place >= 0);
+        wait_for_copies();
+        store_line(to + rope_at, halves_of_bf16(load_shared(to + rope_at)));
+        store_line(to_half + rope_at, halves_of_bf16(load_shared(to_half + rope_at)));
       }
-      barrier_arrive_when_copied(shared.full[slot][kRope]);
       read_scale();
     }
+    barrier_arrive(shared.full[slot][kRope]);
     // Bit 8 (r % 4) + r / 4 of a word says whether row r of its 16 is there: lane l asks group 2 (l % 8) + l / 8.
     const int of_group = __shfl_sync(~0u, place, (8 * lane_id() + lane_id() / 8 * 4) & 31);
     const u32 present = __ballot_sync(~0u, of_group >= 0) & 0xf0f;

@@ -28,7 +28,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
-  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8"}) {}
+  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8", "shards"}) {}
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -83,15 +83,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
     std::vector<Tiling> tilings = candidates();
     tilings.push_back(tiling);
-    std::int64_t part_rows = 1, items = 0, slots = 0;
+    std::int64_t part_rows = 1, part_floats = 1, items = 0, slots = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
-      part_rows = std::max(part_rows, sizes.slots * version(one).rows);
+      const int rows = version(one).rows;
+      part_rows = std::max(part_rows, sizes.slots * rows);
+      part_floats = std::max(part_floats, sizes.slots * rows * part_row_floats(rows));
       items = std::max(items, sizes.items);
       slots = std::max(slots, sizes.slots);
     }
     add("o_part", Role::workspace, at.dtype, {part_rows, at.k});
-    add("lse_part", Role::workspace, DType::float32, {part_rows});
+    add("lse_part", Role::workspace, DType::float32, {part_floats});
     if (at.ragged) {
       add("work", Role::workspace, DType::int32, {items, sizeof(WorkItem) / 4});
       add("merges", Role::workspace, DType::int32, {slots, sizeof(MergeState) / 4});
@@ -112,11 +114,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
     if (!takes(options)) return nullptr;
-    const bool fp8 = fp8_bytes(options.cache_format);
+    const int fp8 = fp8_bytes(options.cache_format);
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
-                     .t = options.max_tokens,
+                     .t = most_tokens_here(options),
                      .h = options.heads,
                      .dtype = options.dtype,
                      .causal = options.causal,
@@ -125,7 +127,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,
-                     .fp8 = fp8};
+                     .fp8 = fp8,
+                     .shards = options.shards > 1};
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
@@ -163,7 +166,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
   double part_bytes(const Tiling& at) const {
-    return version(at).rows * (problem.k * dtype_bytes(problem.dtype) + 4.0);
+    const int rows = version(at).rows;
+    return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));
   }
 
   std::int64_t token_blocks() const {
@@ -211,6 +215,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.page = problem.page;
     at.tokens_first = problem.tokens_first;
     at.fp8 = problem.fp8;
+    at.shards = problem.shards;
     return at;
   }
 
@@ -236,8 +241,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
       if (!self->problem.ragged) launch.constants = self->constants(at);
       launch.arguments = [self, tensors, version, sizes](void* constants) {
-        const LatentArguments with = self->arguments(tensors, version, constants, sizes);
-        return version.fp8_arguments ? Arguments(Fp8Arguments{with}) : Arguments(with);
+        return Arguments(self->arguments(tensors, version, constants, sizes));
       };
       return launch;
     };
@@ -248,7 +252,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<PlanRequestsProblem, PlanRequestsTiling> spec;
     spec.name = "plan_requests";
     spec.header = "cute/latent/plan_requests.cuh";
-    spec.problem = {.split = split_blocks()};
+    spec.problem = {.split = split_blocks(), .shards = problem.shards};
     spec.candidates = {{}};
     spec.cost = {0, 4.0 * problem.b};
     spec.executed = [cost = spec.cost](const PlanRequestsTiling&) { return cost; };

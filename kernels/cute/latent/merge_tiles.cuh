@@ -9,6 +9,7 @@
 
 #include "hopper/constants.h"
 #include "hopper/fragments.h"
+#include "hopper/global.h"
 #include "hopper/warpgroup.h"
 #include "latent/arguments.h"
 
@@ -24,33 +25,32 @@ inline constexpr int kMergePatience = 1 << 19;  // clocks
 // whom it has beside it.
 __device__ __forceinline__ float first_maximum(int row, int rows) { return row < rows ? kLeastScore : -kLeastScore; }
 
-enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6 };  // named; a team each from kMergeTeams on
+// Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing
+// lies between two tiles, so some warps may be at the next one's while others of them still meet for the one before.
+enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6, kMergeConsumers = 13 };
+__device__ __forceinline__ int barrier_of_team(int team, int number) {  // 6 | 7, 8 | 9 to 12
+  return kMergeTeams - 1 + kMergeWarps / team + number;
+}
 
-// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
-// asks for the next, for want of registers. What is not wanted is 0 / -inf.
-__device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
-  uint4 x = {};
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-               : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
-__device__ __forceinline__ float load_at_once(const float* from, bool wanted) {
-  float x = -kInfinity;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
-               : "+f"(x)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
+// What a piece of a row is multiplied by where it is stored as a part, and where it is read: powers of two. `largest`
+// comes to lie in [2^14, 2^15), infinities stay what they are.
+struct PartScale {
+  float store, load;
+  __device__ __forceinline__ explicit PartScale(float largest) {
+    const u32 exponent = max(__float_as_uint(largest) >> 23 & 255, 15u);
+    store = __uint_as_float((268 - exponent) << 23);
+    load = __uint_as_float((exponent - 14) << 23);
+  }
+};
 
 // Four columns each of two rows.
 struct TwoRows {
   float4 first = {}, second = {};
 
-  // Words of 16-bit elements: two of the first row, two of the second, and again.
-  template <DType dtype>
+  // Words of float16: two of the first row, two of the second, and again.
   __device__ __forceinline__ void add(uint4 x, float2 w) {
-    const float2 a = unpack<dtype>(x.x), b = unpack<dtype>(x.y), c = unpack<dtype>(x.z), d = unpack<dtype>(x.w);
+    constexpr DType of = DType::float16;
+    const float2 a = unpack<of>(x.x), b = unpack<of>(x.y), c = unpack<of>(x.z), d = unpack<of>(x.w);
     first = {first.x + w.x * a.x, first.y + w.x * a.y, first.z + w.x * c.x, first.w + w.x * c.y};
     second = {second.x + w.y * b.x, second.y + w.y * b.y, second.z + w.y * d.x, second.w + w.y * d.y};
   }
@@ -106,7 +106,6 @@ struct CutItems {
 // The high half of `arrived` turns its highest bit over when all parts of a tile are there, whatever the bit was. The
 // low half counts thread blocks that have left before.
 __device__ __forceinline__ bool top_bit(u64 x) { return static_cast<long long>(x) < 0; }
-__device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // Gives the own share of the tile up, unless the tile has become complete.
 __device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool turned) {
@@ -122,6 +121,7 @@ __device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool tu
 template <class Tile>
 struct Parts {
   static constexpr int kDistance = Tile::kRows * 64;  // uint4 of a partial output
+  static constexpr int kFloats = Tile::kRows * part_row_floats(Tile::kRows);
   const uint4* o;
   const float* lse;
   int count;
@@ -129,14 +129,20 @@ struct Parts {
   __device__ __forceinline__ Parts(const LatentArguments& with, const WorkItem& item)
       : o(static_cast<const uint4*>(with.o_part) + (item.slot - item.part) * static_cast<long long>(kDistance) +
           lane_id()),
-        lse(with.lse_part + (item.slot - item.part) * static_cast<long long>(Tile::kRows)),
+        lse(with.lse_part + (item.slot - item.part) * static_cast<long long>(kFloats)),
         count(item.parts) {}
   __device__ __forceinline__ uint4 load(int part, int chunk, bool wanted = true) const {
     return load_at_once(o + part * kDistance + chunk * 32, wanted && part < count);
   }
   __device__ __forceinline__ float2 load_lse(int part, int row) const {
-    const float* rows = lse + part * Tile::kRows + row;
-    return {load_at_once(rows, part < count), load_at_once(rows + Tile::kNextRow, part < count)};
+    return load_rows(lse + part * kFloats + row, part < count, -kInfinity);
+  }
+  __device__ __forceinline__ float2 load_scale(int part, int chunk, bool wanted = true) const {
+    const int at = (1 + Tile::piece(chunk)) * Tile::kRows + Tile::row(chunk, lane_id());
+    return load_rows(lse + part * kFloats + at, wanted && part < count, 0.0f);
+  }
+  static __device__ __forceinline__ float2 load_rows(const float* from, bool wanted, float otherwise) {
+    return {load_at_once(from, wanted, otherwise), load_at_once(from + Tile::kNextRow, wanted, otherwise)};
   }
 };
 
@@ -152,21 +158,29 @@ template <DType dtype, class Tile, int most>
 __device__ __forceinline__ void merge_few(const LatentArguments& with, const WorkItem& item, int begin, int end) {
   constexpr int kAtOnce = Tile::kLoads / most;
   constexpr int kStep = Tile::kPeriod > kMergeWarps ? Tile::kPeriod : kMergeWarps;
+  constexpr bool kOnePiece = Tile::kPieceStep == kStep;  // of all chunks of a warp
   const Parts<Tile> parts(with, item);
 #pragma unroll 1
   for (int first = begin + static_cast<int>(threadIdx.x >> 5); first < min(end, begin + kStep); first += kMergeWarps) {
     uint4 x[kAtOnce][most];
+    float2 scale[kOnePiece ? 1 : kAtOnce][most];
     const auto load = [&](int chunk) {
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
 #pragma unroll
         for (int i = 0; i < most; ++i) x[u][i] = parts.load(i, chunk + u * kStep, chunk + u * kStep < end);
+        if (kOnePiece) continue;
+#pragma unroll
+        for (int i = 0; i < most; ++i) scale[u][i] = parts.load_scale(i, chunk + u * kStep, chunk + u * kStep < end);
       }
     };
     float2 w[most];
     load(first);
 #pragma unroll
-    for (int i = 0; i < most; ++i) w[i] = parts.load_lse(i, Tile::row(first, lane_id()));
+    for (int i = 0; i < most; ++i) {
+      w[i] = parts.load_lse(i, Tile::row(first, lane_id()));
+      if (kOnePiece) scale[0][i] = parts.load_scale(i, first);
+    }
     RowSums sums;
     float2 top = sums.top;
 #pragma unroll
@@ -176,7 +190,10 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
     for (int i = 0; i < most; ++i) w[i] = sums.weigh(w[i]);
     const float2 inverse = sums.inverse(sinks_of<Tile>(with, item, first));
 #pragma unroll
-    for (int i = 0; i < most; ++i) w[i] = {w[i].x * inverse.x, w[i].y * inverse.y};
+    for (int i = 0; i < most; ++i) {
+      w[i] = {w[i].x * inverse.x, w[i].y * inverse.y};
+      if (kOnePiece) w[i] = {w[i].x * scale[0][i].x, w[i].y * scale[0][i].y};
+    }
     const typename Tile::Output out(with, item, first, sums);
 #pragma unroll 1
     for (int chunk = first; chunk < end; chunk += kAtOnce * kStep) {
@@ -186,7 +203,10 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
         if (chunk + u * kStep >= end) break;
         TwoRows all;
 #pragma unroll
-        for (int i = 0; i < most; ++i) all.template add<dtype>(x[u][i], w[i]);
+        for (int i = 0; i < most; ++i) {
+          const float2 by = kOnePiece ? float2{1.0f, 1.0f} : scale[u][i];
+          all.add(x[u][i], {w[i].x * by.x, w[i].y * by.y});
+        }
         out.template write<dtype>(chunk + u * kStep, all);
       }
     }
@@ -198,7 +218,7 @@ template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item, int begin, int end,
                                            int team, MergeScratch& scratch) {
   const int warp = threadIdx.x >> 5, lane = lane_id(), member = warp & (team - 1), number = warp / team;
-  const auto team_sync = [&] { named_sync(kMergeTeams + number, team * 32); };
+  const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
   constexpr int kLoads = Tile::kLoads;
   const Parts<Tile> parts(with, item);
 #pragma unroll 1
@@ -208,17 +228,23 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
 #pragma unroll 1
     for (int part = member; part - member < item.parts; part += kLoads * team) {
       uint4 x[kLoads];
-      float2 lse[kLoads];
+      float2 lse[kLoads], scale[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) x[i] = parts.load(part + i * team, chunk);
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) lse[i] = parts.load_lse(part + i * team, Tile::row(chunk, lane));
+      for (int i = 0; i < kLoads; ++i) {
+        lse[i] = parts.load_lse(part + i * team, Tile::row(chunk, lane));
+        scale[i] = parts.load_scale(part + i * team, chunk);
+      }
       float2 top = sums.top;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) top = {fmaxf(top.x, lse[i].x), fmaxf(top.y, lse[i].y)};
       all.scale(sums.raise(top));
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) all.add<dtype>(x[i], sums.weigh(lse[i]));
+      for (int i = 0; i < kLoads; ++i) {
+        const float2 w = sums.weigh(lse[i]);
+        all.add(x[i], {w.x * scale[i].x, w.y * scale[i].y});
+      }
     }
 #pragma unroll 1
     for (int half = team / 2; half > 0; half /= 2) {
@@ -273,8 +299,9 @@ __device__ __forceinline__ void collect_ahead(CutItems& cut, const WorkItem* ite
 // What follows the last item of the consumers, 256 threads from 0 on. `items`: those of the thread block.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
-// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. Its Output writes the merged
-// rows of a lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many loads registers can wait for.
+// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. piece() is that of a row's
+// columns (see part_pieces), the same every kPieceStep chunks. Its Output writes the merged rows of a lane: made of the
+// first chunk, it takes every kPeriod-th. kLoads is how many loads registers can wait for.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const WorkItem* items, CutItems& cut,
                                             MergeScratch& scratch) {
@@ -328,9 +355,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
       const long long start = clock64();
       do {
         if (complete) continue;
-        u64 now;
-        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(&tile.arrived) : "memory");
-        complete = top_bit(now) != turned;
+        complete = top_bit(load_acquire(&tile.arrived)) != turned;
       } while (!__all_sync(~0u, complete) && clock64() - start < kMergePatience);
       if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
       if (lane < count) look_back(item);
@@ -342,7 +367,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         cut.inherits = any_inherits;
       }
     }
-    named_sync(kMergeAll, 32 * kMergeWarps);
+    named_sync(kMergeConsumers, 32 * kMergeWarps);
     // Of each tile the own share and, if there are some, those that others have left.
 #pragma unroll 1
     for (u32 left = cut.complete; left; left &= left - 1) {
@@ -361,18 +386,18 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         else
           merge_many<dtype, Tile>(with, item, begin, behind, team, scratch);
         if (!cut.inherits) break;
-        named_sync(kMergeAll, 32 * kMergeWarps);
+        named_sync(kMergeConsumers, 32 * kMergeWarps);
         volatile int* const marks = &with.merges[item.slot - item.part].left;
         constexpr int kNext = sizeof(MergeState) / sizeof(int);
         if (threadIdx.x == 0) marks[part * kNext] = 0;
         while (next < item.parts && marks[next * kNext] == 0) ++next;
-        named_sync(kMergeAll, 32 * kMergeWarps);  // all have read the marks
+        named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the marks
       }
     }
     if (cut.next < 0) return;
-    named_sync(kMergeAll, 32 * kMergeWarps);  // all have read the items
+    named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the items
     if (first_warp) collect(cut, items, cut.next, with);
-    named_sync(kMergeAll, 32 * kMergeWarps);
+    named_sync(kMergeConsumers, 32 * kMergeWarps);
   }
 }
 

@@ -9,11 +9,15 @@
 //            there, so that no piece is shorter than what an item costs
 //   whole    the cuts of `line` moved to the nearest ends of passes: nothing is cut, and nothing has to be merged
 //
+// All layers of a step wait for it, and it runs once, in one thread block: what counts is how long its one chain of
+// instructions is. Requests that are all alike in row tiles and token blocks, which is common, are divided by formulas,
+// without sums and searches over the requests, by code of their own. The lists are the same.
+//
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
 // grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without
 // tokens has a block, all masked. Lengths and numbers of queries beyond the arguments' limits are cut to them, and
-// reported.
+// reported. With problem.shards a length counts the tokens in all caches, of which those in this one are divided.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -21,6 +25,22 @@
 #include "work.h"
 
 namespace hypermla::cute {
+
+// Division of numbers from 0 on by one that is known before, or several times the same: half of what an integer
+// division takes, or a fifth. The reciprocal, the number and their product are rounded, by 2^-22 and twice 2^-24 of the
+// quotient at most: below 2^21 that is less than 1, so one step up or down is all there is to correct. Of numbers below
+// 2^24, which a float holds, quotients may be up to 3 * 2^20.
+struct Quotient {
+  int by;
+  float reciprocal;
+
+  __device__ __forceinline__ explicit Quotient(int by) : by(by), reciprocal(__fdividef(1.0f, static_cast<float>(by))) {}
+  __device__ __forceinline__ int of(int x) const {
+    const int near = static_cast<int>(static_cast<float>(x) * reciprocal), rest = x - near * by;
+    return near + (rest >= by) - (rest < 0);
+  }
+  __device__ __forceinline__ int up(int x) const { return of(x + by - 1); }
+};
 
 // A set of boundaries between groups.
 struct BoundarySet {
@@ -50,9 +70,12 @@ struct BoundarySet {
   }
 };
 
-// The sum of the values of the threads before this one, for each thread of the block. `sums`: one for each warp.
+// The sums of the values of the threads before this one, and of all. `of_warps`: one for each warp.
+struct SumBefore {
+  int before, all;
+};
 template <int threads>
-__device__ __forceinline__ int sum_before(int own, int* sums) {
+__device__ __forceinline__ SumBefore sum_before(int own, int* of_warps) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int sum = own;
 #pragma unroll
@@ -60,22 +83,26 @@ __device__ __forceinline__ int sum_before(int own, int* sums) {
     const int below = __shfl_up_sync(~0u, sum, step);
     if (lane >= step) sum += below;
   }
-  if (lane == 31) sums[warp] = sum;
+  if (lane == 31) of_warps[warp] = sum;
   __syncthreads();
-#pragma unroll
-  for (int w = 0; w < threads / 32; ++w) sum += w < warp ? sums[w] : 0;
-  return sum - own;
+  const int of_warp = lane < threads / 32 ? of_warps[lane] : 0;
+  return {sum - own + __reduce_add_sync(~0u, lane < warp ? of_warp : 0), __reduce_add_sync(~0u, of_warp)};
 }
 
-// The last of the `count` ranges that begins at or before `at`, of those that begin at begins[0], begins[1], ...
+// The last of the `count` ranges that begins at or before `at`, of those that begin at begins[0], begins[1], ... Eight
+// ways at a time: what counts is how often a thread waits for shared memory.
 __device__ __forceinline__ int range_of(const int* begins, int count, int at) {
-  int low = 0, high = count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (begins[middle] <= at)
-      low = middle;
-    else
-      high = middle;
+  static_assert(kMaxPlannedRequests <= 8 * 512);
+  int low = 0;
+#pragma unroll 1
+  for (int step = count > 512 ? 512 : count > 64 ? 64 : 8; step > 0; step /= 8) {
+    int ways = 0;
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+      const int tried = low + i * step;
+      ways += tried < count && begins[tried] <= at;
+    }
+    low += ways * step;
   }
   return low;
 }
@@ -83,13 +110,16 @@ __device__ __forceinline__ int range_of(const int* begins, int count, int at) {
 // How many workers attend row tiles of a request side by side, for requests of `row_tiles` tiles each: what leaves the
 // fewest of them idle. Tiles that walk side by side share the tokens' reads, so few passes are better.
 __device__ __forceinline__ int side_for(int row_tiles, int workers) {
+  if (row_tiles < 15 && row_tiles <= workers) return max(row_tiles, 1);  // two passes are of less than 8 each
   int best = 1;
   float best_use = 0;
+#pragma unroll 1
   for (int passes = 1; passes <= row_tiles; ++passes) {
-    const int side = (row_tiles + passes - 1) / passes;
+    const int side = Quotient(passes).up(row_tiles);
     if (side > workers) continue;
     if (passes > 1 && side < 8 && best_use > 0) break;
-    const float use = static_cast<float>(row_tiles) * (workers / side) / (static_cast<float>(passes) * workers);
+    const float use =
+        static_cast<float>(row_tiles) * Quotient(side).of(workers) / (static_cast<float>(passes) * workers);
     if (use > best_use + 0.04f) {
       best = side;
       best_use = use;
@@ -99,74 +129,352 @@ __device__ __forceinline__ int side_for(int row_tiles, int workers) {
 }
 
 // The side that suits a request of its own row tiles, up to kSides: few passes, of as many tiles each.
-__device__ __forceinline__ int own_side(int tiles) {
-  const int passes = max((tiles + kSides - 1) / kSides, 1);
-  return (tiles + passes - 1) / passes;
-}
+__device__ __forceinline__ int own_side(int tiles) { return Quotient(max((tiles + kSides - 1) / kSides, 1)).up(tiles); }
+
+template <bool all_alike>
+struct Requests {  // in row tiles and token blocks
+  static constexpr bool alike = all_alike;
+};
 
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_constant__ PlanRequestsArguments with) {
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
-  static_assert(kThreads >= 32 * BoundarySet::kWords && kThreads > kMaxWorkers);
+  static_assert(kThreads >= 32 * BoundarySet::kWords && kThreads > kMaxWorkers && kWarps <= 32);
   constexpr int kSums = kMaxPlannedRequests + 1;
   __shared__ int tokens_of[kMaxPlannedRequests];
   __shared__ unsigned short tiles_of[kMaxPlannedRequests];
+  __shared__ int query_start[kSums];  // where queries differ
   // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
   __shared__ int start[kSums], first_pass[kSums], first_part[kSums];
-  __shared__ int sums[kWarps], other_sums[kWarps];
+  __shared__ int extremes[5][kWarps], sums[kWarps], other_sums[kWarps];
   // Where a group begins: the pass among all, and the token block in it.
   __shared__ int cut_pass[kMaxWorkers + 1], cut_block[kMaxWorkers + 1];
   __shared__ BoundarySet starts_run, continues_run;  // boundaries that cut a pass first, and again
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
+  // As many queries of each request, and all of them counted on: nothing has to be read to know who has which.
+  const bool equal_queries = !with.query_starts && static_cast<long long>(b) * with.queries <= with.all_queries;
 
   auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) / 64); };
   auto parts_of_split = [&](int blocks) { return split && blocks > split ? (blocks + split - 1) / split : 0; };
-  auto queries_before = [&](int request) {
-    return with.query_starts ? with.query_starts[request] : request * with.queries;
+  auto whole_of = [&](int request) {
+    if constexpr (problem.shards)
+      return min(max(with.lengths[request], 0), with.max_tokens);
+    else
+      return 0;
   };
-  auto queries_of = [&](int request) {
-    const int before = queries_before(request),
-              queries = min(max(queries_before(request + 1) - before, 0), with.queries);
+  auto queries_before = [&](int request) { return equal_queries ? request * with.queries : query_start[request]; };
+  auto queries_between = [&](int before, int behind) {
+    const int queries = min(max(behind - before, 0), with.queries);
     return before >= 0 && before <= with.all_queries - queries ? queries : 0;
   };
-  const int each = (b + kThreads - 1) / kThreads, first = min(b, thread * each), last = min(b, first + each);
 
   launch_next();
   wait_for_previous();
-  int least_tiles = 0x7fffffff, most_tiles = 0, wrong = 0;
-  for (int r = first; r < last; ++r) {
-    const int tokens = with.lengths ? with.lengths[r] : with.max_tokens, queries = queries_of(r);
-    wrong |= (tokens < 0 || tokens > with.max_tokens ? kWrongTokens : 0) |
-             (queries != queries_before(r + 1) - queries_before(r) ? kWrongQueries : 0);
-    tokens_of[r] = min(max(tokens, 0), with.max_tokens);
-    const int tiles = (queries * with.heads + with.tile_rows - 1) / with.tile_rows;
-    tiles_of[r] = static_cast<unsigned short>(tiles);
-    if (tiles > 0) least_tiles = min(least_tiles, tiles);
-    most_tiles = max(most_tiles, tiles);
+  enum { kMostTiles, kLessTiles, kMostBlocks, kLessBlocks, kFlags };  // the least as the most of the negative
+  constexpr int kNone = -0x7fffffff, kNoTiles = 4;                    // a flag beside those of PlanStatus
+  int most[5] = {0, kNone, 0, kNone, 0};
+  // All loads of a thread are on their way at once.
+  constexpr int kOwn = (kMaxPlannedRequests + kThreads - 1) / kThreads;
+  int tokens_of_own[kOwn], before_own[kOwn], behind_own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int r = thread + i * kThreads;
+    tokens_of_own[i] = with.lengths && r < b ? with.lengths[r] : with.max_tokens;
+    before_own[i] = r * with.queries;
+    behind_own[i] = before_own[i] + with.queries;
+    if (with.query_starts && r < b) {
+      before_own[i] = with.query_starts[r];
+      behind_own[i] = with.query_starts[r + 1];
+    }
   }
-  wrong = __reduce_or_sync(~0u, wrong);
-  most_tiles = __reduce_max_sync(~0u, most_tiles);
-  least_tiles = -__reduce_max_sync(~0u, -least_tiles);
-  if (lane == 0) {
-    cut_block[warp] = wrong;  // borrowed
-    sums[warp] = most_tiles;
-    other_sums[warp] = least_tiles;
+  const int shift = __ffs(with.tile_rows) - 1;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int r = thread + i * kThreads;
+    if (r >= b) break;
+    int queries = with.queries;
+    if (!equal_queries) {
+      const int before = before_own[i], behind = behind_own[i];
+      query_start[r] = before;
+      if (r == b - 1) query_start[b] = behind;
+      queries = queries_between(before, behind);
+      if (queries != behind - before) most[kFlags] |= kWrongQueries;
+    }
+    int tokens = min(max(tokens_of_own[i], 0), with.max_tokens);
+    if (tokens != tokens_of_own[i]) most[kFlags] |= kWrongTokens;
+    if constexpr (problem.shards) tokens = with.shards.count(tokens);
+    const int blocks = max(1, (tokens + 63) / 64);
+    const int tiles = (queries * with.heads + with.tile_rows - 1) >> shift;
+    tokens_of[r] = tokens;
+    tiles_of[r] = static_cast<unsigned short>(tiles);
+    most[kMostTiles] = max(most[kMostTiles], tiles);
+    if (tiles == 0) {
+      most[kFlags] |= kNoTiles;
+    } else {
+      most[kLessTiles] = max(most[kLessTiles], -tiles);
+      most[kMostBlocks] = max(most[kMostBlocks], blocks);
+      most[kLessBlocks] = max(most[kLessBlocks], -blocks);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    most[i] = i == kFlags ? __reduce_or_sync(~0u, most[i]) : __reduce_max_sync(~0u, most[i]);
+    if (lane == 0) extremes[i][warp] = most[i];
   }
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    wrong |= cut_block[w];
-    most_tiles = max(most_tiles, sums[w]);
-    least_tiles = min(least_tiles, other_sums[w]);
+  for (int i = 0; i < 5; ++i) {
+    const int of_warp = extremes[i][lane % kWarps];
+    most[i] = i == kFlags ? __reduce_or_sync(~0u, of_warp) : __reduce_max_sync(~0u, of_warp);
   }
-  if (blockIdx.x == 0 && thread == 0) *with.status = wrong;
-  __syncthreads();
+  if (blockIdx.x == 0 && thread == 0) *with.status = most[kFlags] & ~kNoTiles;
+  const int least_tiles = -most[kLessTiles], most_tiles = most[kMostTiles], longest = most[kMostBlocks];
+  int side = 1, groups = 0, first_worker = 0, used = 0;
+  bool shared_out = false;
+
+  // The rest, for requests that are all alike in row tiles and token blocks, whose code needs no sums and no searches,
+  // or for any.
+  auto divide = [&](auto of_what) {
+    constexpr bool alike = of_what.alike;
+    if (!shared_out) {
+      groups = Quotient(side).of(workers);
+      used = side * groups;
+    }
+    if (blockIdx.x == 0) {
+#pragma unroll 1
+      for (int worker = used + thread; worker < workers; worker += kThreads)
+        with.items[static_cast<long long>(worker) * with.rounds] = {};
+    }
+    if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
+    const Quotient by_side(side);
+    const int equal_passes = by_side.up(most_tiles);
+    const bool equal_tiles = alike || (most_tiles == least_tiles && !(most[kFlags] & kNoTiles));
+    auto passes_of = [&](int request) {
+      if (equal_tiles) return equal_passes;
+      const int tiles = tiles_of[request];
+      return shared_out && own_side(tiles) != side ? 0 : by_side.up(tiles);
+    };
+
+    // Writes to before[0 .. b] the sums of value(request) over the requests before; returns the last.
+    const int each = (b + kThreads - 1) / kThreads, first = min(b, thread * each), last = min(b, first + each);
+    auto write_sums = [&](int* before, int* of_warps, auto value) {
+      int own = 0;
+#pragma unroll 1
+      for (int r = first; r < last; ++r) own += value(r);
+      const SumBefore sum = sum_before<kThreads>(own, of_warps);
+      int at = sum.before;
+#pragma unroll 1
+      for (int r = first; r < last; ++r) {
+        before[r] = at;
+        if (each > 1) at += value(r);
+      }
+      if (thread == kThreads - 1) before[b] = sum.all;
+      return sum.all;
+    };
+    int all = b * equal_passes, total;  // passes; their blocks, and `overhead` of each
+    if (alike) {
+      total = all * (longest + overhead);
+    } else {
+      if (!equal_tiles) all = write_sums(first_pass, other_sums, passes_of);
+      total = write_sums(start, sums, [&](int r) { return passes_of(r) * (blocks_of(r) + overhead); });
+      if constexpr (split) {
+        __syncthreads();
+        write_sums(first_part, sums, [&](int r) { return tiles_of[r] * parts_of_split(blocks_of(r)); });
+      }
+      __syncthreads();
+    }
+    const Quotient by_passes(max(equal_passes, 1)), by_groups(groups);
+    auto first_pass_of = [&](int request) { return equal_tiles ? request * equal_passes : first_pass[request]; };
+    auto request_of_pass = [&](int v) { return equal_tiles ? by_passes.of(v) : range_of(first_pass, b, v); };
+
+    const unsigned even = static_cast<unsigned>(total + groups - 1) / static_cast<unsigned>(groups);
+    const int range = max(static_cast<int>(even), overhead + 1);
+
+    // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
+    // every warp tries another length.
+    int piece = 0;
+    if (!split && all > 0 && all <= groups) {
+      int pieces;
+      if (alike) {
+        piece = Quotient(Quotient(all).of(groups)).up(longest);
+        pieces = all * Quotient(piece).up(longest);
+      } else {
+        auto pieces_of = [&](int length) {
+          const Quotient by_length(length);
+          int count = 0;
+#pragma unroll 2
+          for (int r = lane; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
+          return static_cast<int>(__reduce_add_sync(~0u, count));
+        };
+        const int sum = total - overhead * all;
+        int low = max(1, by_groups.up(sum)), high = longest;
+        if (all < groups) high = min(high, Quotient(groups - all).of(sum + groups - all - 1));
+        for (int turn = 0; low < high; ++turn) {
+          int* fits = turn % 2 ? other_sums : sums;
+          const int tried = low + (high - low) * warp / kWarps;
+          const bool fit = pieces_of(tried) <= groups;
+          if (lane == 0) fits[warp] = fit;
+          __syncthreads();
+          const unsigned those = __ballot_sync(~0u, lane < kWarps && fits[lane % kWarps]);
+          const int found = those ? __ffs(those) - 1 : kWarps, span = high - low;
+          if (found < kWarps) high = low + span * found / kWarps;
+          if (found > 0) low = low + span * (found - 1) / kWarps + 1;
+        }
+        piece = high;
+        pieces = pieces_of(piece);
+      }
+      const float cost = piece + overhead + (pieces > all ? with.merge_cost + with.part_cost * pieces * side : 0.0f);
+      const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
+      if (cost > cost_of_line) piece = 0;
+    }
+
+    bool cuts = !split;  // some passes may be cut, at boundaries whose parts are still to be counted
+    if (piece > 0) {
+      const Quotient by_piece(piece);
+      int of = by_piece.up(longest), pieces = all * of;
+      if (!alike) {
+        __syncthreads();  // the search has read the sums
+        pieces = write_sums(first_part, sums, [&](int r) { return passes_of(r) * by_piece.up(blocks_of(r)); });
+        __syncthreads();
+      } else {
+        cuts = false;
+      }
+      for (int g = thread; g <= groups; g += kThreads) {
+        int v = all, block = 0;
+        if (g < pieces) {
+          int inside = g, blocks = longest, before = 0;
+          if (!alike) {
+            const int request = range_of(first_part, b, g);
+            blocks = blocks_of(request);
+            of = by_piece.up(blocks);
+            inside = g - first_part[request];
+            before = first_pass_of(request);
+          }
+          const Quotient by_pieces(of);
+          const int pass = by_pieces.of(inside);
+          v = before + pass;
+          block = by_pieces.of((inside - pass * of) * blocks);
+        }
+        cut_pass[g] = v;
+        cut_block[g] = block;
+      }
+    } else {
+      const int g = thread, at = range * min(g, groups);
+      int v = all, block = 0, nearest = all, nearest_start = total, load = 0;
+      if (g <= groups && at < total) {
+        int blocks = longest, before = 0, start_before = 0;
+        if (!alike) {
+          const int request = range_of(start, b, at);
+          blocks = blocks_of(request);
+          before = first_pass_of(request);
+          start_before = start[request];
+        }
+        const int weight = blocks + overhead, pass = Quotient(weight).of(at - start_before);
+        const int inside = at - start_before - pass * weight, later = inside > weight / 2;
+        v = before + pass;
+        nearest = v + later;
+        nearest_start = start_before + (pass + later) * weight;
+        block = max(0, inside - overhead);
+        if (split) {
+          block = (block + split / 2) / split * split;
+          if (block >= blocks) ++v, block = 0;
+        } else if (block < overhead) {
+          block = 0;
+        } else if (blocks - block < overhead) {
+          ++v, block = 0;
+        }
+      }
+      if (!split) {  // the division `whole`
+        __shared__ int ends[kMaxWorkers + 1];
+        if (g <= groups) ends[g] = nearest_start;
+        __syncthreads();
+        if (g < groups) load = ends[g + 1] - nearest_start;
+        load = __reduce_max_sync(~0u, load);
+        if (lane == 0) sums[warp] = load;
+        __syncthreads();
+        load = __reduce_max_sync(~0u, sums[lane % kWarps]);
+        const float cost_of_line =
+            range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
+        if (load <= cost_of_line) v = nearest, block = 0, cuts = false;
+      }
+      if (g <= groups) cut_pass[g] = v, cut_block[g] = block;
+    }
+    __syncthreads();
+    if (cuts) {
+      if (warp < BoundarySet::kWords) {
+        const bool cut = thread <= groups && cut_block[thread] > 0;  // never boundary 0
+        const bool again = cut && cut_pass[thread - 1] == cut_pass[thread] && cut_block[thread - 1] > 0;
+        const unsigned begun = __ballot_sync(~0u, cut && !again), next = __ballot_sync(~0u, again);
+        if (lane == 0) starts_run.words[warp] = begun, continues_run.words[warp] = next;
+      }
+      __syncthreads();
+    }
+
+    for (int worker = thread; worker < side * groups; worker += kThreads) {
+      const int g = by_side.of(worker), m = worker - g * side;
+      WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
+      const int end_pass = cut_pass[g + 1], end_block = cut_block[g + 1];
+      int v = cut_pass[g], request = v < all ? request_of_pass(v) : 0;
+#pragma unroll 1
+      for (int begin = cut_block[g]; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
+        while (v >= first_pass_of(request + 1)) ++request;
+        const int pass = v - first_pass_of(request), row_tile = pass * side + m;
+        const int tokens = tokens_of[request], blocks = max(1, (tokens + 63) / 64);
+        const int end = v == end_pass ? end_block : blocks;
+        const int query = queries_before(request), first_row = query * with.heads;
+        const int queries = equal_queries ? with.queries : queries_between(query, query_start[request + 1]);
+        if (row_tile >= tiles_of[request]) {
+        } else if (split) {
+          const int parts = parts_of_split(blocks),
+                    of_request = alike ? request * most_tiles * parts : first_part[request];
+          const int first_slot = of_request + row_tile * parts;
+          for (int at = begin; at < end; at += split) {
+            const int part = at / split, slot = parts ? first_slot + part : -1;
+            if (parts) with.merges[slot] = {};
+            *out++ = {request,
+                      row_tile,
+                      at,
+                      min(at + split, end),
+                      tokens,
+                      slot,
+                      first_row,
+                      queries,
+                      parts ? part : 0,
+                      max(parts, 1),
+                      whole_of(request)};
+          }
+        } else {
+          int slot = -1, part = 0, parts = 1;
+          if (begin > 0 || end < blocks) {
+            // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
+            int runs = v;  // before this one
+            if (cuts) {
+              const int first = begin > 0 ? starts_run.last_to(g) : g + 1;
+              part = g + 1 - first;
+              parts = continues_run.first_without(first + 1) - first + 1;
+              runs = starts_run.count_below(first);
+            } else {  // pieces of passes that are alike
+              parts = Quotient(piece).up(longest);
+              part = g - v * parts;
+            }
+            slot = 2 * first_worker + m * 2 * groups + g + runs;
+            with.merges[slot] = {};
+          }
+          *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, whole_of(request)};
+        }
+      }
+      *out = {};
+    }
+  };
+  if (most_tiles == least_tiles && longest == -most[kLessBlocks] && !(most[kFlags] & kNoTiles) &&
+      static_cast<long long>(b) * most_tiles < 1 << 20) {
+    side = side_for(most_tiles, workers);
+    return divide(Requests<true>());
+  }
 
   // Who attends what: requests of as many row tiles each are divided among all workers at once, by one thread block. Of
   // different ones either one side serves all, or those of every side have workers of their own, and a thread block.
-  int side = 1, groups = 0, first_worker = 0, used = 0;
-  bool shared_out = false;
   if (most_tiles <= least_tiles) {
     side = side_for(most_tiles, workers);
   } else {
@@ -178,17 +486,19 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     };
     for (int i = warp; i < kTried + kSides; i += kWarps) {
       const int tried = i < kTried ? side_for_all(i) : i - kTried + 1;
+      const Quotient by_tried(tried);
       int work = 0, blocks = 0;
+#pragma unroll 2
       for (int r = lane; r < b; r += 32) {
         if (i >= kTried && own_side(tiles_of[r]) != tried) continue;
-        const int passes = (tiles_of[r] + tried - 1) / tried;
+        const int passes = by_tried.up(tiles_of[r]);
         blocks += passes * blocks_of(r);
         work += passes * (blocks_of(r) + overhead);
       }
       work = __reduce_add_sync(~0u, work);
       blocks = __reduce_add_sync(~0u, blocks);
       if (lane == 0 && i < kTried) {
-        const float busy = static_cast<float>(work) / static_cast<float>(workers / tried);
+        const float busy = static_cast<float>(work) / static_cast<float>(by_tried.of(workers));
         cost_of_side[i] = max(busy, static_cast<float>(blocks) * with.traffic);
       } else if (lane == 0) {
         work_of_side[tried - 1] = work;
@@ -202,10 +512,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       for (int i = 0; i < kSides; ++i) all += static_cast<float>(work_of_side[i]) * static_cast<float>(i + 1);
       int count = work > 0 ? max(1, static_cast<int>(static_cast<float>(work) / all * static_cast<float>(workers))) : 0;
       int left = workers - __reduce_add_sync(~0u, count * own);
+#pragma unroll 1
       while (left > 0) {
-        const int most = __reduce_max_sync(~0u, count > 0 && own <= left ? work / count : 0);
+        const int of_group = count > 0 && own <= left ? work / count : 0;
+        const int most = __reduce_max_sync(~0u, of_group);
         if (most == 0) break;
-        const int winner = __ffs(__ballot_sync(~0u, count > 0 && own <= left && work / count == most)) - 1;
+        const int winner = __ffs(__ballot_sync(~0u, of_group == most)) - 1;
         count += lane == winner;
         left -= winner + 1;
       }
@@ -229,181 +541,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       for (int i = 0; i < side - 1; ++i) first_worker += groups_of_side[i] * (i + 1);
     }
   }
-  if (!shared_out) {
-    groups = workers / side;
-    used = side * groups;
-  }
-  if (blockIdx.x == 0)
-    for (int worker = used + thread; worker < workers; worker += kThreads)
-      with.items[static_cast<long long>(worker) * with.rounds] = {};
-  if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
-  auto passes_of = [&](int request) {
-    const int tiles = tiles_of[request];
-    return shared_out && own_side(tiles) != side ? 0 : (tiles + side - 1) / side;
-  };
-
-  // Writes to before[0 .. b] the sums of value(request) over the requests before.
-  auto write_sums = [&](int* before, int* of_warps, auto value) {
-    int own = 0;
-    for (int r = first; r < last; ++r) own += value(r);
-    int sum = sum_before<kThreads>(own, of_warps);
-    for (int r = first; r < last; ++r) {
-      before[r] = sum;
-      sum += value(r);
-    }
-    if (thread == kThreads - 1) before[b] = sum;
-  };
-  write_sums(start, sums, [&](int r) { return passes_of(r) * (blocks_of(r) + overhead); });
-  write_sums(first_pass, other_sums, passes_of);
-  if constexpr (split) {
-    __syncthreads();
-    write_sums(first_part, other_sums, [&](int r) { return tiles_of[r] * parts_of_split(blocks_of(r)); });
-  }
-  __syncthreads();
-
-  const int all = first_pass[b];  // passes
-  const int total = start[b];
-  const int range = max((total + groups - 1) / groups, overhead + 1);
-
-  // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which every
-  // warp tries another length.
-  int piece = 0;
-  if (!split && all > 0 && all <= groups) {
-    auto pieces_of = [&](int length) {
-      int count = 0;
-      for (int r = lane; r < b; r += 32) count += passes_of(r) * ((blocks_of(r) + length - 1) / length);
-      return static_cast<int>(__reduce_add_sync(~0u, count));
-    };
-    int longest = 0;
-    for (int r = lane; r < b; r += 32) longest = max(longest, tiles_of[r] ? blocks_of(r) : 0);
-    longest = __reduce_max_sync(~0u, longest);
-    const int sum = total - overhead * all;
-    int low = max(1, (sum + groups - 1) / groups), high = longest;
-    if (all < groups) high = min(high, (sum + groups - all - 1) / (groups - all));
-    for (int turn = 0; low < high; ++turn) {
-      int* fits = turn % 2 ? other_sums : sums;
-      const int tried = low + (high - low) * warp / kWarps;
-      const bool fit = pieces_of(tried) <= groups;
-      if (lane == 0) fits[warp] = fit;
-      __syncthreads();
-      int found = 0;
-      while (found < kWarps && !fits[found]) ++found;
-      const int span = high - low;
-      if (found < kWarps) high = low + span * found / kWarps;
-      if (found > 0) low = low + span * (found - 1) / kWarps + 1;
-    }
-    piece = high;
-    const int pieces = pieces_of(piece);
-    const float cost = piece + overhead + (pieces > all ? with.merge_cost + with.part_cost * pieces * side : 0.0f);
-    const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
-    if (cost > cost_of_line) piece = 0;
-  }
-
-  if (piece > 0) {
-    __syncthreads();  // the search has read the sums
-    write_sums(first_part, sums, [&](int r) { return passes_of(r) * ((blocks_of(r) + piece - 1) / piece); });
-    __syncthreads();
-    for (int g = thread; g <= groups; g += kThreads) {
-      int v = all, block = 0;
-      if (g < first_part[b]) {
-        const int request = range_of(first_part, b, g), blocks = blocks_of(request), of = (blocks + piece - 1) / piece;
-        const int inside = g - first_part[request];
-        v = first_pass[request] + inside / of;
-        block = inside % of * blocks / of;
-      }
-      cut_pass[g] = v;
-      cut_block[g] = block;
-    }
-  } else {
-    int load = 0, nearest = all, nearest_start = total;
-    for (int g = thread; g <= groups; g += kThreads) {
-      const long long at = static_cast<long long>(range) * g;
-      int v = all, block = 0;
-      if (at < total) {
-        const int request = range_of(start, b, static_cast<int>(at));
-        const int blocks = blocks_of(request), weight = blocks + overhead;
-        const int inside = static_cast<int>(at) - start[request];
-        v = first_pass[request] + inside / weight;
-        const int later = inside % weight > weight / 2;
-        nearest = v + later;
-        nearest_start = start[request] + (inside / weight + later) * weight;
-        block = max(0, inside % weight - overhead);
-        if (split) {
-          block = (block + split / 2) / split * split;
-          if (block >= blocks) ++v, block = 0;
-        } else if (block < overhead) {
-          block = 0;
-        } else if (blocks - block < overhead) {
-          ++v, block = 0;
-        }
-      }
-      cut_pass[g] = v;
-      cut_block[g] = block;
-    }
-    if (!split) {  // the division `whole`
-      __shared__ int ends[kMaxWorkers + 1];
-      if (thread <= groups) ends[thread] = nearest_start;
-      __syncthreads();
-      if (thread < groups) load = ends[thread + 1] - nearest_start;
-      load = __reduce_max_sync(~0u, load);
-      if (lane == 0) sums[warp] = load;
-      __syncthreads();
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) load = max(load, sums[w]);
-      const float cost_of_line =
-          range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
-      if (load <= cost_of_line && thread <= groups) {
-        cut_pass[thread] = nearest;
-        cut_block[thread] = 0;
-      }
-    }
-  }
-  __syncthreads();
-  if (!split) {
-    if (warp < BoundarySet::kWords) {
-      const bool cuts = thread <= groups && cut_block[thread] > 0;  // never boundary 0
-      const bool again = cuts && cut_pass[thread - 1] == cut_pass[thread] && cut_block[thread - 1] > 0;
-      const unsigned begun = __ballot_sync(~0u, cuts && !again), next = __ballot_sync(~0u, again);
-      if (lane == 0) starts_run.words[warp] = begun, continues_run.words[warp] = next;
-    }
-    __syncthreads();
-  }
-
-  for (int worker = thread; worker < side * groups; worker += kThreads) {
-    const int g = worker / side, m = worker % side;
-    WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
-    const int end_pass = cut_pass[g + 1], end_block = cut_block[g + 1];
-    int v = cut_pass[g], request = v < all ? range_of(first_pass, b, v) : 0;
-    for (int begin = cut_block[g]; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
-      while (v >= first_pass[request + 1]) ++request;
-      const int pass = v - first_pass[request], row_tile = pass * side + m;
-      const int blocks = blocks_of(request), end = v == end_pass ? end_block : blocks;
-      const int tokens = tokens_of[request], first_row = queries_before(request) * with.heads;
-      const int queries = queries_of(request);
-      if (row_tile >= tiles_of[request]) {
-      } else if (split) {
-        const int parts = parts_of_split(blocks), first_slot = first_part[request] + row_tile * parts;
-        for (int at = begin; at < end; at += split) {
-          const int part = at / split, slot = parts ? first_slot + part : -1;
-          if (parts) with.merges[slot] = {};
-          *out++ = {request,          row_tile,      at, min(at + split, end), tokens, slot, first_row, queries,
-                    parts ? part : 0, max(parts, 1), {}};
-        }
-      } else {
-        int slot = -1, part = 0, parts = 1;
-        if (begin > 0 || end < blocks) {
-          // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
-          const int first = begin > 0 ? starts_run.last_to(g) : g + 1;
-          part = g + 1 - first;
-          parts = continues_run.first_without(first + 1) - first + 1;
-          slot = 2 * first_worker + m * 2 * groups + g + starts_run.count_below(first);
-          with.merges[slot] = {};
-        }
-        *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, {}};
-      }
-    }
-    *out = {};
-  }
+  divide(Requests<false>());
 }
 
 }  // namespace hypermla::cute

@@ -1,6 +1,7 @@
 // The work list of the latent kernel, made on the device from lengths that the host does not know.
 #pragma once
 
+#include "shards.h"
 #include "work.h"
 
 namespace hypermla::cute {
@@ -11,15 +12,17 @@ inline constexpr int kSides = 8;  // row tiles of a request that are attended si
 
 struct PlanRequestsProblem {
   int split = 0;
+  bool shards = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("split", self.split, "token blocks after which every request is cut, whatever its batch; 0: free");
+    field("shards", self.shards, "lengths are those of whole requests, of whose tokens some are here");
   }
 };
 
 struct PlanRequestsTiling {
-  int threads = 256;
+  int threads = 512;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -33,7 +36,7 @@ enum PlanStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
 // What the planner is told, by value. Costs are in token blocks against one row tile.
 struct PlanRequestsArguments {
-  const int* lengths = nullptr;  // [requests] tokens; null: max_tokens each
+  const int* lengths = nullptr;  // [requests] tokens, of all shards; null: max_tokens each
   const int* query_starts =
       nullptr;  // [requests + 1], the first 0: queries of all requests before one; null: `queries` of each
   WorkItem* items = nullptr;     // [workers, rounds]
@@ -41,8 +44,8 @@ struct PlanRequestsArguments {
   int* status = nullptr;         // of PlanStatus, 0 if all is well
   int requests = 0;
   int heads = 0;
-  int tile_rows = 0;
-  int workers = 0;  // thread blocks of the latent kernel
+  int tile_rows = 0;  // a power of two
+  int workers = 0;    // thread blocks of the latent kernel
   int rounds = 0;
   int queries = 0, max_tokens = 0;  // of a request, at most
   int all_queries = 0;              // of all requests, at most
@@ -50,6 +53,7 @@ struct PlanRequestsArguments {
   float merge_cost = 0, part_cost = 0;
   float traffic =
       0;  // of one token block, read by one worker, as a share of what all workers read in the time of a block
+  Shards shards = {};
 };
 
 // How much room the lists take, whatever the lengths.

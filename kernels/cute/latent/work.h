@@ -12,18 +12,25 @@ namespace hypermla::cute {
 
 inline constexpr int kMaxParts = 160;  // of one tile
 
+// A partial output is float16 whatever the output is, which is more bits than bfloat16 at the same bytes. A piece of a
+// row is kept times a power of two, by which its largest number comes near to float16's: half of the columns, and in
+// tiles of 16 and 32 rows those of one warp. With the log-sum-exp that makes so many floats for each row.
+constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
+constexpr int part_row_floats(int tile_rows) { return 1 + part_pieces(tile_rows); }
+
 struct alignas(16) WorkItem {
   int request;
   int row_tile;
   int begin;      // first token block
   int end;        // behind the last token block; end == begin: no more work
-  int tokens;     // length of the request
+  int tokens;     // of the request, in this cache
   int slot;       // of the partial output; -1: the item covers all tokens of its tile
   int first_row;  // of the request, among the rows of all requests
   int queries;    // of the request
   int part;       // of the tile: its slots are slot - part .. slot - part + parts - 1
   int parts;
-  int unused[2];
+  int whole = 0;  // tokens of the request in the caches of all shards (shards.h), where there are several
+  int unused = 0;
 };
 
 // One for each slot; 0 when a list is new. Launches leave it as it was but for the highest bit of `arrived`.

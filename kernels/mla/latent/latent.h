@@ -26,7 +26,8 @@ struct LatentProblem {
   int split = 0;
   int after = 0;
   bool tokens_first = false;
-  bool fp8 = false;
+  int fp8 = 0;
+  bool shards = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -52,7 +53,11 @@ struct LatentProblem {
           "see "
           "after_lengths");
     field("tokens_first", self.tokens_first, "queries, output and log-sum-exp are [b,s,h,..] instead of [b,h,s,..]");
-    field("fp8", self.fp8, "tokens of 656 bytes: 512 e4m3, 4 fp32 scales, 64 bf16 of RoPE; MlaDecode only");
+    field(
+        "fp8", self.fp8,
+        "bytes of a token in FP8: 656 (512 e4m3, 4 fp32 scales, 64 bf16 of RoPE) or 576 (e4m3, one scale for all); 0: "
+        "elements of dtype; MlaDecode only");
+    field("shards", self.shards, "the cache holds some of the tokens of every request; MlaDecode only");
   }
 };
 

@@ -12,8 +12,8 @@
 namespace hypermla {
 
 // What belongs to the cache of a server: a version without it offers plain attention over dense tensors.
-inline const std::vector<std::string_view> kLatentServing = {"ragged",    "page",  "pages", "fused",        "scale",
-                                                             "lse_base2", "split", "after", "tokens_first", "fp8"};
+inline const std::vector<std::string_view> kLatentServing = {
+    "ragged", "page", "pages", "fused", "scale", "lse_base2", "split", "after", "tokens_first", "fp8", "shards"};
 
 inline float score_scale(const LatentProblem& at) { return at.scale > 0 ? at.scale : softmax_scale(at.d, at.p); }
 inline bool reads_after_lengths(const LatentProblem& at) { return at.ragged && at.causal && at.after > 0; }

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from vllm import envs
 from vllm.config import CUDAGraphMode, get_current_vllm_config_or_none
+from vllm.distributed import get_dcp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend, MLACommonDecodeMetadata,
                                                                 MLACommonImpl, MLACommonMetadata,
@@ -118,6 +119,12 @@ class HyperMLABackend(MLACommonBackend):
             return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
         if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
             return f"HyperMLA's requests have at most {MlaDecode.MAX_TOKENS} tokens; lower --max-model-len to that"
+        if config.parallel_config.decode_context_parallel_size > MlaDecode.MAX_SHARDS:
+            return (f"HyperMLA shares a context among at most {MlaDecode.MAX_SHARDS} GPUs; lower "
+                    "--decode-context-parallel-size to that")
+        if config.parallel_config.cp_kv_cache_interleave_size > MlaDecode.MAX_INTERLEAVE:
+            return (f"HyperMLA shares a context in turns of at most {MlaDecode.MAX_INTERLEAVE} tokens; lower "
+                    "--cp-kv-cache-interleave-size to that")
         return None
 
 
@@ -135,47 +142,45 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
+    supports_non_causal_multi_token_dcp: ClassVar[bool] = True
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config, kv_cache_spec):
-        if vllm_config.parallel_config.decode_context_parallel_size > 1:
-            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE  # see __init__()
         if _graphs_take_any_batch(vllm_config):
             return AttentionCGSupport.ALWAYS
         return cls._cudagraph_support
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config, kv_cache_spec):
-        if vllm_config.parallel_config.decode_context_parallel_size > 1:
-            return None
         return _drafted_queries(vllm_config)
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         requests = vllm_config.scheduler_config.max_num_seqs
-        shards = vllm_config.parallel_config.decode_context_parallel_size
         largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         any_batch = _graphs_take_any_batch(vllm_config)
-        # Of shards of a context a kernel knows its own tokens only. Which of them a query sees follows from that only
-        # if it is the last of its request: so requests with several queries are prefills.
-        usual = 1 if shards > 1 else _drafted_queries(vllm_config)
-        # One kernel for all, where bits may not depend on which other requests a step has.
-        alone = shards > 1 or envs.VLLM_BATCH_INVARIANT
-        # vLLM may round the tokens of graphs up to whole requests.
-        longest = usual if alone else max(usual, SHORT_EXTEND, largest + usual if any_batch else 0)
+        usual = _drafted_queries(vllm_config)
+        # One kernel for all, where bits may not depend on which other requests a step has. vLLM may round the tokens of
+        # graphs up to whole requests.
+        longest = usual if envs.VLLM_BATCH_INVARIANT else max(usual, SHORT_EXTEND, largest + usual if any_batch else 0)
         self.reorder_batch_threshold = longest  # before vLLM's own constructor, which reads it
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
 
+        # The GPUs that share the context of every request: lengths of whole requests tell what a draft sees of a shard.
+        shards = self.dcp_world_size
+        interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size if shards > 1 else 1
+        shard_of = shards, get_dcp_group().rank_in_group if shards > 1 else 0, interleave
         layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         heads = (getattr(layers[0], "num_heads", None) or self.num_heads) * shards
         tokens = vllm_config.model_config.max_model_len
         most = max(vllm_config.scheduler_config.max_num_batched_tokens, largest)
         index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
         name = device.type if index is None else f"{device.type}:{index}"
-        split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, tokens,
+        of_shard = -(-tokens // (shards * interleave)) * interleave
+        split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
                                       name) if envs.VLLM_BATCH_INVARIANT else 0
-        self._usual = Capacity(requests, usual, requests * usual, tokens, split)
+        self._usual = Capacity(requests, usual, requests * usual, tokens, split, *shard_of)
         self._long = self._usual if longest == usual else Capacity(requests, longest, min(requests * longest, most),
-                                                                   tokens)
+                                                                   tokens, 0, *shard_of)
         if any_batch:  # a graph may be recorded with short queries and replayed with long ones
             self._usual = self._long
         self._causal = True
@@ -224,6 +229,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
+    supports_mtp_with_cp_non_trivial_interleave_size: bool = True
     supports_pcp: bool = False
 
     def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype,

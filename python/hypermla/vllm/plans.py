@@ -13,6 +13,9 @@ class Capacity(NamedTuple):
     query_tokens: int  # queries of all requests
     tokens: int  # of a request
     split: int = 0  # tokens after which every request is cut; 0: free
+    shards: int = 1  # GPUs that share the context of every request, which of them this is, and tokens of a turn
+    shard: int = 0
+    interleave: int = 1
 
 
 class _Planned:
@@ -24,7 +27,7 @@ class _Planned:
 
     def plan(self, step):
         self.step = None  # of which nothing is true if plan() throws
-        self.decode.plan(step.seq_lens, step.query_start_loc)
+        self.decode.plan(step.seq_lens if step.capacity.shards == 1 else step.dcp_tot_seq_lens, step.query_start_loc)
         self.step = step
 
 
@@ -32,7 +35,8 @@ class Plans:
     """The MlaDecodes of one stream of steps, made when they are first asked for.
 
     A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
-    `capacity` and whether it is `causal`. Layers of a kind are those of one (heads, page, dtype, scale).
+    `capacity` and whether it is `causal`. If GPUs share its contexts, dcp_tot_seq_lens has the lengths of all of
+    their tokens, and seq_lens is not looked at. Layers of a kind are those of one (heads, page, dtype, scale).
 
     plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
     whoever replays it calls plan() before, with a step of as many requests, and its lengths then. attend() plans a step
@@ -72,5 +76,6 @@ class Plans:
             planned = self._planned[key] = _Planned(MlaDecode(
                 heads=heads, max_requests=capacity.requests, max_queries=capacity.queries,
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
-                causal=causal, scale=scale, split=capacity.split, device=self._device))
+                causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
+                interleave=capacity.interleave, device=self._device))
         return planned

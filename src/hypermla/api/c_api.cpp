@@ -32,7 +32,10 @@ hypermla_decode_options default_options() {
           at.empty_lse_positive,
           nullptr,
           at.sparse,
-          std::int32_t(at.cache_format)};
+          std::int32_t(at.cache_format),
+          at.shards,
+          at.shard,
+          at.interleave};
 }
 
 hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
@@ -55,6 +58,9 @@ MlaDecodeOptions options_of(const hypermla_decode_options* given) {
           .split = at.split,
           .lse_base2 = at.lse_base2 != 0,
           .empty_lse_positive = at.empty_lse_positive != 0,
+          .shards = at.shards,
+          .shard = at.shard,
+          .interleave = at.interleave,
           .kernel = at.kernel ? at.kernel : ""};
 }
 

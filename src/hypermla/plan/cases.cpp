@@ -190,6 +190,11 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
         add({.heads = heads, .max_requests = requests, .sparse = true, .cache_format = format});
     }
   for (const int split : fixed_splits()) add({.heads = 16, .max_tokens = split, .split = split});
+  // GPUs that share a context.
+  for (const int heads : {16, 32, 128, 256})
+    for (const int requests : {1, 256})
+      for (const int page : {1, 16, 32, 64, 128})
+        add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .shards = 2});
   return sources;
 }
 

@@ -38,10 +38,29 @@ void settle(MlaDecodeOptions& at) {
   if (fp8_bytes(at.cache_format) && at.dtype != DType::bfloat16)
     fail("a cache in FP8 is supported for bfloat16 queries only; make dtype bfloat16");
   if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
+  within("shards", at.shards, MlaDecode::kMaxShards);
+  within("interleave", at.interleave, MlaDecode::kMaxInterleave);
+  if (at.shard < 0 || at.shard >= at.shards)
+    fail("shard={} is not supported with shards={}: it must be from 0 to shards - 1", at.shard, at.shards);
+  if (at.interleave > 1 && at.shards == 1)
+    fail("interleave={} has no meaning with shards=1: leave it out, or say how many shards there are", at.interleave);
+  if (at.shards > 1 && at.sparse)
+    fail(
+        "shards={} is not supported with sparse: a list of chosen tokens names those that are here, whatever the rest; "
+        "leave shards out",
+        at.shards);
+}
+
+std::string explain_shards(const MlaDecodeOptions& at) {
+  return at.shards == 1 ? ""
+                        : fmt::format(", for shard {} of {}, which take turns of {} token{}", at.shard, at.shards,
+                                      at.interleave, at.interleave > 1 ? "s" : "");
 }
 
 void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   const int fp8 = fp8_bytes(at.cache_format);
+  if (at.shards > 1 && with.sinks)
+    fail("sinks are not supported with shards: a sink counts once and not in every shard; apply it after the merge");
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},
@@ -143,7 +162,9 @@ class DecodeReference : public DecodeKernels {
   explicit DecodeReference(const MlaDecodeOptions& options) : options_(options) {}
 
   double seconds(const DeviceSpec&) const override { return 0; }
-  std::string explain() const override { return "a plain reference in fp32: this device is a CPU"; }
+  std::string explain() const override {
+    return "a plain reference in fp32: this device is a CPU" + explain_shards(options_);
+  }
   std::size_t workspace_bytes() const override { return 256; }
   std::vector<KernelSource> sources() const override { return {}; }
   void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }
@@ -223,6 +244,8 @@ class DecodeReference : public DecodeKernels {
     const auto* rope = at(with.cache_rope, page * with.rope_page_stride + slot * with.rope_token_stride);
     for (int c = 0; c < kWidth; ++c) to[c] = to_float(c < kLatent ? z[c] : rope[c - kLatent], options_.dtype);
   }
+  // Whether a token of a request is in this cache.
+  bool here(int token) const { return token / options_.interleave % options_.shards == options_.shard; }
   // The tokens of a query's list that there are.
   std::vector<float> read_chosen(const MlaDecodeTensors& with, int query) const {
     std::vector<float> tokens;
@@ -235,18 +258,22 @@ class DecodeReference : public DecodeKernels {
   }
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
     std::vector<float> tokens;
+    int place = 0;
     for (int t = 0; t < lengths_[request]; ++t) {
-      const std::int64_t page = with.block_table[request * with.table_stride + t / options_.page];
+      if (!here(t)) continue;
+      const std::int64_t page = with.block_table[request * with.table_stride + place / options_.page];
       if (page < 0 || page >= with.pages)
-        fail("block_table[{}][{}] is {}; the cache has {} pages", request, t / options_.page, page, with.pages);
-      read_token(with, page, t % options_.page, tokens);
+        fail("block_table[{}][{}] is {}; the cache has {} pages", request, place / options_.page, page, with.pages);
+      read_token(with, page, place++ % options_.page, tokens);
     }
     return tokens;
   }
   void attend(const MlaDecodeTensors& with, int request, int query, int head, const std::vector<float>& tokens) const {
     const std::int64_t token = starts_[request] + query;
-    const int queries = starts_[request + 1] - starts_[request], length = int(tokens.size() / kWidth);
-    const int seen = options_.causal ? std::max(0, length - queries + query + 1) : length;
+    const int queries = starts_[request + 1] - starts_[request];
+    int seen = int(tokens.size() / kWidth);
+    if (options_.causal)  // without those behind the query
+      for (int t = std::max(0, lengths_[request] - queries + query + 1); t < lengths_[request]; ++t) seen -= here(t);
     const auto* latent = at(with.q_latent.data, token * with.q_latent.token_stride + head * with.q_latent.head_stride);
     const auto* rope = at(with.q_rope.data, token * with.q_rope.token_stride + head * with.q_rope.head_stride);
     std::vector<float> q(kWidth), scores(seen), o(kLatent, 0.0f);

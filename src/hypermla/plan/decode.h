@@ -38,6 +38,9 @@ enum DecodeStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 // Throws Error for options without a meaning. Afterwards max_query_tokens and scale are set.
 void settle(MlaDecodeOptions& options);
 
+// What explain() adds where others have tokens of the requests, too; else nothing.
+std::string explain_shards(const MlaDecodeOptions& options);
+
 // The splits that are compiled ahead of time, growing; the last one cuts no request.
 std::vector<int> fixed_splits();
 // The least of them for settled options with which `workspace_bytes` are at most `bytes`, else one that cuts nothing.

@@ -176,6 +176,7 @@ inline int __reduce_max_sync(unsigned, int value) {
 inline int __reduce_or_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) { return std::accumulate(lanes, lanes + 32, 0, std::bit_or<>()); });
 }
+inline float __fdividef(float x, float y) { return x / y; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline int __clz(unsigned x) { return std::countl_zero(x); }

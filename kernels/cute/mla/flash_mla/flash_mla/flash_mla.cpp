@@ -27,7 +27,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   LatentVersion version(const FlashMlaTiling&) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .shape = {384, kFlashMlaSharedBytes, 1, true},
+            .shape = {problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaThreads, kFlashMlaSharedBytes, 1, true},
             .rows = 64,
             .query_groups = 2,
             .costs = {},
@@ -47,10 +47,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  bool takes(const MlaDecodeOptions& options) const override {
-    return options.cache_format == MlaCacheFormat::as_queries ||
-           (options.sparse && options.cache_format == MlaCacheFormat::fp8_656);
-  }
+  bool takes(const MlaDecodeOptions&) const override { return true; }
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 

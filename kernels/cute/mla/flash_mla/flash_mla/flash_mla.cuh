@@ -6,10 +6,11 @@
 // A thread block takes work items (latent/work.h). An item is 64 rows against a range of token blocks of 64. The blocks
 // are taken in pairs: an even and an odd one.
 //
-// Roles (384 threads):
+// Roles (384 threads, 512 where tokens are in FP8):
 //   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks
 //   warpgroup 1   consumer: columns 256..511 of the output, scores and weights of the odd blocks
 //   warpgroup 2   producer: loads queries and token blocks
+//   warpgroup 3   producer, where tokens are in FP8
 //
 // Order of the products for a pair: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd). So the softmax of the
 // even block runs beside S(odd), and that of the odd block beside O += P(even) Z(even). Two named barriers keep this
@@ -23,17 +24,18 @@
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
 // page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
-// warpgroup 2 (latent/gather_tokens.cuh). Pages behind the end of a request are not loaded; their scores are masked and
-// their values zeroed.
+// warpgroup 2 (latent/gather_tokens.cuh), tokens in FP8 by those of both producers (latent/gather_fp8.cuh). Pages
+// behind the end of a request are not loaded; their scores are masked and their values zeroed.
 //
 // The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
 // consumers do at the end, in latent/merge_tiles.cuh.
 //
-// grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// grid = any, by the work list; 384 or 512 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "flash_mla.h"
 #include "latent/attend_latent.cuh"
+#include "latent/gather_fp8.cuh"
 #include "latent/gather_tokens.cuh"
 
 namespace hypermla::cute {
@@ -46,17 +48,20 @@ static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 // z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
 // not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
-__global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ LatentArguments with) {
+__global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaThreads, 1)
+    flash_mla(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   static_assert(!problem.fp8 || (problem.page == 1 && problem.dtype == DType::bfloat16), "tokens of fp8 are gathered");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
+  constexpr int kArrivals = problem.fp8 ? kFp8Threads : gathered ? kGatherThreads : 1;  // at a pair
+  constexpr int kRopeArrivals = gathered ? kArrivals + kArrivals / 32 : 1;  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
-        barrier_init(shared.full[slot][pair], !gathered ? 1 : pair == kRope ? kGatherArrivals : 128);
+        barrier_init(shared.full[slot][pair], pair == kRope ? kRopeArrivals : kArrivals);
         barrier_init(shared.empty[slot][pair], pair == kRope ? 8 : 4);
       }
       barrier_init(shared.queries_full[pair], 1);
@@ -85,17 +90,17 @@ __global__ void __launch_bounds__(384, 1) flash_mla(const __grid_constant__ Late
   launch_next();
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
-  if (role == 2) {
-    give_registers<problem.fp8 ? 88 : gathered ? 72 : 40>();
+  if (role >= 2) {
+    give_registers<problem.fp8 ? 48 : gathered ? 72 : 40>();
     if (!gathered) collect_ahead(shared.cut, work, with);
     if constexpr (problem.fp8) {
-      gather_fp8<tiling>(shared, work, with);
+      gather_fp8<problem.fp8, tiling>(shared, work, with);
     } else if constexpr (gathered) {
       gather<tiling>(shared, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, with);
     }
-    if (gathered) collect_ahead(shared.cut, work, with);
+    if (gathered && threadIdx.x < 384) collect_ahead(shared.cut, work, with);
     return;
   }
   take_registers<problem.fp8 ? 208 : gathered ? 216 : 232>();

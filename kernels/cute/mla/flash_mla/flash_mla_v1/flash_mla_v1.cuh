@@ -73,8 +73,10 @@ struct Shared {
 // consumers' fragments.
 template <int N>
 struct RowsOnNTile {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kLoads = N == 16 ? 8 : 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = N == 16 ? 8 : 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
+
+  static __device__ __forceinline__ int piece(int chunk) { return chunk / (2 * kPeriod) * 4 + (chunk & 3); }
 
   struct Output {
     unsigned short* out;  // of the lane's first column of row lane / 4 of the octet; null behind the end of the request
@@ -152,7 +154,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
     int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
     if (problem.after) masked = max(queries - (with.after_lengths ? with.after_lengths[request] : with.after), 1);
-    const int seen_by_all = tokens - masked + 1;
+    const int whole = problem.shards ? uniform(item.whole) : tokens;
+    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
     running.reset();
 #pragma unroll
@@ -208,7 +211,10 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
           const int of = tile_row + i / 4 * 8 + row + (i & 1), later = (i & 2) * 4;
-          if constexpr (problem.causal && problem.tokens_first && !problem.after) {
+          if constexpr (problem.causal && problem.shards) {  // likewise, by the tokens' places in the request
+            const int own_of_whole = with.shards.position(own + later);
+            if (of < (own_of_whole - whole + masked) * with.heads) p[i] = -kInfinity;
+          } else if constexpr (problem.causal && problem.tokens_first && !problem.after) {
             if (of < first_of_own + later * with.heads) p[i] = -kInfinity;
           } else {
             int seen = seen_by_all;
@@ -305,7 +311,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       if (consumer == 0) {
         const float log = log_sum(best, all);
         if (slot >= 0) {
-          with.lse_part[static_cast<long long>(slot) * N + lane] = log;
+          with.lse_part[static_cast<long long>(slot) * (N * part_row_floats(N)) + lane] = log;
         } else if (lane < rows) {
           with.lse[with.lse_rows.offset(request, first_row, tile_row + lane)] =
               all == 0.0f ? with.empty_lse : log * with.lse_unit;
@@ -354,14 +360,40 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     // Columns 256 consumer .. from o[0] to o[3] on, and where a consumer is alone the others from o[4] to o[7] on.
     auto write = [&](int half) {
       if (slot >= 0) {
+        float2 scales[kOctets];
+        float* loads = with.lse_part + static_cast<long long>(slot) * (N * part_row_floats(N)) +
+                       (1 + (consumer ^ half) * 4 + warp) * N;
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          float a = 0.0f, b = 0.0f;  // the largest magnitudes of the two rows, among the columns of the warp
+#pragma unroll
+          for (int m = 0; m < 4; ++m) {
+            const float* x = o[4 * half + m] + 4 * i;
+            a = fmaxf(a, fmaxf(fabsf(x[0]), fabsf(x[2])));
+            b = fmaxf(b, fmaxf(fabsf(x[1]), fabsf(x[3])));
+          }
+#pragma unroll
+          for (int step = 4; step < 32; step *= 2) {
+            a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
+            b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
+          }
+          const latent::PartScale first(a), second(b);
+          scales[i] = {first.store, second.store};
+          if (lane < 4) {
+            loads[8 * i + row] = first.load;
+            loads[8 * i + row + 1] = second.load;
+          }
+        }
         // See RowsOnNTile: every access is whole lines.
         uint4* out = static_cast<uint4*>(with.o_part) + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
 #pragma unroll
         for (int i = 0; i < 2 * kOctets; ++i) {
           const float* x = o[4 * half + i / kOctets * 2] + i % kOctets * 4;
           const float* y = o[4 * half + i / kOctets * 2 + 1] + i % kOctets * 4;
-          out[i * 128] = make_uint4(pack<dtype>(x[0], x[2]), pack<dtype>(x[1], x[3]), pack<dtype>(y[0], y[2]),
-                                    pack<dtype>(y[1], y[3]));
+          const float2 by = scales[i % kOctets];
+          constexpr DType of = DType::float16;
+          out[i * 128] = make_uint4(pack<of>(x[0] * by.x, x[2] * by.x), pack<of>(x[1] * by.y, x[3] * by.y),
+                                    pack<of>(y[0] * by.x, y[2] * by.x), pack<of>(y[1] * by.y, y[3] * by.y));
         }
       } else {  // through one of the last two places of the consumer's last block
         const u32 staging = shared.latents[place_of(at, 2 + half)];
@@ -501,6 +533,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   static_assert(tiling.rows == 16 || tiling.rows == 32, "tiles of 16 or 32 rows");
   static_assert(problem.page == 0 || problem.page % kTile == 0 || kTile % problem.page == 0, "blocks and pages nest");
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
+  static_assert(!problem.shards || (problem.tokens_first && !problem.after), "what the masks of shards are made for");
   constexpr bool trades_registers = tiling.rows == 32;  // 16 rows need no more than all threads start with
   using Layout = Shared<tiling.rows>;
   static_assert(sizeof(Layout) == flash_mla_v1_shared_bytes(tiling.rows) && sizeof(Layout) <= kMaxSharedBytes);

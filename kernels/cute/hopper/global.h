@@ -1,0 +1,32 @@
+// What thread blocks tell each other through global memory, and loads that wait for nothing.
+#pragma once
+
+#include "constants.h"
+
+namespace hypermla::cute {
+
+// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
+// asks for the next, for want of registers. What is not wanted is 0 / `otherwise`.
+__device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
+  uint4 x = {};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+__device__ __forceinline__ float load_at_once(const float* from, bool wanted, float otherwise) {
+  float x = otherwise;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
+               : "+f"(x)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+
+__device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {
+  unsigned long long x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+
+}  // namespace hypermla::cute
