@@ -227,6 +227,16 @@ def kernel_files():
     return table(["file", "us", "GB/s", "TFLOP/s", "reaches"], lines)
 
 
+def waiting():
+    """Kernels that changed where there was no GPU: `hypermla verify --awaits_gpu`."""
+    lines = []
+    for kernel, devices in json.loads((CHECKOUT / "results/verified.json").read_text()).items():
+        if said := devices.get("awaits a GPU"):
+            before = ", ".join(f"{device}, {one['date'][:10]}" for device, one in devices.items() if one is not said)
+            lines.append([f"`{kernel}`", said["date"][:10], said["why"], before or "never"])
+    return table(["kernel", "changed", "why", "last verified, before that"], lines) if lines else ["None."]
+
+
 # ---- Decoding in vLLM: tests/engines/bench_vllm.py.
 
 VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
@@ -434,7 +444,7 @@ def gains():
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
                                            engine_equal, engine_other, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           sglang_steps, sglang_agreement)}
+                                           sglang_steps, sglang_agreement, waiting)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

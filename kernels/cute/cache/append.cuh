@@ -4,7 +4,7 @@
 // grid = ceil(tokens * 72 / 256); 256 threads. Runs on every GPU.
 #pragma once
 
-#include "cache_ops.h"
+#include "slot.cuh"
 
 namespace hypermla::cute {
 
@@ -16,12 +16,11 @@ __global__ void __launch_bounds__(kCopyThreads) append(const __grid_constant__ A
   const int column = 8 * (rope ? vector - 64 : vector);
   const uint4 x = *reinterpret_cast<const uint4*>(static_cast<const unsigned short*>(rope ? with.rope : with.latent) +
                                                   token * (rope ? with.rope_stride : with.latent_stride) + column);
-  const long long slot = with.slots[token];
-  if (slot < 0 || slot >= static_cast<long long>(cache.pages) * cache.page) return;
-  const unsigned page = static_cast<unsigned>(slot) / cache.page, in_page = static_cast<unsigned>(slot) % cache.page;
+  const Slot slot(with, token);
+  if (!slot.exists) return;
   *reinterpret_cast<uint4*>(static_cast<unsigned short*>(rope ? cache.rope : cache.latent) +
-                            page * (rope ? cache.rope_page_stride : cache.latent_page_stride) +
-                            in_page * (rope ? cache.rope_token_stride : cache.latent_token_stride) + column) = x;
+                            slot.page * (rope ? cache.rope_page_stride : cache.latent_page_stride) +
+                            slot.in_page * (rope ? cache.rope_token_stride : cache.latent_token_stride) + column) = x;
 }
 
 }  // namespace hypermla::cute

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "e4m3.h"
+#include "slot.cuh"
 
 namespace hypermla::cute {
 
@@ -30,12 +31,9 @@ __global__ void __launch_bounds__(kCopyThreads) append_fp8(const __grid_constant
   const uint4 first = vector_at(with.latent, with.latent_stride, 2 * lane);
   const uint4 second = vector_at(with.latent, with.latent_stride, 2 * lane + 1);
   const uint4 rope = vector_at(with.rope, with.rope_stride, lane % 8);
-  const long long slot = with.slots[token];
-  const CacheLayout& cache = with.cache;
-  if (slot < 0 || slot >= static_cast<long long>(cache.pages) * cache.page) return;
-  const unsigned page = static_cast<unsigned>(slot) / cache.page, in_page = static_cast<unsigned>(slot) % cache.page;
-  unsigned char* const to =
-      static_cast<unsigned char*>(cache.latent) + page * cache.latent_page_stride + in_page * cache.latent_token_stride;
+  const Slot slot(with, token);
+  if (!slot.exists) return;
+  uint4* const to = slot.bytes(with.cache);
 
   const Sixteen x = sixteen<dtype>(first, second);
   float most = 0;
@@ -44,11 +42,11 @@ __global__ void __launch_bounds__(kCopyThreads) append_fp8(const __grid_constant
 #pragma unroll
   for (int step = 1; step < 8; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
   const float factor = fmaxf(most / kMostE4m3, kLeastFactor);
-  reinterpret_cast<uint4*>(to)[lane] = e4m3_of(x, factor);
-  if (lane % 8 == 0) reinterpret_cast<float*>(to + 512)[lane / 8] = factor;
+  to[lane] = e4m3_of(x, factor);
+  if (lane % 8 == 0) reinterpret_cast<float*>(to + 32)[lane / 8] = factor;
   if (lane < 8)
-    reinterpret_cast<uint4*>(to + 528)[lane] = make_uint4(as_bfloat16<dtype>(rope.x), as_bfloat16<dtype>(rope.y),
-                                                          as_bfloat16<dtype>(rope.z), as_bfloat16<dtype>(rope.w));
+    to[33 + lane] = make_uint4(as_bfloat16<dtype>(rope.x), as_bfloat16<dtype>(rope.y), as_bfloat16<dtype>(rope.z),
+                               as_bfloat16<dtype>(rope.w));
 }
 
 }  // namespace hypermla::cute

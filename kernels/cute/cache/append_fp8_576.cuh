@@ -6,6 +6,7 @@
 #pragma once
 
 #include "e4m3.h"
+#include "slot.cuh"
 
 namespace hypermla::cute {
 
@@ -19,13 +20,10 @@ __global__ void __launch_bounds__(kCopyThreads) append_fp8_576(const __grid_cons
                                      token * (rope ? with.rope_stride : with.latent_stride)) +
       2 * (rope ? vector - 32 : vector);
   const uint4 first = from[0], second = from[1];
-  const long long slot = with.slots[token];
-  const CacheLayout& cache = with.cache;
-  if (slot < 0 || slot >= static_cast<long long>(cache.pages) * cache.page) return;
-  const unsigned page = static_cast<unsigned>(slot) / cache.page, in_page = static_cast<unsigned>(slot) % cache.page;
-  unsigned char* const to =
-      static_cast<unsigned char*>(cache.latent) + page * cache.latent_page_stride + in_page * cache.latent_token_stride;
-  reinterpret_cast<uint4*>(to)[vector] = e4m3_of(sixteen<dtype>(first, second), *with.scale);
+  const Slot slot(with, token);
+  if (!slot.exists) return;
+  uint4* const to = slot.bytes(with.cache);
+  to[vector] = e4m3_of(sixteen<dtype>(first, second), *with.scale);
 }
 
 }  // namespace hypermla::cute
