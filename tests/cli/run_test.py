@@ -319,9 +319,13 @@ class Compilation(CommandCase):
             self.skipTest("no CUDA Tile compiler here")
 
     def test_an_entry_explains_itself(self):
-        for language, instance in (("cutile", "hypermla::flash_attention<"), ("cute", "hypermla::cute::flash_attention<")):
+        for language, instance, file, says in (
+                ("cutile", "hypermla::flash_attention<", "kernel.tileir.txt", "mmaf"),
+                ("cute", "hypermla::cute::flash_attention<", "kernel.ptx", "wgmma.mma_async")):
             with self.subTest(language):
                 self.check_entry(language, instance)
+                (path,) = (self.directory / language / "kernels").glob(f"*/{file}")
+                self.assertTrue(says in path.read_text(), f"{path} has no {says}")
 
     def check_entry(self, language, instance):
         cache = self.directory / language

@@ -424,6 +424,36 @@ esac
                        "flash_mla_split_kv,dram__bytes_read.sum,155773952,ncu 2025.3.1.0"));
 }
 
+// What the mode ncu leaves, by an ncu that answers each page in a line or two.
+TEST_F(OnAGpu, NcuLeavesItsReports) {
+  dir.write("raw.csv", kRaw);
+  tools.ncu = dir.write_program("ncu", R"sh(#!/bin/sh
+case "$*" in
+  *--version*) echo "Version 2025.3.1.0 (build 1)" ;;
+  *"--page raw"*) cat ")sh" + (dir.path() / "raw.csv").string() +
+                                           R"sh(" ;;
+  *--print-details*) echo "every section" ;;
+  *"--page details"*--kernel-name*)
+     echo '"ID","Kernel Name","Section Name","Rule Name","Rule Type","Rule Description","Estimated Speedup"'
+     echo '"0","k","Occupancy","TheoreticalOccupancy","OPT","Few warps. More","63.56"' ;;
+  *"--print-source sass"*) echo "counters per instruction" ;;
+  *"--page source"*) echo '"File Path","/usr/include/x.h"' ;;
+  *) while [ "$1" != -o ]; do shift; done; echo recorded > "$2.ncu-rep" ;;
+esac
+)sh")
+                  .string();
+  const ProfileResult result = run(ProfileMode::ncu);
+  EXPECT_EQ(result.profile.missing, "");
+  EXPECT_EQ(read_file(result.directory / "report.ncu-rep"), "recorded\n");
+  EXPECT_TRUE(contains(read_file(result.directory / "report-verbose.md"), "every section"));
+  EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "Few warps. (TheoreticalOccupancy, est. 64 %)"));
+  for (const char* kernel : {"flash_mla_split_kv", "flash_mla_split_kv_reduce"}) {
+    const auto below = result.directory / kernel;
+    EXPECT_TRUE(contains(read_file(below / "ncu-details.csv"), "TheoreticalOccupancy")) << kernel;
+    EXPECT_EQ(read_file(below / "sass-metrics.csv"), "counters per instruction\n") << kernel;
+  }
+}
+
 TEST_F(OnAGpu, ADeniedNcuIsQuoted) {
   tools.ncu = dir.write_program("ncu", R"(#!/bin/sh
 [ "$1" = --version ] && { echo "Version 2025.3.1.0"; exit 0; }

@@ -26,6 +26,7 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
   BackendOutput output;
   const CubinResources resources = read_cubin(compiled.code);
   output.files["kernel.cubin"] = std::move(compiled.code);
+  output.files["kernel.ptx"] = std::move(compiled.ptx);
   output.files["remarks.txt"] = std::move(compiled.log);
   output.report["artifact"] = "kernel.cubin";
   output.report["function"] = resources.function;

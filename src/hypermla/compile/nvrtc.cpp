@@ -26,6 +26,8 @@ struct Nvrtc {
   int (*tile)(Program, char*);
   int (*cubin_size)(Program, std::size_t*);
   int (*cubin)(Program, char*);
+  int (*ptx_size)(Program, std::size_t*);
+  int (*ptx)(Program, char*);
 
   explicit Nvrtc(const fs::path& cuda_root) {
     const fs::path path = nvrtc_library(cuda_root);
@@ -46,6 +48,8 @@ struct Nvrtc {
     load(tile, "nvrtcGetTileIR");
     load(cubin_size, "nvrtcGetCUBINSize");
     load(cubin, "nvrtcGetCUBIN");
+    load(ptx_size, "nvrtcGetPTXSize");
+    load(ptx, "nvrtcGetPTX");
   }
 };
 
@@ -95,12 +99,16 @@ NvrtcResult nvrtc_compile(const fs::path& cuda_root, const BackendInput& input, 
     bytes_of(program, bytes.data());
     return bytes;
   };
+  const auto text = [&](auto size_of, auto bytes_of) {
+    const std::string bytes = get(size_of, bytes_of);
+    return bytes.substr(0, bytes.find('\0'));
+  };
   NvrtcResult result;
-  result.log = get(compiler.log_size, compiler.log);
-  if (const std::size_t end = result.log.find('\0'); end != std::string::npos) result.log.resize(end);
+  result.log = text(compiler.log_size, compiler.log);
   if (status != 0) fail_compilation(input, "NVRTC", status, result.log);
   result.code =
       wanted == NvrtcCode::tile_ir ? get(compiler.tile_size, compiler.tile) : get(compiler.cubin_size, compiler.cubin);
+  if (wanted == NvrtcCode::cubin) result.ptx = text(compiler.ptx_size, compiler.ptx);
   return result;
 }
 

@@ -13,6 +13,7 @@ enum class NvrtcCode { tile_ir, cubin };
 
 struct NvrtcResult {
   std::string code;
+  std::string ptx;  // beside a cubin
   std::string log;  // ptxas' remarks too, where an option asks for them
 };
 

@@ -234,15 +234,6 @@ std::vector<std::map<std::string, double>> raw_metrics(const ProfileRequest& req
 
 std::string all_metrics() { return fmt::format("{}", fmt::join(metric_names(), ",")); }
 
-// The PTX out of the page "Line No","Source"; empty where the compiler left none.
-std::string ptx_text(const std::string& csv) {
-  std::string text;
-  for (const auto& row : parse_csv(csv))
-    if (row.size() == 2 && row[0] != "Line No" && row[0].find_first_not_of("0123456789") == std::string::npos)
-      text += row[1] + "\n";
-  return text;
-}
-
 // The file below our kernels that a compiler, maybe on another machine, recorded as `path`.
 fs::path own_source(const std::vector<fs::path>& kernel_roots, const std::string& path) {
   const std::size_t at = path.rfind("/kernels/");
@@ -263,8 +254,6 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
   const std::string details = export_page({"details", "--csv", "--print-units", "base"});
   frame.write(kernel + "/ncu-details.csv", details);
   frame.write(kernel + "/sass-metrics.csv", export_page({"source", "--csv", "--print-source", "sass"}));
-  if (const std::string ptx = ptx_text(export_page({"source", "--csv", "--print-source", "ptx"})); !ptx.empty())
-    frame.write(kernel + "/source.ptx", ptx);
 
   std::string text = fmt::format("### {}\n\n", kernel);
   int shown = 0;
