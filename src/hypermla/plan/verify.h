@@ -38,7 +38,7 @@ Json read_records(const std::filesystem::path& path);
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler);
 // Why and since when the version as its sources are now waits for a GPU to be recorded on; none where nobody said so.
 std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler);
-// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors. One of a GPU ends the waiting.
+// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors. A GPU's ends the waiting.
 void record(const std::filesystem::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
             const Compiler& compiler);
 // Says so of a version that changed where there was no GPU. It holds for the sources as they are now and no others.
