@@ -9,12 +9,9 @@
 namespace hypermla {
 namespace {
 
-// The kernels for a capacity on a device: the pinned ones, else the fastest.
+// The kernels for a capacity on a device: the pinned ones, else the fastest; on a CPU the reference.
 std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, const Device& device) {
-  if (!device.is_gpu()) {
-    if (!options.kernel.empty()) fail("kernel={} runs on a GPU only; leave it empty on a CPU", options.kernel);
-    return make_decode_reference(options);
-  }
+  if (!device.is_gpu() && options.kernel.empty()) return make_decode_reference(options);
   const PlannedDevice on = planned_device(shared().devices, device);
   const auto kernels_of = [&](const KernelEntry& entry) {
     const std::unique_ptr<KernelPlan> plan = entry.make();
@@ -42,8 +39,8 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
         fail("only {0} takes these options, a draft that has no record of a GPU yet; pin it by kernel={0}",
              entry.full_name());
   if (!best)
-    fail("there are no decoding kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name,
-         on.target.arch);
+    fail("no decoding kernel for {} ({}) takes these options; caches in FP8 and shards need a Hopper GPU or a CPU",
+         device.info().name, on.target.arch);
   return best;
 }
 

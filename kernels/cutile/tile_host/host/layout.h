@@ -1,6 +1,8 @@
 // Operations that move elements and change none.
 #pragma once
 
+#include <algorithm>
+
 #include "tile_type.h"
 
 namespace cuda::tiles {
@@ -113,6 +115,32 @@ requires(sizeof...(Index) == To::rank() && To::rank() == S::rank()) auto extract
     }
     return offset;
   });
+}
+
+namespace host {
+template <class A, class B, std::size_t dim, class Dims = std::make_index_sequence<A::rank()>>
+struct Joined;
+template <class A, class B, std::size_t dim, std::size_t... d>
+struct Joined<A, B, dim, std::index_sequence<d...>> {
+  static_assert(((d == dim || A::static_extent(d) == B::static_extent(d)) && ...), "tiles differ where they meet");
+  using type = shape<(A::static_extent(d) + (d == dim ? B::static_extent(d) : 0))...>;
+};
+}  // namespace host
+
+// The second tile behind the first one, along a dimension.
+template <auto dim, class E, class A, class B>
+requires(A::rank() == B::rank() && dim >= 0 && static_cast<std::size_t>(dim) < A::rank()) auto cat(
+    tile<E, A> a, tile<E, B> b, integral_constant<dim> = {}) {
+  constexpr std::size_t first = A::static_extent(dim) * host::stride<A>(dim),
+                        second = B::static_extent(dim) * host::stride<B>(dim);
+  const auto from_a = a.dense(), from_b = b.dense();
+  auto result = tile<E, typename host::Joined<A, B, dim>::type>::make();
+  E* to = result.data();
+  for (std::size_t i = 0; i < host::size_of<A> / first; ++i) {
+    to = std::copy_n(from_a.data() + i * first, first, to);
+    to = std::copy_n(from_b.data() + i * second, second, to);
+  }
+  return result;
 }
 
 }  // namespace cuda::tiles

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cutile/decode/decode_plan.h"
 #include "flash_mla_split_kv_reduce.h"
+#include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 #include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
@@ -76,6 +78,21 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
   TimeEstimate time(const Ceilings& ceilings) const override {
     return estimate(latent_times_in_parts(attention_shape(problem), problem.causal, figures().front(), ceilings),
                     ceilings);
+  }
+
+  // Hopper has kernels of its own: there this one decodes where it is asked for.
+  std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
+    if (target.arch == "sm_90" && options.kernel.empty()) return nullptr;
+    const auto self = std::make_shared<FlashMlaSplitKvPlan>(*this);
+    self->problem = {.b = options.max_requests,
+                     .s = options.max_queries,
+                     .t = options.max_tokens,
+                     .h = options.heads,
+                     .dtype = options.dtype,
+                     .causal = options.causal};
+    self->use_default_tiling();
+    return make_paged_decode(options, target,
+                             [self](const DeviceSpec& device) { return expected_seconds(*self, device); });
   }
 
  private:

@@ -1,0 +1,243 @@
+#include "cutile/decode/decode_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numbers>
+#include <tuple>
+
+#include "cutile/decode/decode.h"
+#include "hypermla/base/error.h"
+#include "hypermla/base/fields.h"
+#include "hypermla/plan/typed_plan.h"
+
+namespace hypermla {
+namespace {
+
+constexpr int kMostParts = 256, kMergeHeads = 16, kMergeColumns = 512;
+
+// A kernel with its arguments, in the order of its parameters.
+template <class... Ts>
+struct Call {
+  std::tuple<Ts...> arguments;
+  std::unique_ptr<Function> function;
+
+  static std::vector<int> sizes() { return {int(sizeof(Ts))...}; }
+  void launch(Grid grid, StreamHandle stream) {
+    std::apply(
+        [&](auto&... values) {
+          void* pointers[] = {&values...};
+          function->launch(grid, pointers, stream);
+        },
+        arguments);
+  }
+};
+using Stride = std::int64_t;
+using PlanStep = Call<const int*, const int*, int, int, int, int, int, int, int, int*, int*, int*>;
+using AttendPages =
+    Call<const void*, const void*, const void*, const void*, const int*, const int*, void*, float*, float, int, int,
+         int, int, int, int, Stride, Stride, Stride, Stride, Stride, Stride, Stride, Stride, Stride>;
+using MergeParts = Call<const void*, const float*, const int*, const int*, const float*, void*, float*, int, int, int,
+                        int, float, float, Stride, Stride, Stride, Stride, Stride>;
+
+class PagedDecode : public DecodeKernels {
+ public:
+  PagedDecode(const MlaDecodeOptions& options, const Target& target, std::function<double(const DeviceSpec&)> seconds)
+      : options_(options), seconds_(std::move(seconds)), tiling_(tiling(target)) {
+    const MlaDecodeOptions& at = options_;
+    query_tiles_ = int(ceil_div(at.max_queries, tiling_.Bq));
+    head_tiles_ = int(ceil_div(at.heads, tiling_.Bh));
+    const int blocks = int(ceil_div(at.max_tokens, tiling_.Bn));
+    if (at.split) {
+      parts_ = int(ceil_div(at.max_tokens, at.split));
+    } else {  // blocks of the capacity that fill the processors once
+      const double units = double(at.max_requests) * query_tiles_ * head_tiles_ * kDecodeLatent / tiling_.Bv;
+      parts_ = std::clamp(int(target.processors * tiling_.occupancy / units), 1, std::min(kMostParts / 4, blocks));
+    }
+    if (parts_ > kMostParts)
+      fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
+           at.split, at.max_tokens, parts_, kMostParts);
+    std::size_t end = 0;
+    const auto take = [&](std::size_t bytes) {
+      const std::size_t begin = end;
+      end += (bytes + 255) / 256 * 256;
+      return begin;
+    };
+    take(sizeof(int));
+    step_at_ = take(3 * sizeof(int) * at.max_requests);
+    request_of_at_ = take(sizeof(int) * at.max_query_tokens);
+    const std::size_t rows = std::size_t(parts_) * at.max_query_tokens * at.heads;
+    lse_part_at_ = take(rows * sizeof(float));
+    o_part_at_ = take(rows * kDecodeLatent * dtype_bytes(at.dtype));
+    workspace_bytes_ = end;
+  }
+
+  double seconds(const DeviceSpec& device) const override { return seconds_(device); }
+  std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  std::string explain() const override {
+    return fmt::format(
+        "cutile.mla.flash_mla_split_kv, portable: {} x {} rows (queries x heads) of a request at once, its tokens in "
+        "up "
+        "to {} parts, with a workspace of {:.1f} MB",
+        tiling_.Bq, tiling_.Bh, parts_, workspace_bytes_ / 1e6);
+  }
+
+  std::vector<KernelSource> sources() const override { return {plan_source(), attend_source(), merge_source()}; }
+
+  void prepare(Compiler& compiler, Device& device, void* workspace) override {
+    device_ = device.shared_from_this();
+    for (const KernelSource& source : sources()) compiler.compile_ahead(source, device.info().arch);
+    const auto load = [&](const KernelSource& source) {
+      const CacheEntry entry = compiler.compile(source, device.info().arch);
+      return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"));
+    };
+    plan_.function = load(plan_source());
+    attend_.function = load(attend_source());
+    merge_.function = load(merge_source());
+
+    char* const base = static_cast<char*>(workspace);
+    device.fill(base, 0, request_of_at_);  // without a plan there is no work
+    device.fill(base + request_of_at_, 0xff, sizeof(int) * options_.max_query_tokens);
+    status_ = reinterpret_cast<int*>(base);
+    step_ = reinterpret_cast<int*>(base + step_at_);
+    request_of_ = reinterpret_cast<int*>(base + request_of_at_);
+    lse_part_ = reinterpret_cast<float*>(base + lse_part_at_);
+    o_part_ = base + o_part_at_;
+  }
+
+  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) override {
+    const MlaDecodeOptions& at = options_;
+    plan_.arguments = {lengths,       query_starts,    lengths != nullptr, query_starts != nullptr,
+                       requests,      at.max_requests, at.max_queries,     at.max_query_tokens,
+                       at.max_tokens, step_,           request_of_,        status_};
+    plan_.launch({1, 1, 1}, stream);
+  }
+
+  void run(const MlaDecodeTensors& with, StreamHandle stream) override {
+    const MlaDecodeOptions& at = options_;
+    require_tensors(at, with);
+    const std::int64_t slots = with.pages * at.page;
+    if (slots > std::numeric_limits<int>::max())
+      fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
+    const bool by_token = at.sparse || at.page == 1;
+    attend_.arguments = {with.q_latent.data,
+                         with.q_rope.data,
+                         with.cache_latent,
+                         with.cache_rope,
+                         with.block_table,
+                         step_,
+                         o_part_,
+                         lse_part_,
+                         at.scale * std::numbers::log2e_v<float>,
+                         at.heads,
+                         at.max_requests,
+                         at.max_query_tokens,
+                         parts_,
+                         at.split,
+                         int(slots),
+                         with.q_latent.token_stride,
+                         with.q_latent.head_stride,
+                         with.q_rope.token_stride,
+                         with.q_rope.head_stride,
+                         by_token ? with.latent_page_stride / at.page : with.latent_page_stride,
+                         with.latent_token_stride,
+                         by_token ? with.rope_page_stride / at.page : with.rope_page_stride,
+                         with.rope_token_stride,
+                         with.table_stride};
+    attend_.launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),
+                    unsigned(at.max_requests)},
+                   stream);
+    merge_.arguments = {o_part_,
+                        lse_part_,
+                        step_,
+                        request_of_,
+                        with.sinks,
+                        with.o,
+                        with.lse,
+                        with.sinks != nullptr,
+                        at.heads,
+                        at.max_query_tokens,
+                        parts_,
+                        at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+                        (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
+                        with.o_token_stride,
+                        with.o_head_stride,
+                        with.lse_token_stride,
+                        with.lse_head_stride,
+                        with.lse_request_stride};
+    merge_.launch({unsigned(at.max_query_tokens), ceil_div(at.heads, kMergeHeads), kDecodeLatent / kMergeColumns},
+                  stream);
+  }
+
+  int status() const override {
+    device_->synchronize();
+    int status = 0;
+    device_->copy_to_host(&status, status_, sizeof status);
+    return status;
+  }
+
+ private:
+  // As the candidates of flash_mla: a GPU with large blocks holds the whole accumulator of 64 rows; others make the
+  // scores several times. A few heads of several queries fill the rows together.
+  PagedDecodeTiling tiling(const Target& target) const {
+    const int page = at_compile_time().page;
+    const bool blackwell_small = target.arch == "sm_120" || target.arch == "sm_121";
+    const bool large = target.has_large_blocks();
+    const int rows = large || blackwell_small || !target.is_gpu() ? 64 : 32;
+    PagedDecodeTiling at;
+    at.Bh = std::clamp(int(std::bit_ceil(unsigned(options_.heads))), 16, rows);
+    at.Bq = std::clamp(int(std::bit_ceil(unsigned(options_.max_queries))), 1, rows / at.Bh);
+    at.Bn = large || !target.is_gpu() ? 64 : 32;
+    at.Bv = large || blackwell_small || !target.is_gpu() ? 512 : 128;
+    at.Bk = large || blackwell_small ? 128 : target.is_gpu() ? 64 : 512;
+    if (page == 1 && target.is_gpu()) at.Bv = 128, at.Bk = 64;  // pointers of single values take registers
+    at.num_warps = target.is_gpu() ? 8 : 1;
+    return at;
+  }
+  // Where tokens are chosen one by one, and where pages have one each, the kernel gathers.
+  PagedDecodeProblem at_compile_time() const {
+    return {.dtype = options_.dtype,
+            .causal = options_.causal && options_.max_queries > 0,
+            .page = options_.sparse ? 1 : options_.page};
+  }
+  std::string header(const char* name) const { return fmt::format("cutile/decode/{}.cuh", name); }
+  KernelSource plan_source() const {
+    const int most = int(std::bit_ceil(unsigned(std::max(options_.max_requests, 32))));
+    return {"plan_step", header("plan_step"), fmt::format("hypermla::plan_step<{}>", most), PlanStep::sizes()};
+  }
+  KernelSource attend_source() const {
+    return {"attend_pages", header("attend_pages"),
+            fmt::format("hypermla::attend_pages<hypermla::PagedDecodeProblem{}, hypermla::PagedDecodeTiling{}>",
+                        fields_initializer(at_compile_time()), fields_initializer(tiling_)),
+            AttendPages::sizes()};
+  }
+  KernelSource merge_source() const {
+    return {"merge_parts", header("merge_parts"),
+            fmt::format("hypermla::merge_parts<hypermla::DType::{}, {}, {}>", dtype_name(options_.dtype), kMergeHeads,
+                        kMergeColumns),
+            MergeParts::sizes()};
+  }
+
+  MlaDecodeOptions options_;
+  std::function<double(const DeviceSpec&)> seconds_;
+  PagedDecodeTiling tiling_;
+  int query_tiles_ = 1, head_tiles_ = 1, parts_ = 1;
+  std::size_t step_at_ = 0, request_of_at_ = 0, lse_part_at_ = 0, o_part_at_ = 0, workspace_bytes_ = 0;
+  std::shared_ptr<Device> device_;
+  int *status_ = nullptr, *step_ = nullptr, *request_of_ = nullptr;
+  float* lse_part_ = nullptr;
+  void* o_part_ = nullptr;
+  PlanStep plan_;
+  AttendPages attend_;
+  MergeParts merge_;
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernels> make_paged_decode(const MlaDecodeOptions& options, const Target& target,
+                                                 std::function<double(const DeviceSpec&)> seconds) {
+  if (fp8_bytes(options.cache_format) || options.shards > 1) return nullptr;
+  return std::make_unique<PagedDecode>(options, target, std::move(seconds));
+}
+
+}  // namespace hypermla

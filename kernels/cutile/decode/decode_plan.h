@@ -1,0 +1,16 @@
+// Decoding in CUDA Tile C++ as MlaDecode calls it: for the GPUs that have no kernels of their own, and for the CPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "hypermla/plan/decode.h"
+#include "hypermla/plan/plan.h"
+
+namespace hypermla {
+
+// Null for options that it does not take: caches in FP8, shards. `seconds`: of an attention of the whole capacity.
+std::unique_ptr<DecodeKernels> make_paged_decode(const MlaDecodeOptions& options, const Target& target,
+                                                 std::function<double(const DeviceSpec&)> seconds);
+
+}  // namespace hypermla
