@@ -333,6 +333,26 @@ TEST_F(FindPrefixes, SamplesOfOnePromptAreAGroup) {
   }
 }
 
+// The requests behind the last group have nothing to attend to; all workers share what the groups have.
+TEST_F(FindPrefixes, TheWorkersShareThePrefixesEvenly) {
+  for (const auto& [groups, samples] : {std::pair{1, 64}, {1, 128}, {1, 512}, {2, 64}, {8, 16}, {64, 8}}) {
+    const std::vector<std::pair<int, int>> members(groups, {samples, 8192});
+    const Found found = find(groups_of(members, 512), {});
+    ASSERT_EQ(found.groups, groups);
+    int busiest = 0, all = 0;
+    for (int worker = 0; worker < kWorkers; ++worker) {
+      int load = 0;
+      for (const WorkItem* item = &found.prefixes.items[std::size_t(worker) * found.prefixes.rounds];
+           item->begin != item->end; ++item)
+        load += item->end - item->begin;
+      busiest = std::max(busiest, load);
+      all += load;
+    }
+    EXPECT_EQ(all, groups * ((samples * 16 + 63) / 64) * 128);
+    EXPECT_LE(busiest * kWorkers, 1.05 * all) << groups << " groups of " << samples;
+  }
+}
+
 TEST_F(FindPrefixes, WhatSavesTooLittleIsNotShared) {
   const Costs costs = {.least_blocks = 8, .tile_cost = 6, .least_gain = 4 * kWorkers};
   EXPECT_EQ(find(groups_of({{20, 512}}, 100), costs).groups, 0);   // 15 row tiles of 8 blocks: less than a step costs

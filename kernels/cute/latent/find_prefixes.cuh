@@ -22,8 +22,7 @@ namespace hypermla::cute {
 
 __global__ void __launch_bounds__(kFindThreads, 1) find_prefixes(const __grid_constant__ FindPrefixesArguments with) {
   constexpr int kThreads = kFindThreads, kWarps = kThreads / 32, kMost = kMaxPlannedRequests;
-  constexpr int kTeam = 8, kTeams = 32 / kTeam,
-                kLoads = 8;  // threads of a pair of rows, entries that each has in flight
+  constexpr int kTeam = 8, kTeams = 32 / kTeam, kLoads = 8;  // threads of a pair of rows; entries of each in flight
   constexpr unsigned short kNone = 0xffff;
   __shared__ int query_start[kMost + 1], tiles_before[kMost + 1];
   __shared__ int of_request[kMost];  // entries of the table that it may share; then what the run that it heads saves
