@@ -257,7 +257,7 @@ def main():
     for process in processes.values():
         process.stop()
     table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]))
-    if any(not row.get("ours", {}).get("correct", True) for row in record["rows"]):
+    if any(not row.get(key, {}).get("correct", True) for row in record["rows"] for key in ("ours", "shared_prefixes")):
         harness.stop("an output of ours is wrong")
 
 
