@@ -22,15 +22,16 @@ DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
 //           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse), bytes of a token in FP8 or 0,
-//           (shards, shard, interleave))
+//           (shards, shard, interleave), shared_prefixes)
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
-  int causal, base2, positive, sparse, fp8;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
+  int causal, base2, positive, sparse, fp8, shared_prefixes;
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i(iii)p", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
-                        &at.scale, &causal, &base2, &positive, &sparse, &fp8, &at.shards, &at.shard, &at.interleave))
+                        &at.scale, &causal, &base2, &positive, &sparse, &fp8, &at.shards, &at.shard, &at.interleave,
+                        &shared_prefixes))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
@@ -41,6 +42,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
           fp8 == hypermla::kFp8TokenBytes ? hypermla::MlaCacheFormat::fp8_656 : hypermla::MlaCacheFormat::fp8_576;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
+    at.shared_prefixes = shared_prefixes;
     at.kernel = kernel;
     const hypermla::DeviceHandle handle(device);
     auto decode = std::make_unique<hypermla::MlaDecode>(at, handle, reinterpret_cast<void*>(workspace));
@@ -90,9 +92,9 @@ PyObject* decode_check(PyObject* self, PyObject*) {
   });
 }
 
-// plan(lengths, query_starts or None, stream or None)
+// plan(lengths, query_starts or None, stream or None, block_table or None)
 PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 3)) return nullptr;
+  if (!gets_arguments(given, 4)) return nullptr;
   return guarded([&]() -> PyObject* {
     DecodeObject& of = *as_decode(self);
     const TensorView lengths = view_of(arguments[0]);
@@ -105,8 +107,20 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
       require_dense_columns("query_starts", starts);
       query_starts = starts.data;
     }
+    const void* block_table = nullptr;
+    std::int64_t table_stride = 0;
+    if (arguments[3] != Py_None) {
+      const TensorView table = view_of(arguments[3]);
+      require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
+      require_dense_columns("block_table", table);
+      if (table.shape[0] < lengths.shape[0])
+        hypermla::fail("block_table has {} rows, but lengths has {}", table.shape[0], lengths.shape[0]);
+      block_table = table.data;
+      table_stride = table.strides[0];
+    }
     of.decode->plan(static_cast<const int*>(lengths.data), static_cast<const int*>(query_starts),
-                    extent("requests", lengths.shape[0]), stream_of(arguments[2], lengths));
+                    extent("requests", lengths.shape[0]), stream_of(arguments[2], lengths),
+                    static_cast<const int*>(block_table), table_stride);
     of.requests = int(lengths.shape[0]);
     Py_RETURN_NONE;
   });

@@ -71,6 +71,7 @@ typedef struct hypermla_decode_options {
   int32_t shards;
   int32_t shard;
   int32_t interleave;
+  int32_t shared_prefixes;
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count
@@ -147,6 +148,11 @@ HYPERMLA_C_API void hypermla_decode_destroy(hypermla_decode* decode);
  * and may be captured in a CUDA graph. check waits for the device. */
 HYPERMLA_C_API hypermla_status hypermla_decode_plan(hypermla_decode* decode, const int32_t* lengths,
                                                     const int32_t* query_starts, int32_t requests, void* stream);
+/* The same with shared_prefixes: the block table and its stride as hypermla_decode_run() will get them. */
+HYPERMLA_C_API hypermla_status hypermla_decode_plan_shared(hypermla_decode* decode, const int32_t* lengths,
+                                                           const int32_t* query_starts, int32_t requests,
+                                                           const int32_t* block_table, int64_t table_stride,
+                                                           void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_decode_tensors* tensors,
                                                    void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decode_check(hypermla_decode* decode);

@@ -57,6 +57,10 @@ struct MlaDecodeOptions {
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
   // GPUs that share the context of every request, which of them this is, and tokens of a turn.
   int shards = 1, shard = 0, interleave = 1;
+  // Tokens that neighbouring requests have in common at their begin, as equal first entries of their rows of the block
+  // table say, are attended to once for all of these requests, where that saves enough. plan() gets the table. Not with
+  // sparse, FP8, split, shards or sinks.
+  bool shared_prefixes = false;
   // Pins a kernel by its full name, "cute.mla.flash_mla_v1"; empty: the one that suits the capacity.
   std::string kernel = "";
 };
@@ -128,8 +132,10 @@ class HYPERMLA_API MlaDecode {
   // those of other shards included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests +
   // 1], the first 0, the queries of request r being those from query_starts[r] to query_starts[r + 1]; null:
   // max_queries of each. What exceeds the capacity is cut to it, see check(); on a CPU it throws. Throws Error unless 0
-  // <= requests <= max_requests.
-  void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr);
+  // <= requests <= max_requests. With shared_prefixes, and only then, block_table and table_stride are those that run()
+  // will be given.
+  void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr,
+            const int* block_table = nullptr, std::int64_t table_stride = 0);
 
   // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.
   void run(const MlaDecodeTensors& tensors, void* stream = nullptr);

@@ -33,6 +33,10 @@ class MlaDecode(Planned):
     (i // interleave) % shards, in order, and this is one of them. Lengths and max_tokens count whole requests, and
     merge_states() makes the attention of the outputs of all.
 
+    shared_prefixes: tokens that neighbouring requests have in common at their begin, as equal first entries of their
+    rows of the block table say, are attended to once for all of these requests, where that saves enough. plan() gets
+    the table that run() will get.
+
     sparse: every query attends to the tokens that an indexer chose for it. Then max_requests counts the queries of a
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
     tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
@@ -51,7 +55,7 @@ class MlaDecode(Planned):
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
                  kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries",
-                 shards=1, shard=0, interleave=1):
+                 shards=1, shard=0, interleave=1, shared_prefixes=False):
         if cache_format not in FP8_BYTES:
             raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
@@ -60,7 +64,7 @@ class MlaDecode(Planned):
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format],
-            (shards, shard, interleave)))
+            (shards, shard, interleave), shared_prefixes))
 
     @staticmethod
     @raises_error
@@ -69,13 +73,15 @@ class MlaDecode(Planned):
         tokens times a power of two, which installations with compiled kernels bring."""
         return _hypermla.MlaDecode.fixed_split(device, heads, max_requests, max_queries, max_tokens, workspace_bytes)
 
-    def plan(self, lengths, query_starts=None, stream=None):
+    def plan(self, lengths, query_starts=None, stream=None, block_table=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included.
         query_starts: int32 [requests + 1], the first 0; None: max_queries of each request. stream: an address or an
-        object with .cuda_stream; None: PyTorch's current stream."""
+        object with .cuda_stream; None: PyTorch's current stream. block_table: as run() gets it; with shared_prefixes,
+        and only then."""
         if _tensors.is_compiling():
-            return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts)
-        self._kernels.plan(lengths, query_starts, stream)
+            return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts,
+                                                          block_table)
+        self._kernels.plan(lengths, query_starts, stream, block_table)
 
     def run(self, q, cache, block_table, out=None, lse=None, stream=None, sinks=None,
             cache_scale=None):

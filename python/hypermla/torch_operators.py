@@ -43,8 +43,8 @@ def _pair(one, other):
     return one if other is None else (one, other)
 
 
-def _decode_plan(handle, order, lengths, query_starts):
-    _named(handle, _hypermla.MlaDecode).plan(lengths, query_starts, None)
+def _decode_plan(handle, order, lengths, query_starts, block_table=None):
+    _named(handle, _hypermla.MlaDecode).plan(lengths, query_starts, None, block_table)
 
 
 def _decode_run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse, sinks=None,
@@ -79,7 +79,8 @@ def _define(name, arguments, kernel):
     torch.library.register_fake(f"hypermla::{name}", lambda *arguments: None, lib=_library)
 
 
-_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts", _decode_plan)
+_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts, "
+        "Tensor? block_table=None", _decode_plan)
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
         "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse, Tensor? sinks=None, "
         "Tensor? cache_scale=None", _decode_run)

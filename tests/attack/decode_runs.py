@@ -8,7 +8,8 @@
 
 A step has requests of any lengths and any numbers of queries, in any order: none, one, the most, at the ends of pages
 and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table entries behind a request's end name no
-page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Then:
+page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Some engines share
+prefixes, of which neighbours have any. Then:
 
   compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what nobody asked for keeps its poison
   pad      the step again, padded to the capacity, on a GPU as a replay of one recording: the same bits
@@ -66,6 +67,9 @@ class Engine:
             "dtype": dtype, "causal": causal, "scale": SCALE, "split": dice.choice((0, 0, 128, 512)),
             "lse_base2": dice.random() < 0.3, "empty_lse_positive": dice.random() < 0.3, "device": device,
             "kernel": dice.choice(("", "", "cute.mla.flash_mla", "cute.mla.flash_mla_v1")) if self.gpu else ""}
+        # Dice of its own: the other engines of a seed stay what they are.
+        shares = not self.options["split"] and random.Random(f"shares {seed} {number}").random() < 0.5
+        self.options["shared_prefixes"] = self.shared_prefixes = shares
         self.layouts = [dice.choice(("dense", "views", "apart")) for _ in range(3)]  # queries, cache, outputs
         if heads & heads - 1:  # rows of other heads follow each other, see docs/serving.md
             self.layouts[0] = "dense"
@@ -134,8 +138,11 @@ class Engine:
         here = slice(first, last)
         return tuple(one[here] for one in self.q) if isinstance(self.q, tuple) else self.q[here]
 
+    def plan(self, lengths, starts):
+        self.decode.plan(lengths, starts, block_table=self.table if self.shared_prefixes else None)
+
     def step_of_capacity(self):
-        self.decode.plan(self.lengths, self.starts)
+        self.plan(self.lengths, self.starts)
         self.decode.run(self.q, self.cache, self.table, self.o, self.lse)
 
     def run_padded(self):
@@ -198,6 +205,8 @@ class Step:
         order = torch.randperm(engine.pages, generator=generator, **on).int()
         stale = dice.choice((2147480000, -1, -2**31, dice.randrange(engine.pages)))
         table = order[(first[:, None] + column).clamp_max(engine.pages - 1).long()]
+        if engine.shared_prefixes:
+            self.share(table)
         engine.table.fill_(stale)
         engine.table[:self.requests] = torch.where(column < counts[:, None], table, stale)
         engine.lengths.zero_()
@@ -218,6 +227,18 @@ class Step:
         for part, columns in zip(engine.q_parts, (slice(LATENT), slice(LATENT, None))):
             part[:self.rows] = self.q[..., columns]
             part[self.rows:] = math.nan
+
+    def share(self, table):
+        """Runs of neighbours begin with the same pages; some end inside of them."""
+        engine, dice, first = self.engine, random.Random(self.dice.random()), 0
+        while first < self.requests:
+            members = dice.choice((1, 2, 8, self.requests))
+            most = self.lengths[first] // engine.page  # whole pages
+            pages = dice.choice((most, most, dice.randint(0, most), min(most, 512 // engine.page)))
+            for r in range(first + 1, min(first + members, self.requests)):
+                both = min(pages, self.lengths[r] // engine.page)
+                table[r, :both] = table[first, :both]
+            first += members
 
     def expected(self):
         """o and natural log-sum-exps of all rows in float32, and a bound on the scores of each."""
@@ -270,7 +291,7 @@ class Step:
         given = min(engine.rows, self.rows + dice.choice((0, 0, 1, 3)))
         equal = all(n == engine.max_queries for n in self.queries) and dice.random() < 0.5
         engine.poison()
-        engine.decode.plan(engine.lengths[:self.requests], None if equal else engine.starts[:self.requests + 1])
+        engine.plan(engine.lengths[:self.requests], None if equal else engine.starts[:self.requests + 1])
         engine.decode.run(engine.queries(0, given), engine.cache, engine.table, engine.o[:given], engine.lse[:given])
         bits, clean = engine.outputs(self.rows)
         wrong["something else was written"] = ~clean

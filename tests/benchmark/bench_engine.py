@@ -5,11 +5,15 @@ plan a step outside the time.
     tests/benchmark/bench_engine.py --flashmla=<library> --fa3=<library> --flashinfer=<library> --limit=500
     tests/benchmark/bench_engine.py --rows='b32-q1-.*-h16' --rows=normal-b7-q3-t999-h24-p16
 
-A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-]b<requests>-q<queries of each, or 1to8>-
-t<tokens>-h<heads>[-p<tokens of a page>]. Each library runs in a process of its own, since one may crash; all get the
-same tensors and take turns, a burst each. The caches of the layers hold four times L2 at least. A burst is one CUDA
-graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output is compared with
-float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for each request.
+    tests/benchmark/bench_engine.py --shared_prefixes
+
+A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-|shared<tokens of all>-]b<requests>-q<queries
+of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>]. Each library runs in a process of its own, since one may
+crash; all get the same tensors and take turns, a burst each. The caches of the layers hold four times L2 at least. A
+burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output
+is compared with float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for
+each request. With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows
+are those of many samples of one prompt, and two that share nothing.
 """
 
 import argparse
@@ -49,6 +53,14 @@ def all_rows():
     yield from (f"b{b}-q{q}-t4096-h8" for b, q in ((32, 1), (128, 1), (64, 2), (32, 8)))
     yield from (f"b32-q{q}-t4096-h{h}" for h in (128, 16) for q in (2, 4, 8))
     yield from ("normal-b128-q1-t4096-h64", "heavy-b96-q1-t4096-h64", "normal-b64-q1to8-t8192-h128")
+
+
+def rows_of_samples():
+    """Samples of one prompt of 8192 tokens, 512 tokens on; and what the option costs where nothing is shared."""
+    for h in (16, 128):
+        yield from (f"shared8192-b{b}-q1-t8704-h{h}" for b in (128, 64, 256, 512))
+        yield f"b128-q1-t4096-h{h}"
+    yield "shared8192-b128-q2-t8704-h16"
 
 
 class Process:
@@ -123,8 +135,9 @@ def ratios(found):
     for load in ("burst", "sustained"):
         name = f"{load}_us"
         times = {key: value[name] for key, value in found.items() if value.get("correct") and name in value}
-        if "ours" in times and len(times) > 1:
-            result[f"{load}_ratio"] = min(time for key, time in times.items() if key != "ours") / times["ours"]
+        peers = [time for key, time in times.items() if not issubclass(LIBRARIES[key], LIBRARIES["ours"])]
+        if "ours" in times and peers:
+            result[f"{load}_ratio"] = min(peers) / times["ours"]
     return result
 
 
@@ -166,17 +179,18 @@ def flags():
     result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
     result.add_argument("--limit", type=float, default=600.0, help="seconds in which all rows must end (default 600)")
+    result.add_argument("--shared_prefixes", action="store_true", help="ours without and with it")
     result.add_argument("--kernel", default="", help="pins the kernel of ours")
     result.add_argument("--record", help="file for what the table and the figure are made from")
     result.add_argument("--versions", default="", help="what the record says of the libraries' versions")
     result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_engine/<time>)")
-    for key, kind in list(LIBRARIES.items())[1:]:
+    for key, kind in list(LIBRARIES.items())[2:]:
         result.add_argument(f"--{key}", metavar="PATH", help=f"library of {kind.title}")
     return result
 
 
 def wanted(arguments):
-    names = list(all_rows())
+    names = list(rows_of_samples() if arguments.shared_prefixes else all_rows())
     for pattern in arguments.rows or []:
         names += [pattern] if Row.named(pattern) and pattern not in names else []
     rows = [Row.named(name) for name in names
@@ -186,7 +200,7 @@ def wanted(arguments):
 
 def loaded(arguments):
     """The processes of the libraries that load. Prints why others do not."""
-    keys = ["ours", *(key for key in LIBRARIES if getattr(arguments, key, None))]
+    keys = ["ours", *(key for key in LIBRARIES if getattr(arguments, key, None))]  # shared_prefixes is a flag, too
     processes = {key: Process(key, library=getattr(arguments, key, None), kernel=arguments.kernel,
                               seconds=arguments.seconds) for key in keys}
     for key in keys:
@@ -243,7 +257,7 @@ def main():
     for process in processes.values():
         process.stop()
     table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]))
-    if any(not row.get("ours", {}).get("correct", True) for row in record["rows"]):
+    if any(not row.get(key, {}).get("correct", True) for row in record["rows"] for key in ("ours", "shared_prefixes")):
         harness.stop("an output of ours is wrong")
 
 

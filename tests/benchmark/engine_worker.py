@@ -32,7 +32,8 @@ LONGEST = 131072  # tokens that the engine is made for
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A batch. t: tokens of each request, their mean (normal), four times the fewest (heavy) or the most (long)."""
+    """A batch. t: tokens of each request, their mean (normal), four times the fewest (heavy) or the most (long). Of
+    `shared` tokens, whole pages of them, all requests have the same ones."""
 
     name: str
     shape: str
@@ -41,15 +42,20 @@ class Row:
     t: int
     h: int
     page: int
+    shared: int = 0
 
     @staticmethod
     def named(name):
         """The row of that name, None if it is no name."""
-        found = re.fullmatch(r"(?:(normal|heavy|long|mixed)-)?b(\d+)-q(1to8|\d+)-t(\d+)-h(\d+)(?:-p(\d+))?", name)
+        found = re.fullmatch(r"(?:(normal|heavy|long|mixed|shared(\d+))-)?b(\d+)-q(1to8|\d+)-t(\d+)-h(\d+)"
+                             r"(?:-p(\d+))?", name)
         if not found:
             return None
-        shape, b, q, t, h, page = found.groups()
-        return Row(name, shape or "", int(b), 0 if q == "1to8" else int(q), int(t), int(h), int(page or 64))
+        shape, shared, *sizes, page = found.groups()
+        b, q, t, h = (0 if size == "1to8" else int(size) for size in sizes)
+        if int(shared or 0) >= t:
+            return None
+        return Row(name, shape or "", b, q, t, h, int(page or 64), int(shared or 0))
 
     def queries(self, alike):
         """Queries of each request; alike: as many in all, the same for each."""
@@ -74,7 +80,9 @@ class Batch:
         self.row, self.lengths, self.queries = row, row.lengths(), row.queries(alike)
         self.starts = [0, *itertools.accumulate(self.queries)]
         self.counts = [-(-length // row.page) for length in self.lengths]  # pages of each request
-        pages, bytes_of_layer = sum(self.counts), sum(self.counts) * row.page * 576 * 2
+        shared = row.shared // row.page  # pages
+        pages = shared + sum(count - shared for count in self.counts)
+        bytes_of_layer = pages * row.page * 576 * 2
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self.layers = max(2, math.ceil(max(4 * l2, 240e6) / bytes_of_layer))
         dice = torch.Generator(device="cuda").manual_seed(7)
@@ -85,7 +93,8 @@ class Batch:
         self.o = torch.empty_like(self.q[..., :512], memory_format=torch.contiguous_format)
         self.lse = torch.empty((self.starts[-1], row.h), dtype=torch.float32, device="cuda")
         order = torch.randperm(pages, generator=dice, device="cuda").int()
-        self.tables = list(order.split(self.counts))  # pages of each request
+        prefix, *own = order.split([shared, *(count - shared for count in self.counts)])
+        self.tables = [torch.cat((prefix, one)) for one in own]  # pages of each request
         self.table = torch.nn.utils.rnn.pad_sequence(self.tables, batch_first=True)
         self.device_lengths, self.device_starts = (torch.tensor(values, dtype=torch.int32, device="cuda")
                                                    for values in (self.lengths, self.starts))
@@ -153,7 +162,7 @@ class Library:
 
 
 class Ours(Library):
-    title, alike = "HyperMLA", False
+    title, alike, shared_prefixes = "HyperMLA", False, False
     load = staticmethod(lambda _: harness.hypermla.MlaDecode)  # throws where the package has none
 
     def __init__(self, batch, kernel):
@@ -161,11 +170,12 @@ class Ours(Library):
         self.decode = harness.hypermla.MlaDecode(
             heads=self.row.h, max_requests=self.row.b, max_queries=max(batch.queries),
             max_tokens=max(LONGEST, *batch.lengths), page=self.row.page, dtype="bfloat16", causal=True, scale=SCALE,
-            split=0, kernel=kernel)
+            split=0, kernel=kernel, shared_prefixes=self.shared_prefixes)
         self.starts = None if self.row.q else batch.device_starts
 
     def plan(self):
-        self.decode.plan(self.batch.device_lengths, self.starts)
+        self.decode.plan(self.batch.device_lengths, self.starts,
+                         block_table=self.batch.table if self.shared_prefixes else None)
 
     def run(self, cache):
         batch = self.batch
@@ -174,6 +184,10 @@ class Ours(Library):
     def about(self):
         self.decode.check()
         return {"kernel": self.decode.explain(), "workspace_bytes": self.decode.workspace_bytes}
+
+
+class OursShared(Ours):
+    title, shared_prefixes = "HyperMLA, shared prefixes", True
 
 
 class FlashMla(Library):
@@ -264,7 +278,8 @@ class FlashInfer(Library):
         return batch.o, None
 
 
-LIBRARIES = {"ours": Ours, "flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer}
+LIBRARIES = {"ours": Ours, "shared_prefixes": OursShared,
+             "flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer}
 
 
 class Job:

@@ -161,6 +161,9 @@ class Benchmarks(CommandCase):
         self.assertIn("no row has such a name", self.engine("--rows=b7", status=1).stderr)
         self.assertIn("it needs a GPU", self.engine("--rows=b32-.*", status=1).stderr)
         self.assertIn("[normal-|heavy-", self.engine("--help").stdout)
+        samples = self.engine("--list", "--shared_prefixes").stdout.split()
+        self.assertIn("shared8192-b512-q1-t8704-h16", samples)
+        self.assertEqual(self.engine("--list", "--rows=shared64-b2-q1-t64-h16").stdout, "\n")  # none of its own
 
     def test_an_engines_batches_are_the_same_in_every_process(self):
         sys.path.insert(0, str(BENCHMARKS))
@@ -171,6 +174,8 @@ class Benchmarks(CommandCase):
         self.assertGreater(max(row.lengths()), 8000)
         self.assertGreaterEqual(min(row.lengths()), 2)
         self.assertEqual(sorted(Row.named("long-b4-q1-t5000-h16").lengths()), [1024, 1024, 1024, 5000])
+        shared = Row.named("shared8192-b64-q1-t8704-h16-p16")
+        self.assertEqual((shared.shared, shared.page, set(shared.lengths())), (8192, 16, {8704}))
         mixed = Row.named("mixed-b32-q1to8-t4096-h128")
         self.assertEqual(set(mixed.queries(alike=False)), {1, 2, 3, 4, 6, 8})
         self.assertEqual(sum(mixed.queries(alike=False)), sum(mixed.queries(alike=True)))

@@ -31,6 +31,30 @@ TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   whole.of_shard(1, 3, 4).check(64, 2, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaAttendsToSharedPrefixesAndToWhatIsBehindThem) {
+  using latent_case::Case;
+  constexpr auto without_mask = [](LatentProblem at) {
+    at.causal = false;
+    return at;
+  };
+  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
+  constexpr LatentProblem all_of_16 = without_mask(of_16), all_of_64 = without_mask(of_64);
+  Case own{16, 5}, prefixes{16, 5};
+  own.lengths = {258, 131, 514, 200};
+  own.queries = {8, 3, 12, 1};
+  own.before = {3, 2, 2, 0};
+  own.parts = {1, 1, 3, 1};
+  own.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_16, {}>(with); });
+  prefixes.causal = false;
+  prefixes.lengths = {192, 128, 64, 384};
+  prefixes.queries = {8, 3, 12, 7};
+  prefixes.parts = {1, 1, 1, 3};
+  prefixes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<all_of_16, {}>(with); });
+  own.page = prefixes.page = 64;
+  own.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_64, {}>(with); });
+  prefixes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<all_of_64, {}>(with); });
+}
+
 TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   using latent_case::Case;
   constexpr LatentProblem of_64 = latent_case::problem_of(64);

@@ -34,6 +34,19 @@ TEST(HopperKernels, FlashMlaV1AttendsToItsShardOfAContext) {
   whole.of_shard(1, 3, 4).check(32, 8, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaV1AttendsToWhatIsBehindASharedPrefix) {
+  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
+  constexpr FlashMlaV1Tiling narrow{.rows = 16}, wide{.rows = 32};
+  latent_case::Case own{16, 3};
+  own.lengths = {258, 131, 514, 200};
+  own.queries = {5, 3, 2, 1};
+  own.before = {3, 2, 2, 0};  // two blocks are left, the new tokens alone, many in parts, all
+  own.parts = {1, 1, 3, 1};
+  own.check(16, 8, 384, [](const LatentArguments& with) { flash_mla_v1<of_16, narrow>(with); });
+  own.page = 64;
+  own.check(32, 8, 384, [](const LatentArguments& with) { flash_mla_v1<of_64, wide>(with); });
+}
+
 TEST(HopperKernels, FlashMlaV1MergesPartsOfManyTiles) {
   using latent_case::Case;
   constexpr LatentProblem of_64 = latent_case::problem_of(64);

@@ -50,6 +50,9 @@ struct Case {
   int shards = 1, shard = 0, interleave = 1;
   std::vector<int> whole = {};
 
+  std::vector<int> before = {};  // token blocks of the requests that are attended to elsewhere: items begin behind them
+  bool causal = true;
+
   Case of_shard(int of, int count, int turn) const {
     Case part = *this;
     part.shards = count;
@@ -86,11 +89,12 @@ struct Case {
       for (int i = 0; i * page < lengths[r]; ++i)
         table[r * width + i] = holes && (random() % 5 == 0 || i / 64 == 1) ? -1 : pages++;
       EXPECT_LE(queries[r] * heads, rows);
-      const int blocks = std::max((lengths[r] + 63) / 64, 1), of = parts[r];
+      const int skipped = before.empty() ? 0 : before[r];
+      const int blocks = std::max((lengths[r] + 63) / 64, 1) - skipped, of = parts[r];
       for (int part = 0; part < of; ++part)
-        work[part * workers / of].push_back({r, 0, part * blocks / of, (part + 1) * blocks / of, lengths[r],
-                                             of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part, of,
-                                             shards > 1 ? whole[r] : 0});
+        work[part * workers / of].push_back({r, 0, skipped + part * blocks / of, skipped + (part + 1) * blocks / of,
+                                             lengths[r], of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part,
+                                             of, shards > 1 ? whole[r] : 0});
       query_tokens += queries[r];
     }
     std::size_t rounds = 0;
@@ -183,8 +187,8 @@ struct Case {
       for (int i = 0; i < queries[r] * heads; ++i, ++row) {
         std::vector<double> expected(kLatent);
         double sum = 0;
-        const int seen = held((shards > 1 ? whole : lengths)[r] - queries[r] + i / heads + 1);
-        for (int t = 0; t < seen; ++t) {
+        const int seen = causal ? held((shards > 1 ? whole : lengths)[r] - queries[r] + i / heads + 1) : lengths[r];
+        for (int t = before.empty() ? 0 : 64 * before[r]; t < seen; ++t) {
           const std::vector<float>& token = tokens[r][t];
           if (token.empty()) continue;
           double score = 0;

@@ -97,6 +97,21 @@ class Decode(unittest.TestCase):
             expected = weights @ tokens[:, :512] / weights.sum()
             self.assertLessEqual(numpy.abs(floats(o)[request, head] - expected).max(), 0.02)
 
+    def test_shared_prefixes_need_the_table_in_plan(self):
+        lengths, q, cache, table = self.step()
+        table[1, 0] = table[0, 0]  # 16 tokens of both
+        plain, shared = self.decode(), self.decode(shared_prefixes=True)
+        plain.plan(lengths)
+        with self.assertRaisesRegex(hypermla.Error, "block_table is missing"):
+            shared.plan(lengths)
+        for wrong, error in ((table[:1], "block_table has 1 rows, but lengths has 2"), (table[0], "block_table")):
+            with self.assertRaisesRegex(hypermla.Error, error):
+                shared.plan(lengths, block_table=wrong)
+        with self.assertRaisesRegex(hypermla.Error, "no meaning in plan"):
+            plain.plan(lengths, block_table=table)
+        shared.plan(lengths, block_table=table)
+        self.assertTrue((shared.run(q, cache, table)[0] == plain.run(q, cache, table)[0]).all())
+
     def test_pages_that_lie_apart_are_a_view_of_single_tokens(self):
         lengths, q, cache, _ = self.step()
         slots = numpy.random.default_rng(2).integers(0, 80, (2, 40)).astype(numpy.int32)

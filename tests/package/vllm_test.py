@@ -161,6 +161,32 @@ class Plans(unittest.TestCase):
         expected = self.numpy.log(sum(self.numpy.exp(self.numpy.float64(score)) for score in seen))
         self.assertTrue((abs(lse[0] - expected) < 1e-3).all())
 
+    def test_where_prefixes_are_shared_the_table_is_planned_with(self):
+        step = self.step(40, 17)
+        kind = 2, 16, self.q.dtype, 0.1
+        expected = self.attend(step)[0].copy()
+        step.capacity = step.capacity._replace(shared_prefixes=True)
+        given = []
+        decode = self.plans.decode(step.capacity, True, *kind)
+        plan = decode.plan
+        decode.plan = lambda *arguments, **named: (given.append(named), plan(*arguments, **named))
+        self.plans.plan(step, *kind)
+        self.assertTrue((self.attend(step)[0] == expected).all())
+        self.assertEqual([list(named) for named in given], [["block_table"]])
+        self.assertIs(given[0]["block_table"], step.block_table)
+        step.capacity = step.capacity._replace(shards=2)
+        with self.assertRaisesRegex(RuntimeError, "shared_prefixes is not supported with shards"):
+            self.plans.plan(step, *kind)
+
+    def test_which_configurations_share_prefixes(self):
+        function = next(one for one in BACKEND.body if getattr(one, "name", "") == "_shares_prefixes")
+        names = {}
+        exec(compile(ast.Module([function], []), "backend.py", "exec"), names)
+        for additional, shares in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
+                                   ({"hypermla_shared_prefixes": False, "other": 1}, False)):
+            config = types.SimpleNamespace(additional_config=additional)
+            self.assertIs(names["_shares_prefixes"](config), shares)
+
     def test_which_queries_are_read_where_they_lie(self):
         def tensor(heads, *strides):
             return types.SimpleNamespace(data_ptr=None, shape=(3, heads, 512), stride=lambda: (*strides, 1))

@@ -232,6 +232,29 @@ TEST_F(CApi, ShardsAreThoseOfMlaDecode) {
   hypermla_decode_destroy(decode);
 }
 
+TEST_F(CApi, SharedPrefixesAreThoseOfMlaDecode) {
+  ASSERT_EQ(hypermla_decode_plan(decode_, lengths_.data(), starts_.data(), 2, nullptr), HYPERMLA_OK);
+  ASSERT_EQ(hypermla_decode_run(decode_, &tensors_, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  const auto o = o_;
+  hypermla_decode_options options = small_options();
+  EXPECT_EQ(options.shared_prefixes, 0);
+  options.shared_prefixes = 1;
+  hypermla_decode* decode = nullptr;
+  ASSERT_EQ(hypermla_decode_create(&options, "cpu", nullptr, &decode), HYPERMLA_OK) << hypermla_last_error();
+  EXPECT_TRUE(contains(refusal(hypermla_decode_plan(decode, lengths_.data(), starts_.data(), 2, nullptr)),
+                       "block_table is missing"));
+  ASSERT_EQ(hypermla_decode_plan_shared(decode, lengths_.data(), starts_.data(), 2, table_.data(), 2, nullptr),
+            HYPERMLA_OK)
+      << hypermla_last_error();
+  std::fill(o_.begin(), o_.end(), 0);
+  ASSERT_EQ(hypermla_decode_run(decode, &tensors_, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  EXPECT_EQ(o_, o);
+  hypermla_decode_destroy(decode);
+  EXPECT_TRUE(contains(
+      refusal(hypermla_decode_plan_shared(nullptr, lengths_.data(), starts_.data(), 2, table_.data(), 2, nullptr)),
+      "decode is NULL"));
+}
+
 TEST_F(CApi, AStructMayBeOlderOrNewerThanTheLibrary) {
   const std::size_t older = offsetof(hypermla_decode_options, page);
   hypermla_decode_options options;

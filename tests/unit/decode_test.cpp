@@ -227,6 +227,30 @@ TEST(MlaDecode, ShardsOfAContextMergeIntoTheWhole) {
   }
 }
 
+// The same first pages for all of some neighbours, as prefix caching leaves them; the last pages are their own.
+void share_pages(Step& step, int first, int requests, int tokens) {
+  for (int r = first + 1; r < first + requests; ++r)
+    std::copy_n(&step.table[first * step.width], tokens / step.at.page, &step.table[r * step.width]);
+}
+
+TEST(MlaDecode, SharedPrefixesChangeNoOutput) {
+  MlaDecodeOptions options = {.heads = 2, .max_requests = 5, .max_queries = 2, .max_tokens = 200, .page = 16};
+  Step step(options, {150, 140, 200, 70, 0}, {1, 2, 1, 2, 0}, 12);
+  share_pages(step, 0, 3, 128);
+  MlaDecode plain(options, DeviceHandle("cpu"));
+  EXPECT_TRUE(contains(
+      error_of([&] { plain.plan(step.lengths.data(), step.starts.data(), 5, nullptr, step.table.data(), step.width); }),
+      "block_table has no meaning in plan() without shared_prefixes"));
+  options.shared_prefixes = true;
+  MlaDecode decode(options, DeviceHandle("cpu"));
+  EXPECT_TRUE(contains(error_of([&] { decode.plan(step.lengths.data(), step.starts.data(), 5); }),
+                       "with shared_prefixes plan() takes the table of the step, too"));
+  decode.plan(nullptr, nullptr, 0);
+  decode.plan(step.lengths.data(), step.starts.data(), 5, nullptr, step.table.data(), step.width);
+  decode.run(step.tensors());
+  step.check(step.o, step.lse);
+}
+
 TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
   MlaDecode decode({.heads = 1}, DeviceHandle("cpu"));
   decode.plan(nullptr, nullptr, 0);
@@ -245,8 +269,10 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
     std::set<std::string> ahead;
     for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
     // Tilings, types, pages; those of shards; tilings of sparse attention, both types and FP8, where a version gathers;
+    // tilings of v0 and pages for shared prefixes, of which sparse attention has pages of 1; what is around these;
     // planners without and with cuts, and of shards.
-    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 2 * 5 + (version == std::string("v0") ? 2 * 3 : 0) + 1 + 12 + 1);
+    const bool gathers = version == std::string("v0");
+    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 2 * 5 + (gathers ? 2 * 3 + 2 * 4 : 2 * 5) + 3 + 1 + 12 + 1);
     for (const int heads : {1, 8, 16, 20, 64, 128})
       for (const int queries : {1, 2, 8, 128})
         for (const int requests : {1, 7, 256})
@@ -266,6 +292,10 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
               for (const KernelSource& source : plan->decode(options)->sources())
                 EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
               options.shards = options.interleave = 1;
+              options.shared_prefixes = queries <= 8;
+              for (const KernelSource& source : plan->decode(options)->sources())
+                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+              options.shared_prefixes = false;
             }
             if (queries != 1) continue;
             options.sparse = true;
@@ -325,6 +355,16 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.shards = 2, .interleave = 129}), "interleave=129"));
   EXPECT_TRUE(contains(refusal({.interleave = 16}), "shards=1"));
   EXPECT_TRUE(contains(refusal({.sparse = true, .shards = 2}), "not supported with sparse"));
+  const auto sharing = [&](MlaDecodeOptions options) {
+    options.shared_prefixes = true;
+    return refusal(options);
+  };
+  EXPECT_TRUE(contains(sharing({.sparse = true}), "shared_prefixes is not supported with sparse"));
+  EXPECT_TRUE(contains(sharing({.cache_format = MlaCacheFormat::fp8_656}), "with a cache in FP8"));
+  EXPECT_TRUE(contains(sharing({.split = 512}), "with split"));
+  EXPECT_TRUE(contains(sharing({.shards = 2}), "with shards"));
+  EXPECT_TRUE(contains(sharing({.heads = 128, .max_requests = 2048, .max_queries = 16}), "max_query_tokens=32768"));
+  EXPECT_EQ(sharing({.heads = 128, .max_requests = 2048, .max_queries = 15}), "");
   MlaDecode shard({.heads = 1, .shards = 4, .shard = 3, .interleave = 16}, DeviceHandle("cpu"));
   EXPECT_TRUE(contains(shard.explain(), "shard 3 of 4, which take turns of 16 tokens")) << shard.explain();
   const float sink = 0;
@@ -332,6 +372,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   of_sinks.query_tokens = 1;
   of_sinks.sinks = &sink;
   EXPECT_TRUE(contains(error_of([&] { shard.run(of_sinks); }), "sinks are not supported with shards"));
+  MlaDecode shares({.heads = 1, .shared_prefixes = true}, DeviceHandle("cpu"));
+  EXPECT_TRUE(contains(error_of([&] { shares.run(of_sinks); }), "sinks are not supported with shared_prefixes"));
 
   const MlaDecodeOptions options = {.heads = 1, .max_requests = 2, .max_queries = 2, .max_tokens = 20, .page = 16};
   Step step(options, {20, 3}, {2, 1}, 3);
@@ -370,8 +412,9 @@ class DecodeOnHopper : public testing_support::OnHopper {
         step.at.heads, step.at.page, q.data(), step.starts.back() + 1, cache.data(), std::max(step.pages, 1),
         static_cast<const int*>(table.data()), step.width, o.data(), static_cast<float*>(lse.data()));
     const auto work = [&](StreamHandle stream) {
+      const int* const of_plan = step.at.shared_prefixes ? tensors.block_table : nullptr;
       decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()),
-                  int(step.lengths.size()), stream);
+                  int(step.lengths.size()), stream, of_plan, of_plan ? step.width : 0);
       for (int layer = 0; layer < 2; ++layer) decode.run(tensors, stream);
     };
     if (stream)
@@ -414,6 +457,62 @@ TEST_F(DecodeOnHopper, ShardsOfAContextMergeIntoTheWhole) {
         }
         merge_shards(step, parts);
       }
+}
+
+// Two groups, requests beside them, drafts and padding. Of 128 heads every request fills its row tiles: nothing is
+// shared, and the bits are those of a MlaDecode without the option.
+TEST_F(DecodeOnHopper, SharedPrefixesAreAttendedToOnce) {
+  for (const auto& [page, heads] : {std::pair{64, 8}, {16, 4}, {1, 2}, {64, 128}}) {
+    SCOPED_TRACE(testing::Message() << "page " << page << " heads " << heads);
+    const MlaDecodeOptions options = {
+        .heads = heads, .max_requests = 130, .max_queries = 2, .max_tokens = 830, .page = page};
+    std::vector<int> lengths, queries;
+    for (int r = 0; r < 118; ++r) lengths.push_back(707 + r), queries.push_back(1 + r % 7 / 6);
+    lengths.insert(lengths.end(), {300, 1, 0, 0});
+    queries.insert(queries.end(), {2, 1, 1, 0});
+    Step step(options, lengths, queries, 13);
+    share_pages(step, 0, 70, 640);
+    share_pages(step, 73, 45, 704);
+    MlaDecode plain(options, DeviceHandle("cuda"));
+    const auto [plain_o, plain_lse] = run(plain, step);
+    step.at.shared_prefixes = true;
+    MlaDecode decode(step.at, DeviceHandle("cuda"));
+    const auto [o, lse] = run(decode, step);
+    EXPECT_EQ(o == plain_o, heads == 128);  // what is merged is rounded once more
+    if (heads < 128) step.check(o, lse);
+    EXPECT_EQ(run(decode, step).first, o);
+  }
+}
+
+TEST_F(DecodeOnHopper, ARecordingFollowsWhoSharesPrefixes) {
+  const MlaDecodeOptions options = {
+      .heads = 4, .max_requests = 120, .max_queries = 2, .max_tokens = 830, .shared_prefixes = true};
+  std::vector<int> lengths, queries;
+  for (int r = 0; r < 120; ++r) lengths.push_back(707 + r), queries.push_back(1 + r % 7 / 6);
+  Step one(options, lengths, queries, 14);
+  std::reverse(lengths.begin(), lengths.end());  // of as many pages
+  Step other(options, lengths, queries, 15), alone(options, lengths, queries, 16);
+  share_pages(one, 0, 120, 640);
+  share_pages(other, 10, 50, 704);
+  share_pages(other, 65, 50, 640);
+  MlaDecode decode(options, DeviceHandle("cuda"));
+  const Buffer q = copy_of(one.q), cache = copy_of(one.cache), table = copy_of(one.table), o = copy_of(one.o),
+               lse = copy_of(one.lse), of_lengths = copy_of(one.lengths), starts = copy_of(one.starts);
+  const auto recording = device_->record([&](StreamHandle stream) {
+    decode.plan(static_cast<const int*>(of_lengths.data()), static_cast<const int*>(starts.data()), 120, stream,
+                static_cast<const int*>(table.data()), one.width);
+    decode.run(MlaDecodeTensors::fused(4, 64, q.data(), one.starts.back() + 1, cache.data(), one.pages,
+                                       static_cast<const int*>(table.data()), one.width, o.data(),
+                                       static_cast<float*>(lse.data())),
+               stream);
+  });
+  for (const Step* step : {&one, &other, &alone, &one}) {
+    copy(q, step->q), copy(cache, step->cache), copy(table, step->table), copy(o, step->o);
+    copy(lse, step->lse), copy(of_lengths, step->lengths);
+    recording->replay(device_->stream());
+    device_->synchronize();
+    step->check(back<std::uint16_t>(o), back<float>(lse));
+  }
 }
 
 TEST_F(DecodeOnHopper, FixedCutsGiveTheSameBitsInAnyBatch) {

@@ -153,7 +153,8 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
   with_.shards = plan_.shards = Shards(at.shards, at.shard, at.interleave);
 }
 
-void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) {
+void LatentDecode::plan(const int* lengths, const int* query_starts, int requests, const int*, std::int64_t,
+                        StreamHandle stream) {
   plan_.lengths = lengths;
   plan_.query_starts = query_starts;
   plan_.requests = requests;

@@ -82,9 +82,11 @@ class LatentDecode : public DecodeKernels {
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   std::vector<KernelSource> sources() const override { return {spec_.attention, spec_.planner}; }
   void prepare(Compiler& compiler, Device& device, void* workspace) override;
-  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) override;
+  void plan(const int* lengths, const int* query_starts, int requests, const int* block_table,
+            std::int64_t table_stride, StreamHandle stream) override;
   void run(const MlaDecodeTensors& tensors, StreamHandle stream) override;
   int status() const override;
+  const PlanRequestsArguments& planned() const { return plan_; }  // behind prepare()
 
  private:
   void set_queries(const MlaDecodeTensors& with);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cute/latent/decode_plan.h"
+#include "cute/latent/prefix_plan.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/status.h"
 #include "mla/attention_time.h"
@@ -114,6 +115,24 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
     if (!takes(options)) return nullptr;
+    std::unique_ptr<LatentDecode> own = latent_decode(options);
+    return options.shared_prefixes ? with_shared_prefixes(options, std::move(own), target) : std::move(own);
+  }
+
+ protected:
+  virtual std::vector<Tiling> candidates() const = 0;
+  virtual LatentVersion version(const Tiling& at) const = 0;
+  // Whether MlaDecode may call it for a cache of that form: sparse, or in FP8.
+  virtual bool takes(const MlaDecodeOptions& options) const {
+    return !options.sparse && !fp8_bytes(options.cache_format);
+  }
+  // A copy of the version's own plan, for what outlives this one.
+  virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
+  // The tiling as a template argument, where the kernel learns some of its fields at run time.
+  virtual Tiling tiling_at_compile_time(Tiling at) const { return at; }
+
+  // Without shared prefixes.
+  std::unique_ptr<LatentDecode> latent_decode(const MlaDecodeOptions& options) const {
     const int fp8 = fp8_bytes(options.cache_format);
     const std::shared_ptr<LatentPlan> self = shared_copy();
     self->problem = {.b = options.max_requests,
@@ -144,18 +163,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                          .planner = source(*planner),
                          .workers = target.processors});
   }
-
- protected:
-  virtual std::vector<Tiling> candidates() const = 0;
-  virtual LatentVersion version(const Tiling& at) const = 0;
-  // Whether MlaDecode may call it for a cache of that form: sparse, or in FP8.
-  virtual bool takes(const MlaDecodeOptions& options) const {
-    return !options.sparse && !fp8_bytes(options.cache_format);
-  }
-  // A copy of the version's own plan, for what outlives this one.
-  virtual std::shared_ptr<LatentPlan> shared_copy() const = 0;
-  // The tiling as a template argument, where the kernel learns some of its fields at run time.
-  virtual Tiling tiling_at_compile_time(Tiling at) const { return at; }
 
   // Tokens may be asked for before the kernels before this one are done only where the host knows which.
   bool may_prefetch() const { return problem.page == 0 && !problem.ragged; }

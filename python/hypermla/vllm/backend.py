@@ -128,6 +128,12 @@ class HyperMLABackend(MLACommonBackend):
         return None
 
 
+def _shares_prefixes(config):
+    """Whether --additional-config asks for it."""
+    asked = config.additional_config
+    return isinstance(asked, dict) and bool(asked.get("hypermla_shared_prefixes"))
+
+
 @dataclass
 class HyperMLADecodeMetadata(MLACommonDecodeMetadata):
     """A step, as Plans wants it."""
@@ -178,9 +184,11 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         of_shard = -(-tokens // (shards * interleave)) * interleave
         split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
                                       name) if envs.VLLM_BATCH_INVARIANT else 0
-        self._usual = Capacity(requests, usual, requests * usual, tokens, split, *shard_of)
+        shares = _shares_prefixes(vllm_config)
+        self._usual = Capacity(requests, usual, requests * usual, tokens, split, *shard_of, shares)
+        # Requests of many queries fill their row tiles: to share prefixes saves nothing there.
         self._long = self._usual if longest == usual else Capacity(requests, longest, min(requests * longest, most),
-                                                                   tokens, 0, *shard_of)
+                                                                   tokens, 0, *shard_of, shares and any_batch)
         if any_batch:  # a graph may be recorded with short queries and replayed with long ones
             self._usual = self._long
         self._causal = True

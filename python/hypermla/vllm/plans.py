@@ -16,6 +16,7 @@ class Capacity(NamedTuple):
     shards: int = 1  # GPUs that share the context of every request, which of them this is, and tokens of a turn
     shard: int = 0
     interleave: int = 1
+    shared_prefixes: bool = False
 
 
 class _Planned:
@@ -27,7 +28,9 @@ class _Planned:
 
     def plan(self, step):
         self.step = None  # of which nothing is true if plan() throws
-        self.decode.plan(step.seq_lens if step.capacity.shards == 1 else step.dcp_tot_seq_lens, step.query_start_loc)
+        table = {"block_table": step.block_table} if step.capacity.shared_prefixes else {}
+        self.decode.plan(step.seq_lens if step.capacity.shards == 1 else step.dcp_tot_seq_lens, step.query_start_loc,
+                         **table)
         self.step = step
 
 
@@ -77,5 +80,5 @@ class Plans:
                 heads=heads, max_requests=capacity.requests, max_queries=capacity.queries,
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
-                interleave=capacity.interleave, device=self._device))
+                interleave=capacity.interleave, shared_prefixes=capacity.shared_prefixes, device=self._device))
         return planned

@@ -35,7 +35,8 @@ hypermla_decode_options default_options() {
           std::int32_t(at.cache_format),
           at.shards,
           at.shard,
-          at.interleave};
+          at.interleave,
+          at.shared_prefixes};
 }
 
 hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
@@ -61,6 +62,7 @@ MlaDecodeOptions options_of(const hypermla_decode_options* given) {
           .shards = at.shards,
           .shard = at.shard,
           .interleave = at.interleave,
+          .shared_prefixes = at.shared_prefixes != 0,
           .kernel = at.kernel ? at.kernel : ""};
 }
 
@@ -160,6 +162,14 @@ void hypermla_decode_destroy(hypermla_decode* decode) { delete decode; }
 hypermla_status hypermla_decode_plan(hypermla_decode* decode, const int32_t* lengths, const int32_t* query_starts,
                                      int32_t requests, void* stream) {
   return guarded_call([&] { required(decode, "decode").decode.plan(lengths, query_starts, requests, stream); });
+}
+
+hypermla_status hypermla_decode_plan_shared(hypermla_decode* decode, const int32_t* lengths,
+                                            const int32_t* query_starts, int32_t requests, const int32_t* block_table,
+                                            int64_t table_stride, void* stream) {
+  return guarded_call([&] {
+    required(decode, "decode").decode.plan(lengths, query_starts, requests, stream, block_table, table_stride);
+  });
 }
 
 hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_decode_tensors* tensors, void* stream) {

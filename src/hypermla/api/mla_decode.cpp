@@ -81,13 +81,18 @@ int MlaDecode::fixed_split(MlaDecodeOptions options, std::size_t bytes, const De
 }
 std::size_t MlaDecode::workspace_bytes() const { return state_->kernels->workspace_bytes(); }
 
-void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, void* stream) {
+void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, void* stream, const int* block_table,
+                     std::int64_t table_stride) {
   if (requests < 0 || requests > state_->options.max_requests)
     fail("{} requests are not supported: this MlaDecode is for 0 to max_requests={}", requests,
          state_->options.max_requests);
   if (!lengths && requests > 0 && !state_->options.sparse)
     fail("lengths is missing: give the address of the requests' numbers of tokens");
-  state_->kernels->plan(lengths, query_starts, requests, stream);
+  if (state_->options.shared_prefixes && requests > 0 && (!block_table || table_stride < 1))
+    fail("block_table is missing: with shared_prefixes plan() takes the table of the step, too, and its stride");
+  if (!state_->options.shared_prefixes && block_table)
+    fail("block_table has no meaning in plan() without shared_prefixes; give it to run() alone");
+  state_->kernels->plan(lengths, query_starts, requests, block_table, table_stride, stream);
 }
 
 void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) {

@@ -195,6 +195,10 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
     for (const int requests : {1, 256})
       for (const int page : {1, 16, 32, 64, 128})
         add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .shards = 2});
+  // Shared prefixes. What attends to them follows from the queries of all requests.
+  for (const int requests : {1, 256})
+    for (const int page : {1, 16, 32, 64, 128})
+      add({.heads = 16, .max_requests = requests, .max_tokens = 131072, .page = page, .shared_prefixes = true});
   return sources;
 }
 

@@ -12,6 +12,13 @@
 
 namespace hypermla {
 
+namespace {
+
+// A request of a planner has less than 65536 row tiles of 64 rows; that of a prefix may have all queries.
+constexpr std::int64_t kMaxSharingRows = 65535 * 64;
+
+}  // namespace
+
 void settle(MlaDecodeOptions& at) {
   auto within = [](const char* name, std::int64_t value, std::int64_t most) {
     if (value < 1 || value > most) fail("{}={} is not supported: it must be from 1 to {}", name, value, most);
@@ -49,6 +56,17 @@ void settle(MlaDecodeOptions& at) {
         "shards={} is not supported with sparse: a list of chosen tokens names those that are here, whatever the rest; "
         "leave shards out",
         at.shards);
+  if (at.shared_prefixes && (at.sparse || fp8_bytes(at.cache_format) || at.split || at.shards > 1))
+    fail("shared_prefixes is not supported with {}; leave one of them out",
+         at.sparse       ? "sparse: every query has a list of its own"
+         : at.shards > 1 ? "shards"
+         : at.split      ? "split: what is shared depends on the batch, and so do the bits of an output"
+                         : "a cache in FP8");
+  if (at.shared_prefixes && std::int64_t{at.heads} * at.max_query_tokens > kMaxSharingRows)
+    fail(
+        "max_query_tokens={} with heads={} is not supported with shared_prefixes: heads * max_query_tokens may be at "
+        "most {}; make several MlaDecode of fewer requests, or leave shared_prefixes out",
+        at.max_query_tokens, at.heads, kMaxSharingRows);
 }
 
 std::string explain_shards(const MlaDecodeOptions& at) {
@@ -61,6 +79,10 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   const int fp8 = fp8_bytes(at.cache_format);
   if (at.shards > 1 && with.sinks)
     fail("sinks are not supported with shards: a sink counts once and not in every shard; apply it after the merge");
+  if (at.shared_prefixes && with.sinks)
+    fail(
+        "sinks are not supported with shared_prefixes: a sink counts once and not in every part; leave one of them "
+        "out");
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},
@@ -170,7 +192,8 @@ class DecodeReference : public DecodeKernels {
   void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }
   int status() const override { return 0; }
 
-  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle) override {
+  void plan(const int* lengths, const int* query_starts, int requests, const int*, std::int64_t,
+            StreamHandle) override {
     std::vector<int> starts(1, 0);
     for (int r = 0; r < requests; ++r)
       starts.push_back(query_starts ? query_starts[r + 1] : starts.back() + options_.max_queries);

@@ -27,8 +27,9 @@ class DecodeKernels {
   virtual std::vector<KernelSource> sources() const { return {}; }
   // Compiles, loads, and takes its workspace. Comes first.
   virtual void prepare(Compiler& compiler, Device& device, void* workspace) = 0;
-  // As MlaDecode's. `requests` is within the capacity.
-  virtual void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) = 0;
+  // As MlaDecode's. `requests` is within the capacity; there is a block table where prefixes are shared.
+  virtual void plan(const int* lengths, const int* query_starts, int requests, const int* block_table,
+                    std::int64_t table_stride, StreamHandle stream) = 0;
   virtual void run(const MlaDecodeTensors& tensors, StreamHandle stream) = 0;
   // What the last plan found wrong, as bits: kWrongTokens, kWrongQueries. Waits for the device.
   virtual int status() const = 0;

@@ -35,13 +35,13 @@ class Block {
  public:
   explicit Block(int threads) : meeting_(threads), warps_(threads / 32, Barrier(32)), lanes_(threads) {
     for (int i = 0; i < threads; ++i) threads_.emplace_back();
-    present() = this;
   }
   Block(const Block&) = delete;
 
   // `blocks` of them, one after the other.
   void run(int blocks, std::function<void()> work) {
     work_ = std::move(work);
+    present() = this;
     for (block_index.x = 0; block_index.x < blocks; ++block_index.x) {
       for (Thread& thread : threads_) {
         getcontext(&thread.context);
@@ -175,6 +175,9 @@ inline int __reduce_max_sync(unsigned, int value) {
 }
 inline int __reduce_or_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) { return std::accumulate(lanes, lanes + 32, 0, std::bit_or<>()); });
+}
+inline void __syncwarp() {
+  exchange(0, [](const int*) { return 0; });
 }
 inline float __fdividef(float x, float y) { return x / y; }
 inline int __popc(unsigned x) { return std::popcount(x); }
