@@ -105,7 +105,8 @@ class PagedDecode : public DecodeKernels {
     o_part_ = base + o_part_at_;
   }
 
-  void plan(const int* lengths, const int* query_starts, int requests, StreamHandle stream) override {
+  void plan(const int* lengths, const int* query_starts, int requests, const int*, std::int64_t,
+            StreamHandle stream) override {
     const MlaDecodeOptions& at = options_;
     plan_.arguments = {lengths,       query_starts,    lengths != nullptr, query_starts != nullptr,
                        requests,      at.max_requests, at.max_queries,     at.max_query_tokens,
@@ -177,28 +178,29 @@ class PagedDecode : public DecodeKernels {
   }
 
  private:
-  // As the candidates of flash_mla: a GPU with large blocks holds the whole accumulator of 64 rows; others make the
-  // scores several times. A few heads of several queries fill the rows together.
+  // GPUs with large blocks hold the whole accumulator of 64 rows, in which a few heads of several queries lie together;
+  // others hold less, or make the scores several times. Where tokens are gathered their pointers take registers. As
+  // compiled for sm_80 to sm_120: no stack frames, but up to 96 bytes on sm_80 and sm_89 with small pages.
   PagedDecodeTiling tiling(const Target& target) const {
-    const int page = at_compile_time().page;
-    const bool blackwell_small = target.arch == "sm_120" || target.arch == "sm_121";
-    const bool large = target.has_large_blocks();
-    const int rows = large || blackwell_small || !target.is_gpu() ? 64 : 32;
-    PagedDecodeTiling at;
-    at.Bh = std::clamp(int(std::bit_ceil(unsigned(options_.heads))), 16, rows);
-    at.Bq = std::clamp(int(std::bit_ceil(unsigned(options_.max_queries))), 1, rows / at.Bh);
-    at.Bn = large || !target.is_gpu() ? 64 : 32;
-    at.Bv = large || blackwell_small || !target.is_gpu() ? 512 : 128;
-    at.Bk = large || blackwell_small ? 128 : target.is_gpu() ? 64 : 512;
-    if (page == 1 && target.is_gpu()) at.Bv = 128, at.Bk = 64;  // pointers of single values take registers
-    at.num_warps = target.is_gpu() ? 8 : 1;
-    return at;
+    const int heads = int(std::bit_ceil(unsigned(options_.heads))), page = at_compile_time().page;
+    if (!target.is_gpu()) {
+      const int Bh = std::clamp(heads, 16, 64);
+      return {Bh, queries_of(64 / Bh), 64, 512, 512, 1, 1};
+    }
+    const bool is_small_blackwell = target.arch == "sm_120" || target.arch == "sm_121";
+    if (page == 1) return {32, 1, 32, target.has_large_blocks() || is_small_blackwell ? 128 : 64, 64, 8, 1};
+    if (target.has_large_blocks()) {
+      const int Bh = std::clamp(heads, 16, 64);
+      return {Bh, queries_of(64 / Bh), 64, 512, 128, 8, 1};
+    }
+    if (is_small_blackwell) return {std::clamp(heads, 32, 64), 1, 32, 512, 128, 8, 1};
+    if (target.arch == "sm_80" || target.arch == "sm_87") return {32, 1, page < 64 ? 32 : 64, 128, 128, 8, 1};
+    return {32, 1, 32, 64, 64, 8, 1};
   }
+  int queries_of(int most) const { return std::clamp(int(std::bit_ceil(unsigned(options_.max_queries))), 1, most); }
   // Where tokens are chosen one by one, and where pages have one each, the kernel gathers.
   PagedDecodeProblem at_compile_time() const {
-    return {.dtype = options_.dtype,
-            .causal = options_.causal && options_.max_queries > 0,
-            .page = options_.sparse ? 1 : options_.page};
+    return {.dtype = options_.dtype, .causal = options_.causal, .page = options_.sparse ? 1 : options_.page};
   }
   std::string header(const char* name) const { return fmt::format("cutile/decode/{}.cuh", name); }
   KernelSource plan_source() const {
@@ -236,7 +238,7 @@ class PagedDecode : public DecodeKernels {
 
 std::unique_ptr<DecodeKernels> make_paged_decode(const MlaDecodeOptions& options, const Target& target,
                                                  std::function<double(const DeviceSpec&)> seconds) {
-  if (fp8_bytes(options.cache_format) || options.shards > 1) return nullptr;
+  if (fp8_bytes(options.cache_format) || options.shards > 1 || options.shared_prefixes) return nullptr;
   return std::make_unique<PagedDecode>(options, target, std::move(seconds));
 }
 

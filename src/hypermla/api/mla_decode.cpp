@@ -39,8 +39,10 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
         fail("only {0} takes these options, a draft that has no record of a GPU yet; pin it by kernel={0}",
              entry.full_name());
   if (!best)
-    fail("no decoding kernel for {} ({}) takes these options; caches in FP8 and shards need a Hopper GPU or a CPU",
-         device.info().name, on.target.arch);
+    fail(
+        "no decoding kernel for {} ({}) takes these options; caches in FP8, shards and shared prefixes need a Hopper "
+        "GPU or a CPU",
+        device.info().name, on.target.arch);
   return best;
 }
 
