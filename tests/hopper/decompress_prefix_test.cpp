@@ -1,4 +1,4 @@
-// decompress_prefix for Hopper, run as C++ threads over the cases of the CPU.
+// decompress_prefix for Hopper, run as plain C++ over the cases of the CPU.
 #include "emulated_hopper.h"
 
 #include "../unit/cache_cases.h"

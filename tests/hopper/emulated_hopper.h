@@ -1,27 +1,26 @@
-// Stands in for the wrappers over PTX (kernels/cute/hopper), so that a kernel with TMA and WGMMA runs as C++ threads, a
-// thread for each CUDA thread. What it shows: addresses, descriptors, swizzles, and who waits for whom. What it does
-// not: the order of asynchronous work, since every copy and every product is done when its call returns.
+// Stands in for the wrappers over PTX (kernels/cute/hopper), so that a kernel with TMA and WGMMA runs as plain C++, a
+// context for each CUDA thread (cuda_threads.h). What it shows: addresses, descriptors, swizzles, who waits for whom,
+// and products that are touched before they are waited for: they are made then. races.h shows what nothing orders.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
-#include <barrier>
+#include <array>
 #include <bit>
 #include <cmath>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <thread>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "cuda_threads.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/tensor_map.h"
+#include "races.h"
 
 #define __global__
 #define __device__
@@ -48,53 +47,115 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace emulated {
 
-struct Index {
-  int x = 0;
+// Where threads meet: `threads` of them, some of which may go on at once.
+struct Meeting {
+  int threads, arrived = 0;
+  unsigned turn = 0;
+  const char* of = nullptr;
+  bool any = false, was_any = false;  // what those said who came, and in the last turn
+  std::vector<int> waiting;
+  races::Sync sync = {};
+
+  explicit Meeting(int threads = 32) : threads(threads) {}
+  // The last that comes does `last`.
+  template <class Last>
+  void meet(const char* place, unsigned which, bool orders, bool waits, const Last& last) {
+    if (arrived++ == 0) of = place;
+    if (std::strcmp(of, place)) Threads::all().stop("lanes of a warp meet at " + std::string(of) + " and " + place);
+    if (orders) races::arrive(sync, place, which);
+    if (arrived < threads) {
+      if (!waits) return;
+      waiting.push_back(thread.x);
+      return Threads::all().wait(place, which);
+    }
+    last();
+    arrived = 0;
+    ++turn;
+    if (waits) waiting.push_back(thread.x);
+    if (orders) {
+      races::complete(sync);
+      for (const int one : waiting) races::acquire(sync, one);
+    }
+    for (const int one : waiting)
+      if (one != thread.x) Threads::all().wake(one);
+    waiting.clear();
+  }
 };
-inline thread_local Index thread;
-inline Index block, grid;
 
 // A barrier in shared memory: arrivals that are left of a phase, and bytes.
 struct PhaseBarrier {
   int arrivals = 0, left = 0;
   std::int64_t bytes = 0;
   unsigned phase = 0;
-  std::condition_variable over;
+  std::vector<int> waiting;
+  // Where a lane of a warp has found the phase of a parity over, those beside it do, too, even if they look when the
+  // next one is over: lanes that nothing holds apart wait together. Which have, since the warp has met last.
+  struct Found {
+    unsigned turn, lanes;
+  };
+  std::map<std::pair<int, unsigned>, Found> found;
+  races::Sync sync = {};
 };
-inline std::mutex mutex;
 inline std::map<unsigned, PhaseBarrier> phase_barriers;  // by their address
-// How often the threads of a warp have waited at a barrier: the lanes of a warp find it as the first of them does, even
-// if the system lets them look when the next phase is over, too.
-inline std::map<std::pair<int, unsigned>, int> waits_of_warp;
-inline thread_local std::map<unsigned, int> waits_of_thread;
-
-// By their number, with the threads that meet there. Those of a barrier are always as many: a kernel whose threads may
-// be at a later meeting while others are still on their way to an earlier one needs that.
-inline std::map<int, std::pair<int, std::barrier<>>> named_barriers;
-inline std::vector<std::unique_ptr<std::barrier<>>> warps;
-inline std::vector<unsigned> of_lanes;  // what the threads exchange
+inline std::map<int, Meeting> named_barriers;
+inline std::vector<Meeting> warps;
+inline std::vector<unsigned long long> of_lanes[2];  // what threads exchange, of this turn and the last
 
 inline void change(unsigned address, int arrivals, std::int64_t bytes) {
-  const std::lock_guard lock(mutex);
   PhaseBarrier& barrier = phase_barriers.at(address);
   barrier.left -= arrivals;
   barrier.bytes += bytes;
+  if (barrier.left < 0) Threads::all().stop("more arrivals than the barrier at " + std::to_string(address) + " counts");
   if (barrier.left > 0 || barrier.bytes != 0) return;
   barrier.left = barrier.arrivals;
   ++barrier.phase;
-  barrier.over.notify_all();
+  races::complete(barrier.sync, address);
+  for (const int one : barrier.waiting) Threads::all().wake(one);
+  barrier.waiting.clear();
 }
-inline std::barrier<>& named(int number, int threads) {
-  const std::lock_guard lock(mutex);
-  const auto at = named_barriers.try_emplace(number, threads, threads).first;
-  if (at->second.first != threads) {  // they would wait for ever
-    std::fprintf(stderr, "barrier %d of %d threads was of %d\n", number, threads, at->second.first);
-    std::abort();
+// Those of a number are always as many: a kernel whose threads may be at a later meeting while others are still on
+// their way to an earlier one needs that.
+inline Meeting& named(int number, int threads) {
+  Meeting& at = named_barriers.try_emplace(number, threads).first->second;
+  if (at.threads != threads) {  // they would wait for ever
+    Threads::all().stop("barrier " + std::to_string(number) + " of " + std::to_string(threads) + " threads was of " +
+                        std::to_string(at.threads));
   }
-  return at->second.second;
+  return at;
 }
-inline void meet(int number, int threads) { named(number, threads).arrive_and_wait(); }
-inline void meet_warp() { warps[thread.x / 32]->arrive_and_wait(); }
+inline void meet(int number, int threads, bool waits = true) {
+  named(number, threads).meet("named barrier", unsigned(number), true, waits, [] {});
+}
+// The lanes of a warp; where nothing is said of memory, their accesses stay without order.
+template <class Last>
+void meet_warp(const char* place, bool orders, const Last& last) {
+  warps[thread.x / 32].meet(place, unsigned(thread.x / 32), orders, true, last);
+}
+inline void converge(const char* place) {
+  meet_warp(place, false, [] {});
+}
+// The values of the warp's lanes.
+template <class T>
+struct Lanes {
+  const unsigned long long* first;
+  T operator[](int lane) const {
+    T value;
+    std::memcpy(&value, first + lane, sizeof value);
+    return value;
+  }
+  template <class F>
+  T all(T value, const F& f) const {
+    for (int lane = 0; lane < 32; ++lane) value = f(value, (*this)[lane]);
+    return value;
+  }
+};
+template <class T>
+Lanes<T> exchange(const char* place, T value) {
+  std::vector<unsigned long long>& of = of_lanes[warps[thread.x / 32].turn & 1];
+  std::memcpy(&of[thread.x], &value, sizeof value);
+  converge(place);
+  return {&of[thread.x / 32 * 32]};
+}
 
 // Blocks one after the other.
 inline void run(int blocks, int threads, const std::function<void()>& kernel);
@@ -117,8 +178,9 @@ inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapSha
                        {shape.batch, shape.batch_bytes, 1}});
 }
 // Calls on(line in the tensor, or null; its number in the box) for every line of the box there; returns its bytes.
-inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch,
-                         const std::function<void(char*, int)>& on) {
+template <class On>
+[[gnu::always_inline]] inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch,
+                                                const On& on) {
   Map of;
   std::memcpy(static_cast<void*>(&of), &map, sizeof of);
   const hypermla::TensorMapAxis* axes = of.axes;
@@ -157,40 +219,46 @@ inline unsigned __cvta_generic_to_shared(const void* pointer) {
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {
-  std::memcpy(&emulated::of_lanes[threadIdx.x], &value, sizeof value);
-  emulated::meet_warp();
-  std::memcpy(&value, &emulated::of_lanes[threadIdx.x / 32 * 32 + lane], sizeof value);
-  emulated::meet_warp();
-  return value;
+  return emulated::exchange("shuffle", value)[lane];
 }
-// What f makes of the values of the warp's lanes.
-template <class F>
-u32 of_warp(u32 value, F f) {
-  emulated::of_lanes[threadIdx.x] = value;
-  emulated::meet_warp();
-  u32 result = value;
-  for (int i = 0; i < 32; ++i) result = f(result, i, emulated::of_lanes[threadIdx.x / 32 * 32 + i]);
-  emulated::meet_warp();
-  return result;
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return emulated::exchange("shuffle", value)[threadIdx.x % 32 ^ mask];
 }
-inline bool __any_sync(unsigned, bool yes) {
-  return of_warp(yes, [](u32 all, int, u32 one) { return all | one; });
-}
-inline bool __all_sync(unsigned, bool yes) {
-  return of_warp(yes, [](u32 all, int, u32 one) { return all & one; });
+template <class T>
+T __shfl_up_sync(unsigned, T value, int by) {
+  return emulated::exchange("shuffle",
+                            value)[std::max(threadIdx.x % 32 - by, threadIdx.x % 32 < by ? threadIdx.x % 32 : 0)];
 }
 inline u32 __ballot_sync(unsigned, bool yes) {
-  return of_warp(yes, [](u32 all, int i, u32 one) { return (i ? all : 0) | one << i; });
+  u32 all = 0;
+  const auto of_lanes = emulated::exchange("vote", yes);
+  for (int i = 0; i < 32; ++i) all |= u32{of_lanes[i]} << i;
+  return all;
 }
-inline void __syncwarp() { emulated::meet_warp(); }
+inline bool __any_sync(unsigned, bool yes) { return __ballot_sync(~0u, yes) != 0; }
+inline bool __all_sync(unsigned, bool yes) { return __ballot_sync(~0u, yes) == ~0u; }
+inline int __reduce_add_sync(unsigned, int value) {
+  return emulated::exchange("reduction", value).all(0, std::plus<>());
+}
+inline int __reduce_max_sync(unsigned, int value) {
+  return emulated::exchange("reduction", value).all(value, [](int x, int y) { return std::max(x, y); });
+}
+inline int __reduce_or_sync(unsigned, int value) {
+  return emulated::exchange("reduction", value).all(0, std::bit_or<>());
+}
+inline void __syncwarp() {
+  emulated::meet_warp("__syncwarp", true, [] {});
+}
 inline u32 __umulhi(u32 x, u32 y) { return u32(u64{x} * y >> 32); }
 inline int __popc(u32 x) { return std::popcount(x); }
+inline int __clz(u32 x) { return std::countl_zero(x); }
 inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline u32 __float_as_uint(float x) { return std::bit_cast<u32>(x); }
 inline float __uint_as_float(u32 x) { return std::bit_cast<float>(x); }
 inline long long clock64() {  // a few looks later is long ago: blocks run one after the other
-  static thread_local long long now;
+  static long long now;
   return now += 1 << 18;
 }
 template <class T>
@@ -198,18 +266,11 @@ T __ldg(const T* x) {
   return *x;
 }
 inline u64 atomicAdd(u64* x, u64 more) {
-  const std::lock_guard lock(emulated::mutex);
+  races::change_word(x);
+  const races::Unwatched emulation;
   return std::exchange(*x, *x + more);
 }
-inline void __syncthreads() { emulated::meet(0, int(emulated::of_lanes.size())); }
-template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  std::memcpy(&emulated::of_lanes[threadIdx.x], &value, sizeof value);
-  emulated::meet_warp();
-  std::memcpy(&value, &emulated::of_lanes[threadIdx.x ^ mask], sizeof value);
-  emulated::meet_warp();
-  return value;
-}
+inline void __syncthreads() { emulated::meet(0, emulated::Threads::all().count()); }
 
 }  // namespace hypermla::cute
 
@@ -230,28 +291,34 @@ inline void barrier_init(u32 barrier, u32 arrivals) {
   made.arrivals = made.left = int(arrivals);
 }
 inline void barrier_init_done() {}
-inline void barrier_arrive(u32 barrier) { emulated::change(barrier, 1, 0); }
-inline void barrier_expect(u32 barrier, u32 bytes) { emulated::change(barrier, 1, bytes); }
-inline void barrier_wait(u32 barrier, u32 parity) {
-  std::unique_lock lock(emulated::mutex);
-  emulated::PhaseBarrier& at = emulated::phase_barriers.at(barrier);
-  int& of_warp = emulated::waits_of_warp[{threadIdx.x / 32, barrier}];
-  const int own = ++emulated::waits_of_thread[barrier];
-  at.over.wait(lock, [&] { return of_warp >= own || (at.phase & 1) != parity; });
-  of_warp = std::max(of_warp, own);
+inline void barrier_expect(u32 barrier, u32 bytes) {
+  races::arrive(emulated::phase_barriers.at(barrier).sync, "the barrier at", barrier);
+  emulated::change(barrier, 1, bytes);
 }
-
+inline void barrier_arrive(u32 barrier) { barrier_expect(barrier, 0); }
 inline bool barrier_test(u32 barrier, u32 parity) {
-  const std::lock_guard lock(emulated::mutex);
-  return (emulated::phase_barriers.at(barrier).phase & 1) != parity;
+  emulated::PhaseBarrier& at = emulated::phase_barriers.at(barrier);
+  auto& found = at.found[{threadIdx.x / 32, parity}];
+  const u32 turn = emulated::warps[threadIdx.x / 32].turn, lane = 1u << threadIdx.x % 32;
+  if (found.turn != turn || found.lanes & lane) found = {turn, 0};
+  if (found.lanes == 0 && (at.phase & 1) == parity) return false;
+  found.lanes |= lane;
+  races::acquire_by_parity(at.sync);
+  return true;
+}
+inline void barrier_wait(u32 barrier, u32 parity) {
+  while (!barrier_test(barrier, parity)) {
+    emulated::phase_barriers.at(barrier).waiting.push_back(threadIdx.x);
+    emulated::Threads::all().wait("the barrier at", barrier);
+  }
 }
 
 // warpgroup.h
 inline u32 lane_id() { return threadIdx.x % 32; }
 inline u32 thread_id() { return threadIdx.x; }
-inline int uniform(int value) { return value; }
-inline void warp_arrive(u32 barrier) {  // its products are those of the whole warp
-  emulated::meet_warp();
+inline int uniform(int value) { return __reduce_max_sync(~0u, value); }
+inline void warp_arrive(u32 barrier) {
+  emulated::converge("warp_arrive");
   if (lane_id() == 0) barrier_arrive(barrier);
 }
 inline void named_sync(int barrier, int threads) { emulated::meet(barrier, threads); }
@@ -259,20 +326,12 @@ template <int>
 void take_registers() {}
 template <int>
 void give_registers() {}
-inline void named_arrive(int barrier, int threads) { (void)emulated::named(barrier, threads).arrive(); }
+inline void named_arrive(int barrier, int threads) { emulated::meet(barrier, threads, false); }
 inline bool named_any(int barrier, int threads, bool yes) {
-  static std::map<int, bool> any;
-  const auto with_any = [&](auto change) {
-    const std::lock_guard lock(emulated::mutex);
-    return change(any[barrier]);
-  };
-  with_any([&](bool& of) { return of |= yes; });
-  named_sync(barrier, threads);
-  const bool result = with_any([](bool& of) { return of; });
-  named_sync(barrier, threads);
-  with_any([](bool& of) { return of = false; });
-  named_sync(barrier, threads);
-  return result;
+  emulated::Meeting& at = emulated::named(barrier, threads);
+  at.any |= yes;
+  at.meet("named barrier", unsigned(barrier), true, true, [&] { at.was_any = std::exchange(at.any, false); });
+  return at.was_any;
 }
 inline void launch_next() {}
 inline void wait_for_previous() {}
@@ -289,59 +348,79 @@ float2 unpack(u32 packed) {
   return {to_float(std::uint16_t(packed), dtype), to_float(std::uint16_t(packed >> 16), dtype)};
 }
 inline u32 swizzled(u32 line, u32 unit) { return line * 128 + ((unit ^ line % 8) << 4); }
-inline void store_zeros(u32 shared) { std::memset(dynamic + shared, 0, 16); }
+// What a thread does itself with shared memory.
+inline void store_bytes(u32 shared, const void* from, int bytes, races::Care care = races::kAll) {
+  races::writes(dynamic + shared, bytes, care);
+  const races::Unwatched emulation;
+  std::memcpy(dynamic + shared, from, bytes);
+}
+inline void store_line(u32 shared, uint4 x) { store_bytes(shared, &x, sizeof x); }
+inline void store_zeros(u32 shared) {
+  const uint4 zeros = {};
+  store_bytes(shared, &zeros, sizeof zeros, races::kZeros);
+}
 inline uint4 load_shared(u32 shared) {
+  races::reads(dynamic + shared, 16);
+  const races::Unwatched emulation;
   uint4 x;
   std::memcpy(&x, dynamic + shared, sizeof x);
   return x;
 }
 // The fragment of the transpose.
 inline u32 transpose_fragment(u32 a) {
-  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;  // holds columns 2 (lane % 4) and one on of lane / 4
-  emulated::of_lanes[threadIdx.x] = a;
-  emulated::meet_warp();
-  const auto element = [&](int row, int column) {
-    return emulated::of_lanes[warp + row * 4 + column / 2] >> column % 2 * 16 & 0xffff;
-  };
-  const u32 b = element(lane % 4 * 2, lane / 4) | element(lane % 4 * 2 + 1, lane / 4) << 16;
-  emulated::meet_warp();
-  return b;
+  const auto all = emulated::exchange("movmatrix", a);  // holds columns 2 (lane % 4) and one on of lane / 4
+  const int lane = threadIdx.x % 32;
+  const auto element = [&](int row, int column) { return all[row * 4 + column / 2] >> column % 2 * 16 & 0xffff; };
+  return element(lane % 4 * 2, lane / 4) | element(lane % 4 * 2 + 1, lane / 4) << 16;
 }
 inline void store_matrices(u32 shared, u32 a, u32 b, u32 c, u32 d) {
-  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
-  emulated::of_lanes[threadIdx.x] = shared;  // of row lane % 8 of fragment lane / 8
-  emulated::meet_warp();
+  const auto rows = emulated::exchange("stmatrix", shared);  // of row lane % 8 of fragment lane / 8
+  const int lane = threadIdx.x % 32;
   const u32 fragments[] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i)
-    std::memcpy(dynamic + emulated::of_lanes[warp + 8 * i + lane / 4] + lane % 4 * 4, &fragments[i], 4);
-  emulated::meet_warp();
+  for (int i = 0; i < 4; ++i) store_bytes(rows[8 * i + lane / 4] + lane % 4 * 4, &fragments[i], 4);
 }
 inline void store_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   store_matrices(shared, transpose_fragment(a), transpose_fragment(b), transpose_fragment(c), transpose_fragment(d));
 }
-inline void copy_ahead(u32 shared, const void* global) { std::memcpy(dynamic + shared, global, 16); }
-inline void wait_for_copies() {}
-inline void barrier_arrive_when_copied(u32 barrier) { barrier_arrive(barrier); }
+inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
+  const races::Unwatched emulation;
+  races::writes_beside(races::agent_of(races::kCopies), dynamic + shared, 16, false);
+  wanted ? std::memcpy(dynamic + shared, global, 16) : std::memset(dynamic + shared, 0, 16);
+}
+inline void copy_ahead(u32 shared, const void* global) { copy_ahead_or_zero(shared, global, true); }
+inline void wait_for_copies() {
+  const int copies = races::agent_of(races::kCopies);
+  races::finish(copies, races::begin(copies) - 1, threadIdx.x);
+}
+inline void barrier_arrive_when_copied(u32 barrier) {
+  const int copies = races::agent_of(races::kCopies);
+  races::arrive_beside(emulated::phase_barriers.at(barrier).sync, copies);
+  races::begin(copies);
+  emulated::change(barrier, 1, 0);
+}
 
 // global.h
-inline uint4 load_at_once(const uint4* from, bool wanted) { return wanted ? *from : uint4{}; }
-inline float load_at_once(const float* from, bool wanted, float otherwise) { return wanted ? *from : otherwise; }
-inline void fence_all() {}
+template <class T>
+T load_watched(const void* from, bool wanted, T otherwise = {}) {
+  if (!wanted) return otherwise;
+  races::reads(from, sizeof otherwise);
+  const races::Unwatched emulation;
+  std::memcpy(&otherwise, from, sizeof otherwise);
+  return otherwise;
+}
+inline uint4 load_at_once(const uint4* from, bool wanted) { return load_watched<uint4>(from, wanted); }
+inline float load_at_once(const float* from, bool wanted, float otherwise) {
+  return load_watched(from, wanted, otherwise);
+}
+inline void fence_all() { races::fence_all(); }
 inline u64 load_acquire(const u64* from) {
-  const std::lock_guard lock(emulated::mutex);
+  races::acquire_word(from);
+  const races::Unwatched emulation;
   return *from;
 }
 
 // fp8.h
-inline uint4 load_in_place(const unsigned char* from, bool wanted) {
-  uint4 x = {};
-  if (wanted) std::memcpy(&x, from, sizeof x);
-  return x;
-}
-inline void store_line(u32 shared, uint4 x) { std::memcpy(dynamic + shared, &x, sizeof x); }
-inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
-  wanted ? copy_ahead(shared, global) : store_zeros(shared);
-}
+inline uint4 load_in_place(const unsigned char* from, bool wanted) { return load_watched<uint4>(from, wanted); }
 using HalfFactor = float;
 inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
   u32 words[4];
@@ -366,23 +445,38 @@ inline void tma_prefetch_map(const TensorMap&) {}
 inline void tma_prefetch(const TensorMap&, int, int, int) {}
 template <Keep = Keep::normal>
 void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
-  const int bytes = emulated::for_each_line(map, row, group, batch, [&](const char* from, int line) {
-    for (int unit = 0; unit < 8; ++unit) {
-      unsigned char* to = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
-      from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
-    }
-  });
+  const races::Unwatched emulation;
+  const int engine = races::agent_of(races::kCopyEngine, barrier);
+  races::begin(engine);
+  const int bytes = emulated::for_each_line(
+      map, row, group, batch, [&](const char* from, int line) __attribute__((always_inline)) {
+        for (int unit = 0; unit < 8; ++unit) {
+          unsigned char* to = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
+          races::writes_beside(engine, to, 16);
+          from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
+        }
+      });
+  races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
   emulated::change(barrier, 0, -std::int64_t{bytes});
 }
 inline void tma_store(const TensorMap& map, u32 shared, int row, int group, int batch) {
-  emulated::for_each_line(map, row, group, batch, [&](char* to, int line) {
-    for (int unit = 0; to && unit < 8; ++unit)
-      std::memcpy(to + unit * 16, dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16), 16);
-  });
+  const races::Unwatched emulation;
+  const int engine = races::agent_of(races::kStores);
+  emulated::for_each_line(
+      map, row, group, batch, [&](char* to, int line) __attribute__((always_inline)) {
+        for (int unit = 0; unit < 8; ++unit) {
+          const unsigned char* from = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
+          races::reads_beside(engine, from, 16);
+          if (to) std::memcpy(to + unit * 16, from, 16);
+        }
+      });
 }
-inline void tma_store_read_wait() {}
-inline void tma_store_wait() {}
-inline void async_fence() {}
+inline void tma_store_read_wait() {
+  const int engine = races::agent_of(races::kStores);
+  races::finish(engine, races::begin(engine) - 1, threadIdx.x);
+}
+inline void tma_store_wait() { tma_store_read_wait(); }
+inline void async_fence() { races::fence_proxy(); }
 
 // wgmma.h
 inline constexpr u32 kBoxBytes = 64 * 64 * 2, kNextBox = kBoxBytes >> 4;
@@ -391,78 +485,193 @@ inline u32 operand_k_major(u32 shared) { return (shared & 0x3ffff) >> 4 | 1u << 
 inline u32 operand_mn_major(u32 shared, u32 box_bytes = kBoxBytes) {
   return (shared & 0x3ffff) >> 4 | box_bytes >> 4 << 16;
 }
-inline void mma_fence() {}
-inline void mma_commit() {}
-template <int pending>
-void mma_wait() {}
+inline void mma_fence() { emulated::converge("wgmma.fence"); }
 template <int n>
 void pin(float*) {}
 
-// An element of an operand with the 128-byte swizzle, by its descriptor (PTX, "Asynchronous warpgroup-level matrix
-// shared memory layout"): 8 lines of 128 bytes are 1024 bytes apart from the next 8.
-template <DType dtype>
-float operand_element(u32 operand, Major major, int row, int k) {
-  const u32 start = (operand & 0x3fff) << 4, next_columns = (operand >> 16 & 0x3fff) << 4;
-  const u32 at = major == Major::k ? start + row / 8 * 1024 + row % 8 * 128 + 2 * k
-                                   : start + row / 64 * next_columns + row % 64 * 2 + k / 8 * 1024 + k % 8 * 128;
-  std::uint16_t bits;
-  std::memcpy(&bits, dynamic + emulated::swizzled_address(at), 2);
-  return to_float(bits, dtype);
+}  // namespace hypermla::cute
+
+namespace emulated {
+
+// A product of a thread, until it is waited for.
+struct Product {
+  using Lanes = std::array<const Product*, 32>;
+  void (*make)(const Lanes&);
+  float* d;
+  const unsigned* a_fragments;  // null: a is an operand
+  unsigned a, b;
+  int accumulate;
+};
+struct Products {
+  std::vector<Product> all;
+  std::vector<std::size_t> groups;  // where the groups that are in flight end
+  std::vector<unsigned> clocks;     // of the agent, when they were closed
+  int agent = -1;
+};
+inline std::vector<Products> products;  // of the threads
+
+using hypermla::DType;
+using hypermla::cute::Major;
+
+// Bytes from the start of shared memory to 16 bytes of an operand with the 128-byte swizzle, by its descriptor (PTX,
+// "Asynchronous warpgroup-level matrix shared memory layout"): 8 lines of 128 bytes are 1024 bytes apart from the next
+// 8. They are columns k .. k + 7 of a row, or rows row .. row + 7 of a column.
+inline unsigned place_of_operand(unsigned operand, Major major, int row, int k) {
+  const unsigned start = (operand & 0x3fff) << 4, next_columns = (operand >> 16 & 0x3fff) << 4;
+  return swizzled_address(major == Major::k
+                              ? start + row / 8 * 1024 + row % 8 * 128 + 2 * k
+                              : start + row / 64 * next_columns + row % 64 * 2 + k / 8 * 1024 + k % 8 * 128);
 }
-// d += rows b, where rows[0] and rows[1] are the thread's rows of a.
-template <DType dtype, int n>
-void multiply(float* d, const float (&rows)[2][16], u32 b, Major major_b, int accumulate) {
-  for (int i = 0; i < n / 4; ++i) {  // columns of the thread, in pairs
-    float sums[2] = {};
-    for (int k = 0; k < 16; ++k) {
-      const float y = operand_element<dtype>(b, major_b, i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, k);
-      for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * y;
+// Calls on(bytes from the start of shared memory, row, column) for every 16 bytes of an operand of `rows` rows.
+template <class On>
+[[gnu::always_inline]] inline void for_each_unit(unsigned operand, Major major, int rows, const On& on) {
+  for (int row = 0; row < rows; row += major == Major::k ? 1 : 8)
+    for (int k = 0; k < 16; k += major == Major::k ? 8 : 1) on(place_of_operand(operand, major, row, k), row, k);
+}
+template <DType dtype>
+const float* numbers() {  // of all 16 bits
+  static const std::vector<float> all = [] {
+    std::vector<float> all(1 << 16);
+    for (int i = 0; i < 1 << 16; ++i) all[i] = hypermla::to_float(std::uint16_t(i), dtype);
+    return all;
+  }();
+  return all.data();
+}
+template <DType dtype>
+void read_operand(float (*to)[16], unsigned operand, Major major, int rows, int first = 0) {
+  const float* const number = numbers<dtype>();
+  for_each_unit(operand, major, rows, [&](unsigned place, int row, int k) {
+    std::uint16_t bits[8];
+    std::memcpy(bits, hypermla::cute::dynamic + place, 16);
+    for (int i = 0; i < 8; ++i) {
+      const int of_row = row + (major == Major::k ? 0 : i) - first, column = k + (major == Major::k ? i : 0);
+      if (of_row >= 0) to[of_row][column] = number[bits[i]];
     }
-    for (int half = 0; half < 2; ++half) {
-      float& to = d[i / 2 * 4 + 2 * half + i % 2];
-      to = accumulate ? to + sums[half] : sums[half];
+  });
+}
+
+// The products of a warp, of the 16 rows of a that are its own.
+template <DType dtype, int n, Major major_b, Major major_a>
+void multiply(const Product::Lanes& lanes) {
+  const Product& of = *lanes[0];
+  float a[64][16], b[n][16], b_columns[16][n];
+  const int own = of.a_fragments ? 0 : thread.x % 128 / 32 * 16;
+  if (of.a_fragments) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 2; ++j) {
+          const unsigned bits = lanes[lane]->a_fragments[i] >> 16 * j & 0xffff;
+          a[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2 + j] = numbers<dtype>()[bits];
+        }
+  } else {
+    read_operand<dtype>(a, of.a, major_a, 64);
+  }
+  read_operand<dtype>(b, of.b, major_b, n);
+  for (int k = 0; k < 16; ++k)
+    for (int j = 0; j < n; ++j) b_columns[k][j] = b[j][k];
+  for (int row = 0; row < 16; ++row) {
+    float sums[n] = {};
+    for (int k = 0; k < 16; ++k)
+      for (int j = 0; j < n; ++j) sums[j] += a[own + row][k] * b_columns[k][j];
+    for (int j = 0; j < n; ++j) {
+      const Product& to = *lanes[row % 8 * 4 + j % 8 / 2];
+      float& d = to.d[j / 8 * 4 + row / 8 * 2 + j % 2];
+      d = to.accumulate ? d + sums[j] : sums[j];
     }
   }
 }
+
+// Begins a product. What it reads is looked at as the first lane's.
+template <DType dtype, int n, Major major_b, Major major_a>
+[[gnu::always_inline]] inline void begin_product(float* d, const unsigned* a_fragments, unsigned a, unsigned b,
+                                                 int accumulate) {
+  const races::Unwatched emulation;
+  Products& own = products[thread.x];
+  own.all.push_back({multiply<dtype, n, major_b, major_a>, d, a_fragments, a, b, accumulate});
+#ifdef HYPERMLA_RACES
+  if (thread.x % 32) return;
+  if (own.agent < 0) own.agent = races::agent_of(races::kMma);
+  const auto read = [&](unsigned operand, Major major, int rows) __attribute__((always_inline)) {
+    for_each_unit(
+        operand, major, rows, [&](unsigned place, int, int) __attribute__((always_inline)) {
+          races::reads_beside(own.agent, hypermla::cute::dynamic + place, 16,
+                              major == Major::k ? races::kScores : races::kAll);
+        });
+  };
+  if (!a_fragments) read(a, major_a, 64);
+  read(b, major_b, n);
+#endif
+}
+// Makes the products of this thread's warp, all but those of the last `pending` groups.
+inline void make_products(std::size_t pending) {
+  const races::Unwatched emulation;
+  const int first = thread.x / 32 * 32;
+  Products& of_first = products[first];
+  if (of_first.groups.size() <= pending) return;
+  const std::size_t done = of_first.groups.size() - pending, count = of_first.groups[done - 1];
+  for (std::size_t i = 0; i < count; ++i) {
+    Product::Lanes lanes;
+    for (int lane = 0; lane < 32; ++lane) {
+      Products& of = products[first + lane];
+      lanes[lane] = &of.all.at(i);
+      if (lanes[lane]->make != lanes[0]->make || lanes[lane]->a != lanes[0]->a || lanes[lane]->b != lanes[0]->b)
+        Threads::all().stop("lanes of a warp multiply different operands");
+    }
+    lanes[0]->make(lanes);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    Products& of = products[first + lane];
+    of.all.erase(of.all.begin(), of.all.begin() + std::ptrdiff_t(count));
+    of.groups.erase(of.groups.begin(), of.groups.begin() + std::ptrdiff_t(done));
+    for (std::size_t& end : of.groups) end -= count;
+    if (of_first.agent >= 0) races::finish(of_first.agent, of_first.clocks[done - 1], first + lane);
+  }
+  of_first.clocks.erase(of_first.clocks.begin(), of_first.clocks.begin() + std::ptrdiff_t(done));
+}
+
+}  // namespace emulated
+
+namespace hypermla::cute {
+
+inline void mma_commit() {
+  emulated::Products& own = emulated::products[threadIdx.x];
+  own.groups.push_back(own.all.size());
+  own.clocks.push_back(own.agent < 0 ? 0 : races::begin(own.agent) - 1);
+}
+template <int pending>
+void mma_wait() {
+  emulated::meet_warp("wgmma.wait_group", false, [] { emulated::make_products(pending); });
+}
 template <DType dtype, int n, Major major_b = Major::k, Major major_a = Major::k>
 void mma(float* d, u32 a, u32 b, int accumulate) {
-  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
-  float rows[2][16];
-  for (int half = 0; half < 2; ++half)
-    for (int k = 0; k < 16; ++k) rows[half][k] = operand_element<dtype>(a, major_a, row + 8 * half, k);
-  multiply<dtype, n>(d, rows, b, major_b, accumulate);
+  emulated::begin_product<dtype, n, major_b, major_a>(d, nullptr, a, b, accumulate);
 }
 template <DType dtype, int n, Major major_b = Major::k>
 void mma(float* d, const u32* a, u32 b, int accumulate) {
-  float rows[2][16];
-  const int group = threadIdx.x % 32 / 4 * 4;  // the first of the lanes that hold the rows
-  for (int i = 0; i < 4; ++i)
-    for (int k = 0; k < 4; ++k) {
-      const float2 x = unpack<dtype>(__shfl_sync(~0u, a[i], group + k));
-      rows[i % 2][i / 2 * 8 + 2 * k] = x.x;
-      rows[i % 2][i / 2 * 8 + 2 * k + 1] = x.y;
-    }
-  multiply<dtype, n>(d, rows, b, major_b, accumulate);
+  emulated::begin_product<dtype, n, major_b, Major::k>(d, a, 0, b, accumulate);
 }
 
 }  // namespace hypermla::cute
 
+// Every call has an order of the threads of its own.
 inline void emulated::run(int blocks, int threads, const std::function<void()>& kernel) {
+  using hypermla::cute::dynamic;
+  static unsigned seed = 0;
+  const int found = races::found();
+  const races::Watched shared(dynamic, sizeof dynamic, true);
   grid.x = blocks;
   for (block.x = 0; block.x < blocks; ++block.x) {
-    std::memset(hypermla::cute::dynamic, 0xff, sizeof hypermla::cute::dynamic);
+    std::memset(dynamic, 0xff, sizeof dynamic);
     phase_barriers.clear();
-    waits_of_warp.clear();
     named_barriers.clear();
-    warps.clear();
-    of_lanes.assign(threads, 0);
-    for (int i = 0; i < threads; i += 32) warps.push_back(std::make_unique<std::barrier<>>(32));
-    std::vector<std::thread> all;
-    for (int i = 0; i < threads; ++i)
-      all.emplace_back([&, i] {
-        thread.x = i;
-        kernel();
-      });
-    for (std::thread& one : all) one.join();
+    warps.assign(threads / 32, Meeting());
+    for (auto& of : of_lanes) of.assign(threads, 0);
+    products.assign(threads, {});
+    races::begin_block(threads);
+    Threads::all().run(threads, ++seed, kernel);
+    races::end_block();
+    for (const Products& of : products)
+      if (!of.all.empty()) Threads::all().stop("products that nobody has waited for");
   }
+  EXPECT_EQ(races::found(), found);
 }

@@ -1,4 +1,4 @@
-// flash_mla_v1 for Hopper over requests of several queries, run as C++ threads.
+// flash_mla_v1 for Hopper over requests of several queries, run as plain C++.
 #include "latent_case.h"
 
 #include "mla/flash_mla/flash_mla_v1/flash_mla_v1.cuh"

@@ -1,4 +1,4 @@
-// The matrix product of examples/kernels for Hopper, run as C++ threads against the reference in its own file.
+// The matrix product of examples/kernels for Hopper, run as plain C++ against the reference in its own file.
 #include <gtest/gtest.h>
 
 #include "emulated_hopper.h"

@@ -1,4 +1,4 @@
-// A latent kernel for Hopper over requests of several queries, run as C++ threads, against the definition in double
+// A latent kernel for Hopper over requests of several queries, run as plain C++, against the definition in double
 // precision. Include it before the kernel, whose tiles are `rows` high.
 #pragma once
 
@@ -37,14 +37,15 @@ constexpr LatentProblem problem_of(int page, bool shards = false) {
 }
 
 // Requests of which every one is a tile, and a work item of the one thread block or cut over several. By default their
-// tokens are none, or fill one, three or five blocks of 64 but for the last.
+// tokens are none, or fill one, two, three or five blocks of 64 but for the last.
 struct Case {
   int page, heads;
   int fp8 = 0;         // bytes of a token in FP8, whose pages lie apart; 0: tokens in the type of the queries
   bool holes = false;  // of pages of 1 token: some are none
-  std::vector<int> lengths = {150, 3, 257, 0}, queries = {4, 3, 2, 1};
-  std::vector<int> parts = {1, 1, 1, 1};  // into which a tile is cut, of a request of as many blocks of tokens at least
-  int workers = 1;                        // thread blocks, one after the other; each has some of the parts of all tiles
+  std::vector<int> lengths = {150, 3, 100, 257, 0}, queries = {4, 3, 2, 2, 1};
+  std::vector<int> parts = {1, 1, 1, 1,
+                            1};  // into which a tile is cut, of a request of as many blocks of tokens at least
+  int workers = 1;               // thread blocks, one after the other; each has some of the parts of all tiles
 
   // Of a context that several share: what this one has, and the tokens of the requests in all of them.
   int shards = 1, shard = 0, interleave = 1;
@@ -173,6 +174,11 @@ struct Case {
     with.page = Divisor(page);
     with.page_places = apart * page;
     with.cache_scale = &cache_scale;
+    const races::Watched watched[] = {{o_part.data(), o_part.size() * 2},
+                                      {lse_part.data(), lse_part.size() * 4},
+                                      {o.data(), o.size() * 2},
+                                      {lse.data(), lse.size() * 4},
+                                      {merges.data(), merges.size() * sizeof merges[0]}};
     for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
       std::fill(o.begin(), o.end(), 0x7fc0);
       emulated::run(workers, threads, [&] { kernel(with); });

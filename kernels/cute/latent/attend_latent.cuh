@@ -473,7 +473,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         if (first + r < rows)
           *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
       }
-    } else {  // see RowsOnM: every access is whole lines
+      async_fence();  // the copy engine comes next
+      __syncwarp();   // one lane says that all have read
+    } else {          // see RowsOnM: every access is whole lines
       const float2 largest = largest_of_rows<128>(o);
       const PartScale first(largest.x * inverse.x), second(largest.y * inverse.y);
       if ((lane_id() & 3) == 0) {

@@ -112,6 +112,7 @@ __device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool tu
   own.left = 1;
   fence_all();
   if (top_bit(atomicAdd(&tile.arrived, 1ull)) == turned) return true;
+  fence_all();  // what the others wrote before is read next
   own.left = 0;
   atomicAdd(&tile.arrived, ~0ull);
   return false;
@@ -354,9 +355,8 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
       const bool turned = cut.turned;
       const long long start = clock64();
       do {
-        if (complete) continue;
-        complete = top_bit(load_acquire(&tile.arrived)) != turned;
-      } while (!__all_sync(~0u, complete) && clock64() - start < kMergePatience);
+        if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
+      } while (!__all_sync(~0u, complete || clock64() - start >= kMergePatience));  // lanes may read different clocks
       if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
       if (lane < count) look_back(item);
       before = 0;
@@ -389,14 +389,15 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         named_sync(kMergeConsumers, 32 * kMergeWarps);
         volatile int* const marks = &with.merges[item.slot - item.part].left;
         constexpr int kNext = sizeof(MergeState) / sizeof(int);
-        if (threadIdx.x == 0) marks[part * kNext] = 0;
+        if (threadIdx.x == 0 && part != item.part) marks[part * kNext] = 0;  // the own one is not set
         while (next < item.parts && marks[next * kNext] == 0) ++next;
         named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the marks
       }
     }
-    if (cut.next < 0) return;
+    const int next = cut.next;
+    if (next < 0) return;
     named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the items
-    if (first_warp) collect(cut, items, cut.next, with);
+    if (first_warp) collect(cut, items, next, with);
     named_sync(kMergeConsumers, 32 * kMergeWarps);
   }
 }

@@ -410,6 +410,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
             *reinterpret_cast<uint4*>(out_rows + walk.at) =
                 load_shared(staging + lane / 8 * Layout::kRowBytes + swizzled(r, lane & 7));
         }
+        async_fence();  // the copy engine comes next
+        __syncwarp();   // one lane says that all have read
       }
     };
     write(0);
