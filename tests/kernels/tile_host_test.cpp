@@ -221,6 +221,12 @@ TEST(TileHostLayout, TransposeSwapsTheFirstTwoDimensionsAtAnyRank) {
   EXPECT_EQ(values(cube), (std::vector{0, 1, 4, 5, 2, 3, 6, 7}));
 }
 
+TEST(TileHostLayout, CatPutsTheSecondBehindTheFirst) {
+  const auto a = ct::reshape(ct::iota<Tile<int, 4>>(), ct::shape<2, 2>{}), b = a + 10;
+  EXPECT_EQ(values(ct::cat(a, b, 0_ic)), (std::vector{0, 1, 2, 3, 10, 11, 12, 13}));
+  EXPECT_EQ(values(ct::cat<1>(a, ct::transpose(b))), (std::vector{0, 1, 10, 12, 2, 3, 11, 13}));
+}
+
 TEST(TileHostLayout, PermuteBroadcastExtract) {
   const auto x = ct::reshape(ct::iota<Tile<int, 8>>(), ct::shape<2, 2, 2>{});
   EXPECT_EQ(values(ct::permute(x, ct::dimension_map{0_ic, 2_ic, 1_ic})), (std::vector{0, 2, 1, 3, 4, 6, 5, 7}));

@@ -348,7 +348,7 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
   EXPECT_TRUE(contains(refusal({.split = 100}), "split=100"));
-  EXPECT_TRUE(contains(refusal({.kernel = "cute.mla.flash_mla"}), "CPU"));
+  EXPECT_TRUE(contains(refusal({.kernel = "cute.mla.flash_mla"}), "kernel=cute.mla.flash_mla cannot decode on"));
   EXPECT_TRUE(contains(refusal({.shards = 0}), "shards=0"));
   EXPECT_TRUE(contains(refusal({.shards = 33}), "from 1 to 32"));
   EXPECT_TRUE(contains(refusal({.shards = 2, .shard = 2}), "shard=2 is not supported with shards=2"));
@@ -428,7 +428,7 @@ class DecodeOnHopper : public testing_support::OnHopper {
 };
 
 TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {
-  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cutile.mla.flash_mla_split_kv"})
     for (const int page : {64, 16, 1})
       for (const int heads : {16, 128}) {
         const MlaDecodeOptions options = {
