@@ -15,6 +15,12 @@ TEST(HopperKernels, FlashMlaIsTheDefinition) {
   Case{64, 16}.check(64, 2, 384, with_64);
 }
 
+TEST(HopperKernels, FlashMlaGathersTokens) {
+  constexpr LatentProblem of_1 = latent_case::problem_of(1);
+  const auto kernel = [](const LatentArguments& with) { flash_mla<of_1, {}>(with); };
+  latent_case::Case{1, 16, 0, true}.check(64, 2, 384, kernel);
+}
+
 TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   using latent_case::Case;
   constexpr LatentProblem of_16 = latent_case::problem_of(16, true), of_64 = latent_case::problem_of(64, true);

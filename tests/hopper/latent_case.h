@@ -11,8 +11,8 @@
 #include "emulated_hopper.h"
 #include "mla/latent/latent.h"
 
-// The rest of the kernels' headers, as a device compiler sees them. PTX outside of the wrappers belongs to what nothing
-// here does: it gathers tokens of the queries' type.
+// The rest of the kernels' headers, as a device compiler sees them. What they say outside of the wrappers by asm is for
+// that compiler alone.
 #define __CUDACC__
 #define asm \
   if (false) asm
@@ -157,7 +157,8 @@ struct Case {
     with.lse_part = lse_part.data();
     with.block_table = table.data();
     with.z = cache.data();
-    with.z_stride = token_bytes;
+    with.kpe = cache.data() + 2 * kLatent;
+    with.z_stride = with.kpe_stride = token_bytes;
     with.tokens = unsigned(pages * apart * page);
     with.o = o.data();
     with.lse = lse.data();

@@ -184,6 +184,13 @@ void beside(int by_agent, const void* data, std::size_t bytes, bool writes, By b
   if (Region* const region = region_of(begin)) access(*region, begin, bytes, writes, by_agent, by, place, care);
 }
 
+void look_for_phase_before(const Sync& sync, const char* what, unsigned which, const void* place) {
+  if (covers(own_view().seen, sync.done.seen)) return;
+  tell("phases: " + name_of(agent(own_agent())) + " arrives at " + what + " " + std::to_string(which) +
+           ", which nothing orders after the end of the phase before: it may count there",
+       place);
+}
+
 }  // namespace
 
 void watch(const void* data, std::size_t bytes, bool shared) {
@@ -235,29 +242,30 @@ void writes_beside(int number, const void* data, std::size_t bytes, bool engine)
 void finish(int number, unsigned clock, int thread) { raise(state.views[std::size_t(thread)].seen, number, clock); }
 
 void arrive(Sync& sync, const char* what, unsigned which) {
-  if (!covers(own_view().seen, sync.done.seen))
-    tell("phases: " + name_of(agent(own_agent())) + " arrives at " + what + " " + std::to_string(which) +
-             ", which nothing orders after the end of the phase before: it may count there",
-         __builtin_return_address(0));
+  look_for_phase_before(sync, what, which, __builtin_return_address(0));
   join(sync.coming, own_view());
   step();
 }
-void arrive_beside(Sync& sync, int number) { raise(sync.coming.seen, number, agent(number).clock); }
+void arrive_beside(Sync& sync, int number) {
+  look_for_phase_before(sync, "a barrier with", unsigned(number), __builtin_return_address(0));
+  raise(sync.coming.seen, number, agent(number).clock);
+  join(sync.causes, own_view().seen);
+}
 void acquire_by_parity(Sync& sync) {
   acquire(sync, emulated::thread.x);
   sync.waits.push_back({own_agent(), agent(own_agent()).clock});
 }
 void complete(Sync& sync, unsigned which) {
-  // Of a warp, whose lanes wait together, one is enough.
-  std::map<int, bool> in_time;
+  std::map<int, bool> in_time;  // of a warp, whose lanes wait together, one is enough
   for (const auto& [waited, clock] : sync.waits)
-    in_time[agent(waited).thread / 32] |= at(sync.coming.seen, waited) >= clock;
+    in_time[agent(waited).thread / 32] |= at(sync.coming.seen, waited) >= clock || at(sync.causes, waited) >= clock;
   for (const auto& [warp, yes] : in_time)
     if (!yes)
       tell("phases: nothing orders the end of a phase of the barrier at " + std::to_string(which) +
                " after threads of warp " + std::to_string(warp) + " have seen the one before: they may miss it",
            __builtin_return_address(0));
   sync.waits.clear();
+  sync.causes.clear();
   sync.done = std::move(sync.coming);
   sync.coming = {};
 }

@@ -25,6 +25,7 @@ struct View {
 // A barrier: what those knew who have arrived in this phase, and in the last that is over.
 struct Sync {
   View coming, done;
+  Clock causes;                                 // of arrivals beside threads: what these knew when they asked for them
   std::vector<std::pair<int, unsigned>> waits;  // for the last phase: agents, and their clocks
 };
 // Zeros in the place of tokens behind the end may come before or after the products that make scores of them, one for

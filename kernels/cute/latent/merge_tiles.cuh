@@ -97,10 +97,11 @@ struct MergeScratch {
 struct CutItems {
   WorkItem items[32];
   volatile int count;
-  volatile int next;      // of the list, behind those that were looked at; -1: no more
-  volatile int turned;    // the highest bit of `arrived`, the same for all tiles until they are complete
-  volatile u32 complete;  // those whose tiles are complete
-  volatile int inherits;  // whether someone left a share to us
+  volatile int next;       // of the list, behind those that were looked at; -1: no more
+  volatile int turned;     // the highest bit of `arrived`, the same for all tiles until they are complete
+  volatile u32 complete;   // those whose tiles are complete
+  volatile int inherits;   // whether someone left a share to us
+  volatile int inherited;  // the next such part of the tile at work
 };
 
 // The high half of `arrived` turns its highest bit over when all parts of a tile are there, whatever the bit was. The
@@ -386,12 +387,16 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         else
           merge_many<dtype, Tile>(with, item, begin, behind, team, scratch);
         if (!cut.inherits) break;
+        if (threadIdx.x == 0) {  // one reads the marks for all: who tries to leave too late sets its own for a moment
+          volatile int* const marks = &with.merges[item.slot - item.part].left;
+          constexpr int kNext = sizeof(MergeState) / sizeof(int);
+          if (part != item.part) marks[part * kNext] = 0;  // the own one is not set
+          while (next < item.parts && marks[next * kNext] == 0) ++next;
+          cut.inherited = next;
+        }
         named_sync(kMergeConsumers, 32 * kMergeWarps);
-        volatile int* const marks = &with.merges[item.slot - item.part].left;
-        constexpr int kNext = sizeof(MergeState) / sizeof(int);
-        if (threadIdx.x == 0 && part != item.part) marks[part * kNext] = 0;  // the own one is not set
-        while (next < item.parts && marks[next * kNext] == 0) ++next;
-        named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the marks
+        next = cut.inherited;
+        named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read it
       }
     }
     const int next = cut.next;
