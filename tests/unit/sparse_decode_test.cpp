@@ -106,6 +106,9 @@ struct Step {
     }
     q.resize(std::size_t(queries) * at.heads * kWidth);
     for (std::uint16_t& one : q) one = from_float(normal(random), DType::bfloat16);
+    if (at.fp8_queries)  // in the first half
+      for (std::uint16_t& one : q)
+        one = std::uint16_t(e4m3_from_float(normal(random) / q_scale) | e4m3_from_float(normal(random) / q_scale) << 8);
     o.assign(std::size_t(queries) * at.heads * kLatent, 0x7fc0);
     lse.assign(std::size_t(queries) * at.heads, std::nanf(""));
     for (int h = 0; with_sinks && h < at.heads; ++h) sinks.push_back(h == 0 ? kInfinity : normal(random) * 3);
@@ -115,10 +118,11 @@ struct Step {
                            const void* scale = nullptr, const void* tables = nullptr) const {
     MlaDecodeTensors all =
         MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
-                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format);
+                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format, at.fp8_queries);
     if (!at.sparse) all.block_table = static_cast<const int*>(tables);
     if (fp8) all.latent_page_stride *= std::int64_t(between());
     all.cache_scale = static_cast<const float*>(scale);
+    if (scale && at.fp8_queries) all.q_scale = all.cache_scale + 1;
     all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
     return all;
   }
@@ -137,7 +141,7 @@ struct Step {
       for (int head = 0; head < at.heads; ++head) {
         const std::size_t row = query * at.heads + head;
         std::vector<float> of_row;
-        for (int c = 0; c < kWidth; ++c) of_row.push_back(to_float(q[row * kWidth + c], DType::bfloat16));
+        for (int c = 0; c < kWidth; ++c) of_row.push_back(query_element(row * kWidth + c));
         const AttentionReference expected =
             attention_reference(of_row, keys, values, 1, count, kWidth, kLatent, 1 / std::sqrt(192.0), false);
         if (count == 0)
@@ -155,13 +159,18 @@ struct Step {
     }
   }
 
+  float query_element(std::size_t i) const {
+    return at.fp8_queries ? e4m3_to_float(reinterpret_cast<const unsigned char*>(q.data())[i]) * q_scale
+                          : to_float(q[i], DType::bfloat16);
+  }
+
   // Tokens from a page to the next, by those of a page.
   std::size_t between() const { return at.sparse ? 1 : 2; }
 
   MlaDecodeOptions at;
   int fp8 = fp8_bytes(at.cache_format);
-  float cache_scale = 0.004f;
-  std::vector<int> lengths, lists, tables;  // lists: slots; tables: pages
+  float cache_scale = 0.004f, q_scale = 0.01f;  // one after the other, as tensors() takes them
+  std::vector<int> lengths, lists, tables;      // lists: slots; tables: pages
   int pages = 0;
   std::vector<float> tokens, sinks, lse;  // tokens: as the kernels see them
   std::vector<unsigned char> cache;
@@ -180,6 +189,28 @@ TEST(SparseDecode, TheReferenceTakesListsWithHoles) {
                               step.lse.data(), &step.cache_scale, step.tables.data()));
       step.check(step.o, step.lse);
     }
+}
+
+TEST(SparseDecode, TheReferenceTakesQueriesInFp8) {
+  MlaDecodeOptions options = dense_options(fp8_576, 3, 5, 150);
+  options.fp8_queries = true;
+  Step step(options, {150, 130, 0, 1, 64}, true);
+  MlaDecode decode(step.at, DeviceHandle("cpu"));
+  decode.plan(step.lengths.data(), nullptr, 5);
+  MlaDecodeTensors all = step.tensors(step.q.data(), step.cache.data(), nullptr, step.sinks.data(), step.o.data(),
+                                      step.lse.data(), &step.cache_scale, step.tables.data());
+  decode.run(all);
+  step.check(step.o, step.lse);
+  all.q_latent.head_stride += 8;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "q_latent.head_stride=584"));
+  all.q_latent.head_stride -= 8;
+  all.q_scale = nullptr;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "q_scale is missing"));
+  for (const bool sparse : {false, true}) {
+    options.cache_format = sparse ? fp8_576 : fp8_656;
+    options.sparse = sparse;
+    EXPECT_TRUE(contains(error_of([&] { MlaDecode(options, DeviceHandle("cpu")); }), "leave fp8_queries out"));
+  }
 }
 
 TEST(SparseDecode, WithoutLengthsListsAreWhole) {
@@ -269,6 +300,10 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
       EXPECT_TRUE(takes("cute.mla.flash_mla", options));
       EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), !sparse && format == as_queries);
     }
+  MlaDecodeOptions options = dense_options(fp8_576, 16, 4, 2048);
+  options.fp8_queries = true;
+  EXPECT_FALSE(takes("cute.mla.flash_mla", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
 }
 
 TEST(SparseDecode, AGpuDoesTheSame) {
