@@ -8,11 +8,13 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "hypermla/api/environment.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/plan/cases.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/reference.h"
 #include "hypermla/plan/registry.h"
@@ -284,6 +286,21 @@ TEST(SparseDecode, KernelsCompileWithoutSpills) {
     }
 }
 
+TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
+  const CompilerConfig config = Environment::detect().compiler_config();
+  if (config.toolchain.cuda_root.empty()) GTEST_SKIP() << "there is no CUDA compiler";
+  Compiler compiler(config);
+  const std::unique_ptr<KernelPlan> plan =
+      Registry::instance().find("cute.mla.flash_mla", "v2", "sm_90", "cute").make();
+  EXPECT_TRUE(contains(error_of([&] { plan->validate(); }), "only MlaDecode has"));
+  std::set<std::string> attention;
+  for (const KernelSource& source : decode_sources(*plan)) {
+    if (source.name == "flash_mla_v2") attention.insert(source.instance);
+    EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
+  }
+  EXPECT_EQ(attention.size(), 2u * 2 * 4);  // tilings, shards, pages
+}
+
 TEST(SparseDecode, AKernelTakesWhatItCan) {
   const auto takes = [](const char* name, MlaDecodeOptions options) {
     const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
@@ -304,41 +321,64 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
   options.fp8_queries = true;
   EXPECT_FALSE(takes("cute.mla.flash_mla", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
+  EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
+  options.page = 1;
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v2", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v2", dense_options(fp8_576, 16, 4, 2048)));
+}
+
+// Lists of 0 to 1000 tokens on the GPU, in memory of their own.
+void check_on_gpu(const std::shared_ptr<Device>& device, const MlaDecodeOptions& options, bool with_sinks) {
+  const auto copy_of = [&](const auto& values) {
+    Buffer buffer(device, values.size() * sizeof values[0] + 1);
+    device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
+    return buffer;
+  };
+  SCOPED_TRACE(testing::Message() << int(options.cache_format) << (options.sparse ? " sparse " : " dense ")
+                                  << options.heads << " heads, sinks " << with_sinks);
+  Step step(options, {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
+  MlaDecode decode(step.at, DeviceHandle("cuda"));
+  const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
+               sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
+               lengths = copy_of(step.lengths), tables = copy_of(step.tables),
+               scale = copy_of(std::vector<float>{step.cache_scale, step.q_scale});
+  const MlaDecodeTensors all = step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(), lse.data(),
+                                            scale.data(), tables.data());
+  decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
+  decode.run(all);
+  decode.run(all);
+  decode.check();
+  device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
+  device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
+  step.check(step.o, step.lse);
 }
 
 TEST(SparseDecode, AGpuDoesTheSame) {
   if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
-  const auto copy_of = [&](const auto& values) {
-    Buffer buffer(device, values.size() * sizeof values[0] + 1);
-    device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
-    return buffer;
-  };
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
     for (const bool sparse : {true, false})
       for (const int heads : {3, 16, 128})
-        for (const bool with_sinks : {false, true}) {
-          MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, heads, 9, 1000);
-          if (!sparse && format == as_queries) continue;
-          SCOPED_TRACE(testing::Message()
-                       << int(format) << (sparse ? " sparse " : " dense ") << heads << " heads, sinks " << with_sinks);
-          Step step(options, {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
-          MlaDecode decode(step.at, DeviceHandle("cuda"));
-          const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
-                       sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
-                       lengths = copy_of(step.lengths), tables = copy_of(step.tables),
-                       scale = copy_of(std::vector<float>{step.cache_scale});
-          const MlaDecodeTensors all = step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(),
-                                                    lse.data(), scale.data(), tables.data());
-          decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
-          decode.run(all);
-          decode.run(all);
-          decode.check();
-          device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
-          device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
-          step.check(step.o, step.lse);
-        }
+        for (const bool with_sinks : {false, true})
+          if (sparse || format != as_queries)
+            check_on_gpu(device, (sparse ? options_for : dense_options)(format, heads, 9, 1000), with_sinks);
+}
+
+TEST(SparseDecode, AGpuMultipliesE4m3) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const std::shared_ptr<Device> device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  for (const int heads : {3, 16, 128})
+    for (const bool with_sinks : {false, true}) {
+      MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
+      options.fp8_queries = true;
+      options.kernel = "cute.mla.flash_mla_v2";
+      check_on_gpu(device, options, with_sinks);
+      options.kernel = "";
+      EXPECT_TRUE(contains(error_of([&] { MlaDecode(options, DeviceHandle("cuda")); }),
+                           "pin it by kernel=cute.mla.flash_mla_v2"));
+    }
 }
 
 }  // namespace
