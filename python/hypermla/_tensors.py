@@ -56,11 +56,11 @@ def dtype_name(dtype):
 
 def as_bytes(tensor):
     """PyTorch's e4m3 as uint8, which DLPack knows."""
-    if dtype(tensor) != "float8_e4m3fn":
+    if not is_torch(tensor):
         return tensor
     import torch
 
-    return tensor.view(torch.uint8)
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def empty(like, shape, dtype=None):
