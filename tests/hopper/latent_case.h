@@ -51,7 +51,8 @@ struct Case {
   std::vector<int> whole = {};
 
   bool fp8_queries = false;  // with fp8 = 576; pages are loaded as boxes then
-  float sharp = 1;           // by which queries in FP8 are larger: maxima rise late, and few weights count
+  bool with_sinks = false;
+  float sharp = 1;  // by which queries in FP8 are larger: maxima rise late, and few weights count
 
   Case of_shard(int of, int count, int turn) const {
     Case part = *this;
@@ -161,7 +162,10 @@ struct Case {
                               {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
     };
     const float scale = 1 / std::sqrt(192.0f);
+    std::vector<float> sinks(heads);
+    for (float& one : sinks) one = 5 * normal(random);
     LatentArguments with;
+    with.sinks = with_sinks ? sinks.data() : nullptr;
     with.qc_map = query_map(0, 8, query_groups);
     with.qpe_map = query_map(kLatent, 1, 1);
     with.z_map = token_map(0, 8);
@@ -215,6 +219,7 @@ struct Case {
           for (int c = 0; c < kLatent; ++c) expected[c] += weight * token[c];
         }
         const double expected_lse = std::log(sum);  // -infinity where nothing is seen
+        if (with_sinks) sum += std::exp(double(sinks[i % heads]));
         EXPECT_TRUE(lse[row] == expected_lse || std::abs(lse[row] - expected_lse) <= 1e-3)
             << "request " << r << " row " << i << ": lse " << lse[row] << ", not " << expected_lse;
         double worst = 0;

@@ -71,7 +71,7 @@ struct E4m3Shared {
   alignas(16) float inverse[2][kTile];          // [warpgroup][row]: what the outputs are multiplied by
   latent::CutItems cut;
 };
-static_assert(sizeof(E4m3Shared) <= kFlashMlaV2SharedBytes && kFlashMlaV2SharedBytes <= kMaxSharedBytes);
+static_assert(sizeof(E4m3Shared) == kFlashMlaV2SharedBytes && kFlashMlaV2SharedBytes <= kMaxSharedBytes);
 
 // Bytes from the start of a box of lines of 64 bytes to 16 of them (e4m3.h).
 __device__ __forceinline__ u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line / 2 % 4)) << 4); }

@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaV2SharedBytes = 227328;  // of a thread block, see the kernel's Shared
+inline constexpr unsigned kFlashMlaV2SharedBytes = 225728;  // of a thread block, see the kernel's Shared
 inline constexpr unsigned kFlashMlaV2Threads = 384;
 
 struct FlashMlaV2Tiling {
