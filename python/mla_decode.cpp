@@ -13,7 +13,8 @@ constexpr std::int64_t kLatent = 512, kRope = 64;
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
   int heads, page, max_queries;
-  int fp8;       // bytes of a token, or 0
+  int fp8;  // bytes of a token, or 0
+  ElementType of_queries;
   int requests;  // of the last plan
   ElementType type;
   DLDevice device;
@@ -21,22 +22,23 @@ struct DecodeObject {
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
-//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse), bytes of a token in FP8 or 0,
-//           (shards, shard, interleave), shared_prefixes)
+//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), bytes of
+//           a token in FP8 or 0, (shards, shard, interleave))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;
   hypermla::MlaDecodeOptions at;
-  int causal, base2, positive, sparse, fp8, shared_prefixes;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppp)i(iii)p", &device, &workspace, &dtype, &kernel, &at.heads,
+  int causal, base2, positive, sparse, shared_prefixes, fp8_queries, fp8;
+  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
-                        &at.scale, &causal, &base2, &positive, &sparse, &fp8, &at.shards, &at.shard, &at.interleave,
-                        &shared_prefixes))
+                        &at.scale, &causal, &base2, &positive, &sparse, &shared_prefixes, &fp8_queries, &fp8,
+                        &at.shards, &at.shard, &at.interleave))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
     at.causal = causal;
     at.sparse = sparse;
+    at.fp8_queries = fp8_queries;
     if (fp8)
       at.cache_format =
           fp8 == hypermla::kFp8TokenBytes ? hypermla::MlaCacheFormat::fp8_656 : hypermla::MlaCacheFormat::fp8_576;
@@ -55,6 +57,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.fp8 = fp8;
     made.max_queries = at.max_queries;
     made.type = type_of(at.dtype);
+    made.of_queries = at.fp8_queries ? ElementType::uint8 : made.type;
     made.device = device_of(handle, device);
     return self;
   });
@@ -126,12 +129,13 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
   });
 }
 
-// run(q or pair, cache or pair, block_table, out, lse, stream or None, sinks or None, cache_scale or None)
+// run(q or pair, cache or pair, block_table, out, lse, stream or None, sinks or None, cache_scale or None, q_scale or
+// None)
 PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 8)) return nullptr;
+  if (!gets_arguments(given, 9)) return nullptr;
   return guarded([&]() -> PyObject* {
     const DecodeObject& of = *as_decode(self);
-    const ColumnParts q("q", arguments[0], of.type, "tokens", of.heads, kLatent, kRope, of.device);
+    const ColumnParts q("q", arguments[0], of.of_queries, "tokens", of.heads, kLatent, kRope, of.device);
     const ColumnParts cache("cache", arguments[1], of.fp8 ? ElementType::uint8 : of.type, "pages", of.page,
                             of.fp8 ? of.fp8 : kLatent, of.fp8 ? 0 : kRope, of.device);
     const TensorView table = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
@@ -173,7 +177,8 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
                                   .lse_head_stride = lse.strides[1 + by_request],
                                   .lse_request_stride = by_request ? lse.strides[0] : 0,
                                   .sinks = floats_of("sinks", arguments[6], of.heads, of.device),
-                                  .cache_scale = floats_of("cache_scale", arguments[7], 1, of.device)},
+                                  .cache_scale = floats_of("cache_scale", arguments[7], 1, of.device),
+                                  .q_scale = floats_of("q_scale", arguments[8], 1, of.device)},
                                  stream_of(arguments[5], q.first));
     Py_RETURN_NONE;
   });

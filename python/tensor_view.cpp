@@ -173,7 +173,7 @@ ColumnParts::ColumnParts(const char* name, PyObject* given, ElementType type, Wa
   };
   if (!pair) {
     first = second = read(given, name, first_columns + second_columns);
-    second.data = static_cast<char*>(second.data) + 2 * first_columns;
+    second.data = static_cast<char*>(second.data) + first.bits / 8 * first_columns;
     return;
   }
   first = read(PyTuple_GetItem(given, 0), std::string(name) + "[0]", first_columns);

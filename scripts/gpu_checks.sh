@@ -21,7 +21,7 @@ die() {
   echo "gpu_checks: $*" >&2
   exit 2
 }
-tests='?*OnAGpu.*:*OnHopper.*:SparseDecode.AGpuDoesTheSame'  # that only work on a GPU
+tests='?*OnAGpu.*:*OnHopper.*:SparseDecode.AGpu*'  # that only work on a GPU
 timed='Counters.*:Sampling.*:Timeline.*:Metrics.*:ConcurrentOnAGpu.*'
 large='*Beyond32Bits'
 shards=6 lanes=3

@@ -40,8 +40,9 @@ steps=$("$root/scripts/gpu_checks.sh" --list)
 while read -r step kernel; do
   if [[ $step == verify ]]; then ahead "$kernel" --cases; fi
 done <<<"$steps"
-# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill.
+# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. And a draft that only MlaDecode runs, for benchmarks.
 ahead all --decode
+ahead cute.mla.flash_mla_v2 --decode
 ahead cute.mla.flash_attention v0 --candidates
 ahead cute.mla.flash_attention v1 --candidates
 

@@ -72,10 +72,11 @@ typedef struct hypermla_decode_options {
   int32_t shard;
   int32_t interleave;
   int32_t shared_prefixes;
+  int32_t fp8_queries;
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count
- * elements, those of a cache in FP8 bytes. Where attention is sparse block_table holds slots, int32
+ * elements, those of a cache and of queries in FP8 bytes. Where attention is sparse block_table holds slots, int32
  * [queries, max_tokens]. */
 typedef struct hypermla_decode_tensors {
   size_t size; /* of this struct in bytes */
@@ -104,6 +105,7 @@ typedef struct hypermla_decode_tensors {
   int64_t lse_request_stride;
   const float* sinks;
   const float* cache_scale;
+  const float* q_scale;
 } hypermla_decode_tensors;
 
 typedef struct hypermla_decode hypermla_decode;
@@ -125,7 +127,7 @@ HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused(hypermla_decode_ten
                                                              int32_t page, const void* q, int64_t query_tokens,
                                                              const void* cache, int64_t pages, void* o, float* lse);
 /* The same with a cache of bytes: [pages, page, 656] for HYPERMLA_CACHE_FP8_656 or, with its cache_scale, [pages, page,
- * 576] for HYPERMLA_CACHE_FP8_576. */
+ * 576] for HYPERMLA_CACHE_FP8_576. Where queries are in FP8, too, q_rope is 512 bytes behind q: set it afterwards. */
 HYPERMLA_C_API hypermla_status hypermla_decode_tensors_fused_fp8(hypermla_decode_tensors* tensors, int32_t heads,
                                                                  int32_t page, const void* q, int64_t query_tokens,
                                                                  const void* cache, int64_t pages,

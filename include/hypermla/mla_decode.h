@@ -48,8 +48,9 @@ struct MlaDecodeOptions {
   DType dtype = DType::bfloat16;  // of queries, cache and output: bfloat16 or float16
   bool causal = true;             // without effect where attention is sparse: a list may hold any tokens
   bool sparse = false;  // max_requests: queries of a step; max_queries is 1; max_tokens: the longest list (top-k)
-  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;  // in FP8: for bfloat16 queries
-  float scale = 0;                                           // of the scores; 0: 1 / sqrt(128 + 64)
+  MlaCacheFormat cache_format = MlaCacheFormat::as_queries;  // in FP8: with bfloat16 as dtype
+  bool fp8_queries = false;  // in e4m3 with one factor for all, of a cache in fp8_576 that is not sparse; o is of dtype
+  float scale = 0;           // of the scores; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
   int split = 0;
@@ -68,7 +69,8 @@ struct MlaDecodeOptions {
 // The tensors of one layer, in the device's memory. Strides count elements; those of queries, output and cache are
 // multiples of 8, and pointers are aligned to 16 bytes. The innermost dimension is dense. A cache in FP8 is
 // cache_latent alone, and its strides count bytes, multiples of 16; the page's stride is a multiple of the token's.
-// Where attention is sparse, pages follow each other: the page's stride is that of its tokens.
+// Strides of queries in FP8 count bytes, too. Where attention is sparse, pages follow each other: the page's stride is
+// that of its tokens.
 struct MlaDecodeTensors {
   struct Rows {
     const void* data = nullptr;
@@ -95,14 +97,16 @@ struct MlaDecodeTensors {
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
   const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
+  const float* q_scale = nullptr;      // float [1], positive, of fp8_queries only: likewise
   bool operator==(const MlaDecodeTensors&) const = default;  // the same memory
 
-  // Queries [tokens, heads, 576], a cache [pages, page, 576] in their type or, in FP8, of as many bytes as a token has,
-  // and outputs [tokens, heads, 512] and [tokens, heads], all dense.
+  // Queries [tokens, heads, 576], of bytes where they are in FP8, a cache [pages, page, 576] in their type or, in FP8,
+  // of as many bytes as a token has, and outputs [tokens, heads, 512] and [tokens, heads], all dense.
   HYPERMLA_API static MlaDecodeTensors fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                              std::int64_t pages, const int* block_table, std::int64_t table_stride,
                                              void* o, float* lse,
-                                             MlaCacheFormat cache_format = MlaCacheFormat::as_queries);
+                                             MlaCacheFormat cache_format = MlaCacheFormat::as_queries,
+                                             bool fp8_queries = false);
 };
 
 class HYPERMLA_API MlaDecode {

@@ -54,12 +54,21 @@ def dtype_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
+def as_bytes(tensor):
+    """PyTorch's e4m3 as uint8, which DLPack knows."""
+    if not is_torch(tensor):
+        return tensor
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
 def empty(like, shape, dtype=None):
-    """On the device of `like`; dtype: None or "float32"."""
+    """On the device of `like`; dtype: None, "bfloat16" or "float32"."""
     if is_torch(like):
         import torch
 
-        return like.new_empty(shape, dtype=torch.float32 if dtype else None)
+        return like.new_empty(shape, dtype=dtype and getattr(torch, dtype))
     import numpy
 
-    return numpy.empty(shape, dtype or like.dtype)
+    return numpy.empty(shape, {None: like.dtype, "bfloat16": "uint16"}.get(dtype, dtype))

@@ -41,8 +41,9 @@ class MlaDecode(Planned):
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
     tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
     "as_queries"; "fp8_656", DeepSeek's 656 bytes a token (512 e4m3 | 4 fp32 factors, of 128 of these each | 64
-    bfloat16 for RoPE); or "fp8_576", 576 e4m3 a token with one factor for all. In FP8 queries are bfloat16, and the
-    cache is uint8 [pages, page, 656 or 576].
+    bfloat16 for RoPE); or "fp8_576", 576 e4m3 a token with one factor for all. In FP8 the cache is uint8 [pages, page,
+    656 or 576], and queries and outputs are bfloat16. fp8_queries: queries in e4m3, too, as torch.float8_e4m3fn or
+    uint8, with one factor for all; for "fp8_576" without sparse.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
     made: they are operators then (torch_operators.py).
@@ -55,16 +56,17 @@ class MlaDecode(Planned):
     def __init__(self, heads=128, max_requests=1, max_queries=1, max_tokens=4096, page=64, dtype="bfloat16",
                  causal=True, scale=0.0, split=0, max_query_tokens=0, lse_base2=False, empty_lse_positive=False,
                  kernel="", device="auto", workspace=None, sparse=False, cache_format="as_queries",
-                 shards=1, shard=0, interleave=1, shared_prefixes=False):
+                 shards=1, shard=0, interleave=1, shared_prefixes=False, fp8_queries=False):
         if cache_format not in FP8_BYTES:
             raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
         self._heads = heads
+        self._fp8_queries = fp8_queries
         self._take(_hypermla.MlaDecode(
             device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
-            (causal, lse_base2, empty_lse_positive, sparse), FP8_BYTES[cache_format],
-            (shards, shard, interleave), shared_prefixes))
+            (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), FP8_BYTES[cache_format],
+            (shards, shard, interleave)))
 
     @staticmethod
     @raises_error
@@ -84,7 +86,7 @@ class MlaDecode(Planned):
         self._kernels.plan(lengths, query_starts, stream, block_table)
 
     def run(self, q, cache, block_table, out=None, lse=None, stream=None, sinks=None,
-            cache_scale=None):
+            cache_scale=None, q_scale=None):
         """Attention of one layer; returns (out, lse).
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
@@ -93,19 +95,23 @@ class MlaDecode(Planned):
         `out` must have memory of its own.
         sinks: float32 [heads], attention sinks: a head's output is multiplied by exp(lse) / (exp(lse) + exp(sink)).
         cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by.
+        q_scale: float32 [1], for fp8_queries: what the queries' numbers are multiplied by; positive.
         """
+        if self._fp8_queries:
+            q = tuple(map(_tensors.as_bytes, q)) if isinstance(q, tuple) else _tensors.as_bytes(q)
         if out is None or lse is None:
             out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
         if _tensors.is_compiling():
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
-                                                   lse, sinks, cache_scale)
+                                                   lse, sinks, cache_scale, q_scale)
         else:
-            self._kernels.run(q, cache, block_table, out, lse, stream, sinks, cache_scale)
+            self._kernels.run(q, cache, block_table, out, lse, stream, sinks, cache_scale, q_scale)
         return out, lse
 
     @raises_error
     def _outputs(self, q, out, lse):
         """Those that are given, else new ones."""
-        return (_tensors.empty(q, (q.shape[0], self._heads, LATENT)) if out is None else out,
+        dtype = "bfloat16" if self._fp8_queries else None  # None: that of q
+        return (_tensors.empty(q, (q.shape[0], self._heads, LATENT), dtype) if out is None else out,
                 _tensors.empty(q, (q.shape[0], self._heads), "float32") if lse is None else lse)
 

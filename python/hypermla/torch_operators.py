@@ -48,9 +48,10 @@ def _decode_plan(handle, order, lengths, query_starts, block_table=None):
 
 
 def _decode_run(handle, order, q, q_rope, cache, cache_rope, block_table, out, lse, sinks=None,
-                cache_scale=None):
+                cache_scale=None, q_scale=None):
     decode = _named(handle, _hypermla.MlaDecode)
-    decode.run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None, sinks, cache_scale)
+    decode.run(_pair(q, q_rope), _pair(cache, cache_rope), block_table, out, lse, None, sinks, cache_scale,
+               q_scale)
 
 
 def _prefill_plan(handle, order, query_starts, token_starts):
@@ -83,7 +84,7 @@ _define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Ten
         "Tensor? block_table=None", _decode_plan)
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
         "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse, Tensor? sinks=None, "
-        "Tensor? cache_scale=None", _decode_run)
+        "Tensor? cache_scale=None, Tensor? q_scale=None", _decode_run)
 _define("mla_prefill_plan", "SymInt handle, Tensor(a!) order, Tensor query_starts, Tensor token_starts", _prefill_plan)
 _define("mla_prefill_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor k, Tensor? k_rope, "
         "Tensor v, Tensor(b!) out, Tensor(c!) lse", _prefill_run)

@@ -4,11 +4,13 @@ plan a step outside the time.
 
     tests/benchmark/bench_engine.py --flashmla=<library> --fa3=<library> --flashinfer=<library> --limit=500
     tests/benchmark/bench_engine.py --rows='b32-q1-.*-h16' --rows=normal-b7-q3-t999-h24-p16
+    tests/benchmark/bench_engine.py --rows='.*-(fp8|e4m3)' --flashmla_fp8=<library>
 
     tests/benchmark/bench_engine.py --shared_prefixes
 
 A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-|shared<tokens of all>-]b<requests>-q<queries
-of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>]. Each library runs in a process of its own, since one may
+of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>][-fp8|-e4m3]. fp8: the cache is e4m3 with one factor for all;
+e4m3: queries are, too, and ours is the draft that takes them. Each library runs in a process of its own, since one may
 crash; all get the same tensors and take turns, a burst each. The caches of the layers hold four times L2 at least. A
 burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output
 is compared with float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for
@@ -53,6 +55,8 @@ def all_rows():
     yield from (f"b{b}-q{q}-t4096-h8" for b, q in ((32, 1), (128, 1), (64, 2), (32, 8)))
     yield from (f"b32-q{q}-t4096-h{h}" for h in (128, 16) for q in (2, 4, 8))
     yield from ("normal-b128-q1-t4096-h64", "heavy-b96-q1-t4096-h64", "normal-b64-q1to8-t8192-h128")
+    for batch in ("b32-q16-t4096-h128", "b32-q4-t4096-h128", "b128-q1-t4096-h128", "b128-q1-t4096-h16"):
+        yield from (f"{batch}-{form}" for form in ("e4m3", "fp8"))
 
 
 def rows_of_samples():

@@ -24,6 +24,7 @@ from harness import torch  # noqa: E402
 
 SCALE = 192**-0.5
 TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
+E4M3_TOLERANCE = 0.06  # where weights are rounded to e4m3, too
 REST = 0.08  # seconds before a burst
 MIXED = (1, 8, 2, 4, 3, 4, 6, 4)  # queries of requests in turn; 4 on average
 SHORT = 1024  # tokens of all requests but the long one
@@ -42,20 +43,21 @@ class Row:
     t: int
     h: int
     page: int
+    form: str = ""  # bfloat16; fp8: the cache is e4m3 with one factor; e4m3: the queries, too
     shared: int = 0
 
     @staticmethod
     def named(name):
         """The row of that name, None if it is no name."""
         found = re.fullmatch(r"(?:(normal|heavy|long|mixed|shared(\d+))-)?b(\d+)-q(1to8|\d+)-t(\d+)-h(\d+)"
-                             r"(?:-p(\d+))?", name)
+                             r"(?:-p(\d+))?(?:-(fp8|e4m3))?", name)
         if not found:
             return None
-        shape, shared, *sizes, page = found.groups()
+        shape, shared, *sizes, page, form = found.groups()
         b, q, t, h = (0 if size == "1to8" else int(size) for size in sizes)
         if int(shared or 0) >= t:
             return None
-        return Row(name, shape or "", b, q, t, h, int(page or 64), int(shared or 0))
+        return Row(name, shape or "", b, q, t, h, int(page or 64), form or "", int(shared or 0))
 
     def queries(self, alike):
         """Queries of each request; alike: as many in all, the same for each."""
@@ -82,15 +84,23 @@ class Batch:
         self.counts = [-(-length // row.page) for length in self.lengths]  # pages of each request
         shared = row.shared // row.page  # pages
         pages = shared + sum(count - shared for count in self.counts)
-        bytes_of_layer = pages * row.page * 576 * 2
+        bytes_of_layer = pages * row.page * 576 * (1 if row.form else 2)
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         self.layers = max(2, math.ceil(max(4 * l2, 240e6) / bytes_of_layer))
         dice = torch.Generator(device="cuda").manual_seed(7)
         normal = lambda shape, deviation: torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(
             0, deviation, generator=dice)
+        # Where numbers are e4m3 these are their factors; 448 times them is 5 deviations.
+        self.cache_scale, self.q_scale = (torch.full((1,), 5 * deviation / 448, device="cuda")
+                                          for deviation in (0.1, 10))
+        e4m3 = lambda values, scale: (values.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         self.caches = [normal((pages, row.page, 576), 0.1) for _ in range(self.layers)]
+        if row.form:
+            self.caches = [e4m3(cache, self.cache_scale) for cache in self.caches]
         self.q = normal((self.starts[-1], row.h, 576), 10)  # sharp enough that a missing token shows
         self.o = torch.empty_like(self.q[..., :512], memory_format=torch.contiguous_format)
+        if row.form == "e4m3":
+            self.q = e4m3(self.q, self.q_scale)
         self.lse = torch.empty((self.starts[-1], row.h), dtype=torch.float32, device="cuda")
         order = torch.randperm(pages, generator=dice, device="cuda").int()
         prefix, *own = order.split([shared, *(count - shared for count in self.counts)])
@@ -103,11 +113,13 @@ class Batch:
         """Largest difference from attention in float32, as TOLERANCE counts it."""
         worst = torch.zeros((), device="cuda")
         for pages, length, queries, start in zip(self.tables, self.lengths, self.queries, self.starts):
-            tokens = self.caches[layer][pages].view(-1, 576)[:length].float()  # (length, 576)
+            tokens = self.caches[layer].view(torch.uint8)[pages].view(self.caches[layer].dtype)  # no e4m3 is indexed
+            tokens = tokens.view(-1, 576)[:length].float() * (self.cache_scale if self.row.form else 1)  # (length, 576)
             step = max(1, 2**27 // (self.row.h * length))  # queries at once: half a gigabyte of scores
             for first in range(0, queries, step):
                 here = slice(start + first, start + min(first + step, queries))
-                scores = self.q[here].float() @ tokens.T * SCALE  # (step, heads, length)
+                q = self.q[here].float() * (self.q_scale if self.row.form == "e4m3" else 1)
+                scores = q @ tokens.T * SCALE  # (step, heads, length)
                 last = length - queries + first + torch.arange(scores.shape[0], device="cuda")
                 scores.masked_fill_(torch.arange(length, device="cuda") > last[:, None, None], -math.inf)
                 expected = scores.softmax(-1) @ tokens[:, :512]
@@ -146,7 +158,7 @@ class Library:
     """What is measured: plan() divides the work of a batch, run(cache) returns outputs and log-sum-exps or None."""
 
     alike = True  # a batch has as many queries for each request
-    refuses = staticmethod(lambda row: None)  # or why it cannot run the row
+    refuses = staticmethod(lambda row: "bfloat16 only" if row.form else None)  # or why it cannot run the row
 
     @staticmethod
     def load(path):
@@ -163,6 +175,7 @@ class Library:
 
 class Ours(Library):
     title, alike, shared_prefixes = "HyperMLA", False, False
+    refuses = staticmethod(lambda row: None)
     load = staticmethod(lambda _: harness.hypermla.MlaDecode)  # throws where the package has none
 
     def __init__(self, batch, kernel):
@@ -170,7 +183,11 @@ class Ours(Library):
         self.decode = harness.hypermla.MlaDecode(
             heads=self.row.h, max_requests=self.row.b, max_queries=max(batch.queries),
             max_tokens=max(LONGEST, *batch.lengths), page=self.row.page, dtype="bfloat16", causal=True, scale=SCALE,
-            split=0, kernel=kernel, shared_prefixes=self.shared_prefixes)
+            split=0, kernel=kernel or ("cute.mla.flash_mla_v2" if self.row.form == "e4m3" else ""),  # which is a draft
+            cache_format="fp8_576" if self.row.form else "as_queries", fp8_queries=self.row.form == "e4m3",
+            shared_prefixes=self.shared_prefixes)
+        scales = {"cache_scale": batch.cache_scale, "q_scale": batch.q_scale if self.row.form == "e4m3" else None}
+        self.scales = scales if self.row.form else {}
         self.starts = None if self.row.q else batch.device_starts
 
     def plan(self):
@@ -179,7 +196,8 @@ class Ours(Library):
 
     def run(self, cache):
         batch = self.batch
-        return self.decode.run(batch.q, cache, batch.table, out=batch.o, lse=batch.lse)
+        cache = cache.view(torch.uint8) if self.row.form else cache
+        return self.decode.run(batch.q, cache, batch.table, out=batch.o, lse=batch.lse, **self.scales)
 
     def about(self):
         self.decode.check()
@@ -192,7 +210,8 @@ class OursShared(Ours):
 
 class FlashMla(Library):
     title = "FlashMLA"
-    refuses = staticmethod(lambda row: None if row.page == 64 else "pages of 64 tokens only")
+    refuses = staticmethod(lambda row: "bfloat16 only" if row.form else
+                           None if row.page == 64 else "pages of 64 tokens only")
 
     def plan(self):
         self.work = self.splits = None  # the next run makes them
@@ -212,6 +231,26 @@ class FlashMla(Library):
 
         both, alone = Graph([planned] * 10), Graph([lambda: self.run(self.batch.caches[0])] * 10)
         return [both.burst() - alone.burst() for _ in range(3)]
+
+
+class FlashMlaFp8(Library):
+    """Queries and cache in e4m3: vLLM's fork, _flashmla_extension_C."""
+
+    title = "FlashMLA, FP8"
+    refuses = staticmethod(lambda row: "queries and caches in e4m3, pages of 64 tokens only"
+                           if row.form != "e4m3" or row.page != 64 else None)
+
+    def plan(self):
+        rows = max(self.batch.queries) * self.row.h
+        self.work = torch.ops._flashmla_extension_C.get_mla_decoding_metadata_dense_fp8(
+            self.batch.device_lengths, rows, 1)
+
+    def run(self, cache):
+        batch = self.batch
+        o, _ = torch.ops._flashmla_extension_C.fwd_kvcache_mla_fp8(
+            batch.q.view(self.row.b, -1, self.row.h, 576), cache.unsqueeze(2), 512, batch.device_lengths, batch.table,
+            SCALE, self.causal, *self.work, batch.q_scale, batch.cache_scale)
+        return o.view(batch.o.shape), None
 
 
 class FlashAttention3(Library):
@@ -278,8 +317,8 @@ class FlashInfer(Library):
         return batch.o, None
 
 
-LIBRARIES = {"ours": Ours, "shared_prefixes": OursShared,
-             "flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer}
+LIBRARIES = {"ours": Ours, "shared_prefixes": OursShared, "flashmla": FlashMla, "flashmla_fp8": FlashMlaFp8,
+             "fa3": FlashAttention3, "flashinfer": FlashInfer}
 
 
 class Job:
@@ -312,7 +351,8 @@ class Job:
         self.graph.us()
         worst = batch.worst(batch.layers - 1, o, lse)
         answer = {"layers": batch.layers, "runs": self.graph.count, "queries": len(batch.q),
-                  "correct": worst <= TOLERANCE, "difference": worst if math.isfinite(worst) else None}
+                  "correct": worst <= (E4M3_TOLERANCE if row.form == "e4m3" else TOLERANCE),
+                  "difference": worst if math.isfinite(worst) else None}
         return {**answer, **(self.library.about() if isinstance(self.library, Ours) else {})}
 
     def burst(self):

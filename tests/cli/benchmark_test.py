@@ -152,7 +152,8 @@ class Benchmarks(CommandCase):
     def test_an_engines_rows_are_known_without_a_gpu(self):
         names = self.engine("--list").stdout.split()
         self.assertEqual(len(names), len(set(names)))
-        for name in ("b32-q1-t4096-h128", "normal-b128-q1-t4096-h16-p16", "mixed-b32-q1to8-t4096-h128"):
+        for name in ("b32-q1-t4096-h128", "normal-b128-q1-t4096-h16-p16", "mixed-b32-q1to8-t4096-h128",
+                     "b32-q16-t4096-h128-e4m3"):
             self.assertIn(name, names)
         self.assertEqual(self.engine("--list", "--heads=16", "--rows=b32-q[14]-.*").stdout.split(),
                          ["b32-q1-t4096-h16", "b32-q4-t4096-h16"])

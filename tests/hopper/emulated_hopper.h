@@ -164,9 +164,10 @@ inline void run(int blocks, int threads, const std::function<void()>& kernel);
 struct Map {
   const void* data;
   hypermla::TensorMapAxis axes[3];
+  int line_bytes;
 };
-inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapAxis (&axes)[3]) {
-  const Map map = {data, {axes[0], axes[1], axes[2]}};
+inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapAxis (&axes)[3], int line_bytes = 128) {
+  const Map map = {data, {axes[0], axes[1], axes[2]}, line_bytes};
   hypermla::TensorMap result = {};
   static_assert(sizeof map <= sizeof result);
   std::memcpy(&result, &map, sizeof map);
@@ -177,12 +178,16 @@ inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapSha
                        {shape.groups, 128, shape.box_groups},
                        {shape.batch, shape.batch_bytes, 1}});
 }
+inline Map map_from(const hypermla::TensorMap& map) {
+  Map of;
+  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
+  return of;
+}
 // Calls on(line in the tensor, or null; its number in the box) for every line of the box there; returns its bytes.
 template <class On>
 [[gnu::always_inline]] inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch,
                                                 const On& on) {
-  Map of;
-  std::memcpy(static_cast<void*>(&of), &map, sizeof of);
+  const Map of = map_from(map);
   const hypermla::TensorMapAxis* axes = of.axes;
   int line = 0;
   for (int k = 0; k < axes[2].box; ++k)
@@ -195,10 +200,13 @@ template <class On>
                   : nullptr,
            line);
       }
-  return line * 128;
+  return line * of.line_bytes;
 }
 
-inline unsigned swizzled_address(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+// Of lines of 128 bytes, 8 units of 16 bytes are in turn over 8 lines; of 64 bytes, 4 units over 4 times 128 bytes.
+inline unsigned swizzled_address(unsigned address, int line_bytes = 128) {
+  return address ^ (address >> 7 & (line_bytes / 16 - 1)) << 4;
+}
 
 }  // namespace emulated
 
@@ -446,12 +454,12 @@ inline void tma_prefetch(const TensorMap&, int, int, int) {}
 template <Keep = Keep::normal>
 void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
   const races::Unwatched emulation;
-  const int engine = races::agent_of(races::kCopyEngine, barrier);
+  const int engine = races::agent_of(races::kCopyEngine, barrier), line_bytes = emulated::map_from(map).line_bytes;
   races::begin(engine);
   const int bytes = emulated::for_each_line(
       map, row, group, batch, [&](const char* from, int line) __attribute__((always_inline)) {
-        for (int unit = 0; unit < 8; ++unit) {
-          unsigned char* to = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
+        for (int unit = 0; unit < line_bytes / 16; ++unit) {
+          unsigned char* to = dynamic + emulated::swizzled_address(shared + line * line_bytes + unit * 16, line_bytes);
           races::writes_beside(engine, to, 16);
           from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
         }
@@ -649,6 +657,76 @@ void mma(float* d, u32 a, u32 b, int accumulate) {
 template <DType dtype, int n, Major major_b = Major::k>
 void mma(float* d, const u32* a, u32 b, int accumulate) {
   emulated::begin_product<dtype, n, major_b, Major::k>(d, a, 0, b, accumulate);
+}
+
+// e4m3.h
+enum class Line { bytes_128, bytes_64 };
+inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
+  const u64 both = a | u64{b} << 32;
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) result |= u32(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
+inline u32 pack_e4m3(float a, float b, float c, float d) {
+  return e4m3_from_float(a) | e4m3_from_float(b) << 8 | e4m3_from_float(c) << 16 | u32{e4m3_from_float(d)} << 24;
+}
+inline float sum_of_e4m3(const u32 (&words)[2]) {
+  float sum = 0;
+  for (int i = 0; i < 8; ++i) sum += e4m3_to_float(static_cast<unsigned char>(words[i / 4] >> i % 4 * 8));
+  return sum;
+}
+// Lane l of ldmatrix holds elements 2 (l % 4) and the one after it of row l / 4 of a fragment; of its transpose, rows
+// 2 (l % 4) and the one after it of column l / 4.
+inline void load_transposed(u32 (&a)[4], u32 shared) {
+  const int lane = threadIdx.x % 32;
+  const auto of_lanes = emulated::exchange("ldmatrix", shared);
+  for (int i = 0; i < 4; ++i) {
+    std::uint16_t elements[2];
+    for (int e = 0; e < 2; ++e)
+      std::memcpy(&elements[e], dynamic + of_lanes[8 * i + lane % 4 * 2 + e] + lane / 4 * 2, 2);
+    a[i] = elements[0] | u32{elements[1]} << 16;
+  }
+}
+// An element of an operand whose lines the product runs along, by its descriptor: 8 lines follow each other, and so do
+// eights of lines.
+inline float operand_element_e4m3(u32 operand, int line_bytes, int row, int k) {
+  const u32 at = ((operand & 0x3fff) << 4) + row / 8 * (8 * line_bytes) + row % 8 * line_bytes + k;
+  return e4m3_to_float(dynamic[emulated::swizzled_address(at, line_bytes)]);
+}
+inline void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_bytes, int accumulate) {
+  for (int i = 0; i < 16; ++i) {  // columns of the thread, in pairs
+    float sums[2] = {};
+    for (int k = 0; k < 32; ++k) {
+      const float y = operand_element_e4m3(b, line_bytes, i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, k);
+      for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * y;
+    }
+    for (int half = 0; half < 2; ++half) {
+      float& to = d[i / 2 * 4 + 2 * half + i % 2];
+      to = accumulate ? to + sums[half] : sums[half];
+    }
+  }
+}
+template <Line line>
+void mma_e4m3(float* d, u32 a, u32 b, int accumulate) {
+  constexpr int kBytes = line == Line::bytes_128 ? 128 : 64;
+  const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  float rows[2][32];
+  for (int half = 0; half < 2; ++half)
+    for (int k = 0; k < 32; ++k) rows[half][k] = operand_element_e4m3(a, kBytes, row + 8 * half, k);
+  multiply_e4m3(d, rows, b, kBytes, accumulate);
+}
+// a (PTX, "Register fragments for wgmma.mma_async.m64nNk32"): four bytes of a register follow each other along k;
+// registers 0 and 1 are rows t / 4 and t / 4 + 8 of k = 4 (t % 4) .., 2 and 3 those of k = 16 + 4 (t % 4) ..
+inline void mma_e4m3(float* d, const u32* a, u32 b) {
+  float rows[2][32];
+  const int group = threadIdx.x % 32 / 4 * 4;
+  for (int i = 0; i < 4; ++i)
+    for (int lane = 0; lane < 4; ++lane) {
+      const u32 word = __shfl_sync(~0u, a[i], group + lane);
+      for (int e = 0; e < 4; ++e)
+        rows[i % 2][i / 2 * 16 + 4 * lane + e] = e4m3_to_float(static_cast<unsigned char>(word >> 8 * e));
+    }
+  multiply_e4m3(d, rows, b, 64, 1);
 }
 
 }  // namespace hypermla::cute

@@ -53,6 +53,9 @@ struct Case {
 
   std::vector<int> before = {};  // token blocks of the requests that are attended to elsewhere: items begin behind them
   bool causal = true;
+  bool fp8_queries = false;  // with fp8 = 576; pages are loaded as boxes then
+  bool with_sinks = false;
+  float sharp = 1;  // by which queries in FP8 are larger: maxima rise late, and few weights count
 
   Case of_shard(int of, int count, int turn) const {
     Case part = *this;
@@ -111,6 +114,13 @@ struct Case {
     std::vector<std::uint16_t> q(query_tokens * heads * kWidth), o(query_tokens * heads * kLatent, 0x7fc0);
     std::vector<float> lse(query_tokens * heads, std::nanf(""));
     std::generate(q.begin(), q.end(), value);
+    std::vector<unsigned char> narrow_q(q.size());
+    const float q_scale = 0.01f * sharp;
+    if (fp8_queries)
+      for (std::size_t i = 0; i < q.size(); ++i) narrow_q[i] = e4m3_from_float(normal(random) / 0.01f);
+    const auto query_element = [&](std::size_t i) {
+      return fp8_queries ? e4m3_to_float(narrow_q[i]) * q_scale : to_float(q[i], DType::bfloat16);
+    };
     // The cache, NaN where nothing is, and the numbers that its tokens stand for; those without a place are empty.
     std::vector<unsigned char> cache(std::size_t(pages) * apart * page * token_bytes, 0xff);
     std::vector<std::vector<std::vector<float>>> tokens(requests);
@@ -126,7 +136,8 @@ struct Case {
           const float factor = fp8 == 576 ? cache_scale : 0.003f * float(1 + c / 128);
           if (narrow) {
             at[c] = static_cast<unsigned char>(random() % 0x7f | (random() & 0x80));  // any e4m3 but NaN
-            numbers[c] = to_float(from_float(e4m3_to_float(at[c]) * factor, DType::float16), DType::float16);
+            numbers[c] = e4m3_to_float(at[c]) * factor;
+            if (!fp8_queries) numbers[c] = to_float(from_float(numbers[c], DType::float16), DType::float16);
             if (fp8 == 656) std::memcpy(at + kLatent + c / 128 * 4, &factor, 4);
           } else {
             const std::uint16_t bits = value();
@@ -138,15 +149,27 @@ struct Case {
 
     const auto query_map = [&](int column, int groups, int box_groups) {
       const std::int64_t all = query_tokens * heads;
+      if (fp8_queries)
+        return emulated::map_of(narrow_q.data() + column,
+                                {{all, kWidth, rows}, {1, 0, 1}, {std::max(groups / 2, 1), 128, box_groups}},
+                                groups == 1 ? 64 : 128);
       return emulated::map_of(q.data() + column, {{all, 2 * kWidth, rows}, {1, 0, 1}, {groups, 128, box_groups}});
     };
     const auto token_map = [&](int column, int groups) {
       const int box = std::min(page, 64), box_groups = groups == 1 || box < 64 ? 1 : 2;
+      if (fp8_queries)
+        return emulated::map_of(
+            cache.data() + column,
+            {{page, kWidth, box}, {std::max(groups / 2, 1), 128, box_groups}, {pages, kWidth * page * apart, 1}},
+            groups == 1 ? 64 : 128);
       return emulated::map_of(cache.data() + 2 * column,
                               {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
     };
     const float scale = 1 / std::sqrt(192.0f);
+    std::vector<float> sinks(heads);
+    for (float& one : sinks) one = 5 * normal(random);
     LatentArguments with;
+    with.sinks = with_sinks ? sinks.data() : nullptr;
     with.qc_map = query_map(0, 8, query_groups);
     with.qpe_map = query_map(kLatent, 1, 1);
     with.z_map = token_map(0, 8);
@@ -180,6 +203,7 @@ struct Case {
                                       {o.data(), o.size() * 2},
                                       {lse.data(), lse.size() * 4},
                                       {merges.data(), merges.size() * sizeof merges[0]}};
+    with.q_scale = &q_scale;
     for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
       std::fill(o.begin(), o.end(), 0x7fc0);
       emulated::run(workers, threads, [&] { kernel(with); });
@@ -199,12 +223,13 @@ struct Case {
           const std::vector<float>& token = tokens[r][t];
           if (token.empty()) continue;
           double score = 0;
-          for (int c = 0; c < kWidth; ++c) score += to_float(q[row * kWidth + c], DType::bfloat16) * token[c];
+          for (int c = 0; c < kWidth; ++c) score += query_element(row * kWidth + c) * token[c];
           const double weight = std::exp(score * scale);
           sum += weight;
           for (int c = 0; c < kLatent; ++c) expected[c] += weight * token[c];
         }
         const double expected_lse = std::log(sum);  // -infinity where nothing is seen
+        if (with_sinks) sum += std::exp(double(sinks[i % heads]));
         EXPECT_TRUE(lse[row] == expected_lse || std::abs(lse[row] - expected_lse) <= 1e-3)
             << "request " << r << " row " << i << ": lse " << lse[row] << ", not " << expected_lse;
         double worst = 0;

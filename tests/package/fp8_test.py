@@ -147,7 +147,34 @@ class OneFactorForAll(unittest.TestCase):
             of_lse = numpy.log(weights.sum(-1)) + scores.max(-1)
             self.assertLessEqual(numpy.abs(lse[request] - of_lse).max(), 1e-4)
 
+    def test_queries_may_be_in_fp8(self):
+        random = numpy.random.default_rng(4)
+        values, tokens = random.standard_normal((2, HEADS, 576)), random.standard_normal((2 * PAGE, 576))
+        q, cache = e4m3_codes(values * 50), e4m3_codes(tokens * 100).reshape(2, PAGE, 576)
+        q_scale, scale = numpy.array([0.02], numpy.float32), numpy.array([0.01], numpy.float32)
+        decode = hypermla.MlaDecode(heads=HEADS, max_requests=2, max_tokens=100, page=PAGE, cache_format="fp8_576",
+                                    fp8_queries=True, device="cpu")
+        table, lengths = numpy.array([[1, 0], [0, 1]], numpy.int32), numpy.array([70, 3], numpy.int32)
+        decode.plan(lengths)
+        with self.assertRaisesRegex(hypermla.Error, "q_scale is missing"):
+            decode.run(q, cache, table, cache_scale=scale)
+        with self.assertRaisesRegex(hypermla.Error, "q must be uint8"):
+            decode.run(bfloat16(values), cache, table, cache_scale=scale, q_scale=q_scale)
+        o, lse = decode.run(q, cache, table, cache_scale=scale, q_scale=q_scale)
+        self.assertEqual(o.dtype, numpy.uint16)
+        pair = numpy.ascontiguousarray(q[..., :512]), numpy.ascontiguousarray(q[..., 512:])
+        apart, of_apart = decode.run(pair, cache, table, cache_scale=scale, q_scale=q_scale)
+        self.assertTrue((apart == o).all() and (of_apart == lse).all())
+        same = hypermla.MlaDecode(heads=HEADS, max_requests=2, max_tokens=100, page=PAGE, cache_format="fp8_576",
+                                  device="cpu", scale=SCALE * float(q_scale[0]))
+        same.plan(lengths)  # e4m3 numbers are exact in bfloat16
+        expected, of_expected = same.run(bfloat16(e4m3_values(q)), cache, table, cache_scale=scale)
+        self.assertLessEqual(numpy.abs(floats(o) - floats(expected)).max(), 0.01 * numpy.abs(floats(expected)).max())
+        self.assertLessEqual(numpy.abs(lse - of_expected).max(), 1e-4)
+
     def test_what_has_no_meaning_is_refused(self):
+        with self.assertRaisesRegex(hypermla.Error, "leave fp8_queries out"):
+            hypermla.MlaDecode(cache_format="fp8_656", fp8_queries=True, device="cpu")
         with self.assertRaisesRegex(hypermla.Error, "bfloat16 queries only"):
             hypermla.MlaDecode(cache_format="fp8_576", dtype="float16", device="cpu")
         with self.assertRaisesRegex(hypermla.Error, "cache_format='fp8'"):

@@ -335,6 +335,18 @@ class SparseOperators(unittest.TestCase):
         dtype, width = (torch.uint8, fp8) if fp8 else (torch.bfloat16, 576)
         return decode, torch.zeros(3, PAGE, width, dtype=dtype, device=self.DEVICE)
 
+    def test_queries_may_be_in_fp8(self):
+        if self.DEVICE != "cpu":
+            self.skipTest("no recorded kernel takes them")
+        decode = new_decode(max_queries=1, cache_format="fp8_576", fp8_queries=True)
+        cache, table = torch.randint(0, 120, (3, PAGE, 576), dtype=torch.uint8), torch.tensor([[2, 0], [1, 0]]).int()
+        q, of_q = (self.q / self.scale).to(torch.float8_e4m3fn), dict(cache_scale=self.scale, q_scale=self.scale)
+        decode.plan(self.lengths)
+        expected, of_expected = decode.run(q.view(torch.uint8), cache, table, **of_q)
+        out, lse = torch.compile(decode.run, fullgraph=True, backend="aot_eager")(q, cache, table, **of_q)
+        self.assertEqual(expected.dtype, torch.bfloat16)
+        self.assertTrue(torch.equal(out, expected) and torch.equal(lse, of_expected))
+
     def test_they_pass_the_checks_of_pytorch(self):
         out = torch.zeros(2, HEADS, 512, dtype=torch.bfloat16, device=self.DEVICE)
         lse = torch.zeros(2, HEADS, device=self.DEVICE)

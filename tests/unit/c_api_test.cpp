@@ -214,6 +214,53 @@ TEST(CApiSparse, ItGivesTheBitsOfMlaDecode) {
   }
 }
 
+TEST(CApiFp8, QueriesInFp8AreThoseOfMlaDecode) {
+  constexpr int kHeads = 2, kPage = 16;
+  std::vector<unsigned char> q(kHeads * 576), cache(2 * kPage * 576);
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<unsigned char>(i * 29 % 61);
+  for (std::size_t i = 0; i < cache.size(); ++i) cache[i] = static_cast<unsigned char>(i * 37 % 61);
+  const std::vector<int> table = {1, 0}, lengths = {20};
+  const float cache_scale = 0.01f, q_scale = 0.02f;
+  hypermla_decode_options options;
+  hypermla_decode_options_init(&options, sizeof options);
+  EXPECT_EQ(options.fp8_queries, 0);
+  options.heads = kHeads;
+  options.max_tokens = 20;
+  options.page = kPage;
+  options.fp8_queries = 1;
+  hypermla_decode* decode = nullptr;
+  EXPECT_TRUE(contains(refusal(hypermla_decode_create(&options, "cpu", nullptr, &decode)), "leave fp8_queries out"));
+  options.cache_format = HYPERMLA_CACHE_FP8_576;
+  ASSERT_EQ(hypermla_decode_create(&options, "cpu", nullptr, &decode), HYPERMLA_OK) << hypermla_last_error();
+  MlaDecode same(
+      {.heads = kHeads, .max_tokens = 20, .page = kPage, .cache_format = MlaCacheFormat::fp8_576, .fp8_queries = true},
+      DeviceHandle("cpu"));
+  std::vector<std::uint16_t> o(kHeads * 512), expected_o(o.size());
+  std::vector<float> lse(kHeads), expected_lse(kHeads);
+  MlaDecodeTensors with =
+      MlaDecodeTensors::fused(kHeads, kPage, q.data(), 1, cache.data(), 2, table.data(), 2, expected_o.data(),
+                              expected_lse.data(), MlaCacheFormat::fp8_576, true);
+  with.cache_scale = &cache_scale;
+  with.q_scale = &q_scale;
+  hypermla_decode_tensors tensors;
+  hypermla_decode_tensors_init(&tensors, sizeof tensors);
+  ASSERT_EQ(hypermla_decode_tensors_fused_fp8(&tensors, kHeads, kPage, q.data(), 1, cache.data(), 2, &cache_scale,
+                                              o.data(), lse.data()),
+            HYPERMLA_OK);
+  tensors.q_rope = with.q_rope.data;  // queries of bytes
+  tensors.block_table = table.data();
+  tensors.table_stride = 2;
+  ASSERT_EQ(hypermla_decode_plan(decode, lengths.data(), nullptr, 1, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  EXPECT_TRUE(contains(refusal(hypermla_decode_run(decode, &tensors, nullptr)), "q_scale is missing"));
+  tensors.q_scale = &q_scale;
+  ASSERT_EQ(hypermla_decode_run(decode, &tensors, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  same.plan(lengths.data(), nullptr, 1);
+  same.run(with);
+  EXPECT_EQ(o, expected_o);
+  EXPECT_EQ(lse, expected_lse);
+  hypermla_decode_destroy(decode);
+}
+
 TEST_F(CApi, ShardsAreThoseOfMlaDecode) {
   hypermla_decode_options options = small_options();
   EXPECT_EQ(options.shards, 1);

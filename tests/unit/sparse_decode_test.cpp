@@ -8,11 +8,13 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "hypermla/api/environment.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/plan/cases.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/reference.h"
 #include "hypermla/plan/registry.h"
@@ -106,6 +108,9 @@ struct Step {
     }
     q.resize(std::size_t(queries) * at.heads * kWidth);
     for (std::uint16_t& one : q) one = from_float(normal(random), DType::bfloat16);
+    if (at.fp8_queries)  // in the first half
+      for (std::uint16_t& one : q)
+        one = std::uint16_t(e4m3_from_float(normal(random) / q_scale) | e4m3_from_float(normal(random) / q_scale) << 8);
     o.assign(std::size_t(queries) * at.heads * kLatent, 0x7fc0);
     lse.assign(std::size_t(queries) * at.heads, std::nanf(""));
     for (int h = 0; with_sinks && h < at.heads; ++h) sinks.push_back(h == 0 ? kInfinity : normal(random) * 3);
@@ -115,10 +120,11 @@ struct Step {
                            const void* scale = nullptr, const void* tables = nullptr) const {
     MlaDecodeTensors all =
         MlaDecodeTensors::fused(at.heads, kPage, q, int(lengths.size()), cache, pages, static_cast<const int*>(lists),
-                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format);
+                                at.max_tokens + 1, o, static_cast<float*>(lse), at.cache_format, at.fp8_queries);
     if (!at.sparse) all.block_table = static_cast<const int*>(tables);
     if (fp8) all.latent_page_stride *= std::int64_t(between());
     all.cache_scale = static_cast<const float*>(scale);
+    if (scale && at.fp8_queries) all.q_scale = all.cache_scale + 1;
     all.sinks = this->sinks.empty() ? nullptr : static_cast<const float*>(sinks);
     return all;
   }
@@ -137,7 +143,7 @@ struct Step {
       for (int head = 0; head < at.heads; ++head) {
         const std::size_t row = query * at.heads + head;
         std::vector<float> of_row;
-        for (int c = 0; c < kWidth; ++c) of_row.push_back(to_float(q[row * kWidth + c], DType::bfloat16));
+        for (int c = 0; c < kWidth; ++c) of_row.push_back(query_element(row * kWidth + c));
         const AttentionReference expected =
             attention_reference(of_row, keys, values, 1, count, kWidth, kLatent, 1 / std::sqrt(192.0), false);
         if (count == 0)
@@ -155,13 +161,18 @@ struct Step {
     }
   }
 
+  float query_element(std::size_t i) const {
+    return at.fp8_queries ? e4m3_to_float(reinterpret_cast<const unsigned char*>(q.data())[i]) * q_scale
+                          : to_float(q[i], DType::bfloat16);
+  }
+
   // Tokens from a page to the next, by those of a page.
   std::size_t between() const { return at.sparse ? 1 : 2; }
 
   MlaDecodeOptions at;
   int fp8 = fp8_bytes(at.cache_format);
-  float cache_scale = 0.004f;
-  std::vector<int> lengths, lists, tables;  // lists: slots; tables: pages
+  float cache_scale = 0.004f, q_scale = 0.01f;  // one after the other, as tensors() takes them
+  std::vector<int> lengths, lists, tables;      // lists: slots; tables: pages
   int pages = 0;
   std::vector<float> tokens, sinks, lse;  // tokens: as the kernels see them
   std::vector<unsigned char> cache;
@@ -180,6 +191,28 @@ TEST(SparseDecode, TheReferenceTakesListsWithHoles) {
                               step.lse.data(), &step.cache_scale, step.tables.data()));
       step.check(step.o, step.lse);
     }
+}
+
+TEST(SparseDecode, TheReferenceTakesQueriesInFp8) {
+  MlaDecodeOptions options = dense_options(fp8_576, 3, 5, 150);
+  options.fp8_queries = true;
+  Step step(options, {150, 130, 0, 1, 64}, true);
+  MlaDecode decode(step.at, DeviceHandle("cpu"));
+  decode.plan(step.lengths.data(), nullptr, 5);
+  MlaDecodeTensors all = step.tensors(step.q.data(), step.cache.data(), nullptr, step.sinks.data(), step.o.data(),
+                                      step.lse.data(), &step.cache_scale, step.tables.data());
+  decode.run(all);
+  step.check(step.o, step.lse);
+  all.q_latent.head_stride += 8;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "q_latent.head_stride=584"));
+  all.q_latent.head_stride -= 8;
+  all.q_scale = nullptr;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(all); }), "q_scale is missing"));
+  for (const bool sparse : {false, true}) {
+    options.cache_format = sparse ? fp8_576 : fp8_656;
+    options.sparse = sparse;
+    EXPECT_TRUE(contains(error_of([&] { MlaDecode(options, DeviceHandle("cpu")); }), "leave fp8_queries out"));
+  }
 }
 
 TEST(SparseDecode, WithoutLengthsListsAreWhole) {
@@ -253,6 +286,21 @@ TEST(SparseDecode, KernelsCompileWithoutSpills) {
     }
 }
 
+TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
+  const CompilerConfig config = Environment::detect().compiler_config();
+  if (config.toolchain.cuda_root.empty()) GTEST_SKIP() << "there is no CUDA compiler";
+  Compiler compiler(config);
+  const std::unique_ptr<KernelPlan> plan =
+      Registry::instance().find("cute.mla.flash_mla", "v2", "sm_90", "cute").make();
+  EXPECT_TRUE(contains(error_of([&] { plan->validate(); }), "only MlaDecode has"));
+  std::set<std::string> attention;
+  for (const KernelSource& source : decode_sources(*plan)) {
+    if (source.name == "flash_mla_v2") attention.insert(source.instance);
+    EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
+  }
+  EXPECT_EQ(attention.size(), 2u * 2 * 4);  // tilings, shards, pages
+}
+
 TEST(SparseDecode, AKernelTakesWhatItCan) {
   const auto takes = [](const char* name, MlaDecodeOptions options) {
     const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
@@ -269,41 +317,68 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
       EXPECT_TRUE(takes("cute.mla.flash_mla", options));
       EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), !sparse && format == as_queries);
     }
+  MlaDecodeOptions options = dense_options(fp8_576, 16, 4, 2048);
+  options.fp8_queries = true;
+  EXPECT_FALSE(takes("cute.mla.flash_mla", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
+  EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
+  options.page = 1;
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v2", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v2", dense_options(fp8_576, 16, 4, 2048)));
+}
+
+// Lists of 0 to 1000 tokens on the GPU, in memory of their own.
+void check_on_gpu(const std::shared_ptr<Device>& device, const MlaDecodeOptions& options, bool with_sinks) {
+  const auto copy_of = [&](const auto& values) {
+    Buffer buffer(device, values.size() * sizeof values[0] + 1);
+    device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
+    return buffer;
+  };
+  SCOPED_TRACE(testing::Message() << int(options.cache_format) << (options.sparse ? " sparse " : " dense ")
+                                  << options.heads << " heads, sinks " << with_sinks);
+  Step step(options, {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
+  MlaDecode decode(step.at, DeviceHandle("cuda"));
+  const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
+               sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
+               lengths = copy_of(step.lengths), tables = copy_of(step.tables),
+               scale = copy_of(std::vector<float>{step.cache_scale, step.q_scale});
+  const MlaDecodeTensors all = step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(), lse.data(),
+                                            scale.data(), tables.data());
+  decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
+  decode.run(all);
+  decode.run(all);
+  decode.check();
+  device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
+  device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
+  step.check(step.o, step.lse);
 }
 
 TEST(SparseDecode, AGpuDoesTheSame) {
   if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
-  const auto copy_of = [&](const auto& values) {
-    Buffer buffer(device, values.size() * sizeof values[0] + 1);
-    device->copy_to_device(buffer.data(), values.data(), values.size() * sizeof values[0]);
-    return buffer;
-  };
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
     for (const bool sparse : {true, false})
       for (const int heads : {3, 16, 128})
-        for (const bool with_sinks : {false, true}) {
-          MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, heads, 9, 1000);
-          if (!sparse && format == as_queries) continue;
-          SCOPED_TRACE(testing::Message()
-                       << int(format) << (sparse ? " sparse " : " dense ") << heads << " heads, sinks " << with_sinks);
-          Step step(options, {1000, 999, 0, 1, 64, 130, 300, 1000, 65}, with_sinks);
-          MlaDecode decode(step.at, DeviceHandle("cuda"));
-          const Buffer q = copy_of(step.q), cache = copy_of(step.cache), lists = copy_of(step.lists),
-                       sinks = copy_of(step.sinks), o = copy_of(step.o), lse = copy_of(step.lse),
-                       lengths = copy_of(step.lengths), tables = copy_of(step.tables),
-                       scale = copy_of(std::vector<float>{step.cache_scale});
-          const MlaDecodeTensors all = step.tensors(q.data(), cache.data(), lists.data(), sinks.data(), o.data(),
-                                                    lse.data(), scale.data(), tables.data());
-          decode.plan(static_cast<const int*>(lengths.data()), nullptr, 9);
-          decode.run(all);
-          decode.run(all);
-          decode.check();
-          device->copy_to_host(step.o.data(), o.data(), step.o.size() * 2);
-          device->copy_to_host(step.lse.data(), lse.data(), step.lse.size() * 4);
-          step.check(step.o, step.lse);
-        }
+        for (const bool with_sinks : {false, true})
+          if (sparse || format != as_queries)
+            check_on_gpu(device, (sparse ? options_for : dense_options)(format, heads, 9, 1000), with_sinks);
+}
+
+TEST(SparseDecode, AGpuMultipliesE4m3) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const std::shared_ptr<Device> device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  for (const int heads : {3, 16, 128})
+    for (const bool with_sinks : {false, true}) {
+      MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
+      options.fp8_queries = true;
+      options.kernel = "cute.mla.flash_mla_v2";
+      check_on_gpu(device, options, with_sinks);
+      options.kernel = "";
+      EXPECT_TRUE(contains(error_of([&] { MlaDecode(options, DeviceHandle("cuda")); }),
+                           "pin it by kernel=cute.mla.flash_mla_v2"));
+    }
 }
 
 }  // namespace

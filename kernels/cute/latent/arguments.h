@@ -81,10 +81,12 @@ struct LatentArguments {
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
   // Of tokens in FP8, which may lie in pages: the tokens of a page, and places of the pool from a page to the next; 1
-  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1].
+  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1],
+  // and queries in FP8.
   Divisor page = {};
   int page_places = 1;
   const float* cache_scale = nullptr;
+  const float* q_scale = nullptr;
   int after = 0;  // causal: query i of n sees the first tokens + after - n + i + 1 tokens, at most all
   // Causal and of several: query i of n sees of the first whole - n + i + 1 tokens of a request those that are here.
   Shards shards = {};

@@ -24,7 +24,8 @@ TensorMapSource rows_source(DType dtype, const void* data, int columns, const Ro
           data,
           {{{at.inner, 2 * at.inner_stride, box},
             {at.outer, 2 * at.outer_stride, rows / box},
-            {columns / 64, 128, groups}}}};
+            {std::max(columns / 64, 1), 128, groups}}},
+          std::min(columns, 64)};
 }
 
 TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
@@ -33,8 +34,9 @@ TensorMapSource tokens_source(DType dtype, const void* data, int columns, const 
   return {dtype,
           data,
           {{{shape.tokens, 2 * token_stride, box},
-            {columns / 64, 128, columns == 64 || box < kTokens ? 1 : 2},
-            {shape.batches, 2 * batch_stride, 1}}}};
+            {std::max(columns / 64, 1), 128, columns <= 64 || box < kTokens ? 1 : 2},
+            {shape.batches, 2 * batch_stride, 1}}},
+          std::min(columns, 64)};
 }
 
 PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
@@ -172,7 +174,11 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
         "q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a "
         "token stride of heads times the head stride",
         heads, with.q_latent.token_stride, with.q_latent.head_stride);
-  const auto map = [&](const MlaDecodeTensors::Rows& q, int columns, int groups) {
+  const auto map = [&](MlaDecodeTensors::Rows q, int columns, int groups) {
+    if (options_.fp8_queries) {  // pairs of bytes
+      q = {q.data, q.token_stride / 2, q.head_stride / 2};
+      columns /= 2;
+    }
     const std::int64_t all = std::int64_t{with.query_tokens} * heads;
     const RowAxes axes = one_axis ? RowAxes{all, q.head_stride, 1, all * q.head_stride}
                                   : RowAxes{heads, q.head_stride, with.query_tokens, q.token_stride};
@@ -185,7 +191,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   // Where tokens are gathered no map is used; one has to be there.
-  const bool fp8 = fp8_bytes(options_.cache_format), gathered = options_.sparse || fp8;
+  const bool fp8 = fp8_bytes(options_.cache_format), gathered = options_.sparse || (fp8 && !options_.fp8_queries);
   const CacheShape shape =
       gathered ? CacheShape{1, with.pages * options_.page, 1} : CacheShape{options_.page, with.pages, options_.page};
   const void* const rope_data = fp8 ? with.cache_latent : with.cache_rope;
@@ -193,6 +199,12 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
     if (gathered) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
     return maps_.of(tokens_source(options_.dtype, data, int(columns), shape, token_stride, page_stride));
   };
+  if (options_.fp8_queries) {  // pairs of bytes, of lines that are loaded as they lie
+    const std::int64_t token = with.latent_token_stride / 2, page = with.latent_page_stride / 2;
+    with_.z_map = map(with.cache_latent, kLatent / 2, token, page);
+    with_.kpe_map = map(static_cast<const char*>(with.cache_latent) + kLatent, kRope / 2, token, page);
+    return;
+  }
   with_.z_map = map(with.cache_latent, kLatent, with.latent_token_stride, with.latent_page_stride);
   with_.kpe_map = map(rope_data, kRope, with.rope_token_stride, with.rope_page_stride);
   with_.z = with.cache_latent;
@@ -224,6 +236,7 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
     }
     with_.cache_scale = with.cache_scale;
+    with_.q_scale = with.q_scale;
     with_.sinks = with.sinks;
     with_.block_table = with.block_table;
     with_.o = with.o;

@@ -142,7 +142,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .dtype = options.dtype,
                      .causal = options.causal,
                      .ragged = true,
-                     .page = options.sparse || fp8 ? 1 : options.page,
+                     .page = options.sparse || (fp8 && !options.fp8_queries) ? 1 : options.page,
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,

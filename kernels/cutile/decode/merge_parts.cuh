@@ -9,9 +9,9 @@
 
 namespace hypermla {
 
-// o_part [parts, all_queries, heads, 512], lse_part [parts, all_queries, heads] in units of log2, step and request_of as
-// plan_step() leaves them, sinks [heads] or nothing -> o and lse by their strides. lse_unit: what one unit of log2 is;
-// empty_lse: of a query that sees no token.
+// o_part [parts, all_queries, heads, 512], lse_part [parts, all_queries, heads] in units of log2, step and request_of
+// as plan_step() leaves them, sinks [heads] or nothing -> o and lse by their strides. lse_unit: what one unit of log2
+// is; empty_lse: of a query that sees no token.
 template <DType dtype, int Bh, int Bv>
 [[using cutile: hint(0, num_worker_warps_per_cta = 4)]] __tile_global__ void merge_parts(
     const element_t<dtype>* __restrict__ o_part, const float* __restrict__ lse_part, const int* __restrict__ step,

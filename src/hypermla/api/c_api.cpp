@@ -36,7 +36,8 @@ hypermla_decode_options default_options() {
           at.shards,
           at.shard,
           at.interleave,
-          at.shared_prefixes};
+          at.shared_prefixes,
+          at.fp8_queries};
 }
 
 hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
@@ -55,6 +56,7 @@ MlaDecodeOptions options_of(const hypermla_decode_options* given) {
           .causal = at.causal != 0,
           .sparse = at.sparse != 0,
           .cache_format = cache_format_of(at.cache_format),
+          .fp8_queries = at.fp8_queries != 0,
           .scale = at.scale,
           .split = at.split,
           .lse_base2 = at.lse_base2 != 0,
@@ -196,7 +198,8 @@ hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_deco
                      .lse_head_stride = with.lse_head_stride,
                      .lse_request_stride = with.lse_request_stride,
                      .sinks = with.sinks,
-                     .cache_scale = with.cache_scale},
+                     .cache_scale = with.cache_scale,
+                     .q_scale = with.q_scale},
                     stream);
   });
 }

@@ -84,12 +84,17 @@ int compile_command(const Words& words) {
     if (!entries.empty()) {
       // Throws where its language does not compile.
       if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
-      const auto [entry, plan, chosen] = configure(entries, on, said);
-      entries = {entry};  // for the other targets, too
-      sources = decode  ? decode_sources(*plan)
-                : cases ? verification_sources(*plan)
-                        : kernel_sources(*plan, candidates);
-      if (candidates) add(prefill_sources(*plan));
+      if (const std::unique_ptr<KernelPlan> decodes = entries.front().make(); decodes->only_decodes()) {
+        decodes->target = target;
+        add(decode_sources(*decodes));
+      } else {
+        const auto [entry, plan, chosen] = configure(entries, on, said);
+        entries = {entry};  // for the other targets, too
+        sources = decode  ? decode_sources(*plan)
+                  : cases ? verification_sources(*plan)
+                          : kernel_sources(*plan, candidates);
+        if (candidates) add(prefill_sources(*plan));
+      }
     } else {
       if (!decode) sources = ceiling_sources();  // of `hypermla device --measure`
       if (decode && target.arch.starts_with("sm_"))

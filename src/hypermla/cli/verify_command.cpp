@@ -57,7 +57,8 @@ int verify_command(const Words& words) {
   Session session(device);
   const std::string& arch = session.device->info().arch;
   if (!kernel.empty()) entries = {Registry::instance().find(kernel, version, arch)};
-  std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
+  std::erase_if(entries,
+                [&](const KernelEntry& entry) { return !entry.runs_on(arch) || entry.make()->only_decodes(); });
   const bool recorded = session.device->is_gpu() || !given.empty();
   std::set<std::filesystem::path> paths;  // what cannot be recorded is said before hours of cases, not after them
   for (const KernelEntry& entry : entries)

@@ -8,11 +8,10 @@ namespace hypermla {
 
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
 
-TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes) {
+TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes, int columns) {
   if (!data) return {};
-  constexpr int kColumns = 64;  // 128 bytes, a line of the swizzle
-  std::vector<cuuint64_t> extents = {kColumns}, strides;
-  std::vector<cuuint32_t> box = {kColumns}, steps(axes.size() + 1, 1);
+  std::vector<cuuint64_t> extents = {cuuint64_t(columns)}, strides;
+  std::vector<cuuint32_t> box = {cuuint32_t(columns)}, steps(axes.size() + 1, 1);
   for (const TensorMapAxis& axis : axes) {
     extents.push_back(cuuint64_t(axis.extent));
     strides.push_back(cuuint64_t(axis.stride_bytes));
@@ -23,8 +22,8 @@ TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<Tenso
   alignas(64) CUtensorMap map;
   HYPERMLA_CUDA(cuTensorMapEncodeTiled(&map, type, cuuint32_t(box.size()), const_cast<void*>(data), extents.data(),
                                        strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                                       columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                       CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   TensorMap result;
   std::copy(std::begin(map.opaque), std::end(map.opaque), std::begin(result.opaque));
   return result;
@@ -38,7 +37,8 @@ TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& s
 }
 
 TensorMap make_tensor_map(const TensorMapSource& source) {
-  return make_tensor_map(source.dtype, source.data, std::vector<TensorMapAxis>(source.axes.begin(), source.axes.end()));
+  return make_tensor_map(source.dtype, source.data, std::vector<TensorMapAxis>(source.axes.begin(), source.axes.end()),
+                         source.columns);
 }
 
 const TensorMap& TensorMapCache::of(const TensorMapSource& source) {

@@ -48,14 +48,15 @@ struct TensorMapAxis {
   bool operator==(const TensorMapAxis&) const = default;
 };
 // The same for 64 columns and up to 4 further axes in any order; boxes lie in shared memory with the first axis
-// innermost.
-TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes);
+// innermost. 32 columns are lines of 64 bytes with the 64-byte swizzle.
+TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<TensorMapAxis>& axes, int columns = 64);
 
 // All that a map is made from.
 struct TensorMapSource {
   DType dtype = DType::bfloat16;
   const void* data = nullptr;
   std::array<TensorMapAxis, 3> axes;
+  int columns = 64;
   bool operator==(const TensorMapSource&) const = default;
 };
 TensorMap make_tensor_map(const TensorMapSource& source);

@@ -67,6 +67,7 @@ Json mixture(int t, int turn) {
 }  // namespace
 
 std::vector<Json> correctness_cases(KernelPlan& plan) {
+  if (plan.only_decodes()) return {};
   struct Shape {
     int b, s, t, h;
   };
@@ -132,6 +133,7 @@ std::vector<Json> correctness_cases(KernelPlan& plan) {
 }
 
 std::vector<Json> representative_problems(KernelPlan& plan) {
+  if (plan.only_decodes()) return {};
   std::vector<Json> problems;
   // The hybrid has many kernels, and is for the queries between.
   for (int s : has_field(plan, "n") ? std::vector<int>{16, 64} : std::vector<int>{1, 16, 32, 64, 128})
@@ -199,10 +201,21 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
   for (const int requests : {1, 256})
     for (const int page : {1, 16, 32, 64, 128})
       add({.heads = 16, .max_requests = requests, .max_tokens = 131072, .page = page, .shared_prefixes = true});
+  // Queries in FP8.
+  for (const int heads : {16, 32, 128, 256})
+    for (const int shards : {1, 2})
+      for (const int page : {16, 32, 64, 128})
+        add({.heads = heads,
+             .max_tokens = 131072,
+             .page = page,
+             .cache_format = MlaCacheFormat::fp8_576,
+             .fp8_queries = true,
+             .shards = shards});
   return sources;
 }
 
 std::vector<KernelSource> verification_sources(KernelPlan& plan) {
+  if (plan.only_decodes()) return decode_sources(plan);
   std::vector<KernelSource> sources;
   std::set<std::string> seen;
   for (const Json& one : correctness_cases(plan)) {

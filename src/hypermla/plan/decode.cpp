@@ -44,6 +44,8 @@ void settle(MlaDecodeOptions& at) {
   if (at.sparse) at.causal = false;
   if (fp8_bytes(at.cache_format) && at.dtype != DType::bfloat16)
     fail("a cache in FP8 is supported for bfloat16 queries only; make dtype bfloat16");
+  if (at.fp8_queries && (at.cache_format != MlaCacheFormat::fp8_576 || at.sparse))
+    fail("queries in FP8 are supported for caches in fp8_576 that are not sparse; leave fp8_queries out");
   if (at.split < 0 || at.split % 64) fail("split={} is not supported: it must be a multiple of 64", at.split);
   within("shards", at.shards, MlaDecode::kMaxShards);
   within("interleave", at.interleave, MlaDecode::kMaxInterleave);
@@ -102,9 +104,11 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
                                                           {"rope_token_stride", fp8 ? 8 : with.rope_token_stride},
                                                           {"o_token_stride", with.o_token_stride},
                                                           {"o_head_stride", with.o_head_stride}};
-  for (const auto& [name, stride] : strides)
-    if (stride <= 0 || stride % 8)
-      fail("{}={} is not supported: it must be a positive multiple of 8 elements", name, stride);
+  for (const auto& [name, stride] : strides) {
+    const int multiple = at.fp8_queries && name[0] == 'q' ? 16 : 8;  // 16 bytes
+    if (stride <= 0 || stride % multiple)
+      fail("{}={} is not supported: it must be a positive multiple of {} elements", name, stride, multiple);
+  }
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
@@ -117,6 +121,7 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
          with.latent_page_stride, at.page, with.latent_token_stride);
   if (at.cache_format == MlaCacheFormat::fp8_576 && !with.cache_scale)
     fail("cache_scale is missing: give the address of the factor of the cache");
+  if (at.fp8_queries && !with.q_scale) fail("q_scale is missing: give the address of the factor of the queries");
   const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&
                       (fp8 || with.rope_page_stride == at.page * with.rope_token_stride);
   if (at.sparse && !follow)
@@ -148,10 +153,10 @@ int fixed_split(MlaDecodeOptions options, std::size_t bytes,
 
 MlaDecodeTensors MlaDecodeTensors::fused(int heads, int page, const void* q, int query_tokens, const void* cache,
                                          std::int64_t pages, const int* block_table, std::int64_t table_stride, void* o,
-                                         float* lse, MlaCacheFormat cache_format) {
-  const auto behind = [](const void* data) { return static_cast<const char*>(data) + 2 * 512; };
+                                         float* lse, MlaCacheFormat cache_format, bool fp8_queries) {
+  const auto behind = [](const void* data, int bytes = 2) { return static_cast<const char*>(data) + bytes * 512; };
   MlaDecodeTensors tensors = {.q_latent = {q, std::int64_t{heads} * 576, 576},
-                              .q_rope = {behind(q), std::int64_t{heads} * 576, 576},
+                              .q_rope = {behind(q, fp8_queries ? 1 : 2), std::int64_t{heads} * 576, 576},
                               .query_tokens = query_tokens,
                               .cache_latent = cache,
                               .cache_rope = behind(cache),
@@ -297,10 +302,16 @@ class DecodeReference : public DecodeKernels {
     int seen = int(tokens.size() / kWidth);
     if (options_.causal)  // without those behind the query
       for (int t = std::max(0, lengths_[request] - queries + query + 1); t < lengths_[request]; ++t) seen -= here(t);
-    const auto* latent = at(with.q_latent.data, token * with.q_latent.token_stride + head * with.q_latent.head_stride);
-    const auto* rope = at(with.q_rope.data, token * with.q_rope.token_stride + head * with.q_rope.head_stride);
     std::vector<float> q(kWidth), scores(seen), o(kLatent, 0.0f);
-    for (int c = 0; c < kWidth; ++c) q[c] = to_float(c < kLatent ? latent[c] : rope[c - kLatent], options_.dtype);
+    const auto read_query = [&](const MlaDecodeTensors::Rows& from, int first, int columns) {
+      const std::int64_t place = token * from.token_stride + head * from.head_stride;
+      for (int c = 0; c < columns; ++c)
+        q[first + c] = options_.fp8_queries
+                           ? e4m3_to_float(static_cast<const unsigned char*>(from.data)[place + c]) * *with.q_scale
+                           : to_float(at(from.data, place)[c], options_.dtype);
+    };
+    read_query(with.q_latent, 0, kLatent);
+    read_query(with.q_rope, kLatent, kRope);
     float most = -std::numeric_limits<float>::infinity(), sum = 0;
     for (int t = 0; t < seen; ++t) {
       double score = 0;

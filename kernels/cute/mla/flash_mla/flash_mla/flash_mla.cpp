@@ -47,7 +47,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  bool takes(const MlaDecodeOptions&) const override { return true; }
+  bool takes(const MlaDecodeOptions& options) const override { return !options.fp8_queries; }
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 

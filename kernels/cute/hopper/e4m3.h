@@ -1,0 +1,100 @@
+// Products of numbers of e4m3 (8 bits: 4 of exponent, 3 of mantissa): wgmma over 32 of them at a time, fp32 sums.
+//
+// Both operands run along their lines ("K-major"), as no other order of bytes is offered. Operands in shared memory are
+// boxes of lines of 128 bytes with the 128-byte swizzle (tma.h), or of 64 bytes with the 64-byte swizzle: there line r,
+// byte c lies at r * 64 + ((c / 16) ^ (r / 2 % 4)) * 16 + c % 16. They are named by operand_k_major(); the next 32
+// bytes of a line are 2 further on. Accumulators are those of wgmma.h.
+//
+// The tensor core keeps 13 bits behind the point of a sum's largest addend and cuts the rest off, at every product
+// (DeepSeek-V3, arXiv 2412.19437, section 3.3.2, finds about 14 bits): long sums lose about 2^-14 a product.
+#pragma once
+
+#include "fragments.h"
+#include "wgmma.h"
+
+namespace hypermla::cute {
+
+inline constexpr float kLargestE4m3 = 448.0f;
+
+// How long the lines of an operand are.
+enum class Line { bytes_128, bytes_64 };
+
+// Four numbers, the first in the lowest byte; rounded to nearest, beyond 448 to 448.
+__device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
+  u32 packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+// The sum of 8 numbers that are not negative, in fp16: to 11 bits.
+__device__ __forceinline__ float sum_of_e4m3(const u32 (&words)[2]) {
+  u32 sum = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    asm("{\n.reg .b16 low, high;\n.reg .b32 x, y;\nmov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 x, low;\ncvt.rn.f16x2.e4m3x2 y, high;\n"
+        "add.rn.f16x2 x, x, y;\nadd.rn.f16x2 %0, %0, x;\n}"
+        : "+r"(sum)
+        : "r"(words[i]));
+  }
+  const float2 both = unpack<DType::float16>(sum);
+  return both.x + both.y;
+}
+
+// Four fragments from shared memory, each as its transpose; lane l gives the address of row l % 8 of fragment l / 8 as
+// it lies there. Of lane l, a[i] holds rows 2 (l % 4) and the one after it of columns l / 4, in 16 bits each.
+__device__ __forceinline__ void load_transposed(u32 (&a)[4], u32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// clang-format off
+#define HYPERMLA_E4M3_NAMES                                                                              \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define HYPERMLA_E4M3_LIST(i)                                                                                 \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define HYPERMLA_E4M3_SUMS \
+  HYPERMLA_E4M3_LIST(0), HYPERMLA_E4M3_LIST(8), HYPERMLA_E4M3_LIST(16), HYPERMLA_E4M3_LIST(24)
+#define HYPERMLA_E4M3_SHARED(HIGH)                                                                       \
+  asm volatile(                                                                                          \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                              \
+      "setp.ne.b32 p, %34, 0;\n"                                                                         \
+      "mov.b64 a, {%32, " HIGH "};\n"                                                                    \
+      "mov.b64 b, {%33, " HIGH "};\n"                                                                    \
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES "a, b, p, 1, 1;\n}"     \
+      : HYPERMLA_E4M3_SUMS                                                                               \
+      : "r"(a), "r"(b), "r"(accumulate))
+// clang-format on
+
+// d (64 x 64) += a (64 x 32) b (32 x 64), both in shared memory; accumulate == 0: d = a b.
+template <Line line>
+__device__ __forceinline__ void mma_e4m3(float* d, u32 a, u32 b, int accumulate) {
+  if constexpr (line == Line::bytes_128) HYPERMLA_E4M3_SHARED("0x40000040");
+  if constexpr (line == Line::bytes_64) HYPERMLA_E4M3_SHARED("0x80000020");
+}
+
+// The same with a in registers and b of lines of 64 bytes. Thread t holds rows r and r + 8 (wgmma.h): a[0] and a[1]
+// their columns 4 (t % 4) to 4 (t % 4) + 3, a[2] and a[3] those 16 further on.
+__device__ __forceinline__ void mma_e4m3(float* d, const u32* a, u32 b) {
+  asm volatile(
+      "{\n.reg .b64 b;\n"
+      "mov.b64 b, {%36, 0x80000020};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES "{%32, %33, %34, %35}, b, 1, 1, 1;\n}"
+      : HYPERMLA_E4M3_SUMS
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+
+#undef HYPERMLA_E4M3_SHARED
+#undef HYPERMLA_E4M3_SUMS
+#undef HYPERMLA_E4M3_LIST
+#undef HYPERMLA_E4M3_NAMES
+
+}  // namespace hypermla::cute

@@ -1,0 +1,47 @@
+#include "flash_mla_v2.h"
+
+#include "cute/latent/latent_plan.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla::cute {
+namespace {
+
+class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
+ public:
+  void validate() const override {
+    fail(
+        "cute.mla.flash_mla_v2 is not supported as a command: it attends with queries in FP8, which only MlaDecode "
+        "has; "
+        "set fp8_queries and kernel=cute.mla.flash_mla_v2 of its options");
+  }
+  bool only_decodes() const override { return true; }
+  // Nothing is measured yet, so it is not ranked.
+  Path path() const override { return Path::none; }
+
+ protected:
+  LatentVersion version(const FlashMlaV2Tiling&) const override {
+    return {.name = "flash_mla_v2",
+            .header = beside(__FILE__, "flash_mla_v2.cuh"),
+            .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, 1, true},
+            .rows = 64,
+            .query_groups = 2,
+            .costs = {.item = 3, .combine = 4, .partial = 0.05},  // v0's, in blocks of 0.85 us where its take 1.4
+            .traffic = 0.01f};                                    // 36.9 KB at 4.5 TB/s against 0.85 us
+  }
+
+  // As v0's.
+  std::vector<FlashMlaV2Tiling> candidates() const override {
+    std::vector<FlashMlaV2Tiling> all = {{false}, {true}};
+    if (row_tiles({}) <= 2) std::swap(all[0], all[1]);
+    return all;
+  }
+
+  bool takes(const MlaDecodeOptions& options) const override { return options.fp8_queries && options.page >= 16; }
+  std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaV2Plan>(*this); }
+};
+
+HYPERMLA_REGISTER_DRAFT(FlashMlaV2Plan,
+                        "attention in the latent space with products of e4m3: caches and queries in FP8, by MlaDecode")
+
+}  // namespace
+}  // namespace hypermla::cute

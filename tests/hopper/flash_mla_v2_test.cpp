@@ -1,0 +1,77 @@
+// flash_mla_v2 for Hopper over caches and queries in FP8, run as C++ threads.
+#include "latent_case.h"
+
+#include "mla/flash_mla/flash_mla_v2/flash_mla_v2.cuh"
+
+namespace hypermla::cute {
+namespace {
+
+constexpr LatentProblem of_page(int page, bool shards = false) {
+  LatentProblem at = latent_case::problem_of(page, shards);
+  at.fp8 = 576;
+  return at;
+}
+
+struct Case : latent_case::Case {
+  Case(int page, int heads) : latent_case::Case{page, heads, 576} { fp8_queries = true; }
+
+  // Outputs of many tokens are small beside the tolerance of each, so they are compared as one vector, too: rounding
+  // the weights to e4m3 makes 2e-4 of it.
+  template <class Kernel>
+  void check(const Kernel& kernel) const {
+    EXPECT_LE(latent_case::Case::check(64, 2, 384, kernel), 4e-4);
+  }
+};
+
+TEST(HopperKernels, FlashMlaV2IsTheDefinition) {
+  constexpr LatentProblem of_16 = of_page(16), of_64 = of_page(64), of_128 = of_page(128);
+  const auto with_16 = [](const LatentArguments& with) { flash_mla_v2<of_16, {}>(with); };
+  const auto with_64 = [](const LatentArguments& with) { flash_mla_v2<of_64, {}>(with); };
+  const auto with_128 = [](const LatentArguments& with) { flash_mla_v2<of_128, {}>(with); };
+  Case(64, 16).check(with_64);
+  Case of_few_heads(16, 5);
+  of_few_heads.with_sinks = true;
+  of_few_heads.check(with_16);
+  Case longer(128, 16);  // once round the ring and further, and items of one block between others
+  longer.lengths = {770, 20, 1000, 64};
+  longer.check(with_128);
+}
+
+TEST(HopperKernels, FlashMlaV2RaisesItsMaximaLate) {
+  constexpr LatentProblem of_64 = of_page(64);
+  const auto kernel = [](const LatentArguments& with) { flash_mla_v2<of_64, {}>(with); };
+  Case sharp(64, 16);
+  sharp.lengths = {700, 300, 20, 500};
+  sharp.sharp = 16;
+  sharp.check(kernel);
+}
+
+TEST(HopperKernels, FlashMlaV2AttendsToItsShardOfAContext) {
+  constexpr LatentProblem of_64 = of_page(64, true);
+  const auto with_64 = [](const LatentArguments& with) { flash_mla_v2<of_64, {}>(with); };
+  Case whole(64, 5);
+  whole.parts = {1, 1, 1, 1, 3, 1};
+  whole.lengths = {258, 3, 131, 1, 514, 0};
+  whole.queries = {8, 3, 5, 1, 12, 2};
+  whole.of_shard(0, 2, 1).check(64, 2, 384, with_64);
+  whole.of_shard(1, 2, 16).check(64, 2, 384, with_64);
+}
+
+TEST(HopperKernels, FlashMlaV2MergesPartsOfManyTiles) {
+  constexpr LatentProblem of_64 = of_page(64);
+  const auto kernel = [](const LatentArguments& with) { flash_mla_v2<of_64, {}>(with); };
+  Case few(64, 16);  // two, three and seven parts
+  few.lengths = {150, 200, 450};
+  few.queries = {4, 1, 3};
+  few.parts = {2, 3, 7};
+  few.workers = 2;
+  few.check(kernel);
+  Case many(64, 16);  // a team of two warps
+  many.lengths = {1600, 250};
+  many.queries = {2, 4};
+  many.parts = {25, 4};
+  many.check(kernel);
+}
+
+}  // namespace
+}  // namespace hypermla::cute
