@@ -240,7 +240,8 @@ struct Case {
           const double off = std::abs(x - y);
           if (!(off <= worst)) worst = off;
         }
-        EXPECT_TRUE(worst <= 0.03) << "request " << r << " row " << i << ": " << worst;
+        // Weights in e4m3 are off by up to 1/16 each: of two tokens alike, 1/32 of what lies between their values.
+        EXPECT_TRUE(worst <= (fp8_queries ? 0.08 : 0.03)) << "request " << r << " row " << i << ": " << worst;
       }
     return 1 - 2 * product / squares;
   }
