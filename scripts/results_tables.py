@@ -18,6 +18,7 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 DEVICE = "nvidia-h200"
@@ -229,12 +230,12 @@ def kernel_files():
 
 def waiting():
     """Kernels that changed where there was no GPU: `hypermla verify --awaits_gpu`."""
-    lines = []
+    kernels = {}
     for kernel, devices in json.loads((CHECKOUT / "results/verified.json").read_text()).items():
         if said := devices.get("awaits a GPU"):
-            before = ", ".join(f"{device}, {one['date'][:10]}" for device, one in devices.items() if one is not said)
-            lines.append([f"`{kernel}`", said["date"][:10], said["why"], before or "never"])
-    return table(["kernel", "changed", "why", "last verified, before that"], lines) if lines else ["None."]
+            kernels.setdefault((said["date"][:10], said["why"]), []).append(f"`{kernel}`")
+    lines = [f"- since {date}, {', '.join(names)}: {why}" for (date, why), names in kernels.items()] or ["None."]
+    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ", break_on_hyphens=False)]
 
 
 # ---- Decoding in vLLM: tests/engines/bench_vllm.py.
