@@ -22,8 +22,8 @@ struct DecodeObject {
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
 // MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
-//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), bytes of
-//           a token in FP8 or 0, (shards, shard, interleave))
+//           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), bytes
+//           of a token in FP8 or 0, (shards, shard, interleave))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   unsigned long long workspace;

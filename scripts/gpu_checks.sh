@@ -46,7 +46,7 @@ program=$build/bin/hypermla
 kernels=()
 if wanted verify; then
   records=$("$program" verify --records_only) || (($? == 1)) || die "the records cannot be read"
-  mapfile -t kernels < <(awk '/NOT RECORDED/ { print $1 }' <<<"$records")
+  mapfile -t kernels < <(awk '/ NOT RECORDED| awaits a GPU / { print $1 }' <<<"$records")
 fi
 if [[ $list ]]; then
   if wanted unit; then echo "unit    $timed:$tests"; fi
