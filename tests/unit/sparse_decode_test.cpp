@@ -297,7 +297,8 @@ TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
   for (const KernelSource& source : decode_sources(*plan)) {
     if (source.name == "flash_mla_v2") attention.insert(source.instance);
     // Pages of 16 with shards and of 64 without: the others differ by constants.
-    if (!contains(source.instance, contains(source.instance, ".shards = true") ? ".page = 16," : ".page = 64,")) continue;
+    if (!contains(source.instance, contains(source.instance, ".shards = true") ? ".page = 16," : ".page = 64,"))
+      continue;
     EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
   }
   EXPECT_EQ(attention.size(), 2u * 2 * 4);  // tilings, shards, pages
