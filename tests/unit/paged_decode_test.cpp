@@ -204,11 +204,13 @@ TEST_F(PagedDecode, SaysWhatItCutsAndWhatItDoesNotTake) {
   const MlaDecodeOptions options = {.heads = 3, .max_requests = 5, .max_queries = 5, .max_tokens = 300, .page = 16};
   MlaDecode decode(portable(options), DeviceHandle("cpu"));
   EXPECT_TRUE(contains(decode.explain(), kKernel)) << decode.explain();
-  const std::vector<int> lengths = {301, 3}, starts = {0, 2, 3}, falling = {0, 2, 1};
+  const std::vector<int> lengths = {301, 3}, starts = {0, 2, 3}, falling = {0, 2, 1}, many = {0, 6};
   decode.plan(lengths.data(), starts.data(), 2);
   EXPECT_TRUE(contains(error_of([&] { decode.check(); }), "more than max_tokens=300"));
-  decode.plan(&lengths[1], falling.data() + 1, 1);
-  EXPECT_TRUE(contains(error_of([&] { decode.check(); }), "query_starts"));
+  for (const int* wrong : {&falling[1], &many[0]}) {
+    decode.plan(&lengths[1], wrong, 1);
+    EXPECT_TRUE(contains(error_of([&] { decode.check(); }), "query_starts"));
+  }
   decode.plan(&lengths[1], starts.data(), 1);
   decode.check();
   const auto refusal = [](MlaDecodeOptions options) {
