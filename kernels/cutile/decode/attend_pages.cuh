@@ -19,16 +19,19 @@ struct DecodeRows {
   long long token, head;
 };
 
-// Columns 0 to N of Bq query tokens from `token` on, of which there are `left`.
+// Here and below, what is not there is a tile behind the end. It is no view of 0 rows: on Hopper such a view becomes a
+// tensor map without an end.
+
+// Columns 0 to N of Bq query tokens from `token` on, of which there are `left`; zeros behind them.
 template <int Bq, int Bh, int N, class Element>
 inline auto load_rows(const Element* __restrict__ q, DecodeRows at, int heads, int head_tile, int token,
                       int left) {  // (Bq Bh, N)
   if constexpr (Bq == 1) {
     const long long place = left > 0 ? token * at.token : 0;
-    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(left > 0 ? heads : 0),
+    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(heads),
                                                                           ct::assume_divisible<8>(unsigned(at.head))};
     return ct::partition_view{ct::tensor_span{ct::assume_aligned<16>(q + place), extents}, ct::shape<Bh, N>{}}
-        .load_masked(head_tile, 0);
+        .load_masked(left > 0 ? head_tile : heads, 0);
   } else {
     return ct::cat(load_rows<Bq / 2, Bh, N>(q, at, heads, head_tile, token, left),
                    load_rows<Bq / 2, Bh, N>(q, at, heads, head_tile, token + Bq / 2, left - Bq / 2),
@@ -47,12 +50,12 @@ inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const
   if constexpr (Bn <= page) {
     const int known = first < length ? first : length - 1, left = length - first;
     const long long place = pages[known / page] * at.page + known % page * at.token;
-    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(left < 0    ? 0
+    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(left < 1    ? 1
                                                                                    : left < Bn ? left
                                                                                                : Bn),
                                                                           ct::assume_divisible<8>(unsigned(at.token))};
     return ct::partition_view{ct::tensor_span{ct::assume_aligned<16>(cache + place), extents}, ct::shape<Bn, N>{}}
-        .load_masked(0, column);
+        .load_masked(left > 0 ? 0 : 1, column);
   } else {
     return ct::cat(load_tokens<Bn / 2, page, N>(cache, at, pages, first, length, column),
                    load_tokens<Bn / 2, page, N>(cache, at, pages, first + Bn / 2, length, column),
@@ -88,8 +91,6 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
   using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
-  // No finite score is below it. It is finite: a row of masked scores then has weights exp2(-inf - kLowest) = 0.
-  constexpr float kLowest = -0x1.fffffep127f;
   constexpr ct::round_subnormals_to_zero_t kFlush{};
 
   const int head_tiles = (heads + Bh - 1) / Bh;
@@ -149,7 +150,7 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
     auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
     row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
     const auto p = ct::element_cast<Element>(weights);                                                 // (Bm, Bn)
-    if constexpr (page == 1) {
+    if constexpr (page == 1) {  // read again: kept beside the softmax, slots cost 400 to 500 bytes of stack
       const auto slot = ct::load_masked(own + token, token < tokens, -1);                // (Bn)
       const auto there = ct::reshape((slot >= 0) & (slot < slots), ct::shape<Bn, 1>{});  // (Bn, 1)
       const auto at = ct::select(there, ct::reshape(slot, ct::shape<Bn, 1>{}),
@@ -165,17 +166,17 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
   auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
   auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, Bv)
   auto lse = row_max + ct::log2(row_sum);                                     // (Bm, 1)
+  ct::extents<unsigned, dyn, K> part_extents{unsigned(heads)};
+  ct::extents<unsigned, dyn> lse_extents{unsigned(heads)};
   for (auto i : ct::irange(0, Bq)) {
-    const int count = i < left ? heads : 0;  // of the heads of a query that there is
+    const int tile = i < left ? head_tile : head_tiles;
     const long long row = (long long)(part)*all_queries + (i < left ? first + first_query + i : 0);
-    ct::extents<unsigned, dyn, K> part_extents{unsigned(count)};
-    ct::extents<unsigned, dyn> lse_extents{unsigned(count)};
     ct::partition_view o_view{ct::tensor_span{ct::assume_aligned<16>(o_ptr + row * heads * K), part_extents},
                               ct::shape<Bh, Bv>{}};
     ct::partition_view lse_view{ct::tensor_span{lse_ptr + row * heads, lse_extents}, ct::shape<Bh>{}};
-    o_view.store_masked(ct::extract(o, ct::shape<Bh, Bv>{}, i, 0), head_tile, columns);
+    o_view.store_masked(ct::extract(o, ct::shape<Bh, Bv>{}, i, 0), tile, columns);
     if (columns == 0)
-      lse_view.store_masked(ct::reshape(ct::extract(lse, ct::shape<Bh, 1>{}, i, 0), ct::shape<Bh>{}), head_tile);
+      lse_view.store_masked(ct::reshape(ct::extract(lse, ct::shape<Bh, 1>{}, i, 0), ct::shape<Bh>{}), tile);
   }
 }
 

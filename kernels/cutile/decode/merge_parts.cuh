@@ -22,16 +22,15 @@ template <DType dtype, int Bh, int Bv>
   using Rows = ct::tile<float, ct::shape<Bh, 1>>;
   constexpr int K = kDecodeLatent;
   constexpr auto dyn = ct::dynamic_extent;
-  constexpr float kLowest = -0x1.fffffep127f;  // see attend_pages.cuh
 
-  const int token = ct::bid().x, head_tile = ct::bid().y, columns = ct::bid().z;
+  const int token = ct::bid().x, columns = ct::bid().z, behind = (heads + Bh - 1) / Bh;
   const int request = request_of[token];
-  const int count = request < 0 ? 0 : heads;
-  ct::extents<unsigned, dyn, K> part_extents{unsigned(count)};
-  ct::extents<unsigned, dyn> lse_extents{unsigned(count)}, sink_extents{unsigned(has_sinks ? count : 0)};
+  const int head_tile = request < 0 ? behind : int(ct::bid().y);  // see attend_pages.cuh
+  ct::extents<unsigned, dyn, K> part_extents{unsigned(heads)};
+  ct::extents<unsigned, dyn> head_extents{unsigned(heads)};
   auto lse_of = [&](int part) {
     const long long row = (long long)(part)*all_queries + token;
-    ct::partition_view view{ct::tensor_span{lse_part + row * heads, lse_extents}, ct::shape<Bh>{}};
+    ct::partition_view view{ct::tensor_span{lse_part + row * heads, head_extents}, ct::shape<Bh>{}};
     return ct::reshape(view.load_masked(head_tile), ct::shape<Bh, 1>{});  // (Bh, 1)
   };
 
@@ -47,12 +46,13 @@ template <DType dtype, int Bh, int Bv>
     sum = sum + weight;                                                                  // (Bh, 1)
     acc = acc + ct::element_cast<float>(view.load_masked(head_tile, columns)) * weight;  // (Bh, Bv)
   }
-  ct::partition_view sink_view{ct::tensor_span{sinks, sink_extents}, ct::shape<Bh>{}};
-  auto sink = ct::reshape(sink_view.template load_masked<ct::view_padding::negative_inf>(head_tile),
-                          ct::shape<Bh, 1>{});                        // (Bh, 1)
+  ct::partition_view sink_view{ct::tensor_span{sinks, head_extents}, ct::shape<Bh>{}};
+  auto sink =
+      ct::reshape(sink_view.template load_masked<ct::view_padding::negative_inf>(has_sinks ? head_tile : behind),
+                  ct::shape<Bh, 1>{});                                // (Bh, 1)
   auto all = sum + ct::exp2(sink * kLog2e - most);                    // (Bh, 1)
   auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), all);  // (Bh, 1)
-  ct::extents<unsigned, dyn, dyn> o_extents{unsigned(count), ct::assume_divisible<8>(unsigned(o_head))};
+  ct::extents<unsigned, dyn, dyn> o_extents{unsigned(heads), ct::assume_divisible<8>(unsigned(o_head))};
   ct::partition_view o_view{ct::tensor_span{ct::assume_aligned<16>(o_ptr + token * o_token), o_extents},
                             ct::shape<Bh, Bv>{}};
   o_view.store_masked(ct::element_cast<Element>(acc * (1.0f / divisor)), head_tile, columns);
@@ -62,7 +62,7 @@ template <DType dtype, int Bh, int Bv>
     const long long row =
         lse_request && request >= 0 ? request * lse_request + (token - step[request]) * lse_token : token * lse_token;
     ct::store_masked(lse_ptr + row + ct::element_cast<long long>(head) * lse_head, ct::reshape(lse, ct::shape<Bh>{}),
-                     head < count);
+                     head < heads);
   }
 }
 
