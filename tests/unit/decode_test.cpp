@@ -268,11 +268,12 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
     plan->target = Target::of_arch("sm_90");
     std::set<std::string> ahead;
     for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
-    // Tilings, types, pages; those of shards; tilings of sparse attention, both types and FP8, where a version gathers;
-    // tilings of v0 and pages for shared prefixes, of which sparse attention has pages of 1; what is around these;
+    // Tilings, types, pages, causal or not; those of shards; where a version gathers, tilings of sparse attention, both
+    // types and FP8, and of dense attention in FP8; what v1 takes of v0 for shared prefixes; what is around these;
     // planners without and with cuts, and of shards.
     const bool gathers = version == std::string("v0");
-    EXPECT_EQ(ahead.size(), 2u * 2 * 5 + 2 * 5 + (gathers ? 2 * 3 + 2 * 4 : 2 * 5) + 3 + 1 + 12 + 1);
+    EXPECT_EQ(ahead.size(),
+              2u * 2 * 5 * 2 + 2 * 5 + (gathers ? 2 * 3 + 2 * 3 + 2 * 4 : 2 * 5) + 3 + 1 + (gathers ? 0 : 12) + 1);
     for (const int heads : {1, 8, 16, 20, 64, 128})
       for (const int queries : {1, 2, 8, 128})
         for (const int requests : {1, 7, 256})
@@ -284,17 +285,26 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
                                         .page = 16,
                                         .split = split};
             settle(options);
-            for (const KernelSource& source : plan->decode(options)->sources())
-              EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+            const auto expect = [&] {
+              for (const KernelSource& source : plan->decode(options)->sources())
+                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+            };
+            for (const bool causal : {false, true}) {
+              options.causal = causal;
+              expect();
+              for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576}) {
+                options.cache_format = format;
+                if (gathers) expect();
+              }
+              options.cache_format = MlaCacheFormat::as_queries;
+            }
             if (split == 0) {
               options.shards = 2 + heads % 3;
               options.interleave = queries % 5 + 1;
-              for (const KernelSource& source : plan->decode(options)->sources())
-                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+              expect();
               options.shards = options.interleave = 1;
               options.shared_prefixes = queries <= 8;
-              for (const KernelSource& source : plan->decode(options)->sources())
-                EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
+              expect();
               options.shared_prefixes = false;
             }
             if (queries != 1) continue;

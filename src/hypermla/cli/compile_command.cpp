@@ -81,18 +81,21 @@ int compile_command(const Words& words) {
     const auto add = [&](const std::vector<KernelSource>& more) {
       sources.insert(sources.end(), more.begin(), more.end());
     };
+    // Neither `verify` nor MlaDecode plans for the figures of a device, as configure() does.
+    const auto called = [&](const KernelEntry& entry) {
+      const std::unique_ptr<KernelPlan> plan = entry.make();
+      plan->target = target;
+      return cases && !decode ? verification_sources(*plan) : decode_sources(*plan);
+    };
     if (!entries.empty()) {
       // Throws where its language does not compile.
       if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
-      if (const std::unique_ptr<KernelPlan> decodes = entries.front().make(); decodes->only_decodes()) {
-        decodes->target = target;
-        add(decode_sources(*decodes));
+      if (entries.front().make()->only_decodes()) {
+        add(called(entries.front()));
       } else {
         const auto [entry, plan, chosen] = configure(entries, on, said);
         entries = {entry};  // for the other targets, too
-        sources = decode  ? decode_sources(*plan)
-                  : cases ? verification_sources(*plan)
-                          : kernel_sources(*plan, candidates);
+        add(cases || decode ? called(entry) : kernel_sources(*plan, candidates));
         if (candidates) add(prefill_sources(*plan));
       }
     } else {
@@ -102,12 +105,12 @@ int compile_command(const Words& words) {
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
         if (decode && entry.draft) continue;  // MlaDecode takes one only where it is pinned
-        std::unique_ptr<KernelPlan> plan = entry.make();
-        plan->target = target;
         if (cases || decode) {
-          add(decode ? decode_sources(*plan) : verification_sources(*plan));
+          add(called(entry));
           continue;
         }
+        const std::unique_ptr<KernelPlan> plan = entry.make();
+        plan->target = target;
         if (candidates) add(prefill_sources(*plan));
         for (const Json& problem : representative_problems(*plan))
           add(kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates));

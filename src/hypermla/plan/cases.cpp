@@ -183,7 +183,13 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
     for (const int requests : {1, 256})
       for (const DType dtype : {DType::bfloat16, DType::float16})
         for (const int page : {1, 16, 32, 64, 128})
-          add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .dtype = dtype});
+          for (const bool causal : {true, false})
+            add({.heads = heads,
+                 .max_requests = requests,
+                 .max_tokens = 131072,
+                 .page = page,
+                 .dtype = dtype,
+                 .causal = causal});
   // Lists of chosen tokens: pages of 1 for the kernel, whatever the cache's.
   for (const int heads : {16, 32, 128, 256})
     for (const int requests : {1, 256}) {
@@ -191,6 +197,16 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656})
         add({.heads = heads, .max_requests = requests, .sparse = true, .cache_format = format});
     }
+  // Caches in FP8 under queries in bfloat16.
+  for (const int heads : {16, 32, 128, 256})
+    for (const int requests : {1, 256})
+      for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576})
+        for (const bool causal : {true, false})
+          add({.heads = heads,
+               .max_requests = requests,
+               .max_tokens = 131072,
+               .causal = causal,
+               .cache_format = format});
   for (const int split : fixed_splits()) add({.heads = 16, .max_tokens = split, .split = split});
   // GPUs that share a context.
   for (const int heads : {16, 32, 128, 256})
