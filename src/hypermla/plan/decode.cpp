@@ -259,8 +259,7 @@ class DecodeReference : public DecodeKernels {
       }
       float factors[4];
       std::memcpy(factors, token + kLatent, sizeof factors);
-      for (int c = 0; c < kLatent; ++c)
-        to[c] = to_float(from_float(e4m3_to_float(token[c]) * factors[c / 128], options_.dtype), options_.dtype);
+      for (int c = 0; c < kLatent; ++c) to[c] = e4m3_to_float(token[c]) * factors[c / 128];
       for (int c = 0; c < kRope; ++c) {
         std::uint16_t bits;
         std::memcpy(&bits, token + kLatent + sizeof factors + 2 * c, 2);
