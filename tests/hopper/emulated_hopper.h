@@ -208,6 +208,8 @@ inline unsigned swizzled_address(unsigned address, int line_bytes = 128) {
   return address ^ (address >> 7 & (line_bytes / 16 - 1)) << 4;
 }
 
+inline std::vector<std::vector<unsigned>> copy_groups;  // of the threads: clocks of the groups that are in flight
+
 }  // namespace emulated
 
 #define threadIdx ::emulated::thread
@@ -400,6 +402,17 @@ inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
   races::finish(copies, races::begin(copies) - 1, threadIdx.x);
 }
+inline void commit_copies() {
+  emulated::copy_groups[threadIdx.x].push_back(races::begin(races::agent_of(races::kCopies)) - 1);
+}
+template <int pending>
+void wait_for_copies() {
+  std::vector<unsigned>& groups = emulated::copy_groups[threadIdx.x];
+  if (groups.size() <= pending) return;
+  const std::size_t done = groups.size() - pending;
+  races::finish(races::agent_of(races::kCopies), groups[done - 1], threadIdx.x);
+  groups.erase(groups.begin(), groups.begin() + std::ptrdiff_t(done));
+}
 inline void barrier_arrive_when_copied(u32 barrier) {
   const int copies = races::agent_of(races::kCopies);
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, copies);
@@ -428,7 +441,6 @@ inline u64 load_acquire(const u64* from) {
 }
 
 // fp8.h
-inline uint4 load_in_place(const unsigned char* from, bool wanted) { return load_watched<uint4>(from, wanted); }
 using HalfFactor = float;
 inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
   u32 words[4];
@@ -745,6 +757,7 @@ inline void emulated::run(int blocks, int threads, const std::function<void()>& 
     warps.assign(threads / 32, Meeting());
     for (auto& of : of_lanes) of.assign(threads, 0);
     products.assign(threads, {});
+    copy_groups.assign(threads, {});
     races::begin_block(threads);
     Threads::all().run(threads, ++seed, kernel);
     races::end_block();

@@ -5,18 +5,6 @@
 
 namespace hypermla::cute {
 
-// 16 bytes that are read once, or zeros. As an ordinary load: the assembler moves loads of constants ahead, for which a
-// thread that prefetches by itself has no registers.
-__device__ __forceinline__ uint4 load_in_place(const unsigned char* from, bool wanted) {
-  uint4 x = {};
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
-}
-
 __device__ __forceinline__ void store_line(u32 shared, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");

@@ -1,11 +1,12 @@
-// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to fp16 on the way to
-// shared memory.
+// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to fp16 in shared memory, one
+// for the blocks of each slot: so one waits for its tokens while the other widens.
 //
 // A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
-// with one scale for all. A pair of boxes is the 128 columns of a scale. Four threads share a token: thread u brings
-// bytes 16 u and 64 + 16 u of every pair, which are 16 columns of each of the two boxes, and holds the scale of pair u.
-// Eight warps, so that one widens while another waits. Loads run two pairs ahead, over the ends of blocks and items.
-// The readers fence: here a fence would wait for the loads.
+// with one scale for all. A pair of boxes is the 128 columns of a scale. Four threads share a token, and each has two:
+// thread u brings bytes 16 u and 64 + 16 u of every pair, which are 16 columns of each of the two boxes, and holds the
+// scale of pair u. It copies them to where 8 of these columns will lie and widens them there, so that nobody else waits
+// for it, and the bytes on their way take no registers. As loads into registers they would not overlap: the assembler
+// has them all count on one scoreboard, and whoever waits for the first waits for the last.
 #pragma once
 
 #include "hopper/copies.h"
@@ -14,141 +15,142 @@
 
 namespace hypermla::cute::latent {
 
-inline constexpr int kFp8Threads = 256;
+inline constexpr int kFp8Rows = 2;                      // of a thread, 8 apart
 inline constexpr int kFp8Scales = 512, kFp8Rope = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
 inline constexpr int kFp8NarrowRope = 512;              // of 576 bytes: where the e4m3 of RoPE begin
+inline constexpr u32 kFp8NextRow = 8 * 128;             // bytes of a box
 
 template <int n>
 struct Constant {
   static constexpr int value = n;
 };
 
-template <int token_bytes, auto tiling>
+template <int token_bytes, auto tiling, int slot>
 __device__ __forceinline__ void gather_fp8(Shared& shared, const WorkItem* __restrict__ work,
                                            const LatentArguments& with) {
-  constexpr int kAhead = 2, kPairs = 4, kBoxes = 2;
   constexpr bool one_scale = token_bytes == 576;
-  // Groups of four threads and rows: what a warp has of a word of Present are two whole bytes (mask_absent()).
-  const u32 u = thread_id() & 3, group = thread_id() / 4 & 7, warp = thread_id() / 32 & 7;
-  const u32 row = warp / 2 * 16 + group / 2 * 4 + (warp & 1) * 2 + (group & 1);
-  const u32 to = shared.slots[0] + row * 128 + ((2 * u ^ (row & 7)) << 4), to_half = to ^ 16;
-  const unsigned char* from = static_cast<const unsigned char*>(with.z) + 16 * u;
-  asm volatile("" : "+l"(from));  // else sums of what is known of it and of the pair take registers
-
-  // The blocks of all items, one after the other.
-  if (work->begin == work->end) return;
-  u32 item = 0;
-  int block = work->begin, end = work->end;
-  int place, next;  // of the thread's row in the pool, for this block and the next; -1: none
-  float scale = one_scale ? __ldg(with.cache_scale) : 0;
-  const auto exists = [&](int place) { return static_cast<u32>(place) < with.tokens; };
-  const auto at_row = [&](int place) {
-    return from + static_cast<u64>(static_cast<u32>(place)) * static_cast<u32>(with.z_stride);
-  };
-  const auto read_place = [&] {
-    const WorkItem& of = work[item];
+  const u32 thread = thread_id() & 127, lane = thread & 31, u = thread & 3;
+  const u32 first_row = thread / 32 * 16 + thread / 4 % 8;
+  const u32 to = shared.slots[slot] + first_row * 128 + ((2 * u ^ (first_row & 7)) << 4), to_half = to ^ 16;
+  const unsigned char* __restrict__ from = static_cast<const unsigned char*>(with.z) + 16 * u;
+  const float scale_of_all = one_scale ? __ldg(with.cache_scale) : 0;
+  u32 phase = 1, queries_phase = 1;
+  for (;; ++work) {
+    const int begin = work->begin, end = work->end, tokens = work->tokens;
+    if (begin == end) break;
     const int* __restrict__ table =
-        with.block_table + static_cast<u64>(static_cast<u32>(of.request)) * static_cast<u32>(with.table_width);
-    const int token = block * kTile + static_cast<int>((to - shared.slots[0]) / 128);
-    next = -1;
-    if (block < end && token < of.tokens) {
-      const u32 page = with.page.divide(token);
-      next = table[page] * with.page_places + (token - page * with.page.by);
-    }
-  };
-  const auto read_scale = [&] {  // of the row `next`
-    if (one_scale) return;
-    scale = exists(next) ? __ldg(reinterpret_cast<const float*>(at_row(next) + kFp8Scales - 12 * (lane_id() & 3))) : 0;
-  };
-  uint4 raw[kAhead][kBoxes], rope;
-  const auto load = [&](uint4(&to)[kBoxes], int place, int pair) {
+        with.block_table + static_cast<u64>(static_cast<u32>(work->request)) * static_cast<u32>(with.table_width);
+    // Entries of the table for the next block. What is to be made of them is made where they are used: here it would
+    // wait for them.
+    int next[kFp8Rows];
+    const auto token_of = [&](int block, int j) { return block * kTile + static_cast<int>(first_row) + 8 * j; };
+    const auto read_entries = [&](int block) {
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box)
-      to[box] = load_in_place(at_row(place) + pair * 128 + box * 64, exists(place));
-  };
-
-  read_place();
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(raw[i], next, i);  // an item begins with slot 0
-  read_scale();
-  u32 phase = 1;
-  const auto bring = [&](auto of_slot) {
-    constexpr int slot = decltype(of_slot)::value;
-    constexpr u32 rope_at = slot * kOperandBytes + 8 * kBoxBytes;
-    const bool has_block = slot == 0 || block < end;
-    place = place_of(next, with.tokens);
-    // The next block. The last of an odd number of blocks has an empty one behind it.
-    ++block;
-    if (slot == 1 && block >= end) {
-      ++item;
-      block = work[item].begin;
-      end = work[item].end;
-    }
-    read_place();  // none behind the last item
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int pair = order_of_release(slot, i);
-      barrier_wait(shared.empty[slot][pair], phase);
-      uint4(&words)[kBoxes] = raw[i % kAhead];
-      if (has_block) {
-        const HalfFactor of_pair(one_scale ? scale : __shfl_sync(~0u, scale, (lane_id() & 28) + pair));
-#pragma unroll
-        for (int box = 0; box < kBoxes; ++box) {
-          const u32 at = slot * kOperandBytes + (2 * pair + box) * kBoxBytes;
-          store_line(to + at, widen_e4m3(words[box].x, words[box].y, of_pair));
-          store_line(to_half + at, widen_e4m3(words[box].z, words[box].w, of_pair));
-        }
+      for (int j = 0; j < kFp8Rows; ++j) {
+        const int token = token_of(block, j);
+        if (block < end && token < tokens) next[j] = table[with.page.divide(token)];
       }
-      barrier_arrive(shared.full[slot][pair]);
-      if (one_scale && i == 1) rope = load_in_place(at_row(place) + kFp8NarrowRope, place >= 0);
-      if (!one_scale && i == 1) {
-        barrier_wait(shared.empty[slot][kRope], phase);
-        if (has_block) {  // as it is; it is halved where it lies, by the thread that has copied it
-          const unsigned char* const from_rope = at_row(max(place, 0)) + kFp8Rope + 16 * (lane_id() & 3);
-          copy_ahead_or_zero(to + rope_at, from_rope, place >= 0);
-          copy_ahead_or_zero(to_half + rope_at, from_rope + 16, place >= 0);
-        }
+    };
+    read_entries(begin + slot);
+    for (int block = begin + slot; block - slot < end; block += 2) {
+      const bool has_block = slot == 0 || block < end;
+      int place[kFp8Rows];  // of the token in the pool; -1: there is none
+      const unsigned char* at[kFp8Rows];
+      float scale[kFp8Rows];  // of a token of 656 bytes: that of pair u
+#pragma unroll
+      for (int j = 0; j < kFp8Rows; ++j) {
+        const int token = token_of(block, j);
+        place[j] = -1;
+        if (has_block && token < tokens)
+          place[j] = place_of(next[j] * with.page_places + token - with.page.divide(token) * with.page.by, with.tokens);
+        at[j] = from + static_cast<u64>(static_cast<u32>(max(place[j], 0))) * static_cast<u32>(with.z_stride);
       }
-      if (i + kAhead < kPairs)
-        load(words, place, order_of_release(slot, i + kAhead));
-      else
-        load(words, next, order_of_release(1 - slot, i + kAhead - kPairs));
-    }
-    if (one_scale) {
+      read_entries(block + 2);
+#pragma unroll
+      for (int j = 0; j < kFp8Rows && !one_scale; ++j)
+        scale[j] = place[j] >= 0 ? __ldg(reinterpret_cast<const float*>(at[j] + kFp8Scales - 12 * u)) : 0;
+      // Bit 8 (r % 4) + r / 4 says whether row r of the warp's 16 is there: r % 8 is a group of four threads.
+      const int r = lane / 8 + 4 * (lane & 3);
+      const int first = __shfl_sync(~0u, place[0], r % 8 * 4), second = __shfl_sync(~0u, place[1], r % 8 * 4);
+      const u32 present = __ballot_sync(~0u, (lane & 7) < 4 && (r < 8 ? first : second) >= 0);
+      const auto copy = [&](int j, u32 offset, int bytes) {
+        if (has_block) copy_ahead_or_zero(to + j * kFp8NextRow + offset, at[j] + bytes, place[j] >= 0);
+      };
+#pragma unroll
+      for (int i = 0; i < kRope; ++i) {
+        const int pair = order_of_release(slot, i);
+        barrier_wait(shared.empty[slot][pair], phase);
+#pragma unroll
+        for (int j = 0; j < kFp8Rows; ++j)
+#pragma unroll
+          for (int box = 0; box < 2; ++box) copy(j, (2 * pair + box) * kBoxBytes, pair * 128 + box * 64);
+        commit_copies();
+      }
       barrier_wait(shared.empty[slot][kRope], phase);
-      if (has_block) {
-        const HalfFactor of_all(scale);
-        store_line(to + rope_at, widen_e4m3(rope.x, rope.y, of_all));
-        store_line(to_half + rope_at, widen_e4m3(rope.z, rope.w, of_all));
+#pragma unroll
+      for (int j = 0; j < kFp8Rows; ++j) {
+        copy(j, 8 * kBoxBytes, one_scale ? kFp8NarrowRope : kFp8Rope + 16 * int(u));
+        if (!one_scale && has_block)
+          copy_ahead_or_zero(to_half + j * kFp8NextRow + 8 * kBoxBytes, at[j] + kFp8Rope + 16 * u + 16, place[j] >= 0);
       }
-    } else {
-      if (has_block) {
-        wait_for_copies();
-        store_line(to + rope_at, halves_of_bf16(load_shared(to + rope_at)));
-        store_line(to_half + rope_at, halves_of_bf16(load_shared(to_half + rope_at)));
+      commit_copies();
+      if (slot == 0 && block == begin && thread == 0) {
+        barrier_wait(shared.queries_empty, queries_phase);
+        load_queries<tiling>(shared, *work, with);
       }
-      read_scale();
-    }
-    barrier_arrive(shared.full[slot][kRope]);
-    // Bit 8 (r % 4) + r / 4 of a word says whether row r of its 16 is there: lane l asks group 2 (l % 8) + l / 8.
-    const int of_group = __shfl_sync(~0u, place, (8 * lane_id() + lane_id() / 8 * 4) & 31);
-    const u32 present = __ballot_sync(~0u, of_group >= 0) & 0xf0f;
-    if (lane_id() == 0) {
-      auto* const words = reinterpret_cast<volatile unsigned short*>(shared.present[slot]);
-      words[thread_id() / 32 & 7] = static_cast<unsigned short>(present);
+      __syncwarp();
+
+      // 16 bytes where they lie, to the columns that they are.
+      const auto raw_at = [&](int j, int box) { return load_shared(to + j * kFp8NextRow + box * kBoxBytes); };
+      const auto widen = [&](int j, int box, uint4 raw, HalfFactor by) {
+        const u32 line = j * kFp8NextRow + box * kBoxBytes;
+        store_line(to + line, widen_e4m3(raw.x, raw.y, by));
+        store_line(to_half + line, widen_e4m3(raw.z, raw.w, by));
+      };
+      const auto widen_pair = [&](auto turn) {
+        constexpr int i = decltype(turn)::value, pair = order_of_release(slot, i);
+        wait_for_copies<kRope - i>();
+        if (has_block) {
+#pragma unroll
+          for (int j = 0; j < kFp8Rows; ++j) {
+            const HalfFactor by(one_scale ? scale_of_all : __shfl_sync(~0u, scale[j], (lane & 28) + pair));
+            const uint4 raw = raw_at(j, 2 * pair), behind = raw_at(j, 2 * pair + 1);  // a load is some 30 cycles
+            widen(j, 2 * pair, raw, by);
+            widen(j, 2 * pair + 1, behind, by);
+          }
+        }
+        barrier_arrive(shared.full[slot][pair]);
+      };
+      widen_pair(Constant<0>{});
+      widen_pair(Constant<1>{});
+      widen_pair(Constant<2>{});
+      widen_pair(Constant<3>{});
+      wait_for_copies<0>();
+      if (has_block) {
+        if constexpr (one_scale) {
+          const uint4 raw[] = {raw_at(0, 8), raw_at(1, 8)};
+#pragma unroll
+          for (int j = 0; j < kFp8Rows; ++j) widen(j, 8, raw[j], HalfFactor(scale_of_all));
+        } else {
+#pragma unroll
+          for (int j = 0; j < kFp8Rows; ++j) {
+            const u32 line = j * kFp8NextRow + 8 * kBoxBytes;
+            const uint4 raw = load_shared(to + line), behind = load_shared(to_half + line);
+            store_line(to + line, halves_of_bf16(raw));
+            store_line(to_half + line, halves_of_bf16(behind));
+          }
+        }
+      }
       barrier_arrive(shared.full[slot][kRope]);
+      if (lane == 0) {
+        *const_cast<volatile u32*>(&shared.present[slot][thread / 32]) = present;
+        barrier_arrive(shared.full[slot][kRope]);
+      }
+      __syncwarp();
+      phase ^= 1;
     }
-    if (slot == 0 && thread_id() == 256 && block - 1 == work[item].begin) {
-      barrier_wait(shared.queries_empty, ~item & 1);
-      load_queries<tiling>(shared, work[item], with);
-    }
-    __syncwarp();
-  };
-  do {
-    bring(Constant<0>{});
-    bring(Constant<1>{});
-    phase ^= 1;
-  } while (block < end);
+    queries_phase ^= 1;
+  }
 }
 
 }  // namespace hypermla::cute::latent

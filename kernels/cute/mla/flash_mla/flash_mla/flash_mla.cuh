@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaT
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
-  constexpr int kArrivals = problem.fp8 ? kFp8Threads : gathered ? kGatherThreads : 1;  // at a pair
+  constexpr int kArrivals = gathered ? kGatherThreads : 1;                  // at a pair
   constexpr int kRopeArrivals = gathered ? kArrivals + kArrivals / 32 : 1;  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
@@ -91,10 +91,13 @@ __global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaT
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
   if (role >= 2) {
-    give_registers<problem.fp8 ? 48 : gathered ? 72 : 40>();
+    give_registers<problem.fp8 == 656 ? 48 : gathered && !problem.fp8 ? 72 : 40>();
     if (!gathered) collect_ahead(shared.cut, work, with);
     if constexpr (problem.fp8) {
-      gather_fp8<problem.fp8, tiling>(shared, work, with);
+      if (role == 2)
+        gather_fp8<problem.fp8, tiling, 0>(shared, work, with);
+      else
+        gather_fp8<problem.fp8, tiling, 1>(shared, work, with);
     } else if constexpr (gathered) {
       gather<tiling>(shared, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
@@ -103,7 +106,7 @@ __global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaT
     if (gathered && threadIdx.x < 384) collect_ahead(shared.cut, work, with);
     return;
   }
-  take_registers<problem.fp8 ? 208 : gathered ? 216 : 232>();
+  take_registers<problem.fp8 == 656 ? 208 : gathered ? 216 : 232>();
   if (role == 0)
     attend<problem, 0>(shared, work, with);
   else
