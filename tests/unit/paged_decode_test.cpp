@@ -16,7 +16,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::paged_decode_test {
 namespace {
 
 using testing_support::contains;
@@ -240,4 +240,4 @@ TEST(PagedDecodeChoice, IsForGpusThatHaveNoKernelOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::paged_decode_test
