@@ -11,7 +11,7 @@
 #include "mla/latent/latent_plan.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::attention_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -157,4 +157,4 @@ TEST(TypedPlan, TheProblemKeyNamesWhatItMust) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::attention_test

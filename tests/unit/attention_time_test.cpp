@@ -12,7 +12,7 @@
 #include "mla/attention_cost.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::attention_time_test {
 namespace {
 using testing_support::checkout;
 
@@ -403,4 +403,4 @@ TEST(Hybrid, RowsOfTheLatentPathFollowFromTheTimesOfItsVersions) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::attention_time_test

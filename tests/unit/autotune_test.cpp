@@ -7,7 +7,7 @@
 
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::autotune_test {
 namespace {
 namespace fs = std::filesystem;
 using testing_support::contains;
@@ -386,4 +386,4 @@ TEST_F(AutotuneTest, LeavesOutWhatDoesNotFitBesideTheOthers) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::autotune_test

@@ -18,7 +18,7 @@
 #include "hypermla/mla_prefill.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::c_api_test {
 namespace {
 
 using testing_support::contains;
@@ -670,4 +670,4 @@ TEST_F(CApiOnHopper, WorkspaceAndStreamAreTheCallers) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::c_api_test

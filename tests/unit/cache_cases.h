@@ -140,9 +140,13 @@ class Case {
   static double nearest_e4m3(double x) {
     if (std::isnan(x)) return x;
     int best = 0;
-    const auto distance = [&](int code) { return std::abs(e4m3_to_float(std::uint8_t(code)) - std::abs(x)); };
-    for (int code = 1; code < 0x7f; ++code)
-      if (distance(code) < distance(best) || (distance(code) == distance(best) && code % 2 == 0)) best = code;
+    double least = std::abs(x);
+    for (int code = 1; code < 0x7f; ++code) {
+      const double distance = std::abs(e4m3_to_float(std::uint8_t(code)) - std::abs(x));
+      if (!(distance < least || (distance == least && code % 2 == 0))) continue;
+      best = code;
+      least = distance;
+    }
     return std::copysign(e4m3_to_float(std::uint8_t(best)), x);
   }
 

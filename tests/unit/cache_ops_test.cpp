@@ -7,7 +7,7 @@
 #include "hypermla/plan/cache_ops.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::cache_ops_test {
 namespace {
 
 using testing_support::contains;
@@ -290,4 +290,4 @@ TEST_F(MlaCacheOnAGpu, OffsetsGoBeyond32Bits) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::cache_ops_test

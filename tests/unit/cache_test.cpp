@@ -19,7 +19,7 @@
 #include "hypermla/base/files.h"
 #include "hypermla/base/hash.h"
 
-namespace hypermla {
+namespace hypermla::cache_test {
 namespace {
 namespace fs = std::filesystem;
 using Contents = std::map<std::string, std::string>;
@@ -398,4 +398,4 @@ TEST_F(Cache, ReadOnlyCacheServesAndSaysThatItCannotStore) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::cache_test

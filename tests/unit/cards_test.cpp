@@ -7,7 +7,7 @@
 #include "hypermla/profile/signals.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::cards_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -205,4 +205,4 @@ TEST(Cards, ANewOneIsATemplateInTheIndex) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::cards_test

@@ -12,7 +12,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::cases_test {
 namespace {
 using testing_support::contains;
 
@@ -395,4 +395,4 @@ TEST_P(EveryKernel, ItsKeyNamesEveryProblemApart) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::cases_test

@@ -8,7 +8,7 @@
 
 #include "hypermla/roofline/kernel_time.h"
 
-namespace hypermla {
+namespace hypermla::ceilings_test {
 namespace {
 
 TEST(PowerShare, IsWhatReadsTakeFromTensorWork) {
@@ -30,4 +30,4 @@ TEST(CeilingSources, AreTheProbes) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::ceilings_test

@@ -9,7 +9,7 @@
 
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::check_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -259,4 +259,4 @@ TEST_F(CheckTest, AReferenceThatFailsOrForgetsAnOutputIsAnError) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::check_test

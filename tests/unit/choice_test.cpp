@@ -8,7 +8,7 @@
 #include "hypermla/plan/typed_plan.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::choice_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -260,4 +260,4 @@ TEST(ChosenN, IsAnEndUnlessThereIsMuchToGain) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::choice_test

@@ -5,7 +5,7 @@
 #include "hypermla/profile/rules.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::compare_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -110,4 +110,4 @@ TEST(Compare, OtherDevicesAreNamedAndCyclesLeftOut) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::compare_test

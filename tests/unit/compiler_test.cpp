@@ -9,7 +9,7 @@
 #include "hypermla/compile/source_text.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::compiler_test {
 namespace {
 namespace fs = std::filesystem;
 using testing_support::checkout;
@@ -425,4 +425,4 @@ TEST(HostBackend, SaysWhatIsNotForCpus) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::compiler_test

@@ -10,7 +10,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::concurrent_gpu_test {
 namespace {
 
 class ConcurrentOnAGpu : public testing_support::OnAGpu {
@@ -151,4 +151,4 @@ TEST_F(ConcurrentOnAGpu, PartitionsThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::concurrent_gpu_test

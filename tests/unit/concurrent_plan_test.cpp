@@ -5,7 +5,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::concurrent_plan_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -95,4 +95,4 @@ TEST(ConcurrentPlan, OnACpuBothHaveAllOfIt) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::concurrent_plan_test

@@ -7,7 +7,7 @@
 #include "hypermla/api/environment.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::configure_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -96,4 +96,4 @@ TEST(Configure, ExtentsThatNoMemoryHoldsAreRefusedFirst) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::configure_test

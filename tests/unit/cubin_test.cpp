@@ -8,7 +8,7 @@
 #include "hypermla/compile/compiler.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::cubin_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -174,4 +174,4 @@ TEST(Cubin, SurvivesAnAttributeThatOverrunsTheFile) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::cubin_test

@@ -19,7 +19,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::decode_test {
 namespace {
 
 using testing_support::contains;
@@ -605,4 +605,4 @@ TEST_F(DecodeOnHopper, LengthsBeyondTheCapacityAreReported) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::decode_test

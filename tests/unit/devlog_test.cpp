@@ -7,7 +7,7 @@
 #include "hypermla/profile/next.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::devlog_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -217,4 +217,4 @@ TEST(Next, TheLanguageFollowsFromTheControlThatTheBestIdeaNeeds) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::devlog_test

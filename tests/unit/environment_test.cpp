@@ -12,7 +12,7 @@
 #include "hypermla/roofline/roofline.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::environment_test {
 namespace {
 namespace fs = std::filesystem;
 using testing_support::contains;
@@ -247,4 +247,4 @@ TEST(SpecFor, AnUnknownDeviceIsAGuess) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::environment_test

@@ -21,7 +21,7 @@ void* operator new(std::size_t bytes) {
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 
-namespace hypermla {
+namespace hypermla::executable_test {
 namespace {
 namespace fs = std::filesystem;
 using testing_support::contains;
@@ -106,9 +106,9 @@ TEST(Executables, AKernelNamesItsInstance) {
   EXPECT_EQ(source.name, "soft_max_v2");
   EXPECT_EQ(source.header, "cutile/test/soft_max_v2.cuh");
   EXPECT_EQ(source.instance,
-            "hypermla::soft_max_v2<hypermla::(anonymous namespace)::ScaleProblem{.n = 0, "
+            "hypermla::soft_max_v2<hypermla::executable_test::(anonymous namespace)::ScaleProblem{.n = 0, "
             ".dtype = hypermla::DType::bfloat16}, "
-            "hypermla::(anonymous namespace)::ScaleTiling{.Bm = 64, .fast = true}>");
+            "hypermla::executable_test::(anonymous namespace)::ScaleTiling{.Bm = 64, .fast = true}>");
   EXPECT_TRUE(contains(kernel.source({{"Bm", 16}, {"fast", false}}).instance, "{.Bm = 16, .fast = false}"));
   EXPECT_EQ(kernel.candidates(), (std::vector<Json>{{{"Bm", 32}, {"fast", false}}, {{"Bm", 64}, {"fast", true}}}));
 }
@@ -222,9 +222,9 @@ TEST_F(ExecutableTest, LaunchesAsThePlanSays) {
   };
   CuteKernel kernel(spec);
   EXPECT_EQ(kernel.source(kernel.tiling()).instance,
-            "hypermla::cute::first<hypermla::(anonymous namespace)::ScaleProblem{.n = 0, .dtype = "
+            "hypermla::cute::first<hypermla::executable_test::(anonymous namespace)::ScaleProblem{.n = 0, .dtype = "
             "hypermla::DType::bfloat16}, "
-            "hypermla::(anonymous namespace)::ScaleTiling{.Bm = 64, .fast = true}>");
+            "hypermla::executable_test::(anonymous namespace)::ScaleTiling{.Bm = 64, .fast = true}>");
   std::vector<std::string> seen;
   device->on_launch = [&](const fs::path&, Grid grid, void** arguments) {
     seen.push_back(std::to_string(grid.x) + " " + *static_cast<const char**>(arguments[0]));
@@ -488,4 +488,4 @@ TEST_F(ExecutableTest, RunAllocatesNothing) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::executable_test

@@ -7,7 +7,7 @@
 
 #include "hypermla/base/error.h"
 
-namespace hypermla {
+namespace hypermla::fields_test {
 namespace {
 
 struct Sample {
@@ -206,4 +206,4 @@ TEST(Fields, AnIntegerMayHaveWords) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::fields_test

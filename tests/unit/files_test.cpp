@@ -18,7 +18,7 @@
 #include "hypermla/base/json_file.h"
 #include "hypermla/base/process.h"
 
-namespace hypermla {
+namespace hypermla::files_test {
 namespace {
 namespace fs = std::filesystem;
 
@@ -346,4 +346,4 @@ TEST(RunProcess, SaysWhatCouldNotBeStarted) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::files_test

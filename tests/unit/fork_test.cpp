@@ -10,7 +10,7 @@
 #include "hypermla/base/per_process.h"
 #include "hypermla/device/pool.h"
 
-namespace hypermla {
+namespace hypermla::fork_test {
 namespace {
 
 // The exit status of a child that does this; a child that hangs is ended by a signal and has none.
@@ -78,4 +78,4 @@ TEST(Fork, WhatIsPerProcessIsMadeOnceInEach) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::fork_test

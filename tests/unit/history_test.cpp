@@ -11,7 +11,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 
-namespace hypermla {
+namespace hypermla::history_test {
 namespace {
 namespace fs = std::filesystem;
 
@@ -126,4 +126,4 @@ TEST_F(History, SavingClearsWhatAKilledSaveLeft) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::history_test

@@ -6,7 +6,7 @@
 #include "mla/hybrid/hybrid_plan.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::hybrid_test {
 namespace {
 
 using testing_support::contains;
@@ -176,4 +176,4 @@ TEST(Hybrid, WhatItLeavesToTheCostModel) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::hybrid_test

@@ -14,7 +14,7 @@
 #include "hypermla/plan/status.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::indices_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -121,4 +121,4 @@ TEST(Indices, EveryIntegerHasItsLimit) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::indices_test

@@ -9,7 +9,7 @@
 
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::inputs_test {
 namespace {
 
 constexpr int kBfloat16Exponent = 8, kFloat16Exponent = 5;
@@ -205,4 +205,4 @@ TEST(Inputs, ReadsAnyPiece) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::inputs_test

@@ -6,7 +6,7 @@
 #include "hypermla/base/half.h"
 #include "hypermla/kernel_file.h"
 
-namespace hypermla {
+namespace hypermla::kernel_file_values_test {
 namespace {
 
 TEST(KernelFileValues, AreThoseOfTheLibrary) {
@@ -26,4 +26,4 @@ TEST(KernelFileValues, OfWholeNumbersAndFloats) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::kernel_file_values_test

@@ -5,7 +5,7 @@
 #include "hypermla/hypermla.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::kernel_gpu_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -65,4 +65,4 @@ TEST_F(KernelOnHopper, AHybridSaysWhatItsLatentStageCut) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::kernel_gpu_test

@@ -10,7 +10,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::latent_gpu_test {
 namespace {
 
 class PlanOnHopper : public testing_support::OnHopper {
@@ -129,4 +129,4 @@ TEST_F(PlanOnHopper, ARecordingIsFreedAfterItsKernels) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::latent_gpu_test

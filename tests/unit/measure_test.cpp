@@ -8,7 +8,7 @@
 
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::measure_test {
 namespace {
 using testing_support::FakeDevice;
 
@@ -129,4 +129,4 @@ TEST(Measure, PowerIsAveragedWhereTheBoardTells) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::measure_test

@@ -9,7 +9,7 @@
 #include "mla/latent/latent_plan.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::mutants_test {
 namespace {
 
 enum class Fault {
@@ -198,4 +198,4 @@ TEST(Mutants, AnOddNumberOfTokensShowsATileWithoutMask) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::mutants_test

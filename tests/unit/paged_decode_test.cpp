@@ -16,7 +16,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::paged_decode_test {
 namespace {
 
 using testing_support::contains;
@@ -118,7 +118,7 @@ struct Step {
 
 class PagedDecode : public testing::Test {
  protected:
-  // Before the library first looks at them: what it compiles here is nobody else's, and need not be fast.
+  // Before the library first looks at them: what it compiles here need not be fast. ctest says which cache.
   PagedDecode() {
     setenv("HYPERMLA_CACHE_DIR", directory.path().c_str(), 0);
     setenv("HYPERMLA_HOST_FLAGS", "-O1", 0);
@@ -240,4 +240,4 @@ TEST(PagedDecodeChoice, IsForGpusThatHaveNoKernelOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::paged_decode_test

@@ -15,7 +15,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::prefill_test {
 namespace {
 
 using testing_support::contains;
@@ -479,4 +479,4 @@ TEST_F(MlaPrefillOnHopper, WhatExceedsTheCapacityIsReported) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::prefill_test

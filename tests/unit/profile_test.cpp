@@ -17,7 +17,7 @@
 #include "hypermla/roofline/device_spec.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::profile_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -533,4 +533,4 @@ TEST_F(OnAGpu, NothingIsMeasuredWhenDisabled) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::profile_test

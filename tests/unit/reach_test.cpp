@@ -9,7 +9,7 @@
 #include "hypermla/plan/choice.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::reach_test {
 namespace {
 using testing_support::checkout;
 
@@ -108,4 +108,4 @@ TEST(Reach, FollowsFromAMeasuredTime) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::reach_test

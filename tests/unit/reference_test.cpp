@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-namespace hypermla {
+namespace hypermla::reference_test {
 namespace {
 
 std::vector<float> random_floats(std::size_t count, unsigned seed) {
@@ -76,4 +76,4 @@ TEST(Reference, JoinsColumns) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::reference_test

@@ -5,7 +5,7 @@
 #include "hypermla/plan/configure.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::registry_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -190,4 +190,4 @@ TEST(RegistryTest, ThisBuildsKernelsAreThereAndDistinct) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::registry_test

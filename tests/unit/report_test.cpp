@@ -4,7 +4,7 @@
 #include "hypermla/profile/frame.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::report_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -229,4 +229,4 @@ TEST(ProfileJson, WhatIsNoneIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::report_test

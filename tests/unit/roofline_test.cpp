@@ -12,7 +12,7 @@
 #include "hypermla/roofline/device_spec.h"
 #include "mla/attention_cost.h"
 
-namespace hypermla {
+namespace hypermla::roofline_test {
 namespace {
 
 // b=32, t=4096, h=128, d=128, p=64, k=512, bfloat16: the setting of every table in docs/predictions.md.
@@ -399,4 +399,4 @@ TEST_F(Overlay, ABadFileIsLeftOutAndSaysWhy) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::roofline_test

@@ -8,7 +8,7 @@
 #include "hypermla/profile/metrics.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::rules_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -257,4 +257,4 @@ TEST(Rules, RefutedAdviceIsShownAsRefuted) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::rules_test

@@ -12,7 +12,7 @@
 #include "hypermla/plan/inputs.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::shared_prefix_test {
 namespace {
 
 constexpr int kHeads = 3, kPage = 16, kLatent = 512, kRope = 64, kWidth = kLatent + kRope, kColumns = 128, kWide = 192;
@@ -241,4 +241,4 @@ TEST(SharedPrefix, TheWorkspaceHoldsAnOutput) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::shared_prefix_test

@@ -20,7 +20,7 @@
 #include "hypermla/plan/registry.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::sparse_decode_test {
 namespace {
 
 using testing_support::contains;
@@ -385,4 +385,4 @@ TEST(SparseDecode, AGpuMultipliesE4m3) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::sparse_decode_test

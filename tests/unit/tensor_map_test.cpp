@@ -4,7 +4,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/device/tensor_map.h"
 
-namespace hypermla {
+namespace hypermla::tensor_map_test {
 namespace {
 
 // Numbers the maps that are made; nobody asks a driver.
@@ -63,4 +63,4 @@ TEST(TensorMapCache, AMapThatWasRefusedIsNotKept) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::tensor_map_test

@@ -5,7 +5,7 @@
 
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::toolchain_test {
 namespace {
 namespace fs = std::filesystem;
 using testing_support::TempDir;
@@ -76,4 +76,4 @@ TEST_F(ToolchainTest, DescribesTheCompilerByItsFirstLine) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::toolchain_test

@@ -9,7 +9,7 @@
 #include "hypermla/profile/timeline.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::trace_test {
 namespace {
 using testing_support::contains;
 using testing_support::error_of;
@@ -314,4 +314,4 @@ TEST(Timeline, ApiTraceOfNsys) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::trace_test

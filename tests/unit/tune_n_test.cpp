@@ -12,7 +12,7 @@
 #include "hypermla/plan/typed_plan.h"
 #include "support.h"
 
-namespace hypermla {
+namespace hypermla::tune_n_test {
 namespace {
 using testing_support::checkout;
 using testing_support::contains;
@@ -218,4 +218,4 @@ TEST(Roofline, IsAWordForN) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::tune_n_test

@@ -13,7 +13,7 @@
 
 #include "hypermla/base/error.h"
 
-namespace hypermla {
+namespace hypermla::tuner_test {
 namespace {
 
 Candidate candidate(int id, double predicted) { return {{{"Bm", 16 * id}, {"Bn", 64}}, predicted}; }
@@ -310,4 +310,4 @@ TEST(Tuner, RefusesOptionsAndIndicesWithoutSense) {
 }
 
 }  // namespace
-}  // namespace hypermla
+}  // namespace hypermla::tuner_test

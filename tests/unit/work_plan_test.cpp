@@ -10,7 +10,7 @@
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 
-namespace hypermla::cute {
+namespace hypermla::cute::work_plan_test {
 namespace {
 
 struct Case {
@@ -107,4 +107,4 @@ TEST(WorkPlan, EvenWorkIsCutEvenly) {
 }
 
 }  // namespace
-}  // namespace hypermla::cute
+}  // namespace hypermla::cute::work_plan_test

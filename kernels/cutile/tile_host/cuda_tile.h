@@ -32,10 +32,6 @@
 #include <type_traits>
 #include <utility>
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 // All of ours is hidden: two kernels loaded into one process, built with different flags, must not share a symbol. The
 // system's headers come first, because theirs must not be.
 #pragma GCC visibility push(hidden)

@@ -6,10 +6,6 @@
 // the rate). All else is the same for both, and which operand of mma() becomes rows is its caller's choice.
 #pragma once
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #include "simd.h"
 #include "tile_type.h"
 
@@ -26,7 +22,9 @@ struct FloatCells {
 struct PairCells {
   static constexpr std::size_t kDepth = 2;
   static Floats multiply_add(Floats sum, Words a, Words b) noexcept {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    // _mm512_dpbf16_ps, whose header takes a tenth of the time of a kernel's compilation.
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
   }
 };
 template <class E, std::size_t inner>
