@@ -54,8 +54,9 @@ inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const
                                                                                    : left < Bn ? left
                                                                                                : Bn),
                                                                           ct::assume_divisible<8>(unsigned(at.token))};
-    return ct::partition_view{ct::tensor_span{ct::assume_aligned<16>(cache + place), extents}, ct::shape<Bn, N>{}}
-        .load_masked(left > 0 ? 0 : 1, column);
+    ct::partition_view view{ct::tensor_span{ct::assume_aligned<16>(cache + place), extents}, ct::shape<Bn, N>{}};
+    [[using cutile: hint(0, allow_tma = false)]] auto tokens = view.load_masked(left > 0 ? 0 : 1, column);
+    return tokens;
   } else {
     return ct::cat(load_tokens<Bn / 2, page, N>(cache, at, pages, first, length, column),
                    load_tokens<Bn / 2, page, N>(cache, at, pages, first + Bn / 2, length, column),
