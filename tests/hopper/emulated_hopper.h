@@ -529,6 +529,12 @@ struct Products {
   int agent = -1;
 };
 inline std::vector<Products> products;  // of the threads
+// What reads on behalf of the products of this thread's warp.
+inline int agent_of_products() {
+  int& agent = products[thread.x / 32 * 32].agent;
+  if (agent < 0) agent = races::agent_of(races::kMma);
+  return agent;
+}
 
 using hypermla::DType;
 using hypermla::cute::Major;
@@ -610,11 +616,11 @@ template <DType dtype, int n, Major major_b, Major major_a>
   own.all.push_back({multiply<dtype, n, major_b, major_a>, d, a_fragments, a, b, accumulate});
 #ifdef HYPERMLA_RACES
   if (thread.x % 32) return;
-  if (own.agent < 0) own.agent = races::agent_of(races::kMma);
+  const int agent = agent_of_products();
   const auto read = [&](unsigned operand, Major major, int rows) __attribute__((always_inline)) {
     for_each_unit(
         operand, major, rows, [&](unsigned place, int, int) __attribute__((always_inline)) {
-          races::reads_beside(own.agent, hypermla::cute::dynamic + place, 16,
+          races::reads_beside(agent, hypermla::cute::dynamic + place, 16,
                               major == Major::k ? races::kScores : races::kAll);
         });
   };
@@ -688,10 +694,13 @@ inline float sum_of_e4m3(const u32 (&words)[2]) {
   return sum;
 }
 // Lane l of ldmatrix holds elements 2 (l % 4) and the one after it of row l / 4 of a fragment; of its transpose, rows
-// 2 (l % 4) and the one after it of column l / 4.
+// 2 (l % 4) and the one after it of column l / 4. Products take the registers of all lanes of a warp: what is read for
+// them has been read, as every lane knows, once the next group of them is over.
 inline void load_transposed(u32 (&a)[4], u32 shared) {
   const int lane = threadIdx.x % 32;
   const auto of_lanes = emulated::exchange("ldmatrix", shared);
+  races::reads_beside(emulated::agent_of_products(), dynamic + shared, 16, races::kAll, false);
+  const races::Unwatched emulation;
   for (int i = 0; i < 4; ++i) {
     std::uint16_t elements[2];
     for (int e = 0; e < 2; ++e)
@@ -701,11 +710,23 @@ inline void load_transposed(u32 (&a)[4], u32 shared) {
 }
 // An element of an operand whose lines the product runs along, by its descriptor: 8 lines follow each other, and so do
 // eights of lines.
-inline float operand_element_e4m3(u32 operand, int line_bytes, int row, int k) {
+inline const unsigned char* operand_place_e4m3(u32 operand, int line_bytes, int row, int k) {
   const u32 at = ((operand & 0x3fff) << 4) + row / 8 * (8 * line_bytes) + row % 8 * line_bytes + k;
-  return e4m3_to_float(dynamic[emulated::swizzled_address(at, line_bytes)]);
+  return dynamic + emulated::swizzled_address(at, line_bytes);
+}
+inline float operand_element_e4m3(u32 operand, int line_bytes, int row, int k) {
+  return e4m3_to_float(*operand_place_e4m3(operand, line_bytes, row, k));
+}
+// These products are made at once, but read until they are waited for, as the others do.
+inline void read_beside_e4m3(u32 operand, int line_bytes) {
+  if (threadIdx.x % 32) return;
+  for (int row = 0; row < 64; ++row)
+    for (int k = 0; k < 32; k += 16)
+      races::reads_beside(emulated::agent_of_products(), operand_place_e4m3(operand, line_bytes, row, k), 16);
 }
 inline void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_bytes, int accumulate) {
+  const races::Unwatched emulation;
+  read_beside_e4m3(b, line_bytes);
   for (int i = 0; i < 16; ++i) {  // columns of the thread, in pairs
     float sums[2] = {};
     for (int k = 0; k < 32; ++k) {
@@ -720,9 +741,11 @@ inline void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_
 }
 template <Line line>
 void mma_e4m3(float* d, u32 a, u32 b, int accumulate) {
+  const races::Unwatched emulation;
   constexpr int kBytes = line == Line::bytes_128 ? 128 : 64;
   const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
   float rows[2][32];
+  read_beside_e4m3(a, kBytes);
   for (int half = 0; half < 2; ++half)
     for (int k = 0; k < 32; ++k) rows[half][k] = operand_element_e4m3(a, kBytes, row + 8 * half, k);
   multiply_e4m3(d, rows, b, kBytes, accumulate);

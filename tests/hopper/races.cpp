@@ -233,8 +233,8 @@ int agent_of(Kind kind, unsigned key) {
   return at->second;
 }
 unsigned begin(int number) { return ++agent(number).clock; }
-void reads_beside(int number, const void* data, std::size_t bytes, Care care) {
-  beside(number, data, bytes, false, By::engine, __builtin_return_address(0), care);
+void reads_beside(int number, const void* data, std::size_t bytes, Care care, bool engine) {
+  beside(number, data, bytes, false, engine ? By::engine : By::copies, __builtin_return_address(0), care);
 }
 void writes_beside(int number, const void* data, std::size_t bytes, bool engine) {
   beside(number, data, bytes, true, engine ? By::engine : By::copies, __builtin_return_address(0));

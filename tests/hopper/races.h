@@ -66,7 +66,8 @@ HYPERMLA_IF_WATCHED(void writes(const void*, std::size_t, Care = kAll), {})
 HYPERMLA_IF_WATCHED(int agent_of(Kind, unsigned = 0), { return 0; })
 // It begins something new, which is waited for apart from what was before: its clock from here on.
 HYPERMLA_IF_WATCHED(unsigned begin(int), { return 0; })
-HYPERMLA_IF_WATCHED(void reads_beside(int, const void*, std::size_t, Care = kAll), {})
+// The last says whether it sees what threads have stored only behind a fence.
+HYPERMLA_IF_WATCHED(void reads_beside(int, const void*, std::size_t, Care = kAll, bool = true), {})
 HYPERMLA_IF_WATCHED(void writes_beside(int, const void*, std::size_t, bool = true), {})
 // A thread of the block knows that what an agent did up to a clock is done.
 HYPERMLA_IF_WATCHED(void finish(int, unsigned, int), {})
