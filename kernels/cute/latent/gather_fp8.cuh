@@ -1,5 +1,5 @@
-// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to fp16 in shared memory, one
-// for the blocks of each slot: so one waits for its tokens while the other widens.
+// Tokens in FP8, of sparse or dense attention, which two warpgroups of flash_mla.cuh widen to fp16 in shared memory,
+// one for the blocks of each slot: so one waits for its tokens while the other widens.
 //
 // A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
 // with one scale for all. A pair of boxes is the 128 columns of a scale. Four threads share a token, and each has two:
