@@ -55,8 +55,8 @@ inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const
                                                                                                : Bn),
                                                                           ct::assume_divisible<8>(unsigned(at.token))};
     ct::partition_view view{ct::tensor_span{ct::assume_aligned<16>(cache + place), extents}, ct::shape<Bn, N>{}};
-    // A tensor map that changes from step to step gave wrong tokens on an H200. Older GPUs, which have none, spill where
-    // they read this hint.
+    // A tensor map that changes from step to step gave wrong tokens on an H200. Older GPUs, which have none, spill
+    // where they read this hint.
     [[using cutile: hint(900, allow_tma = false), hint(1000, allow_tma = false), hint(1030, allow_tma = false),
       hint(1100, allow_tma = false), hint(1200, allow_tma = false), hint(1210, allow_tma = false)]] auto tokens =
         view.load_masked(left > 0 ? 0 : 1, column);
