@@ -180,11 +180,10 @@ def engine_fp8():
     for row in record("engine_fp8")["rows"]:
         batch, form = row["row"].rsplit("-", 1)
         cells.setdefault(batch, {})[form] = row
-    us = lambda of: both([of[load] for load in LOADS], ".1f")
     return table(["row", "queries in e4m3", "FlashMLA, FP8", "FlashMLA / ours", "queries in bfloat16"],
-                 [[f"`{batch}`", us(of["e4m3"]["ours"]), us(of["e4m3"]["flashmla_fp8"]),
-                   both([of["e4m3"]["flashmla_fp8"][load] / of["e4m3"]["ours"][load] for load in LOADS], ".2f"),
-                   us(of["fp8"]["ours"])] for batch, of in cells.items()])
+                 [[f"`{batch}`", times(of["e4m3"]["ours"]), times(of["e4m3"]["flashmla_fp8"]),
+                   both(engine_ratios([of["e4m3"]], "flashmla_fp8")[0], ".2f"), times(of["fp8"]["ours"])]
+                  for batch, of in cells.items()])
 
 
 # ---- Prefill, and the operations around attention.
@@ -455,8 +454,8 @@ def gains():
 
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
-                                           engine_equal, engine_other, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           engine_equal, engine_other, engine_fp8, prefill, cache, sparse,
+                                           kernel_files, vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            sglang_steps, sglang_agreement, waiting)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 

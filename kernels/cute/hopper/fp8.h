@@ -1,4 +1,4 @@
-// What a thread does with bytes on their way to shared memory: loads that stay in their place, numbers of e4m3 widened.
+// What a thread does with lines of shared memory: numbers of e4m3 and bf16 become fp16.
 #pragma once
 
 #include "fragments.h"
