@@ -27,8 +27,6 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 

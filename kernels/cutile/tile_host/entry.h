@@ -12,13 +12,14 @@
 
 #include <cuda_tile.h>
 
+#include <cstdio>
 #include <exception>
 
 #pragma GCC visibility push(hidden)
 
 namespace cuda::tiles::host {
 
-inline thread_local std::string failure;  // of this thread's last block that failed
+inline thread_local char failure[512];  // of this thread's last block that failed
 
 template <auto kernel>
 struct Launcher;
@@ -36,14 +37,13 @@ struct Launcher<kernel> {
       (std::index_sequence_for<Args...>{});
       return nullptr;
     } catch (const Trap& trap) {
-      failure =
-          "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + trap.what();
+      std::snprintf(failure, sizeof failure, "block (%u, %u, %u): %s", x, y, z, trap.what());
     } catch (const std::exception& error) {
-      failure = error.what();
+      std::snprintf(failure, sizeof failure, "%s", error.what());
     } catch (...) {
-      failure = "a kernel threw something that is no std::exception";
+      std::snprintf(failure, sizeof failure, "a kernel threw something that is no std::exception");
     }
-    return failure.c_str();
+    return failure;
   }
 };
 

@@ -59,14 +59,16 @@ irange(A, B, C) -> irange<host::arithmetic_element<host::arithmetic_element<A, B
 template <auto alignment, class T>
 T* assume_aligned(T* pointer, integral_constant<alignment> = {}) {
   if (reinterpret_cast<std::uintptr_t>(pointer) % alignment) {
-    host::trap("a pointer is not aligned to the " + std::to_string(alignment) + " bytes that the kernel assumes");
+    host::trap("a pointer is not aligned to the %lld bytes that the kernel assumes", static_cast<long long>(alignment));
   }
   return pointer;
 }
 template <auto divisor, std::integral T>
 T assume_divisible(T value, integral_constant<divisor> = {}) {
-  if (value % divisor)
-    host::trap(std::to_string(value) + " is not divisible by " + std::to_string(divisor) + " as assumed");
+  if (value % divisor) {
+    host::trap("%lld is not divisible by %lld as assumed", static_cast<long long>(value),
+               static_cast<long long>(divisor));
+  }
   return value;
 }
 

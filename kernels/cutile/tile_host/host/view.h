@@ -102,8 +102,8 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
     for (std::size_t d = kRank; d-- > 0;) {
       const std::int64_t size = Shape::static_extent(d), extent = span_.extent(d), first = index[d] * size;
       if (index[d] < 0 || (!masked && first + size > extent)) {
-        host::trap("tile " + std::to_string(index[d]) + " of " + std::to_string(size) + " elements along dimension " +
-                   std::to_string(d) + " is outside of the tensor, which has " + std::to_string(extent));
+        host::trap("tile %lld of %lld elements along dimension %zu is outside of the tensor, which has %lld",
+                   static_cast<long long>(index[d]), static_cast<long long>(size), d, static_cast<long long>(extent));
       }
       place.valid[d] = static_cast<std::size_t>(std::clamp<std::int64_t>(extent - first, 0, size));
       place.whole = place.whole && place.valid[d] == static_cast<std::size_t>(size);
