@@ -3,9 +3,9 @@
 #include "extension.h"
 
 #include <algorithm>
-#include <regex>
 
 #include "dlpack.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/base/process.h"
 #include "hypermla/hypermla.h"
 
@@ -275,7 +275,8 @@ hypermla::DType half_precision(const std::string& name) {
 }
 
 std::string python_words(const std::string& sentence) {
-  static const std::regex flag("--([A-Za-z]\\w*)(=([\\w.+:-]*\\w))?"), plain("-?[0-9.]+(e[+-]?[0-9]+)?|true|false");
+  static const hypermla::Pattern flag("--([A-Za-z]\\w*)(=([\\w.+:-]*\\w))?"),
+      plain("-?[0-9.]+(e[+-]?[0-9]+)?|true|false");
   std::string said;
   bool command = false;
   std::size_t begin = 0;
@@ -283,18 +284,18 @@ std::string python_words(const std::string& sentence) {
     const std::size_t end = std::min(sentence.find('`', begin), sentence.size());
     const std::string part = sentence.substr(begin, end - begin);
     std::string words;
-    auto last = part.cbegin();
-    for (std::sregex_iterator at(part.begin(), part.end(), flag), none; !command && at != none; ++at) {
-      const std::string value = (*at)[3];
-      words.append(last, (*at)[0].first);
-      words += (*at)[1].str();
+    std::size_t last = 0;
+    for (const auto& at : command ? std::vector<hypermla::Pattern::Found>() : flag.search_all(part)) {
+      const std::string& value = at.groups[3];
+      words.append(part, last, at.begin - last);
+      words += at.groups[1];
       if (value == "true" || value == "false")
         words += value == "true" ? "=True" : "=False";
       else if (!value.empty())
-        words += std::regex_match(value, plain) ? "=" + value : "=\"" + value + "\"";
-      last = (*at)[0].second;
+        words += plain.match(value) ? "=" + value : "=\"" + value + "\"";
+      last = at.end();
     }
-    words.append(last, part.cend());
+    words.append(part, last);
     said += words;
     if (end < sentence.size()) said += '`';
     command = !command;

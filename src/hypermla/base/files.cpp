@@ -8,11 +8,11 @@
 
 #include <cerrno>
 #include <random>
-#include <regex>
 #include <system_error>
 #include <utility>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/pattern.h"
 
 namespace hypermla {
 namespace {
@@ -66,15 +66,14 @@ int lock(int descriptor, int operation) {
 // process number decides, since numbers are reused and differ between containers. `held` keeps the lock while the
 // caller removes the file.
 bool abandoned(const fs::path& path, FileDescriptor& held) {
-  static const std::regex pattern(R"(.*\.(\d{1,10})\.[0-9a-f]{16}\.tmp)");
-  std::smatch match;
-  const std::string name = path.filename().string();
-  if (!std::regex_match(name, match, pattern)) return false;
+  static const Pattern pattern(R"(.*\.(\d{1,10})\.[0-9a-f]{16}\.tmp)");
+  const std::optional<Pattern::Found> match = pattern.match(path.filename().string());
+  if (!match) return false;
   held = open_file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (!held) return false;
   const int error = lock(held.number(), LOCK_EX | LOCK_NB);
   if (error == 0 || error == EWOULDBLOCK) return error == 0;
-  return ::kill(static_cast<pid_t>(std::stoll(match[1])), 0) != 0 && errno == ESRCH;
+  return ::kill(static_cast<pid_t>(std::stoll(match->groups[1])), 0) != 0 && errno == ESRCH;
 }
 
 }  // namespace

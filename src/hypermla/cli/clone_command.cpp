@@ -4,12 +4,12 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <regex>
 #include <set>
 
 #include "hypermla/api/environment.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/compile/source_text.h"
@@ -48,16 +48,16 @@ std::optional<std::string> behind(const std::string& word, const std::string& na
 // Every comment, literal and identifier of C++ source, with what it becomes; the text between them stays.
 template <class Comment, class Literal, class Identifier>
 std::string rewritten(const std::string& text, Comment&& comment, Literal&& literal, Identifier&& identifier) {
-  static const std::regex token(R"(//[^\n]*|/\*[^]*?\*/|"(?:\\.|[^"\\\n])*"|[A-Za-z_]\w*)");
+  static const Pattern token(R"(//[^\n]*|/\*[^]*?\*/|"(?:\\.|[^"\\\n])*"|[A-Za-z_]\w*)");
   std::string all;
-  auto last = text.cbegin();
-  for (std::sregex_iterator at(text.begin(), text.end(), token), end; at != end; ++at) {
-    const std::string found = at->str();
-    all.append(last, (*at)[0].first);
+  std::size_t last = 0;
+  for (const Pattern::Found& at : token.search_all(text)) {
+    const std::string& found = at.groups[0];
+    all.append(text, last, at.begin - last);
     all += found[0] == '/' ? comment(found) : found[0] == '"' ? literal(found) : identifier(found);
-    last = (*at)[0].second;
+    last = at.end();
   }
-  return all.append(last, text.cend());
+  return all.append(text, last);
 }
 
 const auto kKeep = [](const std::string& text) { return text; };
@@ -71,16 +71,16 @@ std::set<std::string> identifiers(const std::string& text) {
 // The names at namespace scope of a header: host code of two versions that gave one name to two things would be linked
 // to one of them.
 std::set<std::string> declared(const std::string& header) {
-  static const std::regex type(R"((?:^|\n)(?:struct|class|enum class|using) +(?:alignas\(\w+\) +)?(\w+))");
-  static const std::regex value(R"((?:^|\n)(?:inline |constexpr |static |const )+[\w:<>&*\s]*?\b(\w+) ?[({=])");
-  static const std::regex line(R"((?:^|\n)(?:inline |constexpr )+[^\n(]*;)"), further(R"(, (\w+) =)");
+  static const Pattern type(R"((?:^|\n)(?:struct|class|enum class|using) +(?:alignas\(\w+\) +)?(\w+))");
+  static const Pattern value(R"((?:^|\n)(?:inline |constexpr |static |const )+[\w:<>&*\s]*?\b(\w+) ?[({=])");
+  static const Pattern line(R"((?:^|\n)(?:inline |constexpr )+[^\n(]*;)"), further(R"(, (\w+) =)");
   std::set<std::string> names;
-  const auto add = [&names](const std::string& text, const std::regex& pattern) {
-    for (std::sregex_iterator at(text.begin(), text.end(), pattern), end; at != end; ++at) names.insert((*at)[1].str());
+  const auto add = [&names](const std::string& text, const Pattern& pattern) {
+    for (const Pattern::Found& at : pattern.search_all(text)) names.insert(at.groups[1]);
   };
   add(header, type);
   add(header, value);
-  for (std::sregex_iterator at(header.begin(), header.end(), line), end; at != end; ++at) add(at->str(), further);
+  for (const Pattern::Found& at : line.search_all(header)) add(at.groups[0], further);
   return names;
 }
 
@@ -129,16 +129,16 @@ class Renaming {
     };
     // Records, logs and pages that a comment names stay those of the original.
     const auto comment = [this](const std::string& said) {
-      static const std::regex name(R"([\w./*-]+)");
+      static const Pattern name(R"([\w./*-]+)");
       std::string all;
-      auto last = said.cbegin();
-      for (std::sregex_iterator at(said.begin(), said.end(), name), end; at != end; ++at) {
-        all.append(last, (*at)[0].first);
-        const std::string word = at->str();
+      std::size_t last = 0;
+      for (const Pattern::Found& at : name.search_all(said)) {
+        const std::string& word = at.groups[0];
+        all.append(said, last, at.begin - last);
         all += files_.count(word) ? file(word) : identifier(word);
-        last = (*at)[0].second;
+        last = at.end();
       }
-      return all.append(last, said.cend());
+      return all.append(said, last);
     };
     return rewritten(text, comment, literal, [this](const std::string& word) { return identifier(word); });
   }
@@ -190,8 +190,8 @@ std::map<std::string, std::string> read_version(const KernelEntry& entry, const 
 }
 
 void require_version(const std::string& suffix, const KernelEntry& original) {
-  static const std::regex pattern("v[1-9][0-9]{0,5}");
-  if (std::regex_match(suffix, pattern)) return;
+  static const Pattern pattern("v[1-9][0-9]{0,5}");
+  if (pattern.match(suffix)) return;
   fail("'{}' names no version: take v1, v2, ..., as in `hypermla clone {} v7`", suffix, original.full_name());
 }
 

@@ -1,6 +1,5 @@
-#include <regex>
-
 #include "hypermla/base/error.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/compile/backends.h"
 
 namespace hypermla {
@@ -8,14 +7,13 @@ namespace {
 
 // An error with its place in the source, as g++, clang++, NVRTC, ptxas and tileiras write it. What they write of a full
 // disk, of a lack of memory, of a wrong flag or of a missing file has no place, or is a fatal error.
-const std::regex kInSource(R"(:\d+: error: |\(\d+\): error: |ptxas error |line \d+; error|error\[)");
-const std::regex kCause("error|fatal|failed|memory|no space", std::regex::icase);
+const Pattern kInSource(R"(:\d+: error: |\(\d+\): error: |ptxas error |line \d+; error|error\[)");
+const Pattern kCause("error|fatal|failed|memory|no space", Pattern::Case::any);
 
 // From the line of the first match: a template's backtrace is of no use in one sentence.
-std::string excerpt(const std::string& log, const std::regex& wanted) {
-  std::smatch match;
-  const bool found = std::regex_search(log, match, wanted);
-  const std::size_t end_of_line = found ? log.rfind('\n', match.position()) : std::string::npos;
+std::string excerpt(const std::string& log, const Pattern& wanted) {
+  const std::optional<Pattern::Found> found = wanted.search(log);
+  const std::size_t end_of_line = found ? log.rfind('\n', found->begin) : std::string::npos;
   const std::string part = log.substr(end_of_line == std::string::npos ? 0 : end_of_line + 1, 600);
   return part.substr(0, part.find_last_not_of('\n') + 1);
 }
@@ -23,7 +21,7 @@ std::string excerpt(const std::string& log, const std::regex& wanted) {
 }  // namespace
 
 void fail_compilation(const BackendInput& input, const std::string& compiler, int status, const std::string& log) {
-  if (status < 128 && std::regex_search(log, kInSource))
+  if (status < 128 && kInSource.search(log))
     throw CompileError(
         fmt::format("{} does not compile for {}: {}", input.instance, input.arch, excerpt(log, kInSource)));
   const std::string cause = excerpt(log, kCause);

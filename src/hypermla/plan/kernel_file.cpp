@@ -9,11 +9,11 @@
 #include <functional>
 #include <mutex>
 #include <random>
-#include <regex>
 #include <thread>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/compile/source_text.h"
 #include "hypermla/device/tensor_map.h"
 #include "hypermla/plan/inputs.h"
@@ -27,7 +27,7 @@ constexpr std::size_t kGuardBytes = 4096;
 constexpr unsigned char kGuard = 0xa5, kPoison = 0xff;  // the latter is NaN in every floating-point type
 constexpr std::int64_t kMostOfSize = std::int64_t{1} << 31;
 
-bool is_word(const std::string& text) { return std::regex_match(text, std::regex("[A-Za-z][A-Za-z0-9_]*")); }
+bool is_word(const std::string& text) { return Pattern("[A-Za-z][A-Za-z0-9_]*").match(text).has_value(); }
 
 // What describe() says, as it says it. Its calls come from another library, which no exception may cross: the first
 // error is kept.

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <regex>
 #include <sstream>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/profile/compare.h"
 #include "hypermla/profile/profilers.h"
 #include "hypermla/profile/signals.h"
@@ -195,12 +195,11 @@ struct Entry {
 std::vector<Entry> entries_of(const std::string& log) {
   std::vector<Entry> entries;
   std::istringstream lines(log);
-  const std::regex heading(R"(## Version (v\d+) of (\S+))");
+  const Pattern heading(R"(## Version (v\d+) of (\S+))");
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {
-    std::smatch match;
-    if (std::regex_match(line, match, heading)) {
-      entries.push_back({match[1], match[2], ""});
+    if (const auto match = heading.match(line)) {
+      entries.push_back({match->groups[1], match->groups[2], ""});
       inside = true;
     } else if (line.rfind("## ", 0) == 0 || line.rfind("# ", 0) == 0) {
       inside = false;
@@ -233,9 +232,8 @@ fs::path log_of(const fs::path& root, const DevlogVersion& version) {
 
 // The profile that a field of an entry links; empty when it links none.
 fs::path linked_profile(const fs::path& root, const std::string& field) {
-  const std::regex link(R"(\[profile\]\(([^)]+)\))");
-  std::smatch match;
-  return std::regex_search(field, match, link) ? (root / kLogs / match[1].str()).lexically_normal() : fs::path();
+  const auto found = Pattern(R"(\[profile\]\(([^)]+)\))").search(field);
+  return found ? (root / kLogs / found->groups[1]).lexically_normal() : fs::path();
 }
 
 // The profiles that an entry links, not judged; nothing where it links none.
@@ -271,20 +269,20 @@ void require_measured(const std::string& what, const std::string& text, const De
     for (const double value : held[small]) held[large].push_back(value / 1000);
   for (const double value : held["J"]) held["mJ"].push_back(value * 1000);
 
-  const std::regex figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
-  for (std::sregex_iterator found(text.begin(), text.end(), figure), end; found != end; ++found) {
-    const double value = std::stod((*found)[1]);
-    const double step = std::pow(10.0, -double((*found)[2].length()));
-    const std::string unit = (*found)[3];
+  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
+  for (const auto& [at, said] : figure.search_all(text)) {
+    const double value = std::stod(said[1]);
+    const double step = std::pow(10.0, -double(said[2].length()));
+    const std::string unit = said[3];
     const std::vector<double>& all = held[unit];
     auto distance = [&](double one) { return std::abs(std::abs(one) - value); };
     const auto nearest_one =
         std::min_element(all.begin(), all.end(), [&](double a, double b) { return distance(a) < distance(b); });
     if (nearest_one == all.end())
-      fail("{} says '{}', but no profile of this entry holds a figure in {}", what, found->str(), unit);
+      fail("{} says '{}', but no profile of this entry holds a figure in {}", what, said[0], unit);
     if (!(distance(*nearest_one) <= step / 2 + 1e-9 * value))
       fail("{} says '{}', which no profile of this entry holds (the nearest is {:.4g} {}); state what was measured",
-           what, found->str(), *nearest_one, unit);
+           what, said[0], *nearest_one, unit);
   }
 }
 
