@@ -40,6 +40,9 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct int2 {
   int x, y;
 };
+struct uint2 {
+  unsigned x, y;
+};
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -451,6 +454,10 @@ inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
   }
   return {words[0], words[1], words[2], words[3]};
 }
+inline uint2 halves_of_e4m3(u32 word) {
+  const uint4 both = widen_e4m3(word, 0, 1);
+  return {both.x, both.y};
+}
 inline uint4 halves_of_bf16(uint4 x) {
   const auto two = [](u32 both) {
     const float2 of = unpack<DType::bfloat16>(both);
@@ -476,6 +483,16 @@ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u
           from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
         }
       });
+  races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
+  emulated::change(barrier, 0, -std::int64_t{bytes});
+}
+template <int bytes>
+void copy_bulk(u32 shared, const void* global, u32 barrier) {
+  const races::Unwatched emulation;
+  const int engine = races::agent_of(races::kCopyEngine, barrier);
+  races::begin(engine);
+  races::writes_beside(engine, dynamic + shared, bytes);
+  std::memcpy(dynamic + shared, global, bytes);
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
   emulated::change(barrier, 0, -std::int64_t{bytes});
 }
@@ -675,6 +692,19 @@ void mma(float* d, u32 a, u32 b, int accumulate) {
 template <DType dtype, int n, Major major_b = Major::k>
 void mma(float* d, const u32* a, u32 b, int accumulate) {
   emulated::begin_product<dtype, n, major_b, Major::k>(d, a, 0, b, accumulate);
+}
+
+// widened.h
+template <DType dtype>
+u32 multiply_both(u32 x, u32 by) {
+  const float2 a = unpack<dtype>(x), b = unpack<dtype>(by);
+  return pack<dtype>(a.x * b.x, a.y * b.y);
+}
+inline u32 multiply_halves(u32 x, u32 by) { return multiply_both<DType::float16>(x, by); }
+inline u32 multiply_bfloats(u32 x, u32 by) { return multiply_both<DType::bfloat16>(x, by); }
+template <DType dtype, int n>
+void mma_few(float* d, const u32* a, u32 b, int accumulate) {
+  mma<dtype, n>(d, a, b, accumulate);
 }
 
 // e4m3.h

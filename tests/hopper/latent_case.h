@@ -230,7 +230,8 @@ struct Case {
         }
         const double expected_lse = std::log(sum);  // -infinity where nothing is seen
         if (with_sinks) sum += std::exp(double(sinks[i % heads]));
-        EXPECT_TRUE(lse[row] == expected_lse || std::abs(lse[row] - expected_lse) <= 1e-3)
+        // Of scales of 128 columns a kernel may round each to 11 bits before it multiplies.
+        EXPECT_TRUE(lse[row] == expected_lse || std::abs(lse[row] - expected_lse) <= (fp8 == 656 ? 2e-3 : 1e-3))
             << "request " << r << " row " << i << ": lse " << lse[row] << ", not " << expected_lse;
         double worst = 0;
         for (int c = 0; c < kLatent; ++c) {

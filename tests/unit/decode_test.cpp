@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 #include <tuple>
@@ -262,18 +263,21 @@ TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
 
 // What an installation brings compiled is what a MlaDecode of any capacity asks for.
 TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
-  for (const char* version : {"v0", "v1"}) {
+  // Of v0 and v1 tilings, types, pages, causal or not; those of shards; of v0 tilings and types of sparse attention, of
+  // v1 what it takes of v0 for shared prefixes; what is around these. Of v3 tilings and forms of FP8, causal or not.
+  // Planners without and with cuts, and of shards.
+  for (const auto& [version, kernels] :
+       std::map<std::string, std::size_t>{{"v0", 2 * 2 * 5 * 2 + 2 * 5 + 2 * 2 + 2 * 4 + 3 + 1 + 1},
+                                          {"v1", 2 * 2 * 5 * 2 + 2 * 5 + 2 * 5 + 3 + 1 + 12 + 1},
+                                          {"v3", 2 * 2 * 2 + 12 + 1}}) {
     SCOPED_TRACE(version);
-    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", version).make();
+    const std::unique_ptr<KernelPlan> plan =
+        Registry::instance().find("cute.mla.flash_mla", version, "sm_90", "cute").make();
     plan->target = Target::of_arch("sm_90");
     std::set<std::string> ahead;
     for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
-    // Tilings, types, pages, causal or not; those of shards; where a version gathers, tilings of sparse attention, both
-    // types and FP8, and of dense attention in FP8; what v1 takes of v0 for shared prefixes; what is around these;
-    // planners without and with cuts, and of shards.
-    const bool gathers = version == std::string("v0");
-    EXPECT_EQ(ahead.size(),
-              2u * 2 * 5 * 2 + 2 * 5 + (gathers ? 2 * 3 + 2 * 3 + 2 * 4 : 2 * 5) + 3 + 1 + (gathers ? 0 : 12) + 1);
+    EXPECT_EQ(ahead.size(), kernels);
+    const bool of_fp8 = version == "v3";
     for (const int heads : {1, 8, 16, 20, 64, 128})
       for (const int queries : {1, 2, 8, 128})
         for (const int requests : {1, 7, 256})
@@ -286,7 +290,10 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
                                         .split = split};
             settle(options);
             const auto expect = [&] {
-              for (const KernelSource& source : plan->decode(options)->sources())
+              const std::unique_ptr<DecodeKernels> decode = plan->decode(options);
+              ASSERT_EQ(decode != nullptr, of_fp8 == (options.cache_format != MlaCacheFormat::as_queries));
+              if (!decode) return;
+              for (const KernelSource& source : decode->sources())
                 EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << queries << " " << source.instance;
             };
             for (const bool causal : {false, true}) {
@@ -294,7 +301,7 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
               expect();
               for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576}) {
                 options.cache_format = format;
-                if (gathers) expect();
+                expect();
               }
               options.cache_format = MlaCacheFormat::as_queries;
             }
@@ -313,7 +320,7 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
               options.cache_format = format;
               settle(options);
               const std::unique_ptr<DecodeKernels> decode = plan->decode(options);
-              ASSERT_EQ(decode != nullptr, version == std::string("v0"));
+              ASSERT_EQ(decode != nullptr, format == MlaCacheFormat::as_queries ? version == "v0" : of_fp8);
               if (!decode) continue;
               for (const KernelSource& source : decode->sources())
                 EXPECT_TRUE(ahead.count(source.instance)) << heads << " " << source.instance;

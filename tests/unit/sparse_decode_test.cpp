@@ -275,7 +275,9 @@ TEST(SparseDecode, KernelsCompileWithoutSpills) {
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
     for (const int heads : {16, 128, 640}) {
       if (format == fp8_576 && heads != 128) continue;  // which differs from 656 in the gather alone
-      const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla").make();
+      const char* const version = format == as_queries ? "v0" : "v3";
+      const std::unique_ptr<KernelPlan> plan =
+          Registry::instance().find("cute.mla.flash_mla", version, "sm_90", "cute").make();
       plan->target = Target::of(h200);
       MlaDecodeOptions options = options_for(format, heads, 4, 2048);
       settle(options);
@@ -317,13 +319,18 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
     for (const bool sparse : {true, false}) {
       const MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, 16, 4, 2048);
-      EXPECT_TRUE(takes("cute.mla.flash_mla", options));
+      EXPECT_EQ(takes("cute.mla.flash_mla", options), format == as_queries);
       EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), !sparse && format == as_queries);
+      EXPECT_EQ(takes("cute.mla.flash_mla_v3", options), format != as_queries);
+      MlaDecodeOptions named = options;
+      named.kernel = "cute.mla.flash_mla";
+      EXPECT_TRUE(takes("cute.mla.flash_mla", named));
     }
   MlaDecodeOptions options = dense_options(fp8_576, 16, 4, 2048);
   options.fp8_queries = true;
   EXPECT_FALSE(takes("cute.mla.flash_mla", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v3", options));
   EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
   options.page = 1;
   EXPECT_FALSE(takes("cute.mla.flash_mla_v2", options));

@@ -207,7 +207,9 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
                .max_tokens = 131072,
                .causal = causal,
                .cache_format = format});
-  for (const int split : fixed_splits()) add({.heads = 16, .max_tokens = split, .split = split});
+  for (const int split : fixed_splits())
+    for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656})
+      add({.heads = 16, .max_tokens = split, .cache_format = format, .split = split});
   // GPUs that share a context.
   for (const int heads : {16, 32, 128, 256})
     for (const int requests : {1, 256})

@@ -1,0 +1,46 @@
+#include "flash_mla_v3.h"
+
+#include "cute/latent/latent_plan.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla::cute {
+namespace {
+
+class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
+ public:
+  void validate() const override {
+    fail(
+        "cute.mla.flash_mla_v3 is not supported as a command: it attends to a cache in FP8, which only MlaDecode has; "
+        "set cache_format and kernel=cute.mla.flash_mla_v3 of its options");
+  }
+  bool only_decodes() const override { return true; }
+  Path path() const override { return Path::none; }  // nothing else takes what it takes, so it is not ranked
+
+ protected:
+  LatentVersion version(const FlashMlaV3Tiling& at) const override {
+    return {.name = "flash_mla_v3",
+            .header = beside(__FILE__, "flash_mla_v3.cuh"),
+            .shape = {kFlashMlaV3Threads, flash_mla_v3_shared_bytes(problem.fp8, at.rows), 1, true},
+            .rows = at.rows,
+            .query_groups = 2,
+            .costs = {},         // v0's
+            .traffic = 0.005f};  // 42 KB at 4.5 TB/s against 2 us
+  }
+
+  std::vector<FlashMlaV3Tiling> candidates() const override {
+    std::vector<FlashMlaV3Tiling> all = {{64}, {32}};
+    if (problem.h * problem.s <= 32) std::swap(all[0], all[1]);
+    return all;
+  }
+
+  bool takes(const MlaDecodeOptions& options) const override {
+    return fp8_bytes(options.cache_format) && !options.fp8_queries;
+  }
+  std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaV3Plan>(*this); }
+};
+
+HYPERMLA_REGISTER(FlashMlaV3Plan,
+                  "attention in the latent space over caches in FP8, widened in registers, by MlaDecode")
+
+}  // namespace
+}  // namespace hypermla::cute
