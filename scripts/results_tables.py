@@ -256,7 +256,8 @@ NOTHING_YET = ["Not in the record yet."]
 
 
 def vllm_runs(graphs):
-    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs]
+    """Those of requests that have nothing in common."""
+    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs and not run.get("samples")]
 
 
 def vllm_middle(values):
@@ -379,7 +380,7 @@ def agreement(of):
 def vllm_agreement():
     lines = []
     for run in record("vllm")["runs"]:
-        if "alone" in run and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
+        if "alone" in run and not run.get("samples") and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
             shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
             invariant = "invariant" in run["part"]
             lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])

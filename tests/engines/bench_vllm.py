@@ -53,6 +53,8 @@ class Part(NamedTuple):
     graphs: str = DECODE_GRAPHS  # vLLM's cudagraph_mode; NONE: without
     rounds: int = 2  # of all processes; the second in reverse order
     invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
+    samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
+    shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -64,6 +66,7 @@ def shapes(batches, contexts, mixed=(False,)):
 ALL = shapes((1, 8), (32768,)) + shapes((1, 32, 128, 256), (2048, 4096))
 SOME = shapes((1, 32, 128), (4096,))
 BOTH = shapes((32, 128), (4096,), (False, True))
+SAMPLES = shapes((64, 128), (8192,))
 PARTS = (
     Part("h128-d0", 128, 0, ALL),
     Part("h16-d0", 16, 0, ALL),
@@ -79,6 +82,8 @@ PARTS = (
     Part("h128-d7-mixed", 128, 7, shapes((32,), (4096,), (False, True)), (OURS,), "FULL"),
     Part("h128-d3-mixed-others", 128, 3, BOTH, (FLASH_ATTN, FLASHMLA), rounds=1),
     Part("h16-triton", 16, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
+    Part("h16-samples", 16, 0, SAMPLES, samples=True),
+    Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
 )
 
 
@@ -152,6 +157,7 @@ def merge(record, part, backend, number, found):
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
+        run |= {name: True for name in ("samples", "shares") if getattr(part, name)}
         record["runs"].append(run)
     run["date"] = datetime.date.today().isoformat()
     run.pop("failed", None)
@@ -178,8 +184,9 @@ def run_process(part, backend, number, wanted, agreement, at, until):
     """What one process says; its failure is one of the results."""
     name = os.path.join(at.work, f"{part.name}-{backend}-{number}")
     asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "graphs": part.graphs,
-             "shapes": wanted, "agreement": agreement, "profile": number == 0, "repeats": REPEATS, "steps": STEPS,
-             "work": at.work, "path": f"{name}.jsonl", "until": until - 15}
+             "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
+             "profile": number == 0, "repeats": REPEATS, "steps": STEPS, "work": at.work, "path": f"{name}.jsonl",
+             "until": until - 15}
     environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
     if part.invariant:
         environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -203,10 +210,11 @@ def run_process(part, backend, number, wanted, agreement, at, until):
 
 
 def against_ours(part, backend, found, at):
-    """Compares the texts of a process with ours of as many heads without drafts, which lie beside the model."""
-    path = os.path.join(at.work, f"texts-{part.heads}.json")
+    """Compares the texts of a process with ours of as many heads without drafts, which lie beside the model. Samples
+    have other prompts."""
+    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
-        if backend == OURS and part.drafts == 0 and not part.invariant:
+        if backend == OURS and part.drafts == 0 and not part.invariant and not part.shares:
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):

@@ -61,7 +61,10 @@ def use_normal_weights():
             generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()))
             weights.copy_(spread * torch.randn(weights.shape, generator=generator, device=weights.device))
 
-    dummy_loader.initialize_dummy_weights = fill
+    if hasattr(dummy_loader, "initialize_dummy_weights"):
+        dummy_loader.initialize_dummy_weights = fill
+    else:  # 0.33
+        dummy_loader.DummyModelLoader.load_weights = lambda self, model, model_config: fill(model)
 
 
 class Engine:
@@ -81,6 +84,8 @@ class Engine:
                      "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "attention_config": {"backend": at["backend"]}}
+        if at["shares"]:
+            arguments["additional_config"] = {"hypermla_shared_prefixes": True}
         if at["graphs"] == "NONE":
             arguments["enforce_eager"] = True
         else:
@@ -231,6 +236,12 @@ class Engine:
                 "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(6)]}
 
 
+def samples_of(prompt, tails):
+    """Requests that begin with one prompt, each with tokens of its own behind it. Entries of block tables for the whole
+    pages of the prompt are equal, since the first request puts these into the prefix cache."""
+    return [prompt + tail for tail in tails]
+
+
 def mixed_queries(requests, queries):
     return sum(i % queries + 1 for i in range(requests))
 
@@ -294,10 +305,12 @@ def main():
         return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
 
     prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
+    if at["samples"]:  # enough of them that what is shared is found
+        prompts = samples_of(tokens(4096), [tokens(1 + i % 70) for i in range(64)])
     if at["agreement"]:
         together = engine.texts(prompts)
         alone = []
-        for prompt in prompts:
+        for prompt in prompts[:8]:  # of samples some are enough
             engine.llm.reset_prefix_cache()
             alone += engine.texts([prompt])
         put("texts", texts=together)
@@ -312,6 +325,8 @@ def main():
         try:
             engine.mixed = mixed
             these = [row[:context + 1] for row in rows[:batch]]
+            if at["samples"]:
+                these = samples_of(rows[0][:context], [row[:1] for row in rows[:batch]])
             engine.generate(these, 1)
             found = [engine.time_decode(these, at["steps"]) for _ in range(at["repeats"])]
             row = {name: [one[name] for one in found] for name in ("wall_ms", "graph_ms")}

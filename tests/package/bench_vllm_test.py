@@ -68,6 +68,20 @@ class Bench(unittest.TestCase):
         self.assertEqual(runs["FLASHMLA"]["against"]["logprob_max"], 0.25)
         self.assertEqual(runs["FLASHMLA"]["alone"]["prompts_equal"], 1)
 
+    def test_samples_are_compared_with_samples_that_share_nothing(self):
+        self.run_bench("--parts", "h16-d0", "--backends", "CUSTOM", "--batches", "1")
+        _, record, _ = self.run_bench("--parts", "h16-samples", "h16-samples-shared", "--backends", "CUSTOM")
+        runs = {run["part"]: run for run in record["runs"] if run["round"] == 0}
+        self.assertNotIn("against", runs["h16-samples"])
+        self.assertEqual(runs["h16-samples-shared"]["against"]["prompts_equal"], 1)
+        self.assertEqual([[name for name in ("samples", "shares") if name in runs[part]] for part in
+                          ("h16-d0", "h16-samples", "h16-samples-shared")], [[], ["samples"], ["samples", "shares"]])
+        plain, shared = (part for part in bench_vllm.PARTS if part.samples)
+        self.assertEqual((plain.shares, shared.shares, plain.shapes), (False, True, shared.shapes))
+
+    def test_samples_share_the_prompt_alone(self):
+        self.assertEqual(vllm_worker.samples_of([1, 2], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
+
     def test_a_second_call_measures_what_is_missing(self):
         words = ["--parts", "h16-d3", "--backends", "CUSTOM"]
         status, record, _ = self.run_bench(*words, broken=True)
