@@ -252,7 +252,6 @@ def waiting():
 # ---- Decoding in vLLM: tests/engines/bench_vllm.py.
 
 VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
-NOTHING_YET = ["Not in the record yet."]
 
 
 def vllm_runs(graphs):
@@ -266,28 +265,35 @@ def vllm_middle(values):
     return statistics.median(found) if found else None
 
 
-def vllm_steps_of(runs, mixed=False):
-    """{(heads, drafts, requests, context): {backend: (milliseconds of a step, whether they are its graph's)}}"""
+def vllm_all_graphs(row):
+    """Whether most of its steps replay a graph; one in which a request has fewer drafts may have none."""
+    return row["replays"] == 1
+
+
+def vllm_steps_of(runs):
+    """{(heads, drafts, requests, context): {backend: (milliseconds, "all")}}: of the graph of a step where all or
+    some steps have one, of the whole step where none has."""
     found = {}
     for run in runs:
         for row in run["rows"]:
-            if row["mixed"] == mixed:
+            if not row["mixed"]:
                 shape = -run["heads"], run["drafts"], row["context"], row["batch"]
                 found.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
     steps = {}
     for (heads, drafts, context, batch), of in sorted(found.items()):
         cells = steps[-heads, drafts, batch, context] = {}
         for backend, rows in of.items():
-            graph = all(row["replays"] == 1 for row in rows)
-            cells[backend] = vllm_middle([row["graph_ms" if graph else "wall_ms"] for row in rows]), graph
+            graph_ms = vllm_middle([row["graph_ms"] for row in rows])
+            graphs = "none" if graph_ms is None else "all" if all(map(vllm_all_graphs, rows)) else "some"
+            cells[backend] = vllm_middle([row["wall_ms"] for row in rows]) if graph_ms is None else graph_ms, graphs
     return steps
 
 
 def vllm_cells(cells):
     """{backend: milliseconds}, the least of several in bold."""
     best = min(ms for ms, _ in cells.values()) if len(cells) > 1 else None
-    return {name: (f"**{ms:.3f}**" if ms == best else f"{ms:.3f}") + ("" if graph else ", no graph")
-            for name, (ms, graph) in cells.items()}
+    return {name: (f"**{ms:.3f}**" if ms == best else f"{ms:.3f}")
+            + {"all": "", "some": " (some)", "none": " (no graph)"}[graphs] for name, (ms, graphs) in cells.items()}
 
 
 def vllm_steps():
@@ -315,8 +321,8 @@ def vllm():
 
 def spread(ratios):
     if len(ratios) < 2:
-        return "".join(f"{one:.2f}, 1 row" for one in ratios)
-    return f"{span(ratios)}, mean {mean(ratios):.2f}, {len(ratios)} rows"
+        return "".join(f"{one:.2f} (1)" for one in ratios)
+    return f"{span(ratios)}, mean {mean(ratios):.2f} ({len(ratios)})"
 
 
 def vllm_ratios():
@@ -324,15 +330,18 @@ def vllm_ratios():
     found = {}  # what: {(heads, drafts): {shape: {backend: [a value of each round]}}}
     for run in vllm_runs("FULL_DECODE_ONLY"):
         for row in run["rows"]:
-            values = {name: statistics.median(row[key]) for name, key in (("the graph", "graph_ms"),
-                                                                          ("the whole step", "wall_ms"))}
+            if row["mixed"]:
+                continue
+            values = {"the graph": statistics.median(row["graph_ms"])}
+            if vllm_all_graphs(row):
+                values["the whole step"] = statistics.median(row["wall_ms"])
             # Some profiles hold more than decoding steps: far more than a graph takes.
             if row.get("attention_ms") and row["kernels_ms"] < 1.5 * values["the graph"]:
-                values["attention's kernels"] = row["attention_ms"]
+                values["attention"] = row["attention_ms"]
             for what, value in values.items():
                 shapes = found.setdefault(what, {}).setdefault((-run["heads"], run["drafts"]), {})
                 shapes.setdefault((row["batch"], row["context"]), {}).setdefault(run["backend"], []).append(value)
-    lines, peers = [], VLLM_BACKENDS[1:3]
+    lines, peers = [], VLLM_BACKENDS[1:]
     for what, groups in found.items():
         for (heads, drafts), shapes in sorted(groups.items()):
             ratios = [[statistics.median(of[peer]) / statistics.median(of["CUSTOM"]) for of in shapes.values()
@@ -343,17 +352,22 @@ def vllm_ratios():
 
 
 def vllm_mixed():
-    """Ours in graphs of any batch: queries of a request and milliseconds, all requests with all drafts, and mixed."""
-    runs, lines = vllm_runs("FULL"), []
-    queries = {(run["heads"], run["drafts"], row["batch"], row["context"], row["mixed"]): row["queries"]
-               for run in runs for row in run["rows"]}
-    uniform, mixed = vllm_steps_of(runs), vllm_steps_of(runs, True)
-    for shape in uniform.keys() & mixed.keys():
-        cells = [f"{queries[*shape, kind]:.2f}: {of[shape]['CUSTOM'][0]:.3f}"
-                 for kind, of in ((False, uniform), (True, mixed))]
-        lines.append((-shape[0], shape, [", ".join(map(str, shape)), *cells]))
-    return table(["heads, drafts, requests, context", "all drafts", "mixed"],
-                 [line for _, _, line in sorted(lines)]) if lines else NOTHING_YET
+    """Queries of a request, and milliseconds of graph, attention and whole step: all requests with all drafts, and
+    mixed. Ours with graphs of any batch, the others with graphs of equal requests."""
+    found = {}
+    for run in vllm_runs("FULL") + [run for run in vllm_runs("FULL_DECODE_ONLY") if "mixed" in run["part"]]:
+        for row in run["rows"]:
+            shape = -run["heads"], run["drafts"], row["batch"], row["context"], VLLM_BACKENDS.index(run["backend"])
+            found.setdefault(shape, ([], []))[row["mixed"]].append(row)
+
+    def cell(rows):
+        graph, wall = (vllm_middle([row[key] for row in rows]) for key in ("graph_ms", "wall_ms"))
+        attention = statistics.median(row["attention_ms"] for row in rows if "attention_ms" in row)
+        return f"{rows[0]['queries']:.2f}: {f'{graph:.3f}' if graph else 'no graph'}, {attention:.3f}, {wall:.2f}"
+
+    return table(["heads, drafts, requests, context", "backend", "all drafts", "mixed"],
+                 [[f"{-heads}, {drafts}, {batch}, {context}", VLLM_BACKENDS[backend], *map(cell, of)]
+                  for (heads, drafts, batch, context, backend), of in sorted(found.items()) if all(of)])
 
 
 def vllm_host():
@@ -361,15 +375,16 @@ def vllm_host():
     found = {}
     for run in record("vllm")["runs"]:
         for row in run["rows"]:
-            if run["drafts"] == 0 and not row["mixed"]:
-                of = found.setdefault((-run["heads"], row["batch"]), {}).setdefault(run["backend"], ([], []))
+            if not row["mixed"]:
+                shape = -run["heads"], run["drafts"], row["batch"]
+                of = found.setdefault(shape, {}).setdefault(run["backend"], ([], []))
                 of[0].append(row["builder_us"])
                 of[1].extend([row["forward_us"]] if run["graphs"] == "NONE" else [])
     backends = [name for name in VLLM_BACKENDS if any(name in of for of in found.values())]
-    return table(["heads, requests", *backends],
-                 [[f"{-heads}, {batch}", *(f"{statistics.median(of[name][0]):.0f}" + (
+    return table(["heads, drafts, requests", *backends],
+                 [[f"{-heads}, {drafts}, {batch}", *(f"{statistics.median(of[name][0]):.0f}" + (
                      f", {statistics.median(of[name][1]):.1f}" if of[name][1] else "") if name in of else ""
-                     for name in backends)] for (heads, batch), of in sorted(found.items())])
+                     for name in backends)] for (heads, drafts, batch), of in sorted(found.items())])
 
 
 def agreement(of):
