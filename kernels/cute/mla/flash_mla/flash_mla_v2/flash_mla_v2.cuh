@@ -47,6 +47,7 @@
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
 #include "latent/merge_tiles.cuh"
+#include "latent/rows_on_n_pairs.cuh"
 
 namespace hypermla::cute {
 
@@ -82,44 +83,10 @@ enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3
 // float16's largest.
 inline constexpr float kPartScale = 128.0f;
 
-// How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
-struct RowsOnN64 {
-  static constexpr int kRows = kTile, kNextRow = 1, kPeriod = 32, kPieceStep = kPeriod, kLoads = 16;
-  static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % 8 * 8 + 2 * (lane & 3); }
-  static __device__ __forceinline__ int piece(int) { return 0; }  // all have one factor
-  // The lane's first column of a chunk's first fragment; the other is 64 on.
-  static __device__ __forceinline__ int column(int chunk, int lane) {
-    return chunk / 32 * 128 + (chunk & 3) * 16 + lane / 4 * 2;
-  }
-
-  struct Output {
-    unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
-
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const latent::RowSums& sums) {
-      const int at = item.row_tile * kTile + row(chunk, lane_id()), rows = item.queries * with.heads;
-      const bool writes_lse = chunk < kPeriod && (chunk & 3) == 0 && lane_id() < 4;
-      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-      auto place = [&](int at, float lse) -> unsigned short* {
-        if (at >= rows) return nullptr;
-        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-      };
-      first = place(at, lse.x);
-      second = place(at + kNextRow, lse.y);
-    }
-    template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
-      const int at = column(chunk, lane_id());
-      auto write = [&](unsigned short* row, float4 y) {
-        if (!row) return;
-        *reinterpret_cast<u32*>(row + at) = pack<dtype>(y.x, y.y);
-        *reinterpret_cast<u32*>(row + at + 64) = pack<dtype>(y.z, y.w);
-      };
-      write(first, x.first);
-      write(second, x.second);
-    }
-  };
+// How partial outputs lie: all pieces have one factor.
+struct RowsOnN64 : latent::RowsOnNPairs<kTile> {
+  static constexpr int kPieceStep = kPeriod;
+  static __device__ __forceinline__ int piece(int) { return 0; }
 };
 
 // The items of a thread block, one after the other.

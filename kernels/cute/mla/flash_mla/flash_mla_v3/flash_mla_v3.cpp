@@ -28,9 +28,8 @@ class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
   }
 
   std::vector<FlashMlaV3Tiling> candidates() const override {
-    std::vector<FlashMlaV3Tiling> all = {{64}, {32}};
-    if (problem.h * problem.s <= 32) std::swap(all[0], all[1]);
-    return all;
+    if (problem.h * problem.s <= 32) return {{32}, {64}};
+    return {{64}, {32}};
   }
 
   bool takes(const MlaDecodeOptions& options) const override {

@@ -43,6 +43,7 @@
 #include "hopper/widened.h"
 #include "latent/arguments.h"
 #include "latent/merge_tiles.cuh"
+#include "latent/rows_on_n_pairs.cuh"
 
 namespace hypermla::cute {
 
@@ -58,8 +59,8 @@ struct HalfScales {
 template <int token_bytes, int N>
 struct WidenedShared {
   static constexpr u32 kRowBytes = N * 128;  // a box of N rows
-  static constexpr u32 kLine = token_bytes == 576 ? 592 : 656;
-  static constexpr int kSlots = N == 64 ? 3 : 4;
+  static constexpr u32 kLine = flash_mla_v3_line(token_bytes);
+  static constexpr int kSlots = flash_mla_v3_slots(N);
 
   Bytes<9 * kRowBytes> queries;
   Array<Bytes<kRowBytes>, 2> weights;  // of the even block, of the odd one
@@ -74,50 +75,6 @@ struct WidenedShared {
   float2 sums[8][N / 2];                   // [warp of the consumers][pair of rows]: of their weights
   float inverse[N];                        // what outputs are multiplied by
   latent::CutItems cut;
-};
-
-// How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
-template <int N>
-struct RowsOnNPairs {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = 16;
-  static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
-  static __device__ __forceinline__ int piece(int chunk) {
-    const int half = chunk / (2 * kPeriod);
-    return N == 64 ? half : half * 4 + (chunk & 3);
-  }
-  // The lane's first column of a chunk's first fragment; the other is 64 on.
-  static __device__ __forceinline__ int column(int chunk, int lane) {
-    return chunk / kPeriod * 128 + (chunk & 3) * 16 + lane / 4 * 2;
-  }
-
-  struct Output {
-    unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
-
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const latent::RowSums& sums) {
-      const int at = item.row_tile * N + row(chunk, lane_id()), rows = item.queries * with.heads;
-      const bool writes_lse = chunk < kPeriod && (chunk & 3) == 0 && lane_id() < 4;
-      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-      auto place = [&](int at, float lse) -> unsigned short* {
-        if (at >= rows) return nullptr;
-        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-      };
-      first = place(at, lse.x);
-      second = place(at + kNextRow, lse.y);
-    }
-    template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
-      const int at = column(chunk, lane_id());
-      auto write = [&](unsigned short* row, float4 y) {
-        if (!row) return;
-        *reinterpret_cast<u32*>(row + at) = pack<dtype>(y.x, y.y);
-        *reinterpret_cast<u32*>(row + at + 64) = pack<dtype>(y.z, y.w);
-      };
-      write(first, x.first);
-      write(second, x.second);
-    }
-  };
 };
 
 // Of both consumers. The merge has those from 5 on.
@@ -335,16 +292,20 @@ struct Consumer {
     if (float2& sum = own_sum(); adds()) sum = {sum.x + sums[0].x, sum.y + sums[0].y};
   }
 
+  // Of the threads' numbers for the i-th fragments' two rows the warp's largest, to of_warps.
+  __device__ __forceinline__ void leave_largest(int i, float a, float b) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
+      b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
+    }
+    if (lane_id() < 4) shared.of_warps[half * 4 + warp()][4 * i + lane_id()] = {a, b};
+  }
+
   __device__ __forceinline__ void raise_maxima(float2 (&maximum)[N / 8], float scale_log2) {
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
-      float a = fmaxf(p[4 * i], p[4 * i + 2]), b = fmaxf(p[4 * i + 1], p[4 * i + 3]);
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-        b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-      }
-      if (lane_id() < 4) shared.of_warps[half * 4 + warp()][4 * i + lane_id()] = {a, b};
+      leave_largest(i, fmaxf(p[4 * i], p[4 * i + 2]), fmaxf(p[4 * i + 1], p[4 * i + 3]));
     }
     named_sync(kMeet, 256);
     if (half == 0 && thread() < N / 2) {
@@ -556,12 +517,7 @@ struct Consumer {
         a = fmaxf(a, fmaxf(fabsf(x[0]), fabsf(x[2])));
         b = fmaxf(b, fmaxf(fabsf(x[1]), fabsf(x[3])));
       }
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-        b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-      }
-      if (lane_id() < 4) shared.of_warps[half * 4 + warp()][4 * i + lane_id()] = {a, b};
+      leave_largest(i, a, b);
     }
     named_sync(kMeet, 256);
     float2 stores[N / 8];
@@ -706,7 +662,7 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   take_registers<232>();
   Consumer<problem, tiling.rows>(shared, with, uniform(role)).attend(work);
   static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.tokens));
-  latent::merge_tiles<problem.dtype, RowsOnNPairs<tiling.rows>>(
+  latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<tiling.rows>>(
       with, work, shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.tokens.elements[0].bytes));
 }
 

@@ -1,0 +1,53 @@
+// How partial outputs lie where rows are on the N side and ldmatrix has transposed pairs of bytes: rows g and g + 8 of
+// 16 of M are columns 2 g and 2 g + 1. For merge_tiles().
+#pragma once
+
+#include "latent/merge_tiles.cuh"
+
+namespace hypermla::cute::latent {
+
+// How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
+template <int N>
+struct RowsOnNPairs {
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = 16;
+  static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
+  static __device__ __forceinline__ int piece(int chunk) {
+    const int half = chunk / (2 * kPeriod);
+    return N == 64 ? half : half * 4 + (chunk & 3);
+  }
+  // The lane's first column of a chunk's first fragment; the other is 64 on.
+  static __device__ __forceinline__ int column(int chunk, int lane) {
+    return chunk / kPeriod * 128 + (chunk & 3) * 16 + lane / 4 * 2;
+  }
+
+  struct Output {
+    unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
+
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
+                                      const RowSums& sums) {
+      const int at = item.row_tile * N + row(chunk, lane_id()), rows = item.queries * with.heads;
+      const bool writes_lse = chunk < kPeriod && (chunk & 3) == 0 && lane_id() < 4;
+      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
+      auto place = [&](int at, float lse) -> unsigned short* {
+        if (at >= rows) return nullptr;
+        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
+        return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
+      };
+      first = place(at, lse.x);
+      second = place(at + kNextRow, lse.y);
+    }
+    template <DType dtype>
+    __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
+      const int at = column(chunk, lane_id());
+      auto write = [&](unsigned short* row, float4 y) {
+        if (!row) return;
+        *reinterpret_cast<u32*>(row + at) = pack<dtype>(y.x, y.y);
+        *reinterpret_cast<u32*>(row + at + 64) = pack<dtype>(y.z, y.w);
+      };
+      write(first, x.first);
+      write(second, x.second);
+    }
+  };
+};
+
+}  // namespace hypermla::cute::latent
