@@ -374,7 +374,7 @@ def vllm_host():
     """Microseconds of the host: the builder of a step, and without graphs the forward call of a layer."""
     found = {}
     for run in record("vllm")["runs"]:
-        for row in run["rows"]:
+        for row in run["rows"] if not run.get("samples") else []:
             if not row["mixed"]:
                 shape = -run["heads"], run["drafts"], row["batch"]
                 of = found.setdefault(shape, {}).setdefault(run["backend"], ([], []))
@@ -392,14 +392,55 @@ def agreement(of):
     return f"{of['prompts_equal']} of {of['prompts']}, {of['logprob_mean']:.3f} ({of['logprob_max']:.2f})"
 
 
-def vllm_agreement():
+def vllm_agreement(name="vllm"):
     lines = []
-    for run in record("vllm")["runs"]:
+    for run in record(name)["runs"]:
         if "alone" in run and not run.get("samples") and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
             shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
             invariant = "invariant" in run["part"]
             lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
+
+
+def vllm_whole(of):
+    """{column: "graph, whole step, builder"} of {column: rows}: milliseconds, the least graph in bold, and microseconds
+    of the host."""
+    graphs = {column: vllm_middle([row["graph_ms"] for row in rows]) for column, rows in of.items()}
+    return {column: (f"**{graph:.3f}**" if graph == min(graphs.values()) else f"{graph:.3f}")
+            + f", {vllm_middle([row['wall_ms'] for row in of[column]]):.2f}"
+            + f", {statistics.median(row['builder_us'] for row in of[column]):.0f}" for column, graph in graphs.items()}
+
+
+def vllm_samples():
+    """Samples of one prompt: ours without and with shared prefixes, and the others; and how far texts agree."""
+    shapes, texts = {}, {}
+    for run in record("vllm")["runs"]:
+        if run.get("samples"):
+            name = run["backend"] + ", shared prefixes" * run.get("shares", False)
+            texts.setdefault(name, {}).update({key: agreement(run[key]) for key in ("alone", "against") if key in run})
+            for row in run["rows"]:
+                shapes.setdefault(row["batch"], {}).setdefault(name, []).append(row)
+    cells = {batch: vllm_whole(of) for batch, of in sorted(shapes.items())}
+    return table(["backend", *(f"{batch} samples" for batch in cells), "alone against in a batch", "against CUSTOM"],
+                 [[name, *(of.get(name, "") for of in cells.values()), said["alone"], said.get("against", "")]
+                  for name, said in texts.items()])
+
+
+def vllm_33():
+    """The engine of vLLM 0.33."""
+    shapes = {}
+    for run in record("vllm33")["runs"]:
+        for row in run["rows"]:
+            of = shapes.setdefault((-run["heads"], row["context"], row["batch"]), {})
+            of.setdefault(run["backend"], []).append(row)
+    backends = [name for name in VLLM_BACKENDS if any(name in of for of in shapes.values())]
+    return table(["heads, context, requests", *backends],
+                 [[f"{-heads}, {context}, {batch}", *(vllm_whole(of).get(name, "") for name in backends)]
+                  for (heads, context, batch), of in sorted(shapes.items())])
+
+
+def vllm_33_agreement():
+    return vllm_agreement("vllm33")
 
 
 # ---- Decoding in SGLang: tests/engines/bench_sglang.py.
@@ -472,6 +513,7 @@ def gains():
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
                                            engine_equal, engine_other, engine_fp8, prefill, cache, sparse,
                                            kernel_files, vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           vllm_samples, vllm_33, vllm_33_agreement,
                                            sglang_steps, sglang_agreement, waiting)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
