@@ -12,7 +12,7 @@ from support import CHECKOUT, CommandCase
 class Cutlass(CommandCase):
     def script(self, *arguments, **environment):
         """In a directory of its own with the checkout's packages, on a machine without a GPU."""
-        (self.directory / "scripts").mkdir()
+        (self.directory / "scripts").mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / "scripts/cutlass_mla_decode.sh", self.directory / "scripts")
         shutil.copy(CHECKOUT / "requirements.txt", self.directory)
         return subprocess.run([self.directory / "scripts/cutlass_mla_decode.sh", *arguments], text=True, timeout=800,
@@ -22,14 +22,17 @@ class Cutlass(CommandCase):
     def test_its_kernels_compile(self):
         """Its device code: linked with its host code it takes twice as long."""
         (self.directory / ".venv").symlink_to(os.path.realpath(CHECKOUT / ".venv"))
-        done = self.script("fp8", NVCC_APPEND_FLAGS="-cubin")
-        self.assertEqual(done.returncode, 0, done)
-        kernels = re.findall(r"^(\w+) tiles: (\d+) registers, 0 bytes of spills$", done.stdout, re.MULTILINE)
-        self.assertEqual(sorted(name for name, _ in kernels), ["individual", "persistent"], done.stdout)
-        self.assertIn("compiled only", done.stdout)
-        cubin = (self.directory / "build/cutlass/mla_decode_fp8").read_bytes()
-        self.assertTrue(cubin.startswith(b"\x7fELF"))
-        self.assertIn(b"Sm100FmhaMlaKernelTmaWarpspecialized", cubin)
+        for elements in ("fp16", "fp8"):
+            with self.subTest(elements):
+                done = self.script(elements, NVCC_APPEND_FLAGS="-cubin")
+                self.assertEqual(done.returncode, 0, done)
+                kernels = re.findall(r"^(\w+) tiles: (\d+) registers, 0 bytes of spills$", done.stdout, re.MULTILINE)
+                self.assertEqual(sorted(name for name, _ in kernels), ["individual", "persistent"], done.stdout)
+                self.assertIn("compiled only", done.stdout)
+                cubin = (self.directory / f"build/cutlass/mla_decode_{elements}").read_bytes()
+                self.assertTrue(cubin.startswith(b"\x7fELF"))
+                self.assertIn(b"Sm100FmhaMlaKernelTmaWarpspecialized", cubin)
+                self.assertEqual(b"float_e4m3_t" in cubin, elements == "fp8")  # what the names of its kernels say
 
     def test_what_is_missing_is_said(self):
         done = self.script("fp16")
