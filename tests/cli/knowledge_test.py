@@ -1,6 +1,7 @@
 """Knowledge cards, development logs and the next step, as commands; and every command of the playbooks in skills/."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,24 @@ from support import CHECKOUT, CommandCase, run
 RECORD = CHECKOUT / "results/nvidia-h200/cute-flash_mla-b32-s1-h64-annotation.json"
 # What makes a problem of the playbooks so small that a CPU runs it in milliseconds.
 SIZES = {"--b": "1", "--s": "16", "--t": "128"}
+PLACEHOLDERS = re.compile(r"<([\w ]+)>")  # runs, else a kernel
+RUNS = ("run", "before", "after")
+# Commands of which only the refusal is tested here: that they parse, and that nothing but the GPU is missing.
+NEEDS_A_GPU = {"--prof_type=ncu": "looks into a GPU", "--prof_type=nsys": "looks into a GPU",
+               "--language=cute": "is written for Hopper GPUs (sm_90)"}
+ON_A_GPU = {"./hypermla kernel flash_attention --b=32 --s=16 --t=4096 --prof_type=ncu",
+            "./hypermla kernel flash_attention --b=32 --s=16 --t=4096 --prof_type=nsys",
+            "./hypermla kernel flash_mla --language=cute --b=32 --s=16 --t=4096 --check",
+            "./hypermla kernel output_decompression --language=cute --b=32 --s=16"}
+
+
+def commands(page):
+    """The commands of a page, in blocks and between backquotes, that of this program as ./hypermla."""
+    blocks = re.findall(r"^ {4,}((?:\./hypermla|\./test|scripts/)\S* ?.*)$", page, re.M)
+    text = re.sub(r"<!--.*?-->|^ {4,}.*$", "", page, flags=re.M)
+    spans = [" ".join(span.split()) for span in re.findall(r"`((?:(?:\./)?hypermla|\./test|scripts/)[^`]*)`", text)]
+    return blocks + [re.sub(r"^hypermla| \[run\]$", lambda found: "./hypermla" if found[0][0] == "h" else "", span)
+                     for span in spans]
 
 
 class Knowledge(CommandCase):
@@ -81,14 +100,14 @@ class Next(CommandCase):
 
 
 class Playbooks(CommandCase):
-    """Every command of skills/ runs here on the CPU; what needs a GPU or minutes is checked against the help."""
+    """Every command of skills/ runs here on the CPU, small; ON_A_GPU names those that only a GPU runs."""
 
     def setUp(self):
         super().setUp()
         shutil.copytree(CHECKOUT / "docs", self.directory / "checkout/docs")
         for log in (self.directory / "checkout/docs/log").iterdir():  # so that an entry can be added anew
             log.write_text(re.sub(r"^## Version .*?(?=^## |\Z)", "", log.read_text(), flags=re.M | re.S))
-        self.profile = None
+        self.profile, self.verified = None, set()
 
     def test_front_matter(self):
         skills = sorted((CHECKOUT / "skills").iterdir())
@@ -110,39 +129,74 @@ class Playbooks(CommandCase):
             for skill in found[2].split(", "):
                 self.assertTrue((CHECKOUT / ".claude/skills" / skill / "SKILL.md").exists(), skill)
 
+    def test_commands_are_found_in_blocks_and_lines(self):
+        page = "Say `hypermla next <kernel> [run]`,\n`./test\na.b`.\n\n   ./hypermla no\n\n       scripts/a.sh\n    ./hypermla b\n"
+        self.assertEqual(commands(page + "<!-- `hypermla no` -->"),
+                         ["scripts/a.sh", "./hypermla b", "./hypermla next <kernel>", "./test a.b"])
+
     def test_commands(self):
-        pages = [*sorted((CHECKOUT / "skills").glob("*/SKILL.md")), CHECKOUT / "docs/knowledge/README.md"]
-        seen = set()
+        pages = [*sorted((CHECKOUT / "skills").glob("*/SKILL.md")), CHECKOUT / "docs/knowledge/README.md",
+                 CHECKOUT / "docs/workflow.md"]
+        seen, self.refused = set(), set()
         self.shared_run()
         for page in pages:
-            lines = re.findall(r"^ {4,}(\./hypermla .*|scripts/.*)$", page.read_text(), re.M)
-            self.assertTrue(lines, page)
-            for line in lines:
+            for line in commands(page.read_text()):
+                line = PLACEHOLDERS.sub(lambda found: self.profile if found[1] in RUNS else "flash_attention", line)
                 if line not in seen:
                     with self.subTest(f"{page.parent.name}: {line}"):
                         self.check(line)
                 seen.add(line)
-        self.assertGreater(len(seen), 40)
+        self.assertGreater(len(seen), 45)
+        self.assertEqual(self.refused, ON_A_GPU)
 
     def check(self, line):
         words = shlex.split(line, comments=True)
         if words[0].startswith("scripts/"):
-            return self.assertEqual(subprocess.run(["bash", "-n", CHECKOUT / words[0]], check=False).returncode, 0)
-        words = [re.sub("<run>", self.shared_run(), word) if "<run>" in word else word for word in words[1:]]
-        flags = {word.split("=")[0]: word for word in words if word.startswith("--")}
-        on_gpu = flags.get("--prof_type") in ("--prof_type=ncu", "--prof_type=nsys") or "--language=cute" in words
-        if words[0] in ("kernel", "compile") and (on_gpu or words[0] == "compile") or words[:2] == ["verify", "flash_attention"]:
-            return self.check_flags(words, flags)
+            return self.dry_run(words[0])
+        if words[0] == "./test":  # this test is one of its own
+            return self.assertIn(f"add_test(NAME {words[1]} ", (CHECKOUT / "tests/CMakeLists.txt").read_text())
+        words = [str(CHECKOUT / word) if word.startswith("examples/") else word for word in words[1:]]
+        if words in (["next"], ["kb", "add"], ["devlog", "add"], ["compare"]):  # its name only
+            return self.succeed(*words, "--help")
+        if words[:1] == ["verify"] and words != ["verify", "--records_only"]:
+            words = ["verify", *(words[1:2] or ["flash_attention"]), "--device=cpu"]
+            if tuple(words) in self.verified:
+                return None
+            self.verified.add(tuple(words))
+        compiles = words[0] == "compile" or any(word.startswith("--arch=") for word in words) or "elementwise_cute" in line
+        if compiles and "tile       not found" in self.succeed("device", "--device=cpu").out:
+            return None  # there are no CUDA compilers here
         if words[0] == "kernel" and "--help" not in words:
+            on_gpu = next((why for word, why in NEEDS_A_GPU.items() if word in words), None)
+            if on_gpu:
+                self.refused.add(line)
+                return self.assertIn(on_gpu, self.refuse(*words, "--device=cpu"))
             words = [f"{flag}={SIZES[flag]}" if (flag := word.split("=")[0]) in SIZES else word for word in words]
             words += ["--h=2", "--device=cpu"]
             words += [] if "--prof_type=disabled" in words else ["--bench_runs=1"]
             words += [] if "--no_autotune" in words else ["--tune_max_iters=1"]
             words = [word for word in words if word != "--bench_runs=50"]
+        if words[0].endswith("-file") and "--help" not in words:
+            words.append("--device=cpu")
         if words[:2] in (["kb", "add"], ["kb", "lint"], ["devlog", "add"], ["devlog", "lint"]):
             root = CHECKOUT if words[1] == "lint" else self.directory / "checkout"
             words.append(f"--root={root}")
-        self.succeed(*words)
+        if words[0] == "clone":  # beside a project of one's own, so that nothing is written here
+            (self.directory / "kernels").mkdir(mode=0o755, exist_ok=True)
+            self.succeed(*words, HYPERMLA_KERNELS=self.directory / "kernels")
+            return self.assertEqual(len(list(self.directory.glob(f"kernels/*/*/*/*_{words[-1]}/*.cuh"))), 1)
+        return self.succeed(*words)
+
+    def dry_run(self, script):
+        """What locks and resets clocks says what it would do, with a stand-in for nvidia-smi that knows a name only."""
+        tool = self.directory / "bin/nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=name ] && echo "NVIDIA H200"\n')
+        tool.chmod(0o755)
+        done = subprocess.run([CHECKOUT / script, "--dry-run"], env={**os.environ, "PATH": f"{tool.parent}:/usr/bin:/bin"},
+                              text=True, check=False, capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"^nvidia-smi --")
 
     def shared_run(self):
         """One profile for all commands, where `next` looks for it."""
@@ -152,18 +206,6 @@ class Playbooks(CommandCase):
             (found,) = self.directory.glob("out/profiles/annotation/*/*/*/profile.json")
             self.profile = str(found.parent.relative_to(self.directory))
         return self.profile
-
-    def check_flags(self, words, flags):
-        if words[0] == "kernel":
-            known = self.succeed(*[word for word in words[:2]], *[flags[name] for name in ("--language",) if name in flags],
-                                 "--help").out
-        else:
-            known = self.succeed(words[0], "--help").out
-            if words[0] == "compile":
-                known += self.succeed("kernel", words[1], "--help").out
-        for flag in flags:
-            self.assertRegex(known, re.escape(flag) + r"(?![\w-])", words)
-
 
 if __name__ == "__main__":
     unittest.main()
