@@ -133,6 +133,9 @@ TEST(Cards, LintFindsWhatIsWrong) {
         "'waive', which no profile has; did you mean 'waves'?");
   finds({{"triggers", {{{"when", "waves < 1"}, {"gain", "toward wave 1"}}}}}, "a gain names the metric 'wave'");
   finds({{"triggers", {{{"when", "waves = 1"}, {"gain", "toward waves 1"}}}}}, "'waves = 1' is no predicate");
+  finds({{"triggers", Json::array()}}, "it has no trigger; give one, or say in 'no_trigger' why no metric shows it");
+  finds({{"no_trigger", "None."}}, "it has a trigger; take out 'no_trigger'");
+  finds({{"triggers", Json::array()}, {"no_trigger", ""}}, "its 'no_trigger' is empty");
   finds({{"triggers", 3}}, "a key of its front matter is missing or of another type");
   finds({{"colour", "red"}}, "unknown key 'colour'");
   finds({{"id", "A9"}}, "its id is 'A9'; there it is O and a number");
@@ -187,7 +190,7 @@ TEST(Cards, ANewOneIsATemplateInTheIndex) {
   EXPECT_TRUE(contains(read_file(made.dir.path() / "docs/knowledge/README.md"),
                        "- [cute-A2](languages/cute/anti-patterns/three.md): Three \"times\""));
   const std::vector<std::string> problems = made.lint();
-  EXPECT_EQ(problems.size(), card_sections().size() + 1) << "all sections are empty, and no evidence is linked";
+  EXPECT_EQ(problems.size(), card_sections().size() + 2) << "all sections empty, no evidence linked, no trigger";
   const std::string before = read_file(path);
   auto refusal = [&](const char* place, const char* title = "T") {
     return error_of([&] { add_card(made.dir.path(), place, title); });

@@ -163,6 +163,10 @@ class Lint {
       for (const Condition& one : trigger.when.conditions) require_metric(card, one.signal, "a trigger");
       if (trigger.gain) require_metric(card, trigger.gain->signal, "a gain");
     }
+    if (card.triggers.empty() && card.no_trigger.empty())
+      say(card, "it has no trigger; give one, or say in 'no_trigger' why no metric shows it");
+    if (!card.triggers.empty() && !card.no_trigger.empty())
+      say(card, "it has a trigger; take out 'no_trigger', which says why there is none");
     for (const std::string& other : card.interactions)
       if (!ids.count(other) || other == card.id)
         say(card, fmt::format("it interacts with '{}', which is no other card", other));

@@ -12,8 +12,8 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::vector<std::string>& front_matter_keys() {
-  static const std::vector<std::string> keys = {"id",     "title",    "advice",       "scope",  "control",
-                                                "source", "triggers", "interactions", "refuted"};
+  static const std::vector<std::string> keys = {"id",     "title",    "advice",     "scope",        "control",
+                                                "source", "triggers", "no_trigger", "interactions", "refuted"};
   return keys;
 }
 
@@ -112,6 +112,7 @@ Card Cards::parse(const fs::path& file, const std::string& text) try {
   for (const Json& trigger : json.at("triggers"))
     card.triggers.push_back({Predicate::parse(trigger.at("when")),
                              trigger.contains("gain") ? std::optional(Gain::parse(trigger["gain"])) : std::nullopt});
+  if (json.contains("no_trigger")) card.no_trigger = sentence(json, "no_trigger");
   json.at("interactions").get_to(card.interactions);
   for (const Json& one : json.value("refuted", Json::array()))
     card.refuted.push_back({sentence(one, "for"), sentence(one, "figure"), sentence(one, "where"),

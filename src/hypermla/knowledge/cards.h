@@ -9,7 +9,8 @@
 //     "scope": "which kernels, on which GPUs",
 //     "control": "any",                            any, block or explicit: what the language must offer
 //     "source": "measured here",                   or "external"
-//     "triggers": [{"when": "memory_pct >= 60", "gain": "share memory_pct 0.2"}],      see predicate.h; may be empty
+//     "triggers": [{"when": "memory_pct >= 60", "gain": "share memory_pct 0.2"}],      see predicate.h
+//     "no_trigger": "one sentence",                why no metric shows it; only where there are no triggers
 //     "interactions": ["O4"],
 //     "refuted": [{"for": "cute.mla.flash_mla", "figure": "b4: 24.1 us became 22.4 without", "where": "docs/log/..."}]
 //   }
@@ -45,6 +46,7 @@ struct Card {
   std::string language;        // of a card below languages/: "cute"; empty: of all
   std::string id, title, advice, scope, control, source;
   std::vector<Trigger> triggers;  // any of them
+  std::string no_trigger;         // why there are none
   std::vector<std::string> interactions;
   std::vector<Refutation> refuted;
   std::string body;  // behind the front matter
