@@ -9,6 +9,8 @@ A table stands between two lines of a page and belongs to this program; edit the
     <!-- table: engine_equal -->
     ...
     <!-- end of table -->
+
+`<!-- table: runs flash_attention-b32-* -->` shows runs of `hypermla kernel`, by the names of their records.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import textwrap
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 DEVICE = "nvidia-h200"
-BLOCK = re.compile(r"^( *)<!-- table: (\w+) -->\n(.*?)^ *<!-- end of table -->$", re.S | re.M)
+BLOCK = re.compile(r"^( *)<!-- table: (\w+)((?: [\w.*-]+)*) -->\n(.*?)^ *<!-- end of table -->$", re.S | re.M)
 LOADS = ("burst_us", "sustained_us")
 ENGINE_PEERS = {"flashmla": "FlashMLA", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
 
@@ -247,6 +249,29 @@ def waiting():
             kernels.setdefault((said["date"][:10], said["why"]), []).append(f"`{kernel}`")
     lines = [f"- since {date}, {', '.join(names)}: {why}" for (date, why), names in kernels.items()] or ["None."]
     return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ", break_on_hyphens=False)]
+
+
+# What a run's command need not say: the defaults.
+COMMON = {"t": 4096, "h": 128, "d": 128, "p": 64, "k": 512, "dtype": "bfloat16", "parts": 1, "latent_parts": 1,
+          "decompressed_parts": 1}
+
+
+def runs(*patterns):
+    """Profiles of kernels, with the command that makes one: its tilings are the tuner's."""
+    lines, folder, profiles = [], CHECKOUT / "results" / DEVICE, {}
+    for pattern in patterns:
+        found = {path.stem: record(path.stem) for path in folder.glob(f"{pattern}.json")}
+        if not found:
+            raise ValueError(f"no record is called {pattern}")
+        profiles.update(found)
+    for name, profile in sorted(profiles.items(), key=lambda one: list(one[1]["problem"].values())[:3]):
+        words = [profile["kernel"]]
+        words += ["--" + field if value is True else f"--{field}={value}" for field, value in profile["problem"].items()
+                  if field == "n" or value and value != COMMON.get(field)]
+        burst, sustained = (profile["timing"][load] for load in ("burst", "sustained"))
+        lines.append([f"`{' '.join(words)}`", both([burst["median_us"], sustained["median_us"]], ".1f"),
+                      f"{burst['tflops']:.0f}", f"{burst['gbps']:.0f}", f"`{name}`"])
+    return table(["`hypermla kernel`", "us, burst (sustained)", "TFLOP/s", "GB/s", "record"], lines)
 
 
 # ---- Decoding in vLLM: tests/engines/bench_vllm.py.
@@ -514,7 +539,7 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_equal, engine_other, engine_fp8, prefill, cache, sparse,
                                            kernel_files, vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_33, vllm_33_agreement,
-                                           sglang_steps, sglang_agreement, waiting)}
+                                           sglang_steps, sglang_agreement, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
@@ -525,11 +550,11 @@ def pages():
 def renewed(text, found):
     """The page with its tables made anew; the names of its tables go to `found`."""
     def make(match):
-        indent, name = match[1], match[2]
+        indent, name, words = match[1], match[2], match[3]
         if name not in TABLES:
             raise KeyError(name)
         found.append(name)
-        lines = [f"<!-- table: {name} -->", *TABLES[name](), "<!-- end of table -->"]
+        lines = [f"<!-- table: {name}{words} -->", *TABLES[name](*words.split()), "<!-- end of table -->"]
         return "\n".join(indent + line for line in lines)
     return BLOCK.sub(make, text)
 
@@ -543,7 +568,7 @@ def main():
         text = page.read_text()
         try:
             new = renewed(text, found)
-        except (KeyError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError, OSError) as error:
             sys.exit(f"results_tables.py: {page.relative_to(CHECKOUT)}: no table can be made ({error!r}); name one of "
                      f"{', '.join(TABLES)}, and give it its record")
         if new != text:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,56 @@ LEFT_BY = {
 }
 
 
+# A table with figures of time, and what says where they come from: a record, a command, a test's vectors, a log.
+GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.S)
+TIMES = re.compile(r"\d(?: us| ms)\b|\b(?:us|ms|burst)\b[^|\n]*\|")
+NUMBER = re.compile(r"\| \W*\d")
+SOURCE = re.compile(r"results/[\w/*.-]+|\bhypermla \w+|tests/(?:benchmark|engines|unit)/\w+|\blog/[\w.-]+\.md")
+
+
+def tables_without_a_source(root):
+    """Sections that show times in a table of their own, and name nothing that these come from."""
+    found = []
+    for page in sorted((root / "docs").rglob("*.md")):
+        if "log" in page.parts or "knowledge" in page.parts:
+            continue
+        text = page.read_text()
+        for section in re.split(r"^(?=## )", text, flags=re.M):
+            section = GENERATED.sub("", section)
+            tables = re.findall(r"(?:^ *\|.*\n)+", section, re.M)
+            if any(TIMES.search(table) and NUMBER.search(table) for table in tables) and not SOURCE.search(section):
+                found.append(f"{page.relative_to(root)}: {section.splitlines()[0]}")
+    return found
+
+
+def missing_records(root):
+    """Records that a page names, one or a pattern of some, and that are not there."""
+    return [f"{page.relative_to(root)}: {name}" for page in sorted((root / "docs").rglob("*.md"))
+            if "log" not in page.parts  # those of a version that was taken out stand in its log only
+            for name in re.findall(r"\bresults/nvidia-h200/[\w*.-]+(?![\w*.{-])", page.read_text())
+            if not any(root.glob(name.rstrip("."))) and not any(root.glob(f"{name}.json"))]
+
+
 class Results(unittest.TestCase):
+    def test_figures_in_tables_say_where_they_come_from(self):
+        self.assertEqual(tables_without_a_source(CHECKOUT), [])
+
+    def test_records_that_pages_name_exist(self):
+        self.assertEqual(missing_records(CHECKOUT), [])
+
+    def test_what_has_no_source_is_found(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "docs").mkdir()
+            table = "| case | burst |\n|---|---|\n| s = 1 | 5 us |\n"
+            page = root / "docs" / "a.md"
+            name = page.relative_to(root)
+            page.write_text(f"# A\n\nBy `hypermla kernel a`.\n\n{table}\n## B\n\n{table}\n## C\n\n"
+                            f"<!-- table: runs a -->\n{table}<!-- end of table -->\n| s | n |\n|---|---|\n")
+            self.assertEqual(tables_without_a_source(root), [f"{name}: ## B"])
+            page.write_text("`results/nvidia-h200/gone-*.json`")
+            self.assertEqual(missing_records(root), [f"{name}: results/nvidia-h200/gone-*.json"])
+
     def test_runs_under_profilers_left_their_files(self):
         """results/<device>/<mode>-<kernel>.json is the profile.json of such a run."""
         for mode, patterns in LEFT_BY.items():
