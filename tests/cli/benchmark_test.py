@@ -120,6 +120,15 @@ class Benchmarks(CommandCase):
                          [("v0", "0"), ("v0", "32"), ("v0", "64"), ("decompress_combine alone", "")])
         self.assertTrue(all(float(row["burst_us"]) > 0 for row in rows), rows)
 
+    def test_versions_over_n(self):
+        for version in ("v3", "v4"):
+            done = self.bench(f"bench_mla_var6_plus_{version}", "--s=1", "--n_values=32")
+            rows = self.rows()
+            self.assertEqual([(row["version"], row["n"]) for row in rows],
+                             [(version, "32"), ("v2", "32"), ("v0", "32"), ("decompress_combine alone", "")])
+            self.assertTrue(all(float(row["burst_us"]) > 0 for row in rows), rows)
+            self.assertRegex(done.stdout, rf"(?m)^{version}: best [\d.]+ us at n=32$")
+
     def test_kernel_files(self):
         record = self.directory / "record.json"
         done = subprocess.run([sys.executable, BENCHMARKS / "bench_kernel_files.py", "--device=cpu", "--only=reduction",

@@ -80,6 +80,7 @@ class Profile(CommandCase):
             self.assertGreater(timing["median_us"], 0)
             self.assertLessEqual(timing["low_us"], timing["median_us"])
             self.assertLessEqual(timing["median_us"], timing["high_us"])
+            self.assertEqual(timing["repetitions"], 3)  # --bench_runs
         report = (out / "report.md").read_text()
         self.assertIn("# Profile: cutile.mla.flash_mla_split_kv (v0)", report)
         self.assertIn("b=1, s=1, t=256, h=2", report)
