@@ -238,6 +238,11 @@ class Refusals(CommandCase):
         self.assertEqual(changed.status, 1)
         self.assertIn("NOT RECORDED", changed.out)
 
+    def test_what_only_decodes_is_verified_on_a_gpu(self):
+        for version in "v2", "v3":
+            self.assertIn("is written for Hopper GPUs", self.refuse("verify", "flash_mla", version, "--device=cpu"))
+        self.assertIn("MlaDecode", self.succeed("verify", "--help").out)
+
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {
             "cute.mla.mla_var6_plus": ["--s=0", "--n=100", "--prefixes=1"],

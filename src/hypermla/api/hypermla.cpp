@@ -288,8 +288,7 @@ std::vector<VerifySummary> verify_kernels(const std::string& name, const DeviceH
   std::vector<KernelEntry> entries = Registry::instance().all();
   if (!name.empty()) entries = {Registry::instance().find(name, options.version, arch, options.language)};
   std::erase_if(entries, [&](const KernelEntry& entry) {
-    return !entry.runs_on(arch) || (!options.language.empty() && entry.language != options.language) ||
-           entry.make()->only_decodes();
+    return !entry.runs_on(arch) || (!options.language.empty() && entry.language != options.language);
   });
   if (!options.record.empty()) read_records(options.record);
   std::vector<VerifySummary> all;

@@ -83,9 +83,10 @@ int compile_command(const Words& words) {
     };
     // Neither `verify` nor MlaDecode plans for the figures of a device, as configure() does.
     const auto called = [&](const KernelEntry& entry) {
+      if (cases && !decode) return verification_sources(entry, target);
       const std::unique_ptr<KernelPlan> plan = entry.make();
       plan->target = target;
-      return cases && !decode ? verification_sources(*plan) : decode_sources(*plan);
+      return decode_sources(*plan);
     };
     if (!entries.empty()) {
       // Throws where its language does not compile.

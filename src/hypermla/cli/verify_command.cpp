@@ -15,7 +15,8 @@ int verify_command(const Words& words) {
   std::string kernel, version, device = "auto", given, awaits;
   bool records_only = false;
   CLI::App app(
-      "Run the correctness cases of every kernel, or of one, on this device, against the reference.\n"
+      "Run the correctness cases of every kernel, or of one, on this device, against the reference; of one that\n"
+      "MlaDecode calls also steps of an engine, as MlaDecode runs them.\n"
       "On a GPU the result is recorded: kernel fingerprint, device, driver, date, cases and worst errors.\n",
       "hypermla verify");
   app.add_option("kernel", kernel, "one kernel (default: all)");
@@ -57,8 +58,7 @@ int verify_command(const Words& words) {
   Session session(device);
   const std::string& arch = session.device->info().arch;
   if (!kernel.empty()) entries = {Registry::instance().find(kernel, version, arch)};
-  std::erase_if(entries,
-                [&](const KernelEntry& entry) { return !entry.runs_on(arch) || entry.make()->only_decodes(); });
+  std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
   const bool recorded = session.device->is_gpu() || !given.empty();
   std::set<std::filesystem::path> paths;  // what cannot be recorded is said before hours of cases, not after them
   for (const KernelEntry& entry : entries)

@@ -6,6 +6,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/decode_cases.h"
 
 namespace hypermla {
 namespace {
@@ -232,15 +233,20 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
   return sources;
 }
 
-std::vector<KernelSource> verification_sources(KernelPlan& plan) {
-  if (plan.only_decodes()) return decode_sources(plan);
+std::vector<KernelSource> verification_sources(const KernelEntry& entry, const Target& target) {
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  plan->target = target;
   std::vector<KernelSource> sources;
   std::set<std::string> seen;
-  for (const Json& one : correctness_cases(plan)) {
-    set_problem(plan, one);
-    for (KernelSource& source : kernel_sources(plan, tries_all_tilings(one)))
+  const auto add = [&](std::vector<KernelSource> more) {
+    for (KernelSource& source : more)
       if (seen.insert(source.instance).second) sources.push_back(std::move(source));
+  };
+  for (const Json& one : correctness_cases(*plan)) {
+    set_problem(*plan, one);
+    add(kernel_sources(*plan, tries_all_tilings(one)));
   }
+  for (const DecodeCase& one : decode_cases(entry.full_name(), *plan)) add(plan->decode(one.options)->sources());
   return sources;
 }
 

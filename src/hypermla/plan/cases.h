@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "hypermla/plan/plan.h"
+#include "hypermla/plan/registry.h"
 
 namespace hypermla {
 
@@ -26,7 +26,8 @@ std::vector<KernelSource> prefill_sources(const KernelPlan& plan);
 // freely also for GPUs that share contexts, and with shared prefixes. Dense is causal, as decoding is but for drafts
 // that see each other.
 std::vector<KernelSource> decode_sources(const KernelPlan& plan);
-// The kernels of all correctness cases, each once.
-std::vector<KernelSource> verification_sources(KernelPlan& plan);
+// The kernels of all that `hypermla verify` runs of a version, each once: the correctness cases and those of
+// plan/decode_cases.h.
+std::vector<KernelSource> verification_sources(const KernelEntry& entry, const Target& target);
 
 }  // namespace hypermla

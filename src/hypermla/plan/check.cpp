@@ -81,9 +81,9 @@ Tolerance tolerance(DType output, DType computed_in) {
   return {12 * u, 3 * u};
 }
 
-CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensors, Device& device, std::uint64_t seed,
-                          double budget_flops) {
-  const ReferenceShape shape = plan.reference_shape();
+CheckResult compare_outputs(const ReferenceShape& shape, const std::vector<ComparedOutput>& outputs,
+                            const std::function<ReferenceOutputs(std::int64_t group)>& reference, std::uint64_t seed,
+                            double budget_flops) {
   const std::vector<std::int64_t> groups = choose_groups(shape, seed, budget_flops);
   struct Total {
     GroupError error;
@@ -93,27 +93,27 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
   std::mutex mutex;
   std::atomic<std::size_t> next{0};
   std::exception_ptr failure;
-  const InputReader reader = tensors.reader();
   auto work = [&] {
     try {
       for (std::size_t i; (i = next++) < groups.size();) {
         const std::int64_t group = groups[i];
-        const ReferenceOutputs outputs = plan.reference(group, reader);
-        for (const auto& [name, expected] : outputs) {
-          if (name.ends_with("_reach")) continue;
-          const Tensor& output = tensors.tensors().at(name);
+        const ReferenceOutputs made = reference(group);
+        for (const ComparedOutput& output : outputs) {
+          const auto found = made.find(output.name);
+          if (found == made.end()) fail("the reference of this plan does not make its output {}", output.name);
+          const std::vector<double>& expected = found->second;
           const std::int64_t count = output.elements() / shape.groups;
           if (std::int64_t(expected.size()) != count)
-            fail("the reference of this plan makes {} elements of {} in a group, not {}", expected.size(), name, count);
-          const auto reach = outputs.find(name + "_reach");
-          if (output.dtype == DType::float32 && (reach == outputs.end() || reach->second.size() != expected.size()))
-            fail("the reference of this plan does not say how far the numbers behind {} reach", name);
+            fail("the reference of this plan makes {} elements of {} in a group, not {}", expected.size(), output.name,
+                 count);
+          const auto reach = made.find(output.name + "_reach");
+          if (output.dtype == DType::float32 && (reach == made.end() || reach->second.size() != expected.size()))
+            fail("the reference of this plan does not say how far the numbers behind {} reach", output.name);
           const GroupError error =
-              compare(read_floats(device, output, group * count, count), expected,
-                      reach == outputs.end() ? nullptr : &reach->second, std::size_t(output.shape.back()),
-                      tolerance(output.dtype, plan.dtype()).elementwise);
+              compare(output.read(group * count, count), expected, reach == made.end() ? nullptr : &reach->second,
+                      std::size_t(output.shape.back()), output.allowed.elementwise);
           std::lock_guard lock(mutex);
-          Total& total = totals[name];
+          Total& total = totals[output.name];
           total.error.difference_squared += error.difference_squared;
           total.error.expected_squared += error.expected_squared;
           total.error.passed &= error.passed;
@@ -137,13 +137,10 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
   if (failure) std::rethrow_exception(failure);
 
   CheckResult result{true, shape.groups, std::int64_t(groups.size()), {}};
-  for (const TensorSpec& spec : plan.tensors()) {
-    if (spec.role != Role::output) continue;
-    if (!totals.count(spec.name)) fail("the reference of this plan does not make its output {}", spec.name);
-    const Total& total = totals[spec.name];
-    const Tensor& output = tensors.tensors().at(spec.name);
+  for (const ComparedOutput& output : outputs) {
+    const Total& total = totals[output.name];
     OutputError error;
-    error.output = spec.name;
+    error.output = output.name;
     error.relative_norm = total.error.expected_squared > 0
                               ? std::sqrt(total.error.difference_squared / total.error.expected_squared)
                               : std::sqrt(total.error.difference_squared);
@@ -152,11 +149,27 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
         unravel(total.worst_group * (output.elements() / shape.groups) + total.error.worst_index, output.shape);
     error.got = total.error.got;
     error.expected = total.error.expected;
-    error.passed = total.error.passed && error.relative_norm <= tolerance(output.dtype, plan.dtype()).norm;
+    error.passed = total.error.passed && error.relative_norm <= output.allowed.norm;
     result.passed &= error.passed;
     result.outputs.push_back(error);
   }
   return result;
+}
+
+CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensors, Device& device, std::uint64_t seed,
+                          double budget_flops) {
+  std::vector<ComparedOutput> outputs;
+  for (const TensorSpec& spec : plan.tensors()) {
+    if (spec.role != Role::output) continue;
+    const Tensor& tensor = tensors.tensors().at(spec.name);
+    outputs.push_back(
+        {spec.name, tensor.dtype, tensor.shape, tolerance(tensor.dtype, plan.dtype()),
+         [&](std::int64_t first, std::int64_t count) { return read_floats(device, tensor, first, count); }});
+  }
+  const InputReader reader = tensors.reader();
+  return compare_outputs(
+      plan.reference_shape(), outputs, [&](std::int64_t group) { return plan.reference(group, reader); }, seed,
+      budget_flops);
 }
 
 CheckResult check(const KernelPlan& plan, Executable& executable, AllocatedTensors& tensors, Device& device,

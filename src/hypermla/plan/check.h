@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,21 @@ struct CheckResult {
 // cores.
 CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensors, Device& device, std::uint64_t seed,
                           double budget_flops = 4e9);
+
+// The same of outputs that no plan has.
+struct ComparedOutput {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  Tolerance allowed;
+  // Elements [first, first + count). Any thread may call it.
+  std::function<std::vector<float>(std::int64_t first, std::int64_t count)> read;
+
+  std::int64_t elements() const { return Tensor{nullptr, dtype, shape}.elements(); }
+};
+CheckResult compare_outputs(const ReferenceShape& shape, const std::vector<ComparedOutput>& outputs,
+                            const std::function<ReferenceOutputs(std::int64_t group)>& reference, std::uint64_t seed,
+                            double budget_flops);
 
 // Poisons, runs once, compares.
 CheckResult check(const KernelPlan& plan, Executable& executable, AllocatedTensors& tensors, Device& device,

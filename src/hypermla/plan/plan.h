@@ -119,8 +119,8 @@ class KernelPlan {
   // The kernels of an engine's decoding step, where this version can be called so; null: it cannot. The options are
   // settled (plan/decode.h). Throws Error for a capacity that it does not take.
   virtual std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& /*options*/) const { return nullptr; }
-  // Whether that is all it is for, since its tensors are not those of its form. Such a version has no cases, and
-  // validate() refuses every problem.
+  // Whether that is all it is for, since its tensors are not those of its form. Such a version has cases of
+  // plan/decode_cases.h alone, and validate() refuses every problem.
   virtual bool only_decodes() const { return false; }
 
   // The same for its prefill.

@@ -10,6 +10,7 @@
 #include "hypermla/plan/cases.h"
 #include "hypermla/plan/check.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/decode_cases.h"
 
 namespace hypermla {
 namespace {
@@ -35,15 +36,26 @@ struct Verification {
     if (hooks.poll) hooks.poll();
     executable.prepare(compiler, *device);
     const CheckResult result = check(plan, executable, tensors, *device, 1, kReferenceFlops);
+    std::string tilings;
+    for (TiledKernel* kernel : executable.kernels())
+      tilings += fmt::format("  {} {}\n", kernel->name(), kernel->tiling().dump());
+    count(result, problem_key(plan) + "\n" + tilings);
+  }
+  void run(const DecodeCase& of, std::uint64_t seed) {
+    if (hooks.poll) hooks.poll();
+    const std::unique_ptr<DecodeKernels> kernels = plan.decode(of.options);
+    const Buffer workspace(device, kernels->workspace_bytes());
+    device->fill(workspace.data(), 0xff, workspace.bytes());
+    kernels->prepare(compiler, *device, workspace.data());
+    count(DecodeStep(of, device, seed).check(*kernels, 1, kReferenceFlops), to_text(of) + "\n");
+  }
+  void count(const CheckResult& result, const std::string& what) {
     ++tally.cases;
     for (const OutputError& error : result.outputs)
       tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
     if (result.passed) return;
     ++tally.failed;
-    std::string said = fmt::format("FAILED {} {}\n", entry.full_name(), problem_key(plan));
-    for (TiledKernel* kernel : executable.kernels())
-      said += fmt::format("  {} {}\n", kernel->name(), kernel->tiling().dump());
-    if (hooks.say) hooks.say(said + to_text(result));
+    if (hooks.say) hooks.say(fmt::format("FAILED {} {}", entry.full_name(), what) + to_text(result));
   }
 };
 
@@ -58,7 +70,8 @@ Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Co
              const VerifyHooks& hooks) {
   const std::unique_ptr<KernelPlan> plan = entry.make();
   plan->target = Target::of(device->info());
-  for (const KernelSource& source : verification_sources(*plan)) compiler.compile_ahead(source, device->info().arch);
+  for (const KernelSource& source : verification_sources(entry, plan->target))
+    compiler.compile_ahead(source, device->info().arch);
   Verification all{entry, *plan, device, compiler, hooks};
   std::uint64_t seed = std::uint64_t(std::time(nullptr));
   int cases = 0;
@@ -79,13 +92,13 @@ Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Co
       kernel->set_tiling(chosen);
     }
   }
+  for (const DecodeCase& one : decode_cases(entry.full_name(), *plan)) all.run(one, seed += 1000);
   return all.tally;
 }
 
 Json fingerprints(const KernelEntry& entry, const Compiler& compiler) {
   std::map<std::string, std::string> all;
-  const std::unique_ptr<KernelPlan> plan = entry.make();
-  for (const KernelSource& source : verification_sources(*plan))
+  for (const KernelSource& source : verification_sources(entry, {}))
     if (!all.count(source.name)) all[source.name] = compiler.fingerprint(source.header);
   return all;
 }

@@ -24,8 +24,8 @@ struct VerifyHooks {
   std::function<void()> poll = {};
 };
 
-// Runs every case of plan/cases.h against the reference: with its default tiling, and some with every candidate. Throws
-// Error where a kernel does not compile or run.
+// Runs every case of plan/cases.h against the reference, with its default tiling and some with every candidate, and
+// what MlaDecode would run on those of plan/decode_cases.h. Throws Error where a kernel does not compile or run.
 Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Compiler& compiler,
              const VerifyHooks& hooks = {});
 
