@@ -2,7 +2,7 @@
 """Sparse decoding: every query attends to the tokens that an indexer chose for it, beside FlashMLA.
 
     tests/benchmark/bench_sparse.py --flashmla=<library> --record=sparse.json
-    tests/benchmark/bench_sparse.py --rows='q32-.*' --rows=q48-h24-fp8 --kernel=cute.mla.flash_mla
+    tests/benchmark/bench_sparse.py --rows='q32-.*-bf16' --rows=q48-h24-bf16 --kernel=cute.mla.flash_mla
 
 A row is q<queries of a step>-h<heads>-<bf16 or fp8>; every query has 2048 random slots of a pool of 262144 tokens.
 fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA takes; its

@@ -211,8 +211,6 @@ inline unsigned swizzled_address(unsigned address, int line_bytes = 128) {
   return address ^ (address >> 7 & (line_bytes / 16 - 1)) << 4;
 }
 
-inline std::vector<std::vector<unsigned>> copy_groups;  // of the threads: clocks of the groups that are in flight
-
 }  // namespace emulated
 
 #define threadIdx ::emulated::thread
@@ -405,17 +403,6 @@ inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
   races::finish(copies, races::begin(copies) - 1, threadIdx.x);
 }
-inline void commit_copies() {
-  emulated::copy_groups[threadIdx.x].push_back(races::begin(races::agent_of(races::kCopies)) - 1);
-}
-template <int pending>
-void wait_for_copies() {
-  std::vector<unsigned>& groups = emulated::copy_groups[threadIdx.x];
-  if (groups.size() <= pending) return;
-  const std::size_t done = groups.size() - pending;
-  races::finish(races::agent_of(races::kCopies), groups[done - 1], threadIdx.x);
-  groups.erase(groups.begin(), groups.begin() + std::ptrdiff_t(done));
-}
 inline void barrier_arrive_when_copied(u32 barrier) {
   const int copies = races::agent_of(races::kCopies);
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, copies);
@@ -444,26 +431,9 @@ inline u64 load_acquire(const u64* from) {
 }
 
 // fp8.h
-using HalfFactor = float;
-inline uint4 widen_e4m3(u32 first, u32 second, HalfFactor scale) {
-  u32 words[4];
-  for (int i = 0; i < 4; ++i) {
-    const u32 bytes = (i < 2 ? first : second) >> i % 2 * 16;
-    const auto element = [&](u32 byte) { return e4m3_to_float(static_cast<unsigned char>(byte)) * scale; };
-    words[i] = pack<DType::float16>(element(bytes), element(bytes >> 8));
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
 inline uint2 halves_of_e4m3(u32 word) {
-  const uint4 both = widen_e4m3(word, 0, 1);
-  return {both.x, both.y};
-}
-inline uint4 halves_of_bf16(uint4 x) {
-  const auto two = [](u32 both) {
-    const float2 of = unpack<DType::bfloat16>(both);
-    return pack<DType::float16>(of.x, of.y);
-  };
-  return {two(x.x), two(x.y), two(x.z), two(x.w)};
+  const auto element = [&](int i) { return e4m3_to_float(static_cast<unsigned char>(word >> 8 * i)); };
+  return {pack<DType::float16>(element(0), element(1)), pack<DType::float16>(element(2), element(3))};
 }
 
 // tma.h
@@ -810,7 +780,6 @@ inline void emulated::run(int blocks, int threads, const std::function<void()>& 
     warps.assign(threads / 32, Meeting());
     for (auto& of : of_lanes) of.assign(threads, 0);
     products.assign(threads, {});
-    copy_groups.assign(threads, {});
     races::begin_block(threads);
     Threads::all().run(threads, ++seed, kernel);
     races::end_block();

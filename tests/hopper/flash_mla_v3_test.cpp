@@ -8,9 +8,10 @@ namespace {
 
 using latent_case::Case;
 
-constexpr LatentProblem of_fp8(int token_bytes, bool shards = false) {
+constexpr LatentProblem of_fp8(int token_bytes, bool shards = false, bool causal = true) {
   LatentProblem at = latent_case::problem_of(1, shards);  // whatever its pages: tokens are gathered
   at.fp8 = token_bytes;
+  at.causal = causal;
   return at;
 }
 
@@ -32,6 +33,9 @@ TEST(HopperKernels, FlashMlaV3IsTheDefinition) {
   few.lengths = {770, 20, 1000, 64};  // once round the ring and further
   check<32>(few);
   check<64>(Case{128, 16, 576});
+  constexpr LatentProblem of_lists = of_fp8(656, false, false);  // of chosen tokens
+  holes.causal = false;
+  holes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla_v3<of_lists, {}>(with); });
 }
 
 TEST(HopperKernels, FlashMlaV3AttendsToItsShardOfAContext) {

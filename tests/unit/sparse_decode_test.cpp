@@ -189,9 +189,6 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
       EXPECT_EQ(takes("cute.mla.flash_mla", options), format == as_queries);
       EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), !sparse && format == as_queries);
       EXPECT_EQ(takes("cute.mla.flash_mla_v3", options), format != as_queries);
-      MlaDecodeOptions named = options;
-      named.kernel = "cute.mla.flash_mla";
-      EXPECT_TRUE(takes("cute.mla.flash_mla", named));
     }
   MlaDecodeOptions options = dense_options(fp8_576, 16, 4, 2048);
   options.fp8_queries = true;

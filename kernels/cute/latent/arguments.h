@@ -81,8 +81,7 @@ struct LatentArguments {
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
   // Of tokens in FP8, which may lie in pages: the tokens of a page, and places of the pool from a page to the next; 1
-  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1],
-  // and queries in FP8.
+  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1], and queries in FP8.
   Divisor page = {};
   int page_places = 1;
   const float* cache_scale = nullptr;
@@ -92,6 +91,10 @@ struct LatentArguments {
   Shards shards = {};
 
 #ifdef __CUDACC__
+  // A place of the pools as the table has it; -1: no token. Not where the entry is read: that would wait for it.
+  __device__ __forceinline__ int place_of(int entry) const {
+    return static_cast<unsigned>(entry) < tokens ? entry : -1;
+  }
   // The sink of a row of a request, in log2; -infinity: none.
   __device__ __forceinline__ float sink(int row) const { return sinks ? sinks[row % heads] * kLog2e : -kInfinity; }
 #endif

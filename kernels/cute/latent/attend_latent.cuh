@@ -3,7 +3,6 @@
 #pragma once
 
 #include "hopper/constants.h"
-#include "hopper/fp8.h"
 #include "hopper/fragments.h"
 #include "hopper/mbarrier.h"
 #include "hopper/rows.h"
@@ -99,8 +98,7 @@ struct Typed {};
 // One consumer warpgroup. `work`: its items, one after the other.
 template <auto problem, int half>
 __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
-  // Tokens in FP8 are widened to fp16, in half of the instructions that bf16 takes; queries and weights follow.
-  constexpr DType dtype = problem.dtype, product = problem.fp8 ? DType::float16 : dtype;
+  constexpr DType dtype = problem.dtype;
   const float scale_log2 = with.scale_log2;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
@@ -127,7 +125,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll
     for (int i = 0; i < (pair == kRope ? 4 : 8); ++i) {
       const int offset = (2 * pair + i / 4) * kNextBox + i % 4 * 2;
-      mma<product, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
+      mma<dtype, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
     }
   };
   auto wait_until_loaded = [&](int pair) {
@@ -142,16 +140,16 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   auto values_of_own = [&](int columns) {  // O += P Z over 128 columns, P from registers
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<product, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
-                                   (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
+                                 (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
   auto values_of_other = [&](int columns) {  // O += P Z over 128 columns, P from the other warpgroup's box
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma<product, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
-                                   (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
+      mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
+                                 (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
     }
     mma_commit();
   };
@@ -184,10 +182,10 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     named_sync(kOwnBarrier, 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      packed[4 * i] = pack<product>(p[8 * i], p[8 * i + 1]);
-      packed[4 * i + 1] = pack<product>(p[8 * i + 2], p[8 * i + 3]);
-      packed[4 * i + 2] = pack<product>(p[8 * i + 4], p[8 * i + 5]);
-      packed[4 * i + 3] = pack<product>(p[8 * i + 6], p[8 * i + 7]);
+      packed[4 * i] = pack<dtype>(p[8 * i], p[8 * i + 1]);
+      packed[4 * i + 1] = pack<dtype>(p[8 * i + 2], p[8 * i + 3]);
+      packed[4 * i + 2] = pack<dtype>(p[8 * i + 4], p[8 * i + 5]);
+      packed[4 * i + 3] = pack<dtype>(p[8 * i + 6], p[8 * i + 7]);
       store_matrices(weights_row ^ (i << 5), packed[4 * i], packed[4 * i + 1], packed[4 * i + 2], packed[4 * i + 3]);
     }
     async_fence();
@@ -296,15 +294,6 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         values_of_other(1);
         phase ^= 1;
       };
-      if constexpr (problem.fp8) {  // queries to fp16; the other warpgroup reads them behind kEvenScoresIssued
-#pragma unroll
-        for (int pair = 0; pair < kBoxPairs; ++pair) barrier_wait(shared.queries_full[pair], queries_phase);
-#pragma unroll 4
-        for (u32 at = (thread_id() & 127) * 16; at < kOperandBytes; at += 128 * 16)
-          store_line(shared.queries + at, halves_of_bf16(load_shared(shared.queries + at)));
-        async_fence();
-        named_sync(kOwnBarrier, 128);
-      }
 #pragma unroll
       for (int pair = 0; pair < kBoxPairs; ++pair) {
         barrier_wait(shared.queries_full[pair], queries_phase);

@@ -42,11 +42,6 @@ struct GatherThread {
   }
 };
 
-// An entry of the table, -1 for what is no token. Not where it is read: that would wait for it.
-__device__ __forceinline__ int place_of(int entry, unsigned tokens) {
-  return static_cast<unsigned>(entry) < tokens ? entry : -1;
-}
-
 // Tokens in the type of the queries.
 template <auto tiling>
 __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
@@ -72,7 +67,7 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
     for (int block = begin; block < end || ((block - begin) & 1); ++block) {
       const int slot = (block - begin) & 1;
 #pragma unroll
-      for (int j = 0; j < kGatherRows; ++j) place[j] = place_of(next[j], with.tokens);
+      for (int j = 0; j < kGatherRows; ++j) place[j] = with.place_of(next[j]);
       read_places(block + 1);
       const u32 present = own.present(place);
       // Whether the next pair is free is asked before the copies of this one.

@@ -31,8 +31,8 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
     least = seconds;
   }
   if (!best && !options.kernel.empty())
-    fail("kernel={} cannot decode on {}; leave it empty, and explain() names the one that is taken", options.kernel,
-         device.info().name);
+    fail("kernel={} cannot decode on {} with these options; leave it empty, and explain() names the one that is taken",
+         options.kernel, device.info().name);
   if (!best)
     for (const KernelEntry& entry : Registry::instance().all())
       if (entry.draft && entry.runs_on(on.target.arch) && kernels_of(entry))

@@ -27,7 +27,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   LatentVersion version(const FlashMlaTiling&) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .shape = {problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaThreads, kFlashMlaSharedBytes, 1, true},
+            .shape = {kFlashMlaThreads, kFlashMlaSharedBytes, 1, true},
             .rows = 64,
             .query_groups = 2,
             .costs = {},
@@ -47,10 +47,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return all;
   }
 
-  // Caches in FP8 only where it is named: flash_mla_v3 is faster.
-  bool takes(const MlaDecodeOptions& options) const override {
-    return !options.fp8_queries && (!fp8_bytes(options.cache_format) || !options.kernel.empty());
-  }
+  bool takes(const MlaDecodeOptions& options) const override { return !fp8_bytes(options.cache_format); }
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaPlan>(*this); }
 };
 

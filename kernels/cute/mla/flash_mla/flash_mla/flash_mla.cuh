@@ -6,11 +6,10 @@
 // A thread block takes work items (latent/work.h). An item is 64 rows against a range of token blocks of 64. The blocks
 // are taken in pairs: an even and an odd one.
 //
-// Roles (384 threads, 512 where tokens are in FP8):
+// Roles (384 threads):
 //   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks
 //   warpgroup 1   consumer: columns 256..511 of the output, scores and weights of the odd blocks
 //   warpgroup 2   producer: loads queries and token blocks
-//   warpgroup 3   producer, where tokens are in FP8
 //
 // Order of the products for a pair: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd). So the softmax of the
 // even block runs beside S(odd), and that of the odd block beside O += P(even) Z(even). Two named barriers keep this
@@ -24,18 +23,17 @@
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
 // page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
-// warpgroup 2 (latent/gather_tokens.cuh), tokens in FP8 by those of both producers (latent/gather_fp8.cuh). Pages
-// behind the end of a request are not loaded; their scores are masked and their values zeroed.
+// warpgroup 2 (latent/gather_tokens.cuh). Pages behind the end of a request are not loaded; their scores are masked and
+// their values zeroed.
 //
 // The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
 // consumers do at the end, in latent/merge_tiles.cuh.
 //
-// grid = any, by the work list; 384 or 512 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "flash_mla.h"
 #include "latent/attend_latent.cuh"
-#include "latent/gather_fp8.cuh"
 #include "latent/gather_tokens.cuh"
 
 namespace hypermla::cute {
@@ -48,10 +46,9 @@ static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
 // z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
 // not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
-__global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaThreads, 1)
-    flash_mla(const __grid_constant__ LatentArguments with) {
+__global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
-  static_assert(!problem.fp8 || (problem.page == 1 && problem.dtype == DType::bfloat16), "tokens of fp8 are gathered");
+  static_assert(!problem.fp8, "tokens are in the type of the queries");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
@@ -91,22 +88,17 @@ __global__ void __launch_bounds__(problem.fp8 ? kFlashMlaFp8Threads : kFlashMlaT
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
   if (role >= 2) {
-    give_registers<problem.fp8 == 656 ? 48 : gathered && !problem.fp8 ? 72 : 40>();
+    give_registers<gathered ? 72 : 40>();
     if (!gathered) collect_ahead(shared.cut, work, with);
-    if constexpr (problem.fp8) {
-      if (role == 2)
-        gather_fp8<problem.fp8, tiling, 0>(shared, work, with);
-      else
-        gather_fp8<problem.fp8, tiling, 1>(shared, work, with);
-    } else if constexpr (gathered) {
+    if constexpr (gathered) {
       gather<tiling>(shared, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
       load<problem, tiling>(shared, work, with);
     }
-    if (gathered && threadIdx.x < 384) collect_ahead(shared.cut, work, with);
+    if (gathered) collect_ahead(shared.cut, work, with);
     return;
   }
-  take_registers<problem.fp8 == 656 ? 208 : gathered ? 216 : 232>();
+  take_registers<gathered ? 216 : 232>();
   if (role == 0)
     attend<problem, 0>(shared, work, with);
   else

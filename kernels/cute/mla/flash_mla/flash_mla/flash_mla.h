@@ -7,7 +7,7 @@
 namespace hypermla::cute {
 
 inline constexpr unsigned kFlashMlaSharedBytes = 224080;  // of a thread block, see the kernel's Shared
-inline constexpr unsigned kFlashMlaThreads = 384, kFlashMlaFp8Threads = 512;
+inline constexpr unsigned kFlashMlaThreads = 384;
 
 struct FlashMlaTiling {
   bool evict_first = false;

@@ -575,10 +575,8 @@ __device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& share
     for (int block = begin; block < end; ++block) {
       const int token = block * kTile + row;
       int place = -1;  // of the token in the pool; -1: there is none
-      if (token < tokens) {
-        const u32 at = next * with.page_places + token - with.page.divide(token) * with.page.by;
-        if (at < with.tokens) place = static_cast<int>(at);
-      }
+      if (token < tokens)
+        place = with.place_of(next * with.page_places + token - with.page.divide(token) * with.page.by);
       read_entry(block + 1);
       const u32 present = __ballot_sync(~0u, place >= 0) & 0xffff;
       barrier_wait(shared.empty[slot][warp >> 1], phase);
