@@ -157,6 +157,29 @@ __device__ __forceinline__ void store_rows_on_n(u32 to, const float* d) {
   }
 }
 
+// The largest numbers of two rows, among those of the 8 lanes of a warp that share them.
+__device__ __forceinline__ float2 largest_of_lanes(float2 x) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) {
+    x.x = fmaxf(x.x, __shfl_xor_sync(~0u, x.x, step));
+    x.y = fmaxf(x.y, __shfl_xor_sync(~0u, x.y, step));
+  }
+  return x;
+}
+
+// The largest magnitudes of the rows of [4i] and [4i + 1], among the warp's columns of `tiles` fragments.
+template <int tiles, int n>
+__device__ __forceinline__ float2 largest_of_columns(const float (*o)[n], int i) {
+  float a = 0.0f, b = 0.0f;
+#pragma unroll
+  for (int m = 0; m < tiles; ++m) {
+    const float* const x = o[m] + 4 * i;
+    a = fmaxf(a, fmaxf(fabsf(x[0]), fabsf(x[2])));
+    b = fmaxf(b, fmaxf(fabsf(x[1]), fabsf(x[3])));
+  }
+  return largest_of_lanes({a, b});
+}
+
 // The running maxima and sums of N rows, each thread its own: rows 8i + 2 * (t % 4) and the one after it at [2i], [2i +
 // 1].
 template <int N>
@@ -215,13 +238,8 @@ struct RowsOnN {
                                                float2 (&of_warps)[4][N / 2], int meet) {
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
-      float a = fmaxf(p[4 * i], p[4 * i + 2]), b = fmaxf(p[4 * i + 1], p[4 * i + 3]);
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-        b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-      }
-      if (lane < 4) of_warps[warp][4 * i + lane] = {a, b};
+      const float2 largest = largest_of_lanes({fmaxf(p[4 * i], p[4 * i + 2]), fmaxf(p[4 * i + 1], p[4 * i + 3])});
+      if (lane < 4) of_warps[warp][4 * i + lane] = largest;
     }
     named_sync(meet, 128);
 #pragma unroll

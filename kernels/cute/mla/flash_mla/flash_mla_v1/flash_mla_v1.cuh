@@ -365,19 +365,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
                        (1 + (consumer ^ half) * 4 + warp) * N;
 #pragma unroll
         for (int i = 0; i < kOctets; ++i) {
-          float a = 0.0f, b = 0.0f;  // the largest magnitudes of the two rows, among the columns of the warp
-#pragma unroll
-          for (int m = 0; m < 4; ++m) {
-            const float* x = o[4 * half + m] + 4 * i;
-            a = fmaxf(a, fmaxf(fabsf(x[0]), fabsf(x[2])));
-            b = fmaxf(b, fmaxf(fabsf(x[1]), fabsf(x[3])));
-          }
-#pragma unroll
-          for (int step = 4; step < 32; step *= 2) {
-            a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-            b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-          }
-          const latent::PartScale first(a), second(b);
+          const float2 largest = largest_of_columns<4>(o + 4 * half, i);
+          const latent::PartScale first(largest.x), second(largest.y);
           scales[i] = {first.store, second.store};
           if (lane < 4) {
             loads[8 * i + row] = first.load;

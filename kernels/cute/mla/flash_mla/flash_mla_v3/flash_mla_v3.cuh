@@ -292,20 +292,15 @@ struct Consumer {
     if (float2& sum = own_sum(); adds()) sum = {sum.x + sums[0].x, sum.y + sums[0].y};
   }
 
-  // Of the threads' numbers for the i-th fragments' two rows the warp's largest, to of_warps.
-  __device__ __forceinline__ void leave_largest(int i, float a, float b) {
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) {
-      a = fmaxf(a, __shfl_xor_sync(~0u, a, step));
-      b = fmaxf(b, __shfl_xor_sync(~0u, b, step));
-    }
-    if (lane_id() < 4) shared.of_warps[half * 4 + warp()][4 * i + lane_id()] = {a, b};
+  // The warp's largest numbers of the rows of [4i] and [4i + 1], to of_warps.
+  __device__ __forceinline__ void leave_largest(int i, float2 largest) {
+    if (lane_id() < 4) shared.of_warps[half * 4 + warp()][4 * i + lane_id()] = largest;
   }
 
   __device__ __forceinline__ void raise_maxima(float2 (&maximum)[N / 8], float scale_log2) {
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
-      leave_largest(i, fmaxf(p[4 * i], p[4 * i + 2]), fmaxf(p[4 * i + 1], p[4 * i + 3]));
+      leave_largest(i, largest_of_lanes({fmaxf(p[4 * i], p[4 * i + 2]), fmaxf(p[4 * i + 1], p[4 * i + 3])}));
     }
     named_sync(kMeet, 256);
     if (half == 0 && thread() < N / 2) {
@@ -509,16 +504,7 @@ struct Consumer {
     }
     // See RowsOnNPairs: every access is whole lines.
 #pragma unroll
-    for (int i = 0; i < N / 8; ++i) {
-      float a = 0.0f, b = 0.0f;  // the largest magnitudes of the two rows, among the columns of the warp
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const float* const x = o[m] + 4 * i;
-        a = fmaxf(a, fmaxf(fabsf(x[0]), fabsf(x[2])));
-        b = fmaxf(b, fmaxf(fabsf(x[1]), fabsf(x[3])));
-      }
-      leave_largest(i, a, b);
-    }
+    for (int i = 0; i < N / 8; ++i) leave_largest(i, largest_of_columns<4>(o, i));
     named_sync(kMeet, 256);
     float2 stores[N / 8];
 #pragma unroll
