@@ -19,9 +19,16 @@ struct RowLayout {
   long long outer_stride = 0, inner_stride = 0, request_stride = 0;
 
 #ifdef __CUDACC__
+  struct Place {
+    long long offset;  // elements
+    unsigned inner;    // r % inner
+  };
+  __device__ __forceinline__ Place place(int request, int first_row, int row) const {
+    const unsigned at = request_stride ? row : first_row + row, outer = inner.divide(at), rest = at - outer * inner.by;
+    return {request * request_stride + outer * outer_stride + rest * inner_stride, rest};
+  }
   __device__ __forceinline__ long long offset(int request, int first_row, int row) const {
-    const unsigned at = request_stride ? row : first_row + row, outer = inner.divide(at);
-    return request * request_stride + outer * outer_stride + (at - outer * inner.by) * inner_stride;
+    return place(request, first_row, row).offset;
   }
 #endif
 };
@@ -32,10 +39,10 @@ struct RowWalk {
   long long at;  // as RowLayout::offset()
   int left;      // rows until the next outer one
 
-  __device__ __forceinline__ RowWalk(const RowLayout& rows, int request, int first_row, int row)
-      : at(rows.offset(request, first_row, row)) {
-    const unsigned first = rows.request_stride ? row : first_row + row;
-    left = rows.inner.by * (rows.inner.divide(first) + 1) - first;
+  __device__ __forceinline__ RowWalk(const RowLayout& rows, int request, int first_row, int row) {
+    const RowLayout::Place first = rows.place(request, first_row, row);
+    at = first.offset;
+    left = rows.inner.by - first.inner;
   }
   __device__ __forceinline__ void advance(const RowLayout& rows) {
     at += rows.inner_stride;
