@@ -51,11 +51,6 @@ inline constexpr int kTile = 64;                      // tokens of a block, colu
 inline constexpr int kScalesAt = 512, kRopeAt = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
 inline constexpr int kNarrowRopeAt = 512;             // of 576 bytes
 
-// The parts of scales of 128 columns, as fp16: the tokens 32 k + 8 i + 2 j + e of a block at [k][j][i][e].
-struct HalfScales {
-  unsigned short mantissas[kTile], powers[kTile];
-};
-
 template <int token_bytes, int N>
 struct WidenedShared {
   static constexpr u32 kRowBytes = N * 128;  // a box of N rows
@@ -68,7 +63,9 @@ struct WidenedShared {
   Array<Barriers<2>, kSlots> full, empty;  // [slot][32 tokens]
   Barrier queries_full, queries_empty;
   u32 present[kSlots][4];                  // [slot][warp]: bit r says whether token 16 warp + r is there
-  alignas(16) HalfScales scales[2][2][4];  // [parity of the pair][block][128 columns]
+  // Over their token's power of two, as fp16: [parity of the pair][block][128 columns], then tokens 32 k + 8 i + 2 j + e
+  // of the block at [k][j][i][e].
+  alignas(16) unsigned short scales[2][2][4][kTile];
   float2 maxima[N / 2];                    // [pair of rows]
   float2 factors[N / 2];                   // [pair of rows]: of sums and outputs, when maxima rise
   float2 of_warps[8][N / 2];               // [warp of the consumers][pair of rows]: candidates for maxima
@@ -92,6 +89,7 @@ struct Consumer {
   const int half;     // which of the two
   float o[4][N / 2];  // O^T (256, N): 64 columns each
   float p[N / 2];     // S^T (64, N), then weights
+  float inverse[2];   // of the powers of two of the thread's two tokens
 
   __device__ __forceinline__ Consumer(Layout& shared, const LatentArguments& with, int half)
       : shared(shared), with(with), half(half) {}
@@ -119,20 +117,27 @@ struct Consumer {
       const float2 of = unpack<DType::bfloat16>(x);
       return pack<DType::float16>(of.x, of.y);
     };
+    constexpr int kAtOnce = N / 8;  // so that the loads of many are on their way together
 #pragma unroll 1
-    for (int i = thread >> 4; i < 4 * N; i += 16) {  // 128 columns of a row, by 16 threads
-      const int row = i >> 2, box = 2 * (i & 3), part = thread & 15;
-      const int h = part >> 3, s = part >> 1 & 3, b = part & 1;
-      u32 x[4];
+    for (int first = thread >> 4; first < 4 * N; first += 16 * kAtOnce) {  // 128 columns of a row, by 16 threads
+      const int part = thread & 15, h = part >> 3, s = part >> 1 & 3, b = part & 1;
+      u32 x[kAtOnce][4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int unit = 2 * j + h;  // of 16 columns
-        x[j] = halves(word(box + (unit >> 2), row, (unit & 3) * 32 + s * 8 + b * 4));
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int row = (first + 16 * n) >> 2, box = 2 * (first & 3);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int unit = 2 * j + h;  // of 16 columns
+          x[n][j] = halves(word(box + (unit >> 2), row, (unit & 3) * 32 + s * 8 + b * 4));
+        }
       }
       __syncwarp();
-      store_line(shared.queries + (box + h) * Layout::kRowBytes + swizzled(row, 2 * s + b),
-                 make_uint4(x[0], x[1], x[2], x[3]));
-      __syncwarp();
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int row = (first + 16 * n) >> 2, box = 2 * (first & 3);
+        store_line(shared.queries + (box + h) * Layout::kRowBytes + swizzled(row, 2 * s + b),
+                   make_uint4(x[n][0], x[n][1], x[n][2], x[n][3]));
+      }
     }
 #pragma unroll 1
     for (int i = thread >> 3; i < N; i += 32) {  // RoPE
@@ -154,13 +159,14 @@ struct Consumer {
     named_sync(kMeet, 256);
   }
 
-  // Two products at once: p += A B, B the queries of half a box. The A operands of the two before may be in flight.
-  template <DType dtype>
-  __device__ __forceinline__ void multiply_queries(const u32* a, int half_box, bool begin) {
-    const u32 q = operand_k_major(shared.queries) + half_box / 2 * (Layout::kRowBytes >> 4) + half_box % 2 * 4;
+  // Products at once: p += A B, B the queries from the first product's on. The A operands of as many before may be in
+  // flight.
+  template <DType dtype, int products>
+  __device__ __forceinline__ void multiply_queries(const u32* a, int first, bool begin) {
+    const u32 q = operand_k_major(shared.queries) + first / 4 * (Layout::kRowBytes >> 4) + first % 4 * 2;
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mma_few<dtype, N>(p, a + 4 * i, q + 2 * i, !begin || i > 0);
+    for (int i = 0; i < products; ++i) mma_few<dtype, N>(p, a + 4 * i, q + 2 * i, !begin || i > 0);
     mma_commit();
   }
 
@@ -168,14 +174,14 @@ struct Consumer {
   __device__ __forceinline__ void scores(int slot, int parity) {
     const u32 line = shared.tokens[slot] + (warp() * 16 + group()) * kLine;
     const int j = in_group();
-    u32 a[2][8];
+    constexpr int kAtOnce = N == 64 && !one_scale ? 2 : 4;  // of products; four would spill there
+    u32 a[2][4 * kAtOnce];
     uint4 low, high;  // 16 bytes of the thread's two tokens
     auto load = [&](int unit) {
       low = load_shared(line + unit * 16);
       high = load_shared(line + 8 * kLine + unit * 16);
     };
     auto load_columns = [&](int box) { load(box / 2 * 8 + 2 * j + box % 2); };
-    float inverse[2];  // of the powers of two
     if constexpr (one_scale) {
       load(kNarrowRopeAt / 16 + j);
     } else {
@@ -196,42 +202,35 @@ struct Consumer {
 #pragma unroll
         for (int k = 0; k < 8; ++k) a[n][k] = multiply_bfloats(of[k], of_token[k % 2]);
         n == 0 ? load(kRopeAt / 16 + 2 * j + 1) : load_columns(0);
-        multiply_queries<DType::bfloat16>(a[n], 16 + n, n == 0);
+        multiply_queries<DType::bfloat16, 2>(a[n], 32 + 2 * n, n == 0);
       }
     }
     u32 by[2];  // the scales of 128 columns, over the token's power of two
+    constexpr int kFirst = one_scale ? -4 : 0;  // RoPE first
 #pragma unroll
-    for (int n = one_scale ? -2 : 0; n < 16; ++n) {  // RoPE first
-      if (n > -1) mma_wait<1>();
-      if (!one_scale && n % 4 == 0) {
+    for (int n = kFirst; n < 32; n += kAtOnce) {
+      if (!one_scale || n >= kFirst + 2 * kAtOnce) mma_wait<1>();
+      if (!one_scale && n % 8 == 0) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float scale = scale_of(slot, i, n / 4) * inverse[i];
+          const float scale = scale_of(slot, i, n / 8) * inverse[i];
           by[i] = pack<DType::float16>(scale, scale);
         }
       }
-      const bool first = n % 2 == 0;
-      const u32 x[4] = {first ? low.x : low.z, first ? high.x : high.z, first ? low.y : low.w, first ? high.y : high.w};
-      u32* const to = a[n & 1];
+      const u32 x[8] = {low.x, high.x, low.y, high.y, low.z, high.z, low.w, high.w};
+      u32* const to = a[n / kAtOnce & 1];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint2 wide = halves_of_e4m3(x[i]);
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        uint2 wide = halves_of_e4m3(x[(n & 2) * 2 + i]);
         if (!one_scale) wide = {multiply_halves(wide.x, by[i % 2]), multiply_halves(wide.y, by[i % 2])};
         to[i / 2 * 4 + i % 2] = wide.x;
         to[i / 2 * 4 + i % 2 + 2] = wide.y;
       }
-      if (!first && n < 15) load_columns((n + 1) / 2);
-      multiply_queries<DType::float16>(to, n < 0 ? 18 + n : n, n == -2);
+      if ((n + kAtOnce) % 4 == 0 && n + kAtOnce < 32) load_columns((n + kAtOnce) / 4);
+      multiply_queries<DType::float16, kAtOnce>(to, n < 0 ? 36 + n : n, one_scale && n == kFirst);
     }
     mma_wait<0>();
     pin<N / 2>(p);
-    if constexpr (!one_scale) {
-      float power[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) power[i] = __uint_as_float((254u << 23) - __float_as_uint(inverse[i]));
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) p[i] *= power[i >> 1 & 1];
-    }
   }
 
   // Of the thread's first or second token, and 128 columns.
@@ -244,26 +243,40 @@ struct Consumer {
   __device__ __forceinline__ void tell_scales(int slot, int parity) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const u32 bits = __float_as_uint(scale_of(slot, i, in_group()));
-      const u32 both =
-          pack<DType::float16>(__uint_as_float((bits & 0x807fffff) | 0x3f800000), __uint_as_float(bits & 0x7f800000));
+      const float scale = scale_of(slot, i, in_group()) * inverse[i];
       const int token = warp() * 16 + group() + 8 * i;
       const int at = token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
-      HalfScales& to = shared.scales[parity][half][in_group()];
-      to.mantissas[at] = static_cast<unsigned short>(both);
-      to.powers[at] = static_cast<unsigned short>(both >> 16);
+      shared.scales[parity][half][in_group()][at] = static_cast<unsigned short>(pack<DType::float16>(scale, scale));
     }
   }
 
-  // Scores to weights, in place, against the running maxima, which both consumers raise together.
+  // Scores to weights times the powers of two of tokens, in place, against the running maxima of those products, which
+  // both consumers raise together. The sums are of weights alone.
   __device__ __forceinline__ void softmax(float scale_log2) {
+    if constexpr (!one_scale) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const u32 exponent = 254 - (__float_as_uint(inverse[e]) >> 23);  // of the power, with its bias
+        const float by = scale_log2 * __uint_as_float(exponent << 23);
+        const float more = static_cast<float>(static_cast<int>(exponent) - 127);
+#pragma unroll
+        for (int i = 0; i < N / 8; ++i) {
+          p[4 * i + 2 * e] = fmaf(p[4 * i + 2 * e], by, more);
+          p[4 * i + 2 * e + 1] = fmaf(p[4 * i + 2 * e + 1], by, more);
+        }
+      }
+      scale_log2 = 1.0f;
+    }
+    const auto over = [=](float x, float maximum) {
+      return one_scale ? fmaf(x, scale_log2, -maximum) : x - maximum;
+    };
     float2 maximum[N / 8];
     bool above = false;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
       maximum[i] = shared.maxima[4 * i + in_group()];
-      above |= fmaf(fmaxf(p[4 * i], p[4 * i + 2]), scale_log2, -maximum[i].x) > kRescaleThreshold;
-      above |= fmaf(fmaxf(p[4 * i + 1], p[4 * i + 3]), scale_log2, -maximum[i].y) > kRescaleThreshold;
+      above |= over(fmaxf(p[4 * i], p[4 * i + 2]), maximum[i].x) > kRescaleThreshold;
+      above |= over(fmaxf(p[4 * i + 1], p[4 * i + 3]), maximum[i].y) > kRescaleThreshold;
     }
     if (named_any(kVote, 256, above)) raise_maxima(maximum, scale_log2);
     float2 sums[N / 8];
@@ -271,8 +284,11 @@ struct Consumer {
     for (int i = 0; i < N / 8; ++i) {
       float* const x = p + 4 * i;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = exp2_fast(fmaf(x[e], scale_log2, e & 1 ? -maximum[i].y : -maximum[i].x));
-      sums[i] = {x[0] + x[2], x[1] + x[3]};
+      for (int e = 0; e < 4; ++e) x[e] = exp2_fast(over(x[e], e & 1 ? maximum[i].y : maximum[i].x));
+      if (one_scale)
+        sums[i] = {x[0] + x[2], x[1] + x[3]};
+      else
+        sums[i] = {fmaf(x[2], inverse[1], x[0] * inverse[0]), fmaf(x[3], inverse[1], x[1] * inverse[0])};
     }
     // Of 8 lanes that share rows each keeps a share of them.
 #pragma unroll
@@ -337,28 +353,24 @@ struct Consumer {
     const u32 from = shared.tokens[slot] + lane_id() * kLine + (half * 16 + warp()) * 16;
     u32 a[2][16];
     u32 raw[2][4];  // of 8 tokens each: two tokens, two columns
-    uint4 mantissas = {}, powers = {};
+    uint4 scales = {};
     auto load = [&](int n) {  // 32 tokens and 128 columns
 #pragma unroll
       for (int i = 0; i < 2; ++i) load_transposed(raw[i], from + n / 2 * 32 * kLine + (n % 2 * 2 + i) * 64);
       if (one_scale) return;
-      const HalfScales& of = shared.scales[parity][block][2 * half + n % 2];
-      mantissas = reinterpret_cast<const uint4*>(of.mantissas)[n / 2 * 4 + in_group()];
-      powers = reinterpret_cast<const uint4*>(of.powers)[n / 2 * 4 + in_group()];
+      scales = reinterpret_cast<const uint4*>(shared.scales[parity][block][2 * half + n % 2])[n / 2 * 4 + in_group()];
     };
     load(0);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       if (n > 1) mma_wait<1>();
       if (n == 3) warp_arrive(shared.empty[slot][0]);
-      const u32 mantissa[4] = {mantissas.x, mantissas.y, mantissas.z, mantissas.w};
-      const u32 power[4] = {powers.x, powers.y, powers.z, powers.w};
+      const u32 by[4] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         uint2 x = halves_of_e4m3(__byte_perm(raw[i / 4][i % 4], 0, 0x3120));
         if (!one_scale)
-          x = {multiply_halves(multiply_halves(x.x, mantissa[i % 4]), power[i % 4]),
-               multiply_halves(multiply_halves(x.y, mantissa[i % 4]), power[i % 4])};
+          x = {multiply_halves(x.x, by[i % 4]), multiply_halves(x.y, by[i % 4])};
         a[n & 1][2 * i] = x.x;
         a[n & 1][2 * i + 1] = x.y;
       }
@@ -428,6 +440,7 @@ struct Consumer {
         } else {
 #pragma unroll
           for (int i = 0; i < N / 2; ++i) p[i] = -kInfinity;
+          inverse[0] = inverse[1] = 1.0f;
         }
         if (first + 2 >= end) warp_arrive(shared.queries_empty);
         softmax(scale_log2);
@@ -547,7 +560,19 @@ __device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& share
   const unsigned char* __restrict__ from = static_cast<const unsigned char*>(with.z);
   int slot = 0;
   u32 phase = 1, queries_phase = 1;
-  for (;; ++work) {
+  const auto load_queries = [&] {
+    if (warp > 0 || lane > 0) return;
+    barrier_wait(shared.queries_empty, queries_phase);
+    queries_phase ^= 1;
+    const unsigned first = work->first_row + work->row_tile * N;
+    const int outer = with.query_inner.divide(first), inner = first - outer * with.query_inner.by;
+    const u32 queries = shared.queries, full = shared.queries_full;
+    barrier_expect(full, 9 * Layout::kRowBytes);
+    for (int pair = 0; pair < 4; ++pair)
+      tma_load(queries + 2 * pair * Layout::kRowBytes, with.qc_map, inner, outer, 2 * pair, full);
+    tma_load(queries + 8 * Layout::kRowBytes, with.qpe_map, inner, outer, 0, full);
+  };
+  for (bool begun = false;; begun = true, ++work) {
     const int begin = work->begin, end = work->end, tokens = work->tokens;
     if (begin == end) break;
     const int* __restrict__ table =
@@ -558,6 +583,7 @@ __device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& share
       if (block < end && token < tokens) next = table[with.page.divide(token)];
     };
     read_entry(begin);
+    if (!begun) load_queries();  // while the table is read; later ones when the queries before are not needed any more
     for (int block = begin; block < end; ++block) {
       const int token = block * kTile + row;
       int place = -1;  // of the token in the pool; -1: there is none
@@ -589,19 +615,9 @@ __device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& share
         slot = 0;
         phase ^= 1;
       }
-      if (block == begin && warp == 0 && lane == 0) {
-        barrier_wait(shared.queries_empty, queries_phase);
-        const unsigned first = work->first_row + work->row_tile * N;
-        const int outer = with.query_inner.divide(first), inner = first - outer * with.query_inner.by;
-        const u32 queries = shared.queries, full = shared.queries_full;
-        barrier_expect(full, 9 * Layout::kRowBytes);
-        for (int pair = 0; pair < 4; ++pair)
-          tma_load(queries + 2 * pair * Layout::kRowBytes, with.qc_map, inner, outer, 2 * pair, full);
-        tma_load(queries + 8 * Layout::kRowBytes, with.qpe_map, inner, outer, 0, full);
-      }
+      if (begun && block == begin) load_queries();
       __syncwarp();
     }
-    queries_phase ^= 1;
   }
 }
 
