@@ -148,6 +148,29 @@ def engine_in_all():
     return table(["its time over ours", "rows", "bursts: geometric mean", "sustained"], lines)
 
 
+def engine_how():
+    of = record("engine")
+    return textwrap.wrap(f"**How it was measured**: {of['date']}, one {of['device']['name'].removeprefix('NVIDIA ')}, driver "
+                         f"{of['device']['driver']}, torch {of['torch']}; {of['versions']}; {len(of['rows'])} batches.",
+                         120, break_on_hyphens=False)
+
+
+def engine_plans():
+    """Microseconds of a plan alone, all batches."""
+    lines = []
+    for key, name in (("ours", "HyperMLA"), *ENGINE_PEERS.items()):
+        found = [row[key]["plan_us"] for row in record("engine")["rows"] if "plan_us" in row.get(key, {})]
+        lines.append([name, f"{statistics.median(found):.1f}", span(found, ".1f")])
+    return table(["a plan, us", "median", "from, to"], lines)
+
+
+def engine_behind():
+    """The batches in which a peer takes less time than ours, in bursts or sustained."""
+    return table(["batch", "best peer / ours"],
+                 [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in record("engine")["rows"]
+                  if min(row["burst_ratio"], row["sustained_ratio"]) < 1])
+
+
 def engine_cell(row):
     return f"{row['ours']['burst_us']:.1f}, {both((row['burst_ratio'], row['sustained_ratio']), '.2f')}" if row else ""
 
@@ -175,6 +198,14 @@ def engine_other():
     heads = sorted({h for of in cells.values() for h in of}, reverse=True)
     return table(["row", *(f"{h} heads" for h in heads)],
                  [[f"`{name}`", *(engine_cell(of.get(h)) for h in heads)] for name, of in cells.items()])
+
+
+def engine_e4m3():
+    """Queries in e4m3 alone."""
+    return table(["row", "v2", "FlashMLA, FP8", "FlashMLA / v2"],
+                 [[f"`{row['row']}`", times(row["ours"]), times(row["flashmla_fp8"]),
+                   both(engine_ratios([row], "flashmla_fp8")[0], ".2f")]
+                  for row in record("engine_fp8")["rows"] if row["row"].endswith("-e4m3")])
 
 
 def engine_fp8():
@@ -535,8 +566,9 @@ def gains():
          [f"an engine's prefill, sustained, {len(prefills)} batches", "", span(prefills), "not measured"]])
 
 
-TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_in_all,
-                                           engine_equal, engine_other, engine_fp8, prefill, cache, sparse,
+TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how, engine_in_all,
+                                           engine_behind, engine_plans,
+                                           engine_equal, engine_other, engine_e4m3, engine_fp8, prefill, cache, sparse,
                                            kernel_files, vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_33, vllm_33_agreement,
                                            sglang_steps, sglang_agreement, waiting, runs)}

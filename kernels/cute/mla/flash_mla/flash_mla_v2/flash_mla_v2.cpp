@@ -11,11 +11,10 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
   void validate() const override {
     fail(
         "cute.mla.flash_mla_v2 is not supported as a command: it attends with queries in FP8, which only MlaDecode "
-        "has; "
-        "set fp8_queries and kernel=cute.mla.flash_mla_v2 of its options");
+        "has; set fp8_queries and kernel=cute.mla.flash_mla_v2 of its options");
   }
   bool only_decodes() const override { return true; }
-  // Nothing is measured yet, so it is not ranked.
+  // A draft, and as a command it does not run: it is not ranked.
   Path path() const override { return Path::none; }
 
  protected:
