@@ -204,7 +204,7 @@ PyObject* choose_kernels(PyObject*, PyObject* arguments) {
 }
 
 // What a DLPack capsule describes: (address, device type, device id, type code, bits, lanes, shape, strides or None,
-// read-only). The capsule keeps its tensor; whoever made it must outlive the use of the address.
+// read-only). The capsule keeps its tensor; its maker must outlive the use of the address.
 PyObject* read_dlpack(PyObject*, PyObject* capsule) {
   const DLTensor* tensor = nullptr;
   bool read_only = false;

@@ -86,7 +86,7 @@ class HYPERMLA_API Kernel {
   Kernel(Kernel&&) noexcept;
   Kernel& operator=(Kernel&&) noexcept;
 
-  // The names of all kernels, "flash_attention", "flash_attention_v1", ..., each once, whatever languages it exists in.
+  // The names of all kernels, "flash_attention", "flash_attention_v1", ...: each once, also one of several languages.
   static std::vector<std::string> list();
 
   const std::vector<TensorInfo>& tensors() const;
@@ -108,7 +108,7 @@ class HYPERMLA_API Kernel {
   // prefixes - 1, and block_table names pages of the pool for as many tokens as a request has. On the CPU run(), tune()
   // and profile() throw Error for other lengths and prefixes. On a GPU flash_mla, alone and in a hybrid, cuts `lengths`
   // to these limits, and check() says so. Nothing looks at the others: beyond the limits a kernel reads what belongs to
-  // other requests or to nobody. MlaDecode (mla_decode.h) looks on both.
+  // other requests or to none. MlaDecode (mla_decode.h) looks on both.
   void run(void* stream = nullptr);
   // Waits for the device, and throws Error when the last run() over the bound tensors, or the last replay of its
   // recording, was given `lengths` beyond these limits and cut them. On a CPU, where run() throws, it does nothing.

@@ -19,7 +19,7 @@
 //
 // Several GPUs may share the context of every request ("context parallelism"): token i is in the cache of shard
 // (i / interleave) % shards, in order, and each GPU attends to its own. Lengths, causality and max_tokens count the
-// whole request, whoever has its tokens; the block table lists pages of this shard's cache. The outputs of all shards
+// whole request, in all shards; the block table lists pages of this shard's cache. The outputs of all shards
 // are merged by their log-sum-exp (merge_states in mla_cache.h). A query that sees no token of a shard has an empty row
 // there.
 //

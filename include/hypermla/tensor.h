@@ -1,4 +1,4 @@
-// A tensor as kernels see it: a pointer to dense, row-major elements on some device, which somebody else owns.
+// A tensor as kernels see it: a pointer to dense, row-major elements on some device, which the caller owns.
 #pragma once
 
 #include <cstddef>

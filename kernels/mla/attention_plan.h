@@ -1,5 +1,5 @@
 // What the plans of all forms of attention share. A form is a directory here: <form>.h has its problem, and
-// <form>_plan.h what follows from the problem, whatever the version and its language: tensors, inputs, reference,
+// <form>_plan.h what follows from the problem, for every version and language: tensors, inputs, reference,
 // limits, cost.
 //
 // Sources: DeepSeek-V2, arXiv 2405.04434, section 2.1. lse is the natural logarithm of the sum of exp(score), fp32.

@@ -40,7 +40,7 @@ def work(kind, seed, first, count, directory):
         print(json.dumps({"index": index}), flush=True)
         try:
             run(seed, index, directory)
-        except Exception as error:  # whatever it is, the others are tried
+        except Exception as error:  # of any type: the others are tried
             print(json.dumps({"index": index, "fault": f"{type(error).__name__}: {error}"}), flush=True)
 
 

@@ -302,7 +302,7 @@ class DecodeCase:
         width = -(-at["max_tokens"] // at["page"])
         pages = max(requests * width, 1) + 2
         free = random.permutation(pages)
-        # Entries that nobody may follow, and slots that nobody may read.
+        # Entries that must not be followed, and slots that must not be read.
         self.table = numpy.full((max(requests, 1), width + int(random.integers(0, 3))), pick(random, (-1, 1 << 30)),
                                 numpy.int32)
         self.rows = int(self.starts[-1] + random.integers(0, 3)) or 1

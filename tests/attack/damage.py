@@ -1,5 +1,5 @@
-"""Damaged files: whatever a cache entry, a tuning history, the measured devices, a profile, a record or a table of the
-sources became, a command works without it, or says one sentence that names it. What is wrong is never used."""
+"""Damaged files: a cache entry, a tuning history, the measured devices, a profile, a record or a table of the sources
+is damaged in many ways. A command then works without it, or says one sentence that names it. Nothing wrong is used."""
 
 import json
 import math

@@ -11,7 +11,7 @@ and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table 
 page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Some engines share
 prefixes, of which neighbours have any. Then:
 
-  compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what nobody asked for keeps its poison
+  compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what was not asked for keeps its poison
   pad      the step again, padded to the capacity, on a GPU as a replay of one recording: the same bits
   alone    with fixed cuts a request alone, in other rows: the same bits
 
@@ -146,7 +146,7 @@ class Engine:
         self.decode.run(self.q, self.cache, self.table, self.o, self.lse)
 
     def run_padded(self):
-        """The step of the capacity: whatever `lengths`, `starts` and `table` hold."""
+        """The step of the capacity, with what `lengths`, `starts` and `table` hold."""
         if not self.gpu:
             return self.step_of_capacity()
         if not self.graph:
@@ -196,7 +196,7 @@ class Step:
         return lengths
 
     def place(self, generator):
-        """Pages in random order, poison where nobody looks, queries as sharp as they get."""
+        """Pages in random order, poison where nothing may be read, queries as sharp as they get."""
         engine, dice = self.engine, self.dice
         on, page = {"device": engine.device}, engine.page
         integers = lambda values: torch.tensor(values, dtype=torch.int32, **on)
@@ -218,7 +218,7 @@ class Step:
         self.tokens = torch.where(token < lengths[:, None],
                                   table[:, token // page].long() * page + token % page, -1)
         used = torch.zeros(engine.pages * page + 1, dtype=torch.bool, **on)
-        used[self.tokens.reshape(-1)] = True  # the last one: nobody's
+        used[self.tokens.reshape(-1)] = True  # the last one: of no request
         shape = engine.pages, page
         for part, columns in zip(engine.cache_parts, (slice(LATENT), slice(LATENT, None))):
             part.copy_(torch.where(used[:-1].view(*shape, 1),

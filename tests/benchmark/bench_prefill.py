@@ -160,7 +160,7 @@ def measure(machine, kind, batch):
             library.prefill.check()
             found["plan_us"] = machine.measure(library.plan)[0]
         return found
-    except Exception as error:  # whatever a library throws, the others have their turn
+    except Exception as error:  # of any type: the other libraries have their turn
         return {"failed": (str(error) or type(error).__name__).splitlines()[0]}
 
 

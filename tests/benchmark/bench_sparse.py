@@ -160,7 +160,7 @@ def measure(machine, kind, batch):
         found |= {"correct": worst <= TOLERANCE, "difference": worst if math.isfinite(worst) else None}
         found["burst_us"], found["sustained_us"] = machine.measure(library.run)
         return found
-    except Exception as error:  # whatever a library throws, the others have their turn
+    except Exception as error:  # of any type: the other libraries have their turn
         return {"failed": (str(error) or type(error).__name__).splitlines()[0]}
 
 

@@ -350,7 +350,7 @@ def measure_into(table, machine, make, **row):
         row.update(burst_us=burst, sustained_us=sustained)
         if "predicted_us" in row:
             row["error"] = error_percent(row["predicted_us"], sustained)
-    except Exception as error:  # whatever a backend throws, the others have their turn
+    except Exception as error:  # of any type: the other backends have their turn
         row["note"] = (str(error) or type(error).__name__).splitlines()[0]
     table.add(**row)
     return row

@@ -89,7 +89,7 @@ class Benchmarks(CommandCase):
         for s in (1, 4):
             paths = {row["path"] for row in envelope["rows"] if row["s"] == s and "burst_us" in row}
             self.assertLessEqual({"latent", "decompressed"}, paths)
-        self.assertIn("Mispredictions beyond 5 %:", done.stdout)  # nobody fitted the model to this CPU
+        self.assertIn("Mispredictions beyond 5 %:", done.stdout)  # the model was not fitted to this CPU
         if not importlib.util.find_spec("matplotlib"):
             self.skipTest("no matplotlib here")
         picture = self.directory / "time.svg"

@@ -1,5 +1,5 @@
 """Stand-alone kernel files: what verify-file finds, what it refuses, what bench-file says, and that the templates are
-right. On a CPU, whatever GPU there is."""
+right. On a CPU, also where there is a GPU."""
 
 import json
 import os

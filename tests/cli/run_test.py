@@ -286,7 +286,7 @@ class Interruption(CommandCase):
     def expect_end(self, pid):
         for _ in range(1000):
             try:
-                if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":  # which nobody reaps
+                if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":  # ended, but no parent waits for it
                     return
             except FileNotFoundError:
                 return

@@ -51,7 +51,7 @@ class Threads {
     threads_[first]->begun = true;
     swapcontext(&caller_, &threads_[first]->begin);
   }
-  // Of the running thread: until someone wakes it. `place` is where it waits, for a message.
+  // Of the running thread: until another thread wakes it. `place` is where it waits, for a message.
   [[gnu::noinline]] void wait(const char* place, unsigned which) {
     Thread& own = *threads_[thread.x];
     own.place = place;

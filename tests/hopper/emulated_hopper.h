@@ -784,7 +784,7 @@ inline void emulated::run(int blocks, int threads, const std::function<void()>& 
     Threads::all().run(threads, ++seed, kernel);
     races::end_block();
     for (const Products& of : products)
-      if (!of.all.empty()) Threads::all().stop("products that nobody has waited for");
+      if (!of.all.empty()) Threads::all().stop("products that no thread has waited for");
   }
   EXPECT_EQ(races::found(), found);
 }

@@ -9,7 +9,7 @@ namespace {
 using latent_case::Case;
 
 constexpr LatentProblem of_fp8(int token_bytes, bool shards = false, bool causal = true) {
-  LatentProblem at = latent_case::problem_of(1, shards);  // whatever its pages: tokens are gathered
+  LatentProblem at = latent_case::problem_of(1, shards);  // pages of any size: tokens are gathered
   at.fp8 = token_bytes;
   at.causal = causal;
   return at;

@@ -1,6 +1,6 @@
-// Finds accesses of a thread block that nothing orders. A file compiled with -fsanitize=thread, and linked with races.cpp
-// in place of the sanitizer's library, tells of its ordinary accesses; the wrappers of emulated_hopper.h tell of theirs,
-// and of what orders accesses on a device: barriers, fences, atomics. Nothing else does, whatever the order in which the
+// Finds accesses of a thread block that nothing orders. A file compiled with -fsanitize=thread, and linked with
+// races.cpp in place of the sanitizer's library, tells of its ordinary accesses; the wrappers of emulated_hopper.h tell
+// of theirs, and of what orders accesses on a device: barriers, fences, atomics. Nothing else orders them, however the
 // threads happen to run: shuffles and votes do not.
 //
 // An agent is a thread, or what the copy engine, wgmma or cp.async do on behalf of one: those go on beside it until it

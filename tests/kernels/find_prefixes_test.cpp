@@ -29,7 +29,7 @@ struct Costs {
   int least_blocks = 1, tile_cost = 0, least_gain = 0;
 };
 
-// A step, whose rows of the table hold what nobody may read behind a request's end.
+// A step, whose rows of the table hold entries that must not be read behind a request's end.
 struct Step {
   int heads = 16, page = 64, own_rows = 16, most_queries = 1, most_tokens = 4096;
   int room = 0;  // queries of a step beyond those that there are

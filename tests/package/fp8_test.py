@@ -91,7 +91,7 @@ def measured():
     for name, tokens in data(random).items():
         rows = bfloat16(tokens)
         exact = floats(rows).astype(numpy.float64)
-        # Queries whose scores are those of normal tokens, whatever the columns' magnitudes.
+        # Queries whose scores are those of normal tokens, for any magnitudes of the columns.
         q = bfloat16(random.standard_normal((QUERIES, HEADS, 576)) / numpy.sqrt(numpy.mean(exact**2, 0)))
         slots = numpy.stack([random.permutation(len(rows))[:TOP_K] for _ in range(QUERIES)]).astype(numpy.int32)
         scores = numpy.einsum("qhc,qtc->qht", floats(q).astype(numpy.float64), exact[slots]) * SCALE

@@ -461,7 +461,7 @@ class CacheOperations(unittest.TestCase):
 class Plan(unittest.TestCase):
     def test_list(self):
         names = {directory.name for _, _, directory in kernel_directories()}
-        self.assertEqual(sorted(hypermla.list()), sorted(names))  # each once, whatever its languages
+        self.assertEqual(sorted(hypermla.list()), sorted(names))  # each once, also one of two languages
         self.assertIn("flash_attention", hypermla.list())
 
     def test_tensors(self):
@@ -700,7 +700,7 @@ class Buffers(unittest.TestCase):
         for pid in started.read_text().split():
             for _ in range(1000):
                 state = pathlib.Path(f"/proc/{pid}/status")
-                if not state.exists() or "State:\tZ" in state.read_text():  # a zombie that nobody reaps
+                if not state.exists() or "State:\tZ" in state.read_text():  # a zombie: no parent waits for it
                     break
                 time.sleep(0.01)
             else:

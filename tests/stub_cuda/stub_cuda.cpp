@@ -140,7 +140,7 @@ CUresult cuMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = kMemory;
   return CUDA_SUCCESS;
 }
-// Pages that nobody writes take no memory.
+// Pages that are never written take no memory.
 CUresult cuMemAlloc(CUdeviceptr* data, std::size_t bytes) {
   void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -148,7 +148,7 @@ TEST(TypedPlan, TheProblemKeyNamesWhatItMust) {
   EXPECT_EQ(problem_key(plan), "b32_s16_t4096_h128_d128_p64_k512_float16_causal=true");
   EXPECT_EQ(plan.tiling.Bm, 16);  // the default tiling follows the problem
   EXPECT_EQ(plan.dtype(), DType::float16);
-  for (const char* name : {"heads", "page"})  // a field that nobody has, and one that this version does not offer
+  for (const char* name : {"heads", "page"})  // a field that no version has, and one that this version does not offer
     EXPECT_TRUE(contains(error_of([&] { set_problem(plan, {{name, 4}}); }), name));
   const Tensors tensors = empty_tensors(plan);
   EXPECT_EQ(tensors.at("qc").shape, (std::vector<std::int64_t>{32, 128, 16, 512}));

@@ -287,7 +287,7 @@ TEST(AttentionTime, IsRefusedWhereThereIsNone) {
                Error);
 }
 
-// What a plan says of the choice is complete: whoever names a path can be set against others.
+// What a plan says of the choice is complete: a plan that names a path can be compared with others.
 TEST(AttentionTime, IsKnownOfEveryKernelWithAPath) {
   int paths = 0;
   for (const KernelEntry& entry : Registry::instance().all()) {

@@ -1,4 +1,4 @@
-// What holds for every registered kernel, whatever it computes.
+// What holds for every registered kernel.
 #include "hypermla/plan/cases.h"
 
 #include <gtest/gtest.h>
@@ -138,7 +138,7 @@ TEST(Cases, NoMergeIsOfEmptyRowsOnly) {
   }
 }
 
-// So that one command means one problem, whatever version and language carry it out.
+// So that one command means one problem, in every version and language.
 TEST(Forms, VersionsAndLanguagesShareTheirDefaults) {
   std::map<std::string, Json> of_design;
   for (const KernelEntry& entry : Registry::instance().all()) {

@@ -73,7 +73,7 @@ std::string elf(const std::vector<Section>& sections) {
 std::string attributes() {
   return sized(0x11, 3, 96)  // frame
          + std::string{'\x03', '\x1b', '\x34', '\x12'}
-         // a value in place: nothing follows, whatever the size field says
+         // a value in place: nothing follows, though the size field may say so
          + sized(0x23, 3, 999)   // something else
          + sized(0x2f, 3, 168);  // registers
 }

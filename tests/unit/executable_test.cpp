@@ -128,7 +128,7 @@ TEST(Executables, ATilingIsSetByNameAndItsGridFollows) {
 }
 
 TEST(Executables, PredictionsCountWholeWaves) {
-  // Two seconds of work for 10 processors, whatever the number of blocks; one block too many costs another wave.
+  // Two seconds of work for 10 processors, with any number of blocks; one block too many costs another wave.
   for (const auto& [n, seconds] : std::vector<std::pair<int, double>>{{64 * 10, 2},
                                                                       {64 * 20, 2},
                                                                       {64 * 11, 2 * 2 / 1.1},
@@ -328,7 +328,7 @@ TEST_F(ExecutableTest, GroupsNestInPipelinesAndInGroups) {
                                       "c waits for e", "a waits for b", "a waits for c"}));
 }
 
-// However deep, and whatever lies between: all on the SMs of the member that they are part of.
+// At any depth, with any plans between: all on the SMs of the member that they are part of.
 TEST_F(ExecutableTest, GroupsInAPartitionStayThere) {
   device_.note_streams = true;
   auto deepest = group(parts(kernel("second"), std::make_unique<KernelPipeline>("chain", parts(kernel("third")))));

@@ -67,7 +67,7 @@ TEST_F(History, CorruptFilesAreSetAsideAndTunedAgain) {
   }
 }
 
-// Opening a pipe that nobody writes would wait for ever: then the alarm ends this program.
+// Opening a pipe that has no writer would wait for ever: then the alarm ends this program.
 TEST_F(History, APipeInItsPlaceIsSetAside) {
   const TuningHistory store(dir_, "k", "p", "d");
   make_directories(store.path().parent_path());

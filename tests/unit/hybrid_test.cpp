@@ -1,4 +1,4 @@
-// The shared half of the hybrid: what holds whatever the kernels do.
+// The shared half of the hybrid: what holds for all its kernels.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -59,7 +59,7 @@ TEST(Indices, ThatLeaveTheTensorsAreRefused) {
   EXPECT_EQ(at.refused("prefix", 2, 2), "prefix[2] is 2; it must be from 0 to 1");
 }
 
-// v3 takes several requests at once, of prefixes that lie apart: between them is one that nobody has, and that holds NaN.
+// v3 takes several requests at once, of prefixes that lie apart: between them is one of no request, which holds NaN.
 TEST(Indices, APrefixThatNoRequestHasMayHoldAnything) {
   Bound at("mla_var6_plus_v3", {{"b", "4"}, {"s", "1"}, {"t", "40"}, {"n", "16"}, {"h", "2"}, {"prefixes", "3"}});
   for (const int i : {1, 3}) at.at("prefix", i) = 2;
@@ -94,7 +94,7 @@ TEST(Indices, APlannerSaysWhatItCut) {
   }
 }
 
-// All int32 inputs of all forms have a limit, but block tables, which hold entries that nobody follows.
+// All int32 inputs of all forms have a limit, but block tables, which hold entries that are never followed.
 TEST(Indices, EveryIntegerHasItsLimit) {
   for (const auto& [kernel, problem] : std::map<std::string, Json>{
            {"cute.mla.flash_mla", {{"ragged", true}, {"causal", true}, {"after", 7}, {"page", 64}, {"t", 300}}},

@@ -1,5 +1,5 @@
 // The portable decoding kernels (kernels/cutile/decode), run on this CPU, against MlaDecode's plain reference: any
-// lengths, queries, pages, strides and lists; what nobody may read is NaN, and what nobody may write stays as it was.
+// lengths, queries, pages, strides and lists. What must not be read is NaN; what must not be written stays as it was.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ struct Step {
       lengths.push_back(below(5) == 0 ? 0 : below(3) == 0 ? at.max_tokens : below(at.max_tokens + 1));
       starts.push_back(starts.back() + (at.max_queries == 1 ? int(below(4) > 0) : below(at.max_queries + 1)));
     }
-    tokens = starts.back() + 1;  // a row more, which nobody may write
+    tokens = starts.back() + 1;  // a row more, which must not be written
     heads_first = below(2);
     const int gap = 8 * below(3);
     width = (at.sparse ? at.max_tokens : (at.max_tokens + at.page - 1) / at.page) + 2;

@@ -42,7 +42,7 @@ struct Sizes {
   int query_rows = 0, token_rows = 0;  // of the tensors
 };
 
-// One step of an engine, in host memory: everything that nobody may read is NaN, and outputs are poisoned.
+// One step of an engine, in host memory: everything that must not be read is NaN, and outputs are poisoned.
 struct Batch {
   Batch(const MlaPrefillOptions& options, Layout layout, const Sizes& of, unsigned seed, bool growing = false)
       : at(options), sizes(of) {
@@ -81,7 +81,7 @@ struct Batch {
       for (int c = 0; c < width; ++c) *element(place, row, head, c) = to_half_bits(scale * normal(random), at.dtype);
     };
     for (std::size_t r = 0; r < of.queries.size(); ++r) {
-      if (of.queries[r] == 0 || of.tokens[r] == 0) continue;  // nobody reads the other side
+      if (of.queries[r] == 0 || of.tokens[r] == 0) continue;  // the other side is not read
       for (int head = 0; head < at.heads; ++head) {
         for (int i = query_starts[r]; i < query_starts[r + 1]; ++i)
           fill(q_nope, i, head, 128, 1), fill(q_rope, i, head, 64, 1);

@@ -206,7 +206,7 @@ TEST(Rules, RefuseWhatTheyDoNotUnderstand) {
   }
 }
 
-// A rule or a card over a misspelt signal would never fire, and nobody would notice.
+// A rule or a card over a misspelt signal would never fire, without any error.
 TEST(Rules, EverySignalThatMayBeNamedIsComputed) {
   Profile profile = recorded("flash_mla_split_kv");
   profile.timing.sustained = profile.timing.burst;

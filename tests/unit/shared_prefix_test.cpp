@@ -123,7 +123,7 @@ struct OnDevice : testing_support::DeviceMemory {
     const Step step;
     const int requests = int(step.own.size()), groups = int(step.prefix.size()), tokens = step.prefix_starts.back() + 3;
 
-    // Once: keys and values of the prefixes, one after the other. The last three tokens are nobody's.
+    // Once: keys and values of the prefixes, one after the other. The last three tokens belong to no request.
     const Buffer cache = copy_of(step.cache), w_uk = copy_of(step.w_uk), w_uv = copy_of(step.w_uv);
     const Buffer k = copy_of(Bits(tokens * kHeads * kWide, kNan)), v = copy_of(Bits(tokens * kHeads * kColumns, kNan));
     const Buffer prefix_table = copy_of(step.prefix_table);

@@ -1,5 +1,5 @@
-// What several unit tests need: a directory of their own, memory of a device, fixtures of GPUs, and a device whose clock
-// they write.
+// What several unit tests need: a directory of their own, memory of a device, fixtures of GPUs, and a device whose
+// clock they write.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -106,7 +106,7 @@ class OnHopper : public OnAGpu {
   }
 };
 
-// Memory is the host's, a launch is whatever the test says it is, and time passes only where a launch adds to `now`.
+// Memory is the host's, a launch is a function of the test, and time passes only where a launch adds to `now`.
 class FakeDevice : public Device {
  public:
   FakeDevice() {

@@ -7,7 +7,7 @@
 namespace hypermla::tensor_map_test {
 namespace {
 
-// Numbers the maps that are made; nobody asks a driver.
+// Numbers the maps that are made; no driver is asked.
 struct Counted {
   unsigned long long made = 0;
   TensorMapCache cache{[this](const TensorMapSource&) { return TensorMap{{++made}}; }};

@@ -1,4 +1,4 @@
-// The latent kernel's work list: every row tile meets every token block once, whatever the lengths.
+// The latent kernel's work list: every row tile meets every token block once, for any lengths.
 #include "cute/latent/work_plan.h"
 
 #include <gtest/gtest.h>

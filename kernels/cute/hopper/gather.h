@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_ahead_or_zero(u32 shared, const void* globa
 }
 
 // Arrives at a barrier once all copies that this thread has started are there. The barrier counts every thread. Copies
-// are ordinary accesses: whoever reads them by wgmma puts async_fence() between the wait and it.
+// are ordinary accesses: a warp that reads them by wgmma puts async_fence() between the wait and it.
 __device__ __forceinline__ void barrier_arrive_when_copied(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }

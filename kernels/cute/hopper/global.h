@@ -5,8 +5,8 @@
 
 namespace hypermla::cute {
 
-// Loads that are issued one after the other whatever they bring: left to itself, the compiler waits for one before it
-// asks for the next, for want of registers. What is not wanted is 0 / `otherwise`.
+// Loads that are issued one after the other without a wait between them. Otherwise, for want of registers, the compiler
+// lets one arrive before it issues the next. What is not wanted is 0 / `otherwise`.
 __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
   uint4 x = {};
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"

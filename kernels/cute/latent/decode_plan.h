@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
 // launch per layer over the caller's pointers. A launch copies a struct of arguments. What is told to the kernels
-// whatever calls them is said here, too.
+// what calls them is declared here, too.
 #pragma once
 
 #include <functional>

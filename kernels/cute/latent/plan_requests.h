@@ -56,7 +56,7 @@ struct PlanRequestsArguments {
   Shards shards = {};
 };
 
-// How much room the lists take, whatever the lengths.
+// How much room the lists take at most, for any lengths.
 struct RequestListSizes {
   long long rounds = 0;  // items of a worker, the closing one included
   long long slots = 0;   // partial outputs

@@ -111,7 +111,7 @@ class SharedPrefixDecode : public DecodeKernels {
               .empty_lse = at.empty_lse_positive ? kInfinity : -kInfinity,
               .heads = at.heads,
               .blocks = (at.heads + kMergePrefixHeads - 1) / kMergePrefixHeads};
-    device.fill(base + places_at_, 0xff, lse_at_ - places_at_);  // without a plan nobody shares
+    device.fill(base + places_at_, 0xff, lse_at_ - places_at_);  // before the first plan no request shares
   }
 
   void plan(const int* lengths, const int* query_starts, int requests, const int* block_table,

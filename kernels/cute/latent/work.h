@@ -12,9 +12,10 @@ namespace hypermla::cute {
 
 inline constexpr int kMaxParts = 160;  // of one tile
 
-// A partial output is float16 whatever the output is, which is more bits than bfloat16 at the same bytes. A piece of a
-// row is kept times a power of two, by which its largest number comes near to float16's: half of the columns, and in
-// tiles of 16 and 32 rows those of one warp. With the log-sum-exp that makes so many floats for each row.
+// A partial output is float16, also where the output is bfloat16, which has fewer bits in the same bytes. Each piece of
+// a row is multiplied by a power of two of its own, so that its largest number comes near to float16's largest. A piece
+// is half of the columns; in tiles of 16 and 32 rows it is the columns of one warp. The powers and the log-sum-exp are
+// the floats of a row.
 constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
 constexpr int part_row_floats(int tile_rows) { return 1 + part_pieces(tile_rows); }
 

@@ -39,7 +39,7 @@ struct WorkPlan {
 };
 
 // lengths: tokens of every request (0 allowed); row_tiles = ceil(h * s / 64); workers: how many thread blocks run at a
-// time. split: 0, or the token blocks after which every request is cut, whatever else the batch holds, so that its
+// time. split: 0, or the token blocks after which every request is cut, independent of the batch, so that its
 // output does not depend on its batch mates. rows, queries: of every request, for the items.
 inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int workers, int split = 0,
                           WorkCosts costs = {}, int rows = 0, int queries = 0) {

@@ -1,5 +1,5 @@
-// Merges the parts that attend_pages.cuh leaves of every query and head, by their log-sum-exp. Queries that are
-// nobody's are left alone.
+// Merges the parts that attend_pages.cuh leaves of every query and head, by their log-sum-exp. Outputs of queries
+// that belong to no request are not written.
 //
 // grid = (all_queries, ceil(heads / Bh), 512 / Bv)
 #pragma once

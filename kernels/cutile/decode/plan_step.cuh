@@ -9,7 +9,7 @@ namespace hypermla {
 
 // `most`: requests of the capacity, rounded up to a power of two. lengths and query_starts may be missing; then all
 // requests have max_tokens tokens or `queries` queries. -> step: int [3, capacity], the first query, the queries and
-// the tokens of each; request_of: int [all_queries], -1 where a query is nobody's; status: bits of DecodeStatus.
+// the tokens of each; request_of: int [all_queries], -1 for a query of no request; status: bits of DecodeStatus.
 template <int most>
 [[using cutile: hint(0, num_worker_warps_per_cta = 8)]] __tile_global__ void plan_step(
     const int* __restrict__ lengths, const int* __restrict__ query_starts, int has_lengths, int has_starts,

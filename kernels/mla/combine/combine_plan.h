@@ -1,4 +1,4 @@
-// What follows from a merge of latent (M) and decompressed (R) parts, whatever the version: a kernel of its own, and
+// What follows from a merge of latent (M) and decompressed (R) parts, for every version: a kernel of its own, and
 // the last stage of every pipeline of the hybrid.
 //
 //   o_latent [M,B,H,S,K], lse_latent [M,B,H,S], o_new [R,B,H,S,D], lse_new [R,B,H,S], w [H,K,D]

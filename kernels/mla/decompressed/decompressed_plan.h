@@ -1,4 +1,4 @@
-// What follows from an attention over decompressed keys and values, whatever the version.
+// What follows from an attention over decompressed keys and values, for every version.
 //
 //   q [B,H,S,D], qpe [B,H,S,P], k and v [B,H,T,D], kpe [B,T,P] -> o [B,H,S,D], lse [B,H,S]
 //

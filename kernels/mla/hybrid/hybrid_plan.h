@@ -1,4 +1,4 @@
-// What follows from a hybrid, whatever the version and its language.
+// What follows from a hybrid, for every version and language.
 //
 // Of the t tokens of a request n are attended to decompressed and o = t - n in the latent space, in one softmax:
 //
@@ -30,8 +30,8 @@ inline constexpr double kHybridRidge = 158;
 // Values of n that KernelPlan::choose() settles: by the times that the plan itself predicts, and by the roofline.
 inline constexpr int kByModel = -1, kByRoofline = -2;
 
-// The decompressed tokens of a request: n. For n < 0 KernelPlan::choose() has put a number in its place; where nobody
-// called it, as when a plan is only described, it is what perfect overlap asks for.
+// The decompressed tokens of a request: n. For n < 0 KernelPlan::choose() has put a number in its place. Where choose()
+// was not called, as for a plan that is only described, it is the n of perfect overlap.
 int new_tokens(const HybridProblem& at);
 inline int latent_tokens(const HybridProblem& at) { return at.t - new_tokens(at); }
 inline bool has_both_parts(const HybridProblem& at) { return latent_tokens(at) > 0 && new_tokens(at) > 0; }

@@ -75,7 +75,7 @@ InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
     for (int r = 0; r < at.b; ++r)
       for (int i = 0; i < table_width(at); ++i) {
         const int left = std::clamp(tokens[r] - i * at.page, 0, at.page);
-        table.push_back(left > 0 ? free[next++ % free.size()] : 1 << 30);  // an entry that nobody may follow
+        table.push_back(left > 0 ? free[next++ % free.size()] : 1 << 30);  // an entry that must not be followed
         if (left > 0) used[table.back()] = std::max(used[table.back()], left);
       }
     for (std::size_t i = 0; i < used.size(); ++i) unread(std::int64_t(i) * at.page + used[i], at.page - used[i]);

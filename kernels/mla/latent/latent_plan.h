@@ -1,4 +1,4 @@
-// What follows from an attention in the latent space, whatever the version.
+// What follows from an attention in the latent space, for every version.
 //
 //   qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S]
 // tokens first: [B,S,H,..] instead of [B,H,S,..]; fused: q [B,H,S,K+P], cache [B,T,K+P]; paged: the caches are [pages,

@@ -1,4 +1,4 @@
-// What follows from an output decompression, whatever the version.
+// What follows from an output decompression, for every version.
 //
 //   o_latent [B,H,S,K], w [H,K,D] -> o [B,H,S,D]
 #pragma once

@@ -34,7 +34,7 @@ class FlashMLASchedMeta:
 
 
 class _Planned:
-    """A MlaDecode and the plan that it holds. Whoever finds another's plan there makes its own."""
+    """A MlaDecode and the plan that it holds. A caller that finds another's plan there makes a new one."""
 
     def __init__(self, decode):
         self.decode, self.plan = decode, None

@@ -35,7 +35,7 @@ class _Steps:
 
     def __init__(self, decode, heads, requests, queries, device):
         self.decode = decode
-        self.lse = torch.empty((requests * queries, heads), dtype=torch.float32, device=device)  # nobody reads it
+        self.lse = torch.empty((requests * queries, heads), dtype=torch.float32, device=device)  # never read
         self.table = None  # of graphs, [requests, pages]
 
 

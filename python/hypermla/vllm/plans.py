@@ -42,9 +42,9 @@ class Plans:
     their tokens, and seq_lens is not looked at. Layers of a kind are those of one (heads, page, dtype, scale).
 
     plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
-    whoever replays it calls plan() before, with a step of as many requests, and its lengths then. attend() plans a step
-    for which plan() was not called, or of which forget() said that its lengths have changed; if that is recorded, every
-    replay plans anew.
+    before each replay plan() is called, with a step of as many requests and its lengths of that time. attend() plans a
+    step for which plan() was not called, or of which forget() said that its lengths have changed; if that is recorded,
+    every replay plans anew.
     """
 
     def __init__(self, device):

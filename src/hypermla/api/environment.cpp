@@ -21,7 +21,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// Where a relative path would lie depends on where the program is started: someone else's directory, perhaps.
+// Where a relative path would lie depends on where the program is started: perhaps in another user's directory.
 fs::path absolute_variable(const char* name) {
   const fs::path path = variable(name);
   if (!path.empty() && !path.is_absolute())
@@ -40,7 +40,7 @@ fs::path own_image() {
   void* found = nullptr;
   dladdr1(reinterpret_cast<void*>(&is_root), &info, &found, RTLD_DL_LINKMAP);
   const char* library = found ? static_cast<const link_map*>(found)->l_name : "";
-  // The program itself has no name there; the kernel knows its file, by whatever name or link it was started.
+  // The program itself has no name there; the kernel knows its file, under any name or link by which it was started.
   std::error_code error;
   return *library ? fs::absolute(library, error) : fs::read_symlink("/proc/self/exe", error);
 }

@@ -17,7 +17,7 @@ template <class... Args>
 }
 
 // The candidate that differs from `word` by the fewest edits, for "did you mean"; one that holds the whole word, in
-// whatever case, comes first ("H200": "NVIDIA H200"). Empty when `candidates` is.
+// upper or lower case, comes first ("H200": "NVIDIA H200"). Empty when `candidates` is.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace hypermla

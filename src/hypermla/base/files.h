@@ -8,16 +8,17 @@
 
 namespace hypermla {
 
-// Who may read what is written: whoever the umask lets, or this user alone (files 0600, directories 0700) whatever the
-// umask.
+// Who may read what is written: the users that the umask admits; or, with any umask, this user alone (files 0600,
+// directories 0700).
 enum class Access { by_umask, owner };
 
-// Throws Error unless `path` is trusted, if it exists: it belongs to this user or to root, and no one else may write
+// Throws Error unless `path` is trusted, if it exists: it belongs to this user or to root, and no other user may write
 // it. Neither may everyone write a directory above it, unless that has the sticky bit, as /tmp does. Code is loaded
 // from such places only. `advice` says what to do about a path of another user.
 void require_trusted(const std::filesystem::path& path,
                      std::string_view advice = "choose a directory of your own (HYPERMLA_CACHE_DIR)");
-// Whether `path` itself belongs to this user or to root, and no one else may write it. A symbolic link is not trusted.
+// Whether `path` itself belongs to this user or to root, and no other user may write it. A symbolic link is not
+// trusted.
 bool trusted(const std::filesystem::path& path);
 
 // Throws Error, too, when it is no regular file: reading a pipe could wait for ever.

@@ -199,7 +199,7 @@ void require_version(const std::string& suffix, const KernelEntry& original) {
 void publish(const fs::path& directory, const fs::path& kernels, const std::map<std::string, std::string>& files) {
   sweep_scratch(kernels.parent_path());
   const Scratch scratch(kernels.parent_path() / "clone", Scratch::Kind::directory);
-  // Whoever may read the kernels may read the copy, and nobody else may write it.
+  // Users that may read the kernels may read the copy, and this user alone may write it.
   using enum fs::perms;
   const fs::perms allowed = fs::status(kernels).permissions() & ~(group_write | others_write);
   for (const auto& [name, text] : files) {

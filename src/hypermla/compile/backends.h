@@ -27,9 +27,9 @@ struct BackendInput {
   std::string exports = {};  // for compile_host: what the source itself exports, in place of an instance's entry
 };
 
-// The verdict of a compiler about a source: it does not compile, and it will not until one of the two changes. Whatever
-// else keeps a kernel from being compiled is another Error: a full disk, too little memory, a wrong flag, a compiler
-// that was killed or is missing.
+// The verdict of a compiler about a source: it does not compile, and it will not until one of the two changes. All
+// other causes that keep a kernel from being compiled are another Error: a full disk, too little memory, a wrong flag,
+// a compiler that was killed or is missing.
 class CompileError : public Error {
  public:
   using Error::Error;

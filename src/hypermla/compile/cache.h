@@ -9,7 +9,7 @@
 // not at all. Any number of processes may use one root at once and be killed at any moment. Every entry that find()
 // returns is complete.
 //
-// Entries are loaded as code, so only what belongs to this user or to root, and what no one else may write, counts as
+// Entries are loaded as code, so only what belongs to this user or to root, and what no other user may write, counts as
 // an entry. Entries are written for this user alone: to share a cache, its owner lets the others read it (chmod).
 #pragma once
 

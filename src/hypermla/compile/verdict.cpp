@@ -25,7 +25,7 @@ void fail_compilation(const BackendInput& input, const std::string& compiler, in
     throw CompileError(
         fmt::format("{} does not compile for {}: {}", input.instance, input.arch, excerpt(log, kInSource)));
   const std::string cause = excerpt(log, kCause);
-  fail("{} could not compile {} for {}, whatever its source: {}", compiler, input.instance, input.arch,
+  fail("{} could not compile {} for {}, and the source is not the cause: {}", compiler, input.instance, input.arch,
        cause.empty() ? fmt::format("it ended with status {} and said nothing", status) : cause);
 }
 

@@ -191,7 +191,7 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
                  .page = page,
                  .dtype = dtype,
                  .causal = causal});
-  // Lists of chosen tokens: pages of 1 for the kernel, whatever the cache's.
+  // Lists of chosen tokens: pages of 1 for the kernel, for any page of the cache.
   for (const int heads : {16, 32, 128, 256})
     for (const int requests : {1, 256}) {
       add({.heads = heads, .max_requests = requests, .dtype = DType::float16, .sparse = true});

@@ -41,7 +41,7 @@ class Executable {
   virtual std::vector<ConcurrentKernels*> groups() { return {}; }
   // Throws Error when the present tilings do not go together. prepare() asks first.
   virtual void validate_tilings() {}
-  // The algorithm's work, whatever the tiling.
+  // The algorithm's work, without what a tiling adds.
   virtual Cost cost() const = 0;
   virtual Prediction predict(const DeviceSpec& device, DType dtype) const = 0;
 
@@ -79,7 +79,7 @@ class Arguments {
   std::vector<void*> pointers_;
 };
 
-// How one kernel follows from its tiling, whatever its language. `Tiling` is a struct with a field list
+// How one kernel follows from its tiling, in both languages. `Tiling` is a struct with a field list
 // (base/fields.h).
 template <class Problem, class Tiling>
 struct KernelSpec {
@@ -220,10 +220,10 @@ class KernelPipeline : public Executable {
 // Members that do not depend on each other and run at once: forked off the stream of run() by an event, each on its own
 // stream, and joined to it again. On a CPU one after the other.
 //
-// On a device that they share, blocks of one member wait for room that another takes, in whatever order the hardware
-// deals them out; the overlap is certain where members have SMs of their own, or blocks that all fit at once. The first
-// kernel of a member, and one behind a group in a pipeline, starts after all that it waits for: overlapping its
-// predecessor (LaunchShape::overlaps_previous) it would wait for its own stream only.
+// On a device that they share, blocks of one member wait until those of another leave; the hardware chooses their
+// order. The overlap is certain where members have SMs of their own, or blocks that all fit at once. The first kernel
+// of a member, and one behind a group in a pipeline, starts after all that it waits for: overlapping its predecessor
+// (LaunchShape::overlaps_previous) it would wait for its own stream only.
 class ConcurrentKernels : public Executable {
  public:
   // Gets the kernels of all members, in order, with their present tilings; throws Error when they do not fit beside

@@ -400,7 +400,7 @@ void compare_row(HostOutput& output, std::int64_t row, const double* expected, d
   for (std::int64_t j = 0; j < output.width; ++j) {
     const std::int64_t i = row * output.width + j;
     const double got = output.value(i), allowed = atol + rtol * std::fabs(expected[j]);
-    // An infinity must be the same one; NaN passes nowhere, whatever is expected.
+    // An infinity must be the same one; NaN never passes, not even where NaN is expected.
     const double difference = got == expected[j] ? 0 : std::fabs(got - expected[j]);
     const bool right = difference <= allowed && std::isfinite(difference);
     double part = difference == 0 ? 0 : difference / allowed;

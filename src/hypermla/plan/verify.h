@@ -36,7 +36,8 @@ Json fingerprints(const KernelEntry& entry, const Compiler& compiler);
 Json read_records(const std::filesystem::path& path);
 // Whether some device has passed all cases of the version as its sources are now.
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler);
-// Why and since when the version as its sources are now waits for a GPU to be recorded on; none where nobody said so.
+// Why and since when the version, with its sources of now, waits for a GPU to be recorded on; none where no call of
+// verify said so.
 std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler);
 // Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors. A GPU's ends the waiting.
 void record(const std::filesystem::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,

@@ -8,7 +8,7 @@
 namespace hypermla {
 namespace {
 
-// Not 0, which Perfetto takes for the idle process; and it names rows by their number, whatever the process.
+// Not 0, which Perfetto takes for the idle process; and it names rows by their number alone, not by their process.
 constexpr int kGpu = 1, kHost = 2;
 constexpr std::uint32_t kStages = 3;  // the row of the host's ranges
 

@@ -258,7 +258,7 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
   std::string text = fmt::format("### {}\n\n", kernel);
   int shown = 0;
   for (const NcuAdvice& advice : parse_ncu_advice(details)) {
-    // Its estimate assumes memory that was allocated compressible, which nobody's tensors are.
+    // Its estimate assumes memory that was allocated compressible, which tensors here never are.
     if (advice.rule == "MemoryL2Compression") continue;
     if (advice.kind != "OPT" || shown == 5) continue;
     ++shown;

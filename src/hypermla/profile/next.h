@@ -1,5 +1,5 @@
-// The step from a profile to the next version of a kernel, as data: what the profiler says, and the task for whoever
-// designs the version. docs/workflow.md describes the cycle that it is part of.
+// The step from a profile to the next version of a kernel, as data: what the profiler says, and the task for the
+// designer of the version. docs/workflow.md describes the cycle that it is part of.
 #pragma once
 
 #include <optional>

@@ -15,7 +15,7 @@
 
 namespace hypermla {
 
-// What stands out in a stage, whatever bounds it.
+// What stands out in a stage, beside what bounds it.
 struct Issue {
   std::string name, trigger, why;
 };

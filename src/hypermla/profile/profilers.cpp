@@ -24,8 +24,8 @@ double host_microseconds(Device& device, Executable& executable) {
   return seconds / kRuns * 1e6;
 }
 
-// The driver's marks for profilers, declared in a header of their own (cudaProfiler.h); both do nothing when nobody
-// watches.
+// The driver's marks for profilers, declared in a header of their own (cudaProfiler.h); both do nothing when no
+// profiler is attached.
 void mark(Device& device, const char* function) {
   if (!device.is_gpu()) return;
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

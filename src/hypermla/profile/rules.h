@@ -1,9 +1,9 @@
 // What bounds a kernel, from numbers: a small engine over conf/profile_rules.json, so that thresholds are data that
-// anyone can read, argue with and change. What to try next comes from the knowledge cards: knowledge/cards.h.
+// you can read, argue with and change. What to try next comes from the knowledge cards: knowledge/cards.h.
 //
 //   signals   named numbers of a stage: counters under their own names, and quantities made from them, times and costs
 //   classes   in order; the first whose conditions all hold names the bottleneck
-//   issues    all whose conditions hold: what stands out, whatever the class
+//   issues    all whose conditions hold: what stands out, in any class
 //
 // A condition is [signal, operator, value, margin]. One whose signal is missing does not hold. The confidence of a
 // class is how far the weakest of its conditions is from tipping over, in units of `margin`: high from 1, medium

@@ -185,7 +185,7 @@ void save_measured(const std::filesystem::path& overlay, const std::string& name
   Json devices = Json::object();
   try {
     devices = parse_overlay(overlay);
-  } catch (const Error&) {  // it was not used either, but somebody may want to mend it
+  } catch (const Error&) {  // it was not used either, but its owner may want to mend it
     std::error_code failed;
     std::filesystem::rename(overlay, overlay.string() + ".unusable", failed);
   }

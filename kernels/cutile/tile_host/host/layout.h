@@ -72,7 +72,7 @@ auto permute(tile<E, S> x, Map = {}) {
   }
 }
 
-// Swaps the first two dimensions, whatever the rank.
+// Swaps the first two dimensions, of any rank.
 template <class E, class S>
 auto transpose(tile<E, S> x) {
   return [&]<std::size_t... d>(std::index_sequence<d...>) {

@@ -164,7 +164,7 @@ class tile {
     return result;
   }
 
-  // The same value in memory that nobody else reads.
+  // The same value in memory that no other tile reads.
   tile take() && {
     if (swapped_) return dense();
     if (buffer().unique()) return std::move(*this);

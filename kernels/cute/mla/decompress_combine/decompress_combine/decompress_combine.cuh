@@ -61,7 +61,7 @@ struct LogSum {
   }
 };
 
-// Two 16-bit elements to fp32; zeros for a weight of 0, whatever they are.
+// Two 16-bit elements to fp32; zeros for a weight of 0, even if they are NaN.
 template <DType dtype>
 __device__ __forceinline__ float2 unpack(u32 packed, float weight) {
   return cute::unpack<dtype>(weight > 0.0f ? packed : 0);
