@@ -45,7 +45,7 @@ struct MlaCache {
 class HYPERMLA_API MlaCacheOps {
  public:
   // Two attentions of the same queries over different tokens, into one over all of them. A part whose log-sum-exp is
-  // infinite, of either sign, is empty: it changes nothing, and its o is not looked at. Where both are empty, o is 0.
+  // infinite, of either sign, is empty: it changes nothing, and its o is not read. Where both are empty, o is 0.
   // The result may lie where one of the parts does, at the same address and by the same strides; otherwise it must not
   // overlap them.
   struct Merge {
@@ -67,11 +67,11 @@ class HYPERMLA_API MlaCacheOps {
   // throws Error before anything is written. Of rows with one slot any may win.
   //
   // Into a cache of 656 bytes a token: a factor is the largest magnitude of its 128 values / 448, at least 2^-126, and
-  // a value is divided by it and rounded to e4m3, to nearest and ties to even. NaN stays NaN, and its neighbours do
-  // not notice it; an infinity makes NaN of the 128 values. Rotary columns become bfloat16.
+  // a value is divided by it and rounded to e4m3, to nearest and ties to even. NaN stays NaN and leaves its
+  // neighbours alone; an infinity makes NaN of the 128 values. Rotary columns become bfloat16.
   //
   // Into a cache of 576 bytes a token: a value, also a rotary one, is divided by the cache's factor and rounded to
-  // e4m3, to nearest and ties to even; beyond 448, infinity included, it becomes 448. NaN stays NaN.
+  // e4m3, to nearest and ties to even; a quotient beyond 448, infinity included, becomes 448. NaN stays NaN.
   struct Append {
     const void* latent = nullptr;                     // [tokens, 512]
     const void* rope = nullptr;                       // [tokens, 64]

@@ -58,9 +58,9 @@ struct MlaDecodeOptions {
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
   // GPUs that share the context of every request, which of them this is, and tokens of a turn.
   int shards = 1, shard = 0, interleave = 1;
-  // Tokens that neighbouring requests have in common at their begin, as equal first entries of their rows of the block
-  // table say, are attended to once for all of these requests, where that saves enough. plan() gets the table. Not with
-  // sparse, FP8, split, shards or sinks.
+  // Neighbouring requests whose rows of the block table have equal first entries begin with the same tokens. These are
+  // attended to once for all of the requests, where that saves enough. plan() gets the table. Not with sparse, FP8,
+  // split, shards or sinks.
   bool shared_prefixes = false;
   // Pins a kernel by its full name, "cute.mla.flash_mla_v1"; empty: the one that suits the capacity.
   std::string kernel = "";

@@ -56,7 +56,7 @@ struct MlaPrefillTensors {
   int query_tokens = 0;  // of these tensors and of o and lse: the queries of the plan or more; 0: no work
   Rows k_nope, k_rope;   // [tokens, heads, 128] and [.., 64]; k_rope with a head stride of 0: one for all heads
   Rows v;                // [tokens, heads, 128]
-  int tokens = 0;        // of these tensors: the tokens of the plan or more; 0: they are not looked at
+  int tokens = 0;        // of these tensors: the tokens of the plan or more; 0: they are not read
   void* o = nullptr;     // [query_tokens, heads, 128], memory of its own
   std::int64_t o_token_stride = 0, o_head_stride = 0;
   float* lse = nullptr;  // float [query_tokens, heads], or [heads, query_tokens] by its strides

@@ -1,4 +1,4 @@
-// What thread blocks tell each other through global memory, and loads that wait for nothing.
+// Signals between thread blocks through global memory, and loads that are issued without waits.
 #pragma once
 
 #include "constants.h"

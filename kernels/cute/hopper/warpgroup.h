@@ -1,4 +1,4 @@
-// What the threads of a warpgroup say to each other and to the hardware: who they are, named barriers, shares of the
+// What the threads of a warpgroup share and ask of the hardware: their indices, named barriers, shares of the
 // registers, programmatic launch. Barrier 0 is __syncthreads().
 #pragma once
 

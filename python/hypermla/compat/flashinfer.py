@@ -26,7 +26,7 @@ class BatchMLAPagedAttentionWrapper:
     buffer. use_cuda_graph: run() may be captured, and plan() before a replay changes what it computes; the number of
     requests and the longest query are those of the first plan() or less. The buffers behind it need not be given, but
     kv_indices says how many tokens a request may have: its pages divided by the requests, or `max_tokens`, which is
-    this library's own. backend: not looked at.
+    this library's own. backend: ignored.
     """
 
     @raises_error

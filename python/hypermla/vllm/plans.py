@@ -39,7 +39,7 @@ class Plans:
 
     A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
     `capacity` and whether it is `causal`. If GPUs share its contexts, dcp_tot_seq_lens has the lengths of all of
-    their tokens, and seq_lens is not looked at. Layers of a kind are those of one (heads, page, dtype, scale).
+    their tokens, and seq_lens is not read. Layers of a kind are those of one (heads, page, dtype, scale).
 
     plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
     before each replay plan() is called, with a step of as many requests and its lengths of that time. attend() plans a

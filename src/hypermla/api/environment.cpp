@@ -60,7 +60,7 @@ fs::path find_root() {
        image.string());
 }
 
-// Its sources are compiled and loaded, so all of them are looked at.
+// Its sources are compiled and loaded, so all of them are checked.
 fs::path find_own_kernels() {
   fs::path path = absolute_variable("HYPERMLA_KERNELS");
   if (path.empty()) return path;

@@ -55,7 +55,7 @@ void settle(MlaDecodeOptions& at) {
     fail("interleave={} has no meaning with shards=1: leave it out, or say how many shards there are", at.interleave);
   if (at.shards > 1 && at.sparse)
     fail(
-        "shards={} is not supported with sparse: a list of chosen tokens names the tokens that are here already; "
+        "shards={} is not supported with sparse: a list of chosen tokens names tokens of this cache alone; "
         "leave shards out",
         at.shards);
   if (at.shared_prefixes && (at.sparse || fp8_bytes(at.cache_format) || at.split || at.shards > 1))

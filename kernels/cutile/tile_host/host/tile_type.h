@@ -145,8 +145,8 @@ class tile {
   }
   Element* data() const { return static_cast<Element*>(buffer().data()); }
 
-  // Swapped: the memory holds the last two dimensions exchanged. transpose() makes such a tile for nothing; mma reads
-  // it as it is, everything else through dense().
+  // Swapped: the memory holds the last two dimensions exchanged. transpose() makes such a tile without moving data; mma
+  // reads it as it is, everything else through dense().
   bool swapped() const noexcept { return swapped_; }
   tile dense() const {
     if (!swapped_) return *this;
