@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
-// launch per layer over the caller's pointers. A launch copies a struct of arguments. What is told to the kernels
-// what calls them is declared here, too.
+// launch per layer over the caller's pointers. A launch copies a struct of arguments. What every caller of these
+// kernels must tell them is declared here, too: maps of tensors, work lists, limits of requests.
 #pragma once
 
 #include <functional>

@@ -244,7 +244,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       KernelLaunch launch;
       launch.grid = {unsigned(sizes.workers), 1, 1};
       launch.shape = version.shape;
-      // A place beside each other is all that the blocks of a cluster want of it: of an odd number each has its own.
+      // A cluster only places thread blocks beside each other. An odd number of them runs without clusters.
       if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
       if (!self->problem.ragged) launch.constants = self->constants(at);
       launch.arguments = [self, tensors, version, sizes](void* constants) {

@@ -1,5 +1,5 @@
-// What kernels of this language find of a device: read_GBps over 4 GiB, on a GPU power_share, and launch_us, of a
-// kernel that has next to nothing to do, one behind the other in a recording.
+// What kernels of this language measure of a device: read_GBps over 4 GiB, on a GPU power_share, and launch_us, by
+// launches of a kernel with almost no work that follow each other in a recording.
 #include <algorithm>
 
 #include "cutile/bench/stream_product.h"
@@ -41,7 +41,7 @@ double read_gbps(const std::shared_ptr<Device>& device, Compiler& compiler) {
   return 1e-9 * 1024.0 * rows / *std::min_element(seconds.begin(), seconds.end());
 }
 
-// Of a kernel without work worth the name.
+// Of a kernel with almost no work.
 double launch_us(const std::shared_ptr<Device>& device, Compiler& compiler) {
   return 1e6 * time_read(device, compiler, 16).median();
 }

@@ -19,8 +19,8 @@ struct DecodeRows {
   long long token, head;
 };
 
-// Here and below, what is not there is a tile behind the end. It is no view of 0 rows: on Hopper such a view becomes a
-// tensor map without an end.
+// Here and below, rows and tokens that do not exist are loaded as a tile behind the end of a view, which reads as
+// zeros. A view of 0 rows would not do: on Hopper it becomes a tensor map without an end.
 
 // Columns 0 to N of Bq query tokens from `token` on, of which there are `left`; zeros behind them.
 template <int Bq, int Bh, int N, class Element>
@@ -67,7 +67,7 @@ inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const
                    ct::integral_constant<0>{});
   }
 }
-// The same of tokens by themselves, where they are; zeros where they are not.
+// The same for single tokens at any place: zeros for entries that are no token.
 template <int N, class Element, class Slots, class Mask>
 inline auto gather_tokens(const Element* __restrict__ cache, long long stride, Slots slots, Mask there,
                           int column) {  // (Bn, N)

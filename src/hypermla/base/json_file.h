@@ -1,4 +1,4 @@
-// JSON of files that anything may have happened to.
+// JSON of files that may be damaged in any way.
 #pragma once
 
 #include <filesystem>

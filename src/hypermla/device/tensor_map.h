@@ -23,7 +23,7 @@ struct TensorMapShape {
 };
 
 // Throws Error when the driver refuses: no such engine, or a misaligned tensor. `data` is 16-byte aligned device
-// memory. Null gives an empty map and asks no driver: for plans that are compiled or predicted only.
+// memory. Null gives an empty map without a driver: for plans that are compiled or predicted only.
 TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& shape);
 
 // The same of matrices [batch, rows, columns] that follow each other; `row_bytes` from a row to the next, 0: no gaps.

@@ -23,8 +23,8 @@ std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates
 std::vector<KernelSource> prefill_sources(const KernelPlan& plan);
 // What MlaDecode compiles of a plan: for any number of heads, queries and requests, both types and all pages; cut at
 // every 512 tokens times a power of two, or freely; dense, or sparse with both forms of the cache; in bfloat16 and cut
-// freely also for GPUs that share contexts, and with shared prefixes. Dense is causal, as decoding is but for drafts
-// that see each other.
+// freely also for GPUs that share contexts, and with shared prefixes. Dense attention is causal here, as all
+// decoding is except for drafters without a causal mask.
 std::vector<KernelSource> decode_sources(const KernelPlan& plan);
 // The kernels of all that `hypermla verify` runs of a version, each once: the correctness cases and those of
 // plan/decode_cases.h.

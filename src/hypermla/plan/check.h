@@ -79,7 +79,7 @@ struct NamedCheck {
 // follow, and the newest tokens, which a causal mask hides, weigh most. And an odd number of tokens, at most 333, so
 // that one token too many shows in the log-sum-exp; left out where t is odd, and where the kernels would have to be
 // compiled anew. And of a hybrid whose tokens are all latent or all decompressed a problem with some of both, for which
-// kernels are compiled where that is needed: the merge is its reason to be.
+// kernels are compiled where that is needed: that problem shows the merge.
 std::vector<NamedCheck> check_inputs(const KernelEntry& entry, KernelPlan& plan, Executable& executable,
                                      AllocatedTensors& tensors, const std::shared_ptr<Device>& device,
                                      Compiler& compiler, std::uint64_t seed);

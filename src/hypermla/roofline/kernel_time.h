@@ -88,8 +88,8 @@ struct WorkTimes {
   WorkTimes& operator+=(const WorkTimes& other);
 };
 WorkTimes times_of(const Figures& figures, const TiledWork& work, const Ceilings& ceilings, const Reach& reach = {});
-// With the best of several sizes of tile, of those that memory bounds alike the one that leaves most to others. Throws
-// Error where there are none.
+// The times with the fastest of several sizes of tile; among equally fast ones, which memory bounds, that with the
+// least tensor work, since it leaves most to other kernels. Throws Error where there are none.
 WorkTimes best_times(const std::vector<Figures>& figures, const std::function<TiledWork(int rows)>& work,
                      const Ceilings& ceilings, const Reach& reach = {});
 
