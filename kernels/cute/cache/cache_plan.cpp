@@ -6,6 +6,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/fields.h"
+#include "hypermla/device/architecture.h"
 #include "hypermla/device/tensor_map.h"
 
 namespace hypermla {
@@ -197,7 +198,8 @@ std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch) {
                                        source("append", false, sizeof(cute::AppendArguments)),
                                        source("append_fp8", true, sizeof(cute::AppendArguments)),
                                        source("append_fp8_576", true, sizeof(cute::AppendArguments))};
-  if (arch == "sm_90") sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
+  if (architecture(arch).runs_cute)
+    sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
   return sources;
 }
 

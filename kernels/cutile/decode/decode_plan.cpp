@@ -187,14 +187,14 @@ class PagedDecode : public DecodeKernels {
       const int Bh = std::clamp(heads, 16, 64);
       return {Bh, queries_of(64 / Bh), 64, 512, 512, 1, 1};
     }
-    const bool is_small_blackwell = target.arch == "sm_120" || target.arch == "sm_121";
-    if (page == 1) return {32, 1, 32, target.has_large_blocks() || is_small_blackwell ? 128 : 64, 64, 8, 1};
-    if (target.has_large_blocks()) {
+    const Architecture gpu = architecture(target.arch);
+    if (page == 1) return {32, 1, 32, gpu.tma ? 128 : 64, 64, 8, 1};
+    if (gpu.has_large_blocks()) {
       const int Bh = std::clamp(heads, 16, 64);
       return {Bh, queries_of(64 / Bh), 64, 512, 128, 8, 1};
     }
-    if (is_small_blackwell) return {32, 1, 32, 512, 128, 8, 1};
-    if (target.arch == "sm_80" || target.arch == "sm_87") return {32, 1, page < 64 ? 32 : 64, 128, 128, 8, 1};
+    if (gpu.is_small_blackwell()) return {32, 1, 32, 512, 128, 8, 1};
+    if (gpu.shared_kb >= 163) return {32, 1, page < 64 ? 32 : 64, 128, 128, 8, 1};
     return {32, 1, 32, 64, 64, 8, 1};
   }
   int queries_of(int most) const { return std::clamp(int(std::bit_ceil(unsigned(options_.max_queries))), 1, most); }

@@ -55,7 +55,7 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
     AttendBothPathsTiling tiling{.Bm = rows};
     if (!target.is_gpu())
       tiling.Bk = 512, tiling.num_warps = 1;
-    else if (target.arch == "sm_120" || target.arch == "sm_121")
+    else if (target.is_small_blackwell())
       tiling.Bn = 32;
     else if (!target.has_large_blocks())
       tiling = {.Bm = std::min(rows, 32), .Bn = 32, .Bv = 128, .Bk = 64, .num_warps = warps_of_small_blocks};

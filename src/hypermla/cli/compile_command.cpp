@@ -101,7 +101,7 @@ int compile_command(const Words& words) {
       }
     } else {
       if (!decode) sources = ceiling_sources();  // of `hypermla device --measure`
-      if (decode && target.arch.starts_with("sm_"))
+      if (decode && target.is_gpu())
         for (const DType dtype : {DType::bfloat16, DType::float16}) add(cache_sources(dtype, target.arch));
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;

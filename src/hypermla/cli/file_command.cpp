@@ -10,6 +10,7 @@
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
+#include "hypermla/device/architecture.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/plan/kernel_file.h"
 #include "hypermla/roofline/kernel_time.h"
@@ -139,7 +140,7 @@ void say_entry(const CacheEntry& entry) {
 
 // The device part for a GPU that is not here.
 void compile_for(const FileCommand& command, const std::string& arch) {
-  if (arch.rfind("sm_", 0) != 0) fail("--arch={} is no GPU's; write sm_90, for example", arch);
+  if (!is_gpu_arch(arch)) fail("--arch={} is no GPU's; write sm_90, for example", arch);
   Json compiled = Json::array();
   for (const bool timed : {false, true}) {
     const FileProblem problem = command.describe(timed);

@@ -11,6 +11,7 @@
 #include "hypermla/base/process.h"
 #include "hypermla/compile/backends.h"
 #include "hypermla/compile/source_text.h"
+#include "hypermla/device/architecture.h"
 
 namespace hypermla {
 namespace {
@@ -19,8 +20,6 @@ namespace fs = std::filesystem;
 
 // Part of every key; raised when the flags or the layout of an entry change.
 constexpr const char* kFormat = "hypermla kernel 1";
-
-bool is_gpu_arch(const std::string& arch) { return arch.rfind("sm_", 0) == 0; }
 
 // CUDA C++, not CUDA Tile C++.
 bool is_cute(const KernelSource& source) {

@@ -3,16 +3,13 @@
 namespace hypermla {
 
 Target Target::of_arch(const std::string& arch) {
-  static const std::map<std::string, int> kProcessors = {{"sm_80", 108},  {"sm_86", 84},   {"sm_89", 128},
-                                                         {"sm_90", 132},  {"sm_100", 148}, {"sm_103", 148},
-                                                         {"sm_120", 170}, {"sm_121", 48}};
-  const auto found = kProcessors.find(arch);
-  if (found == kProcessors.end()) {
-    std::vector<std::string> known = {"cpu"};
-    for (const auto& [name, processors] : kProcessors) known.push_back(name);
+  const int processors = architecture(arch).processors;
+  if (!processors) {
+    std::vector<std::string_view> known = {"cpu"};
+    for (const Architecture& one : architectures()) known.push_back(one.name);
     fail("unknown target '{}'; choose one of {}", arch, fmt::join(known, ", "));
   }
-  return {arch, found->second};
+  return {arch, processors};
 }
 
 std::string_view path_name(Path path) {

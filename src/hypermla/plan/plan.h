@@ -10,6 +10,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/fields.h"
+#include "hypermla/device/architecture.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/executable.h"
 #include "hypermla/plan/prefill.h"
@@ -69,9 +70,9 @@ struct Target {
   std::string arch = "sm_90";
   int processors = 132;  // SMs or cores
 
-  bool is_gpu() const { return arch.rfind("sm_", 0) == 0; }
-  // Datacentre GPUs since Hopper: 227 KB of shared memory per block and wgmma or tcgen05.
-  bool has_large_blocks() const { return arch == "sm_90" || arch == "sm_100" || arch == "sm_103"; }
+  bool is_gpu() const { return is_gpu_arch(arch); }
+  bool has_large_blocks() const { return architecture(arch).has_large_blocks(); }
+  bool is_small_blackwell() const { return architecture(arch).is_small_blackwell(); }
 
   static Target of(const DeviceInfo& device) { return {device.arch, device.processors}; }
   // A typical GPU of that architecture, for compilation ahead of time.

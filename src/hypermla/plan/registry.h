@@ -27,7 +27,7 @@ struct KernelEntry {
   bool draft = false;
 
   // Whether this language compiles for a target ("sm_90", "x86-64-v4").
-  bool runs_on(const std::string& arch) const { return language != "cute" || arch == "sm_90"; }
+  bool runs_on(const std::string& arch) const { return language != "cute" || architecture(arch).runs_cute; }
   std::string name() const { return version == "v0" ? design : design + "_" + version; }
   std::string full_name() const { return language + "." + layer + "." + name(); }
 };

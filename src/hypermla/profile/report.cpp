@@ -1,4 +1,5 @@
 #include "hypermla/base/error.h"
+#include "hypermla/device/architecture.h"
 #include "hypermla/profile/metrics.h"
 #include "hypermla/profile/profile.h"
 
@@ -203,7 +204,7 @@ std::string render_report(const Profile& profile) {
   if (profile.host_us_per_run)
     text += fmt::format("\nA call of run() costs the host {:.1f} us.\n", *profile.host_us_per_run);
   text += "\n" + groups_note(profile) + all_metrics(profile);
-  const bool on_gpu = profile.clocks || profile.device.arch.rfind("sm_", 0) == 0;  // older records lack the clocks
+  const bool on_gpu = profile.clocks || is_gpu_arch(profile.device.arch);  // older records lack the clocks
   if (profile.counters) text += counters_note(*profile.counters, on_gpu);
   text += "Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest.";
   if (!on_gpu) return text + " Times by the clock of the host.\n";

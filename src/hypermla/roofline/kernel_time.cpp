@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hypermla/base/error.h"
+#include "hypermla/device/architecture.h"
 
 namespace hypermla {
 namespace {
@@ -28,7 +29,7 @@ Ceilings ceilings_of(const DeviceSpec& device, DType dtype, Load load) {
           .power_share = device.measured_or("power_share", 0),
           .launch = device.measured_or("launch_us", 0) * 1e-6,
           .processors = std::max(device.sm_count, 1),
-          .tall_tiles = device.arch == "sm_90" || device.arch == "sm_100" || device.arch == "sm_103",
+          .tall_tiles = architecture(device.arch).has_large_blocks(),
           .load = load,
           .latent = reach_of(device, "latent"),
           .decompressed = reach_of(device, "decompressed"),

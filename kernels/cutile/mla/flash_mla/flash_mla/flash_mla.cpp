@@ -68,7 +68,7 @@ class FlashMlaPlan : public AttentionPlan<LatentProblem, FlashMlaTiling> {
     else if (target.has_large_blocks())
       tilings = {{64, 64, 512, 128, 8, 1}, {64, 64, 512, 256, 8, 1}, {64, 64, 512, 64, 8, 1},  {64, 64, 512, 512, 8, 1},
                  {64, 32, 512, 128, 8, 1}, {128, 64, 256, 64, 8, 1}, {64, 128, 256, 128, 4, 1}};
-    else if (target.arch == "sm_120" || target.arch == "sm_121")
+    else if (target.is_small_blackwell())
       tilings = {{64, 32, 512, 128, 8, 1}};
     else
       tilings = {{32, 32, 128, 64, 8, 1}};

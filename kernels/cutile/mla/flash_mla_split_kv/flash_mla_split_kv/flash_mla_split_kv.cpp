@@ -82,7 +82,7 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
 
   // Hopper has kernels of its own: there this one decodes where it is asked for.
   std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& options) const override {
-    if (target.arch == "sm_90" && options.kernel.empty()) return nullptr;
+    if (architecture(target.arch).runs_cute && options.kernel.empty()) return nullptr;
     const auto self = std::make_shared<FlashMlaSplitKvPlan>(*this);
     self->problem = {.b = options.max_requests,
                      .s = options.max_queries,
@@ -186,7 +186,7 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
         add({64, 64, 512, 512, splits, 1, 1});
       else if (target.has_large_blocks())
         add({64, 64, 512, 128, splits, 8, 1});
-      else if (target.arch == "sm_120" || target.arch == "sm_121")
+      else if (target.is_small_blackwell())
         add({64, 32, 512, 128, splits, 8, 1});
       else
         add({32, 32, 128, 64, splits, 8, 1});

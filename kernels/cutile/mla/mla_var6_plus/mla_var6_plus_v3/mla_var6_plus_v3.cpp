@@ -101,7 +101,7 @@ class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
     AttendBothPathsTiling tiling{64, 32, 512, 128, 1, 16, 64, 1, 1, 1, 1, kWarps, 1};
     if (!target.is_gpu())
       tiling = {64, 64, 512, 512, 1, 16, 64, 1, 1, 1, 1, 1, 1};
-    else if (target.arch != "sm_120" && target.arch != "sm_121")
+    else if (!target.is_small_blackwell())
       tiling = {32, 32, 128, 64, 1, 16, 32, 1, 1, 1, 1, kWarps, 1};
     tiling.Bv = std::min(tiling.Bv, problem.k);
     tiling.Bk = std::min(tiling.Bk, problem.k);

@@ -155,7 +155,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
       tilings = {{64, 64, 512, 512, 1, 1, 1, 1}};
     else if (target.has_large_blocks())
       tilings = {{64, 64, 512, 128, 1, 1, 8, 1}, {64, 64, 512, 256, 1, 1, 8, 1}};
-    else if (target.arch == "sm_120" || target.arch == "sm_121")
+    else if (target.is_small_blackwell())
       tilings = {{64, 32, 512, 128, 1, 1, 8, 1}};
     else
       tilings = {{32, 32, 128, 64, 1, 1, 8, 1}};
