@@ -2,8 +2,8 @@
 #
 #   bin/hypermla            the command line, one file that needs no library
 #   lib/libhypermla.so      include/hypermla/, C++ and C, and find_package(hypermla)
-#   share/hypermla/         conf, the knowledge cards, and the sources of kernels, which are compiled at run time; program
-#                           and library find it relative to themselves, so an installation can be moved
+#   share/hypermla/         conf, the knowledge cards, and the sources of kernels, which are compiled at run time;
+#                           program and library find it relative to themselves, so an installation can be moved
 #
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)
@@ -20,7 +20,8 @@ require_built(hypermla development)
 
 set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
 install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
-install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
   install(DIRECTORY ${HYPERMLA_KERNELS}/ DESTINATION ${HYPERMLA_DATA_DIR}/kernels COMPONENT runtime
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
@@ -53,6 +54,7 @@ install(FILES include/hypermla/dtype.h include/hypermla/kernel_file.h include/hy
 install(TARGETS hypermla EXPORT hypermla LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(DIRECTORY include/hypermla DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/hypermla)
-install(EXPORT hypermla NAMESPACE hypermla:: FILE hypermla-config.cmake DESTINATION ${package_dir} COMPONENT development)
+install(EXPORT hypermla NAMESPACE hypermla:: FILE hypermla-config.cmake DESTINATION ${package_dir}
+        COMPONENT development)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/hypermla-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/hypermla-config-version.cmake DESTINATION ${package_dir} COMPONENT development)

@@ -1,5 +1,6 @@
 # Kernels of the user's own, outside of this repository: sets own_kernel_sources. docs/own-kernels.md describes them.
-set(HYPERMLA_KERNELS "$ENV{HYPERMLA_KERNELS}" CACHE PATH "A directory `kernels` of your own, laid out as the one here is")
+set(HYPERMLA_KERNELS "$ENV{HYPERMLA_KERNELS}"
+    CACHE PATH "A directory `kernels` of your own, laid out as the one here is")
 set(own_kernel_sources "")
 if(HYPERMLA_KERNELS)
   if(NOT IS_ABSOLUTE "${HYPERMLA_KERNELS}" OR NOT IS_DIRECTORY "${HYPERMLA_KERNELS}"
@@ -9,7 +10,8 @@ if(HYPERMLA_KERNELS)
   endif()
   # What is built here runs as this user, so nobody else may write it; the program looks again before it runs a kernel.
   execute_process(COMMAND id -u OUTPUT_VARIABLE user OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND find "${HYPERMLA_KERNELS}" ( -type l -o -perm /022 -o -not ( -uid ${user} -o -uid 0 ) ) -print -quit
+  execute_process(COMMAND find "${HYPERMLA_KERNELS}" ( -type l -o -perm /022 -o -not ( -uid ${user} -o -uid 0 ) )
+                          -print -quit
                   OUTPUT_VARIABLE untrusted OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   if(untrusted)
     message(FATAL_ERROR "${untrusted} is a link, or other users may write it: they could put code there that would run "

@@ -30,7 +30,8 @@ if [[ ! $program -nt $root/requirements.txt ]]; then
   echo "building $program, a minute or two" >&2
   "$cuda/bin/nvcc" -std=c++17 -O2 -arch=sm_100a --expt-relaxed-constexpr "-D${type^^}" -Xptxas=-v \
     -I"$cutlass/include" -I"$example" -I"$cutlass/examples/common" -I"$cutlass/tools/util/include" \
-    -isystem "$cuda/include/cccl" -L"$cuda/lib" -o "$program.part" "$example/77_blackwell_mla.cu" >"$program.log" 2>&1 ||
+    -isystem "$cuda/include/cccl" -L"$cuda/lib" -o "$program.part" "$example/77_blackwell_mla.cu" \
+    >"$program.log" 2>&1 ||
     { tail -n 5 "$program.log" >&2; die "nvcc failed; $program.log says more"; }
   mv "$program.part" "$program"
 fi

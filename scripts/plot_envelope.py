@@ -15,7 +15,8 @@ import sys
 try:
     import matplotlib
 except ImportError:
-    sys.exit("plot_envelope.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this Python")
+    sys.exit("plot_envelope.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this "
+             "Python")
 matplotlib.use("svg")
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
                             "grid.alpha": 0.3, "axes.axisbelow": True})
@@ -110,7 +111,8 @@ def draw(record, rows):
         right = (last * behind[0]) ** 0.5 if behind else last * 2 ** 0.5
         for axes in (times, ratios):
             axes.axvspan(left, right, color=STYLES[path][0], alpha=0.08, linewidth=0)
-        ratios.annotate(f"fastest: {path}", ((left * right) ** 0.5, 2.42), ha="center", fontsize=8, color=STYLES[path][0])
+        ratios.annotate(f"fastest: {path}", ((left * right) ** 0.5, 2.42), ha="center", fontsize=8,
+                        color=STYLES[path][0])
     ratios.axhline(1, color="0.5", linewidth=1)
     ratios.set(xlabel="queries per request, s", ylabel="time over the\nbest of HyperMLA", ylim=(0.9, 2.6))
     ratios.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=20))

@@ -87,7 +87,8 @@ def roofline(run):
     bandwidth = limits.get("read_GBps", limits["peak_gbps"])
     for key, colour in (("matmul_burst_tflops", "tab:blue"), ("matmul_sustained_tflops", "tab:orange")):
         if key in limits:
-            ceiling(limits[key], bandwidth, f"measured, {key.split('_')[1]}: {limits[key]:.4g} TFLOP/s, {bandwidth:.4g} GB/s",
+            ceiling(limits[key], bandwidth,
+                    f"measured, {key.split('_')[1]}: {limits[key]:.4g} TFLOP/s, {bandwidth:.4g} GB/s",
                     color=colour, linestyle="--")
     for i, (x, y, stage) in enumerate(points):
         colour = f"C{i + 2}"
@@ -95,8 +96,8 @@ def roofline(run):
         traffic = stage.get("signals", {}).get("dram_bytes")
         if traffic:  # where the stage stands by the bytes that DRAM really moved
             axes.plot(stage["flops"] / traffic, y, "o", markerfacecolor="none", color=colour)
-    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte (hollow: by the DRAM traffic measured)", ylabel="TFLOP/s",
-             title=f"{run.profile['kernel']} on {run.profile['device']['name']}")
+    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte (hollow: by the DRAM traffic measured)",
+             ylabel="TFLOP/s", title=f"{run.profile['kernel']} on {run.profile['device']['name']}")
     measured = [limits[key] for key in ("matmul_burst_tflops", "matmul_sustained_tflops") if key in limits]
     axes.set_ylim(bottom=axes.get_ylim()[0] / 2, top=2.5 * max([peak, *measured]))
     plain_numbers(axes.xaxis, axes.yaxis)
@@ -122,13 +123,15 @@ def stages(run):
                                        gridspec_kw={"height_ratios": heights})
         axes = grid[0, 0]
         for number, (name, points) in enumerate(counters.items()):
-            grid[1, 0].step(*zip(*points), where="post", linewidth=0.7, color=("black", "tab:red")[number % 2], label=name)
+            grid[1, 0].step(*zip(*points), where="post", linewidth=0.7, color=("black", "tab:red")[number % 2],
+                            label=name)
         if counters:
             grid[1, 0].set(ylabel="% of peak", ylim=(0, 100))
             grid[1, 0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
         for number, name in enumerate(names):
             for row, stream in enumerate(streams):
-                bars = [(event["ts"] - begin, event["dur"]) for event in kernels if (event["name"], event["tid"]) == (name, stream)]
+                bars = [(event["ts"] - begin, event["dur"]) for event in kernels
+                        if (event["name"], event["tid"]) == (name, stream)]
                 if bars:
                     axes.broken_barh(bars, (row - 0.4, 0.8), color=f"C{number}", label=name)
         handles, labels = axes.get_legend_handles_labels()
@@ -143,7 +146,8 @@ def stages(run):
         for row, stage in enumerate(bars):
             time = run.time_us(stage) or 0
             axes.barh(row, time, height=0.7, color="tab:blue", label="measured" if row == 0 else None)
-            axes.barh(row, stage["predicted_us"], height=0.3, color="tab:orange", label="roofline" if row == 0 else None)
+            axes.barh(row, stage["predicted_us"], height=0.3, color="tab:orange",
+                      label="roofline" if row == 0 else None)
         axes.set(xlabel="us", yticks=range(len(bars)), yticklabels=[stage["name"] for stage in bars])
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
         axes.set_title("stages, each by itself, against the roofline")
@@ -154,7 +158,8 @@ def stages(run):
 def tuning(name, history):
     """The best time over the two tiling fields that were varied most; null when there are no two."""
     measured = [(one["tiling"], statistics.median(one["seconds"]) * 1e6) for one in history if one.get("seconds")]
-    values = {field: sorted({tiling[field] for tiling, _ in measured}) for field in (measured[0][0] if measured else {})}
+    values = {field: sorted({tiling[field] for tiling, _ in measured})
+              for field in (measured[0][0] if measured else {})}
     fields = sorted(values, key=lambda field: -len(values[field]))[:2]
     if len(fields) < 2 or len(values[fields[1]]) < 2:
         return None
@@ -180,7 +185,8 @@ def crossover(runs):
     for run in runs:
         if "s" in run.profile["problem"]:
             lines.setdefault(run.profile["kernel"], []).append(
-                (run.profile["problem"]["s"], run.profile["timing"]["cold"]["median_us"], run.profile["roofline"]["predicted_us"]))
+                (run.profile["problem"]["s"], run.profile["timing"]["cold"]["median_us"],
+                 run.profile["roofline"]["predicted_us"]))
     shapes = {json.dumps({key: run.profile["problem"].get(key) for key in ("b", "t", "h", "dtype")}) for run in runs}
     if len({s for points in lines.values() for s, _, _ in points}) < 2 or len(shapes) > 1:
         return None
@@ -217,7 +223,8 @@ def markdown(text):
         if lines[0].startswith("|"):
             rows = [[inline(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
             body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows[2:])
-            result.append("<table><thead><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0]) + f"</tr></thead>\n<tbody>{body}</tbody></table>")
+            result.append("<table><thead><tr>" + "".join(f"<th>{cell}</th>" for cell in rows[0])
+                          + f"</tr></thead>\n<tbody>{body}</tbody></table>")
         elif all(re.match(r"\d+\. ", line) for line in lines):
             result.append("<ol>" + "".join(f"<li>{inline(line.split('. ', 1)[1])}</li>" for line in lines) + "</ol>")
         else:

@@ -186,7 +186,8 @@ def engine_equal():
             cells.setdefault((q, t, b), {})[h] = row
     heads = (128, 64, 32, 16)
     return table(["b, queries, t", *(f"{h} heads" for h in heads)],
-                 [[f"{b}, {q}, {t}", *(engine_cell(of.get(h)) for h in heads)] for (q, t, b), of in sorted(cells.items())])
+                 [[f"{b}, {q}, {t}", *(engine_cell(of.get(h)) for h in heads)]
+                  for (q, t, b), of in sorted(cells.items())])
 
 
 def engine_other():
@@ -235,8 +236,8 @@ def prefill():
 def cache():
     """Our rows beside the ceiling of their run, a copy of as many bytes or the product alone."""
     return table(["call", "bytes moved", "GFLOP", "us", "of a copy or product of the run"],
-                 [[f"`{row['row']}`", f"{row['bytes'] / 1e6:.1f} MB", f"{row['flops'] / 1e9:.0f}" if row["flops"] else "",
-                   f"{row['burst_us']:.1f}", row["of_ceiling"]]
+                 [[f"`{row['row']}`", f"{row['bytes'] / 1e6:.1f} MB",
+                   f"{row['flops'] / 1e9:.0f}" if row["flops"] else "", f"{row['burst_us']:.1f}", row["of_ceiling"]]
                   for row in record("cache")["rows"] if row["way"] == "ours"])
 
 
@@ -361,7 +362,8 @@ def vllm_steps():
     for (heads, *shape), cells in steps.items():
         lines.setdefault((shape[0], shape[2], shape[1]), {}).update({(heads, name): text for name, text
                                                                      in vllm_cells(cells).items()})
-    return table(["drafts, context, requests", *(f"{heads}: {name}" if name == "CUSTOM" else name for heads, name in columns)],
+    return table(["drafts, context, requests",
+                  *(f"{heads}: {name}" if name == "CUSTOM" else name for heads, name in columns)],
                  [[", ".join(map(str, shape)), *(cells.get(column, "") for column in columns)]
                   for shape, cells in sorted(lines.items())])
 
@@ -562,16 +564,17 @@ def gains():
         [["lengths known to the host, few queries (s = 1 to 32)", span(few), "", "not measured"],
          ["lengths known to the host, many queries (s = 48 to 256)", "", span(many), "not measured"],
          ["prompt of 8192 tokens shared by 32 or 128 requests", span(shared, ".1f"), "", "not measured"],
-         [f"an engine's: paged cache, lengths on the device, bursts, mean of {len(engine_ratios(rows))} batches", *engine],
+         [f"an engine's: paged cache, lengths on the device, bursts, mean of {len(engine_ratios(rows))} batches",
+          *engine],
          [f"an engine's prefill, sustained, {len(prefills)} batches", "", span(prefills), "not measured"]])
 
 
-TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how, engine_in_all,
-                                           engine_behind, engine_plans,
-                                           engine_equal, engine_other, engine_e4m3, engine_fp8, prefill, cache, sparse,
-                                           kernel_files, vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           vllm_samples, vllm_33, vllm_33_agreement,
-                                           sglang_steps, sglang_agreement, waiting, runs)}
+TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how,
+                                           engine_in_all, engine_behind, engine_plans, engine_equal, engine_other,
+                                           engine_e4m3, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
+                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           vllm_samples, vllm_33, vllm_33_agreement, sglang_steps,
+                                           sglang_agreement, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

@@ -43,7 +43,8 @@ has_package() {
     cmake) command -v cmake >/dev/null ;;
     ninja-build) command -v ninja >/dev/null ;;
     python3-venv) [[ -n $python ]] && "$python" -c 'import ensurepip, venv' 2>/dev/null ;;
-    python3-dev) "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ;;
+    python3-dev)
+      "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ;;
     libfmt-dev) has_header fmt/format.h ;;
     nlohmann-json3-dev) has_header nlohmann/json.hpp ;;
     libcli11-dev) has_header CLI/CLI.hpp ;;
@@ -67,7 +68,8 @@ install_packages() {
   local get=(apt-get install -y --no-install-recommends "${missing[@]}")
   # Package lists are updated only if the installation fails: on a fresh machine they are empty or old.
   "${get[@]}" >"$log" 2>&1 9>&- || { apt-get update >"$log" 2>&1 9>&- && "${get[@]}" >>"$log" 2>&1 9>&-; } ||
-    { show_log "$log"; die "apt-get failed; run \`apt-get update && $line\` where there is a network, then run this again"; }
+    { show_log "$log"
+      die "apt-get failed; run \`apt-get update && $line\` where there is a network, then run this again"; }
   find_python
 }
 
@@ -81,7 +83,9 @@ install_wheels() {
     { show_log "$log"; die "python could not make the environment .venv; see build/pip.log"; }
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --progress-bar off --no-deps \
     -r "$root/requirements.txt" >"$log" 2>&1 ||
-    { show_log "$log" 2; die "the wheels of requirements.txt could not be installed; run this again where there is a network, or set HYPERMLA_CUDA_ROOT to a CUDA toolkit 13.3 or newer"; }
+    { show_log "$log" 2
+      die "the wheels of requirements.txt could not be installed; run this again where there is a network, or set" \
+        "HYPERMLA_CUDA_ROOT to a CUDA toolkit 13.3 or newer"; }
   cp "$root/requirements.txt" "$venv/installed.tmp"
   mv "$venv/installed.tmp" "$venv/installed.txt"
 }
@@ -111,7 +115,8 @@ configure() {
     { show_log "$log" 20; die "cmake failed; the lines above say why, build/cmake.log says more"; }
 }
 
-# Arguments: how long it takes from scratch, and the targets. On a terminal ninja shows its progress; elsewhere a line is printed for every quarter.
+# Arguments: how long it takes from scratch, and the targets. On a terminal ninja shows its progress; elsewhere a line
+# is printed for every quarter.
 build() {
   local log=$root/build/build.log begin=$SECONDS takes=$1
   shift

@@ -1,4 +1,5 @@
-// A template for elementwise kernels in CUDA Tile C++: y = silu(gate) * up, the activation of gated feed-forward layers.
+// A template for elementwise kernels in CUDA Tile C++: y = silu(gate) * up, the activation of gated feed-forward
+// layers.
 //
 //   hypermla verify-file examples/kernels/elementwise_cutile.cu
 //   hypermla bench-file examples/kernels/elementwise_cutile.cu --Br=4 --Bc=1024

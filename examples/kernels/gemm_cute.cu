@@ -3,8 +3,8 @@
 //   hypermla verify-file examples/kernels/gemm_cute.cu
 //   hypermla bench-file examples/kernels/gemm_cute.cu
 //
-// A tile is 128 x 256 of c. Thread blocks are persistent: each makes every gridDim.x-th tile. Tiles are numbered so that
-// those that are made at the same time lie in a square: they read few different rows of a and b, which stay in L2.
+// A tile is 128 x 256 of c. Thread blocks are persistent: each makes every gridDim.x-th tile. Tiles are numbered so
+// that those that are made at the same time lie in a square: they read few different rows of a and b, which stay in L2.
 //
 // Roles (384 threads):
 //   warpgroups 0, 1   consumers: 64 rows of the tile each; they multiply, and send their part of c

@@ -4,8 +4,8 @@
 //   hypermla bench-file examples/kernels/reduction_cutile.cu --Br=8 --Bc=512
 //
 // A block takes Br rows and walks over their columns, Bc at a time. The sums stay a tile until the end: adding whole
-// tiles costs nothing beside the reads, reducing one in every step would. The number of columns is known at compile time:
-// only then does the compiler know that every row starts on 16 bytes, and moves tiles by the copy engine (TMA).
+// tiles costs nothing beside the reads, reducing one in every step would. The number of columns is known at compile
+// time: only then does the compiler know that every row starts on 16 bytes, and moves tiles by the copy engine (TMA).
 
 #ifdef HYPERMLA_DEVICE
 

@@ -28,10 +28,12 @@ def main():
         if time.monotonic() - begin > arguments.limit:
             table.notes.append(f"Stopped after {arguments.limit:g} seconds (--limit).")
             break
-        harness.measure_into(table, machine, lambda: harness.Ours(machine, choice, {**problem, **shared}, arguments.tune),
+        harness.measure_into(table, machine, 
+                             lambda: harness.Ours(machine, choice, {**problem, **shared}, arguments.tune),
                              path=choice.path, kernel=choice.kernel, n=choice.n, predicted_us=choice.sustained_us)
     for peer in harness.load_peers(machine, arguments):
-        harness.measure_into(table, machine, lambda: peer(machine, {**problem, **shared}), path=peer.path, kernel=peer.name)
+        harness.measure_into(table, machine, lambda: peer(machine, {**problem, **shared}), path=peer.path,
+                             kernel=peer.name)
     table.finish()
 
 

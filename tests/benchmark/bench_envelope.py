@@ -32,8 +32,8 @@ class Envelope:
         self.arguments = arguments
         self.machine = harness.Machine(arguments.device, arguments.seconds)
         self.peers = harness.load_peers(self.machine, arguments)
-        self.table = harness.Table(f"Envelope on {self.machine.name}: b={arguments.b}, t={arguments.t}, h={arguments.h}, "
-                                   f"{arguments.dtype}", arguments.out_dir, COLUMNS)
+        self.table = harness.Table(f"Envelope on {self.machine.name}: b={arguments.b}, t={arguments.t}, "
+                                   f"h={arguments.h}, {arguments.dtype}", arguments.out_dir, COLUMNS)
         self.begin = time.monotonic()
         self.rows = []
 
@@ -45,7 +45,8 @@ class Envelope:
             return
         arguments = self.arguments
         harness.write_json(arguments.record, {
-            "schema": 1, "kind": "envelope", "date": datetime.date.today().isoformat(), "device": {"name": self.machine.name},
+            "schema": 1, "kind": "envelope", "date": datetime.date.today().isoformat(),
+            "device": {"name": self.machine.name},
             "problem": {key: getattr(arguments, key) for key in ("b", "t", "h", "dtype")}, "rows": self.rows})
 
     def measure(self, case, make, **row):
@@ -72,13 +73,15 @@ class Envelope:
         for choice in self.wanted(ranking):
             if self.out_of_time():
                 return
-            self.measure(name, lambda: harness.Ours(self.machine, choice, {**problem, **(shared or {})}, self.arguments.tune),
+            self.measure(name, lambda: harness.Ours(self.machine, choice, {**problem, **(shared or {})},
+                                                    self.arguments.tune),
                          s=problem["s"], path=choice.path, kernel=choice.kernel, n=choice.n,
                          predicted_us=choice.sustained_us, predicted_burst_us=choice.burst_us)
         best = ranking[0].sustained_us
         for peer in self.peers:
             # Do not measure a peer whose path is predicted to be several times slower than the best.
-            predicted = min((choice.sustained_us for choice in ranking if choice.path == peer.path), default=float("inf"))
+            predicted = min((choice.sustained_us for choice in ranking if choice.path == peer.path),
+                            default=float("inf"))
             if predicted < 3 * best and not self.out_of_time():
                 self.measure(name, lambda: peer(self.machine, {**problem, **(shared or {})}), s=problem["s"],
                              path="peer", kernel=peer.name)
@@ -105,8 +108,8 @@ class Envelope:
                 predicted = row.get("predicted_us" if load == "sustained" else "predicted_burst_us")
                 error = harness.error_percent(predicted, row[f"{load}_us"]) if predicted and f"{load}_us" in row else 0
                 if abs(error) > 5:
-                    wrong.append(f"- {row['case']}, {row['kernel']}, n={row['n']}, {load}: predicted {predicted:.1f} us, measured "
-                                 f"{row[f'{load}_us']:.1f} us, {error:+.1f} %")
+                    wrong.append(f"- {row['case']}, {row['kernel']}, n={row['n']}, {load}: predicted "
+                                 f"{predicted:.1f} us, measured {row[f'{load}_us']:.1f} us, {error:+.1f} %")
         notes.append("Mispredictions beyond 5 %:\n\n" + "\n".join(wrong) if wrong else "No misprediction beyond 5 %.")
         choices = []
         for case in dict.fromkeys(row["case"] for row in self.rows):
@@ -117,22 +120,27 @@ class Envelope:
             taken, fastest = (min(own, key=lambda row: row[key]) for key in ("predicted_us", "sustained_us"))
             loss = taken["sustained_us"] / fastest["sustained_us"]
             if loss > 1.05:
-                choices.append(f"- {case}: {taken['kernel']} n={taken['n']} is {loss:.2f}x {fastest['kernel']} n={fastest['n']}")
+                choices.append(f"- {case}: {taken['kernel']} n={taken['n']} is {loss:.2f}x {fastest['kernel']} "
+                               f"n={fastest['n']}")
             others = [row for row in rows if row["path"] == "peer"]
             if others:
                 ratios = [min(row[f"{load}_us"] for row in others) / min(row[f"{load}_us"] for row in own)
                           for load in ("burst", "sustained")]
-                choices.append(f"- {case}: best of the peers over best of ours {ratios[0]:.2f} burst, {ratios[1]:.2f} sustained")
+                choices.append(f"- {case}: best of the peers over best of ours {ratios[0]:.2f} burst, {ratios[1]:.2f} "
+                               "sustained")
         notes.append("Choices:\n\n" + "\n".join(choices) if choices else "Every choice was within 5 % of the fastest.")
         self.table.finish(*notes)
 
 
 def main():
     flags = harness.parser(__doc__)
-    flags.add_argument("--s_values", type=integers, default=list(QUERIES), help="queries per request, in the order to measure")
-    flags.add_argument("--near", type=float, default=1.15, help="measure also what is predicted within this of the best")
+    flags.add_argument("--s_values", type=integers, default=list(QUERIES),
+                       help="queries per request, in the order to measure")
+    flags.add_argument("--near", type=float, default=1.15,
+                       help="measure also what is predicted within this of the best")
     flags.add_argument("--no_prefixes", action="store_true", help="leave out the shared prefixes")
-    flags.add_argument("--ends", type=integers, default=[], help="values of s for which hybrids run at n = 0 and n = t, too")
+    flags.add_argument("--ends", type=integers, default=[],
+                       help="values of s for which hybrids run at n = 0 and n = t, too")
     flags.add_argument("--record", help="file for what the figure is drawn from")
     arguments = flags.parse_args()
     envelope = Envelope(arguments)

@@ -27,7 +27,8 @@ GEMM = 8192
 
 def bench(file, device, sizes):
     """The JSON that bench-file prints, or a row's note."""
-    done = subprocess.run([PROGRAM, "bench-file", file, f"--device={device}", "--json", *sizes], capture_output=True, text=True)
+    done = subprocess.run([PROGRAM, "bench-file", file, f"--device={device}", "--json", *sizes], capture_output=True,
+                          text=True)
     if done.returncode == 0:
         return json.loads(done.stdout)
     return {"note": (done.stderr.splitlines() or [f"it ended with status {done.returncode}"])[-1]}
@@ -57,7 +58,8 @@ def main():
         harness.stop(f"{PROGRAM} is not built; run ./hypermla once")
     machine = harness.Machine(arguments.device, arguments.seconds)
     table = harness.Table(f"Kernel files on {machine.name}", arguments.out_dir,
-                          ("file", "burst_us", "sustained_us", "gbps", "tflops", "of_bandwidth", "of_arithmetic", "note"))
+                          ("file", "burst_us", "sustained_us", "gbps", "tflops", "of_bandwidth", "of_arithmetic",
+                           "note"))
     for file in sorted(FILES.glob("*.cu")):
         if arguments.only not in file.stem:
             continue

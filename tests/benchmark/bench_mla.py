@@ -55,7 +55,8 @@ def main():
     machine = harness.Machine(arguments.device, arguments.seconds)
     peers = harness.load_peers(machine, arguments)
     table = harness.Table(f"Backends on {machine.name}, h={arguments.h}, {arguments.dtype}", arguments.out_dir,
-                          ["b", "s", "t", "backend", "kernel", "burst_us", "sustained_us", "predicted_us", "error", "note"])
+                          ["b", "s", "t", "backend", "kernel", "burst_us", "sustained_us", "predicted_us", "error",
+                           "note"])
     begin = time.monotonic()
     for b in arguments.b_values or [arguments.b]:
         for t in arguments.t_values or [arguments.t]:

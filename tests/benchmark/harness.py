@@ -166,7 +166,8 @@ class Ours:
 
     def __init__(self, machine, choice, problem, tune=0):
         design = choice.kernel.split(".")[2]
-        fields = {key: problem[key] for key in FIELDS if key in problem and (key != "k" or not design.startswith("flash_attention"))}
+        fields = {key: problem[key] for key in FIELDS if key in problem
+                  and (key != "k" or not design.startswith("flash_attention"))}
         if design.startswith("mla_var6_plus"):
             fields["n"] = choice.n
             fields["prefixes"] = problem.get("prefixes", 1) if choice.path == "shared prefix" else 0
@@ -219,8 +220,8 @@ class FlashMla:
         self.run(None)  # makes the work list once: it is not part of the time
 
     def run(self, _):
-        out, _, self.meta, self.splits = self.op(self.q, self.cache, 512, self.lengths, self.table, self.scale, self.causal,
-                                                 self.meta, self.splits, None)
+        out, _, self.meta, self.splits = self.op(self.q, self.cache, 512, self.lengths, self.table, self.scale,
+                                                 self.causal, self.meta, self.splits, None)
         torch.bmm(out.view(self.rows, out.shape[2], out.shape[3]).transpose(0, 1), self.w)
 
 
@@ -235,9 +236,11 @@ class FlashAttention3:
         self.op = torch.ops._vllm_fa3_C.fwd.default
         starts = lambda name, step: machine.tensor(f"fa3.{name}", (b + 1,), "int32", lambda i: i * step)
         # Requests of variable length, stored one after the other: some builds have only this form and crash on others.
-        given = {"q": machine.tensor("fa3.q", (b * s, h, d + p), dtype), "k": machine.tensor("fa3.k", (b * t, h, d + p), dtype),
+        given = {"q": machine.tensor("fa3.q", (b * s, h, d + p), dtype),
+                 "k": machine.tensor("fa3.k", (b * t, h, d + p), dtype),
                  "v": machine.tensor("fa3.v", (b * t, h, d), dtype), "cu_seqlens_q": starts("q_starts", s),
-                 "cu_seqlens_k": starts("k_starts", t), "max_seqlen_q": s, "max_seqlen_k": t, "softmax_scale": (d + p) ** -0.5,
+                 "cu_seqlens_k": starts("k_starts", t), "max_seqlen_q": s, "max_seqlen_k": t,
+                 "softmax_scale": (d + p) ** -0.5,
                  "causal": bool(problem.get("causal", False)), "is_causal": bool(problem.get("causal", False)),
                  "window_size_left": -1, "window_size_right": -1, "num_splits": 1, "cp_world_size": 1}
         self.arguments = operator_arguments(self.op, given)
@@ -368,7 +371,8 @@ def parser(description, **defaults):
     result.add_argument("--seconds", type=float, default=1.0, help="busy time before a sustained figure")
     result.add_argument("--tune", type=int, default=0, help="tilings to try per kernel; 0: the default tiling")
     result.add_argument("--limit", type=float, default=600.0, help="seconds after which nothing more is started")
-    result.add_argument("--out_dir", help="where comparison.csv and comparison.md go (default out/tests/<benchmark>/<time>)")
+    result.add_argument("--out_dir",
+                        help="where comparison.csv and comparison.md go (default out/tests/<benchmark>/<time>)")
     for key in LIBRARIES:
         result.add_argument(f"--{key}", metavar="PATH", help=f"library with the torch operators of {PEERS[key].name}")
     return result
@@ -383,7 +387,8 @@ def row_parser(description, peer, title):
     result.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is started")
     result.add_argument(f"--{peer}", metavar="PATH", help=f"library with the torch operators of {title}")
     result.add_argument("--record", help="file for what the table is made from")
-    result.add_argument("--out_dir", help=f"where the table goes (default out/tests/{pathlib.Path(sys.argv[0]).stem}/<time>)")
+    result.add_argument("--out_dir",
+                        help=f"where the table goes (default out/tests/{pathlib.Path(sys.argv[0]).stem}/<time>)")
     return result
 
 

@@ -63,8 +63,8 @@ def main(description, version, others):
             if name_of(one).split(".")[2] not in known or time.monotonic() - begin > arguments.limit:
                 continue
             model = {"predicted_us": predicted[n]} if one == version and n in predicted else {}
-            harness.measure_into(table, machine, lambda: Version(machine, one, problem, n, arguments.tune), version=one, n=n,
-                                 **model)
+            harness.measure_into(table, machine, lambda: Version(machine, one, problem, n, arguments.tune), version=one,
+                                 n=n, **model)
     if time.monotonic() - begin <= arguments.limit:
         harness.measure_into(table, machine, lambda: Combine(machine, problem, arguments.tune),
                              version="decompress_combine alone")

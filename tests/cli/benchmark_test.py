@@ -21,19 +21,20 @@ class FreshClone(CommandCase):
         for path in sorted(BENCHMARKS.glob("bench_*.py")):
             with self.subTest(path.name):
                 environment = {**os.environ, "HYPERMLA_TEST_BUILD": str(self.directory), "PYTHONNOUSERSITE": "1"}
-                done = subprocess.run([sys.executable, "-S", path, "--help"], env=environment, cwd=self.directory, text=True,
-                                      capture_output=True, timeout=300)
+                done = subprocess.run([sys.executable, "-S", path, "--help"], env=environment, cwd=self.directory,
+                                      text=True, capture_output=True, timeout=300)
                 self.assertEqual(done.returncode, 0, done)
                 self.assertIn("usage: " + path.name, done.stdout)
         for name in ("bench_engine", "bench_prefill"):
-            listed = subprocess.run([sys.executable, "-S", BENCHMARKS / f"{name}.py", "--list"], env=environment, text=True,
-                                    cwd=self.directory, capture_output=True, timeout=300)
+            listed = subprocess.run([sys.executable, "-S", BENCHMARKS / f"{name}.py", "--list"], env=environment,
+                                    text=True, cwd=self.directory, capture_output=True, timeout=300)
             self.assertEqual((listed.returncode, listed.stderr), (0, ""))
             self.assertGreater(len(listed.stdout.splitlines()), 5)
-        done = subprocess.run([sys.executable, "-S", BENCHMARKS / "bench_all_mla.py", *TINY], env=environment, text=True,
-                              cwd=self.directory, capture_output=True, timeout=300)
+        done = subprocess.run([sys.executable, "-S", BENCHMARKS / "bench_all_mla.py", *TINY], env=environment,
+                              text=True, cwd=self.directory, capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^bench_all_mla.py: the Python package is not built; run .*/scripts/build_package.sh")
+        self.assertRegex(done.stderr,
+                         r"^bench_all_mla.py: the Python package is not built; run .*/scripts/build_package.sh")
 
     def test_the_first_use_builds_the_package(self):
         """In a clone whose build is replaced by a script that says so and makes a package of one function."""
@@ -104,12 +105,14 @@ class Benchmarks(CommandCase):
         if not importlib.util.find_spec("matplotlib"):
             self.skipTest("no matplotlib here")
         picture = self.directory / "time.svg"
-        subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py", CHECKOUT / "results/nvidia-h200/envelope.json",
-                        picture], check=True, stdout=subprocess.DEVNULL, timeout=300)
+        subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py",
+                        CHECKOUT / "results/nvidia-h200/envelope.json", picture], check=True,
+                       stdout=subprocess.DEVNULL, timeout=300)
         texts, shown = ([" ".join(element.itertext()).strip()
                          for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
                         for path in (picture, CHECKOUT / "docs/results/time-over-s.svg"))
-        for text in ("fastest: latent", "fastest: decompressed", "HyperMLA, hybrid (fastest nowhere)", "FlashAttention-3"):
+        for text in ("fastest: latent", "fastest: decompressed", "HyperMLA, hybrid (fastest nowhere)",
+                     "FlashAttention-3"):
             self.assertIn(text, texts)
         self.assertEqual(shown, texts, "the README's picture is of another record: draw it again")
 
@@ -132,8 +135,8 @@ class Benchmarks(CommandCase):
     def test_kernel_files(self):
         record = self.directory / "record.json"
         done = subprocess.run([sys.executable, BENCHMARKS / "bench_kernel_files.py", "--device=cpu", "--only=reduction",
-                               f"--out_dir={self.directory}", f"--record={record}", "--", "--rows=9"], capture_output=True,
-                              text=True, timeout=300)
+                               f"--out_dir={self.directory}", f"--record={record}", "--", "--rows=9"],
+                              capture_output=True, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done)
         cute, cutile = json.loads(record.read_text())["rows"]
         self.assertIn("was compiled for sm_90, but neither run nor checked", cute["note"])

@@ -52,15 +52,16 @@ class Ranking(CommandCase):
         self.assertRegex(self.succeed(*words).out, r"(?m)^latent +cutile\.mla\.flash_mla .* [\d.]+ +[+-][\d.]+% ")
 
     def test_what_cannot_run_is_a_row_that_says_so(self):
-        done = self.succeed("choose", "--b=1", "--s=2", "--t=64", "--h=2", "--device=cpu", "--measure", CXX="/bin/false",
-                            HYPERMLA_CACHE_DIR=self.directory / "cache")
+        done = self.succeed("choose", "--b=1", "--s=2", "--t=64", "--h=2", "--device=cpu", "--measure",
+                            CXX="/bin/false", HYPERMLA_CACHE_DIR=self.directory / "cache")
         self.assertIn("not measured: ", done.out)
 
     def test_refusals(self):
         for words, sentence in {
             ("--device_name=H200",): "device 'H200' has no entry in devices.json; did you mean 'NVIDIA H200'?",
             ("--language=cuda", H200): "no kernel in the language 'cuda' for sm_90 takes this problem",
-            ("--device_name=NVIDIA H20",): "device 'NVIDIA H20' has no entry in devices.json; did you mean 'NVIDIA H200'?",
+            ("--device_name=NVIDIA H20",):
+                "device 'NVIDIA H20' has no entry in devices.json; did you mean 'NVIDIA H200'?",
             ("--prefix=5000",): "--prefix=5000 is not supported: requests have only --t=4096 tokens; or set --private",
             ("--prefixes=0",): "--prefixes=0 is not supported: it must be from 1 to the 32 requests",
             ("--b=0",): "--b=0 is not supported: it must be at least 1",

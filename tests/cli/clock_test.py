@@ -18,9 +18,10 @@ class Clocks(CommandCase):
                 f'#!/bin/sh\n[ "$1" = --query-gpu=name ] && {{ echo "{gpu}"; exit; }}\necho "$@" >> {self.calls}\n'
             )
             (tools / "nvidia-smi").chmod(0o755)
-        environment = {**os.environ, "PATH": f"{tools}:/usr/bin:/bin", "HYPERMLA_CACHE_DIR": str(self.directory / "cache")}
-        return subprocess.run([CHECKOUT / "scripts" / name, *arguments], env=environment, capture_output=True, text=True,
-                              timeout=60)
+        environment = {**os.environ, "PATH": f"{tools}:/usr/bin:/bin",
+                       "HYPERMLA_CACHE_DIR": str(self.directory / "cache")}
+        return subprocess.run([CHECKOUT / "scripts" / name, *arguments], env=environment, capture_output=True,
+                              text=True, timeout=60)
 
     def test_each_device_has_its_clocks(self):
         for gpu, sm, memory in (("NVIDIA GeForce RTX 5090", 2407, 14001), ("NVIDIA H200", 1350, 3201)):
@@ -41,7 +42,8 @@ class Clocks(CommandCase):
     def test_reset(self):
         done = self.script("reset-gpu-clock.sh", "--dry-run", gpu="NVIDIA H200")
         self.assertEqual(done.returncode, 0, done)
-        self.assertEqual(done.stdout.splitlines()[:2], ["nvidia-smi --reset-gpu-clocks", "nvidia-smi --reset-memory-clocks"])
+        self.assertEqual(done.stdout.splitlines()[:2],
+                         ["nvidia-smi --reset-gpu-clocks", "nvidia-smi --reset-memory-clocks"])
         self.assertFalse(self.calls.exists())
 
     def test_without_nvidia_smi(self):

@@ -113,12 +113,14 @@ class Clone(CommandCase):
         before = sorted(self.root.rglob("*"))
         self.clone("flash_attention", "v7", HYPERMLA_KERNELS=own)
         copy = own / "cutile/mla/flash_attention/flash_attention_v7"
-        self.assertEqual({path.name for path in copy.iterdir()}, {f"flash_attention_v7.{end}" for end in ("cpp", "cuh", "h")})
+        self.assertEqual({path.name for path in copy.iterdir()},
+                         {f"flash_attention_v7.{end}" for end in ("cpp", "cuh", "h")})
         self.assertEqual(sorted(self.root.rglob("*")), before)
         self.assertEqual([path for path in [own, *own.rglob("*")] if path.stat().st_mode & 0o022], [])
         self.assertIn("exists already, in ", self.refuse_clone("flash_attention", "v7", HYPERMLA_KERNELS=own))
         said = run("kernel", "flash_attention", "v7", HYPERMLA_KERNELS=own)
-        self.assertRegex(said.err, r"flash_attention_v7 is not part of this program: run \./hypermla.*\n.*no version 'v7'")
+        self.assertRegex(said.err,
+                         r"flash_attention_v7 is not part of this program: run \./hypermla.*\n.*no version 'v7'")
         self.assertEqual([path.name for path in own.parent.iterdir()], ["kernels"])
 
     def test_where_others_may_write_is_no_place(self):

@@ -125,8 +125,8 @@ class Help(CommandCase):
                         self.assertNotIn(f"--{field} ", tiling)
                         continue
                     self.assertRegex(tiling, rf"--{field} \w+ +{re.escape(words)} \(default ")
-                for flag in ("device", "check", "seed", "no_autotune", "retune", "tune_max_iters", "prof_type", "bench_runs",
-                             "label", "out_dir"):
+                for flag in ("device", "check", "seed", "no_autotune", "retune", "tune_max_iters", "prof_type",
+                             "bench_runs", "label", "out_dir"):
                     self.assertIn(f"--{flag}", rest)
 
 
@@ -171,8 +171,8 @@ class Refusals(CommandCase):
             "--b=": "--b needs a value; see hypermla kernel flash_attention --help",
             "--causal=": "--causal needs a value; see hypermla kernel flash_attention --help",
             "--seed=-1": "--seed=-1 is not supported: it must be a whole number from 0 to 18446744073709551615",
-            "--seed=18446744073709551616": "--seed=18446744073709551616 is not supported: it must be a whole number from 0 to "
-                                           "18446744073709551615",
+            "--seed=18446744073709551616": "--seed=18446744073709551616 is not supported: it must be a whole number "
+                                           "from 0 to 18446744073709551615",
             "--seed=1x": "--seed=1x is not supported: it must be a whole number from 0 to 18446744073709551615",
             "--label=\udcff": "--label is no UTF-8 text, which a profile could not hold; give it in UTF-8",
             "--prof_type=some": "unknown profiling mode 'some'; choose one of annotation, event, ncu, nsys, disabled",
@@ -182,8 +182,8 @@ class Refusals(CommandCase):
 
     def test_flags_that_would_do_nothing(self):
         for flag in ("--out_dir=x", "--label=x", "--bench_runs=3"):
-            self.check(f"{flag.split('=')[0]} does nothing with --prof_type=disabled: leave out one of the two", "kernel",
-                       "flash_attention", *SMALL, "--prof_type=disabled", flag)
+            self.check(f"{flag.split('=')[0]} does nothing with --prof_type=disabled: leave out one of the two",
+                       "kernel", "flash_attention", *SMALL, "--prof_type=disabled", flag)
         for flag in ("--retune", "--tune_max_iters=3"):
             self.check(f"{flag.split('=')[0]} does nothing with --no_autotune: leave out one of the two", "kernel",
                        "flash_attention", *SMALL, "--no_autotune", flag)
@@ -191,8 +191,8 @@ class Refusals(CommandCase):
                    "flash_attention", *SMALL, "--Bm=16")
 
     def test_a_version_that_runs_nowhere_else(self):
-        self.assertIn("this version exists for no other target, but flash_attention v0 --language=cutile runs everywhere",
-                      self.refuse("kernel", "flash_attention", "v1", "--device=cpu"))
+        self.assertIn("this version exists for no other target, but flash_attention v0 --language=cutile runs "
+                      "everywhere", self.refuse("kernel", "flash_attention", "v1", "--device=cpu"))
         self.assertIn("There are: cute v0, cute v1, ", self.refuse("kernel", "flash_mla", "v77"))
 
     def test_a_bad_table_of_measured_devices_stops_nothing(self):
@@ -260,7 +260,8 @@ class Refusals(CommandCase):
 
     def test_a_problem_that_does_not_fit(self):
         sentence = self.refuse("kernel", "flash_attention", "--device=cpu", "--b=10000", "--t=1000000", "--h=64")
-        self.assertRegex(sentence, r"^the tensors need [\d.e+]+ GB, but this device has [\d.]+ GB; choose a smaller b, h or t$")
+        self.assertRegex(sentence,
+                         r"^the tensors need [\d.e+]+ GB, but this device has [\d.]+ GB; choose a smaller b, h or t$")
         for words in (["kernel", "flash_attention", "--device=cpu"], ["choose"]):  # before anything is planned
             self.check("--b=2147483647 is not supported: it must be at most 65535", *words, "--b=2147483647")
 
@@ -271,8 +272,9 @@ class Refusals(CommandCase):
 
     def test_profilers_of_gpus_on_a_cpu(self):
         for mode in ("ncu", "nsys"):
-            self.check(f"--prof_type={mode} looks into a GPU, and this kernel would run on the CPU; use --prof_type=annotation "
-                       "or --prof_type=event", "kernel", "flash_attention", "--device=cpu", f"--prof_type={mode}")
+            self.check(f"--prof_type={mode} looks into a GPU, and this kernel would run on the CPU; use "
+                       "--prof_type=annotation or --prof_type=event", "kernel", "flash_attention", "--device=cpu",
+                       f"--prof_type={mode}")
 
 
 class FullDevice(unittest.TestCase):
@@ -290,8 +292,10 @@ class Spellings(CommandCase):
 
     def test_equals_sign_or_blank(self):
         shape = ["--s=16", "--t=4096"]
-        self.assertEqual(self.prediction("flash_mla", "--b=32", *shape), self.prediction("flash_mla", "--b", "32", *shape))
-        self.assertNotEqual(self.prediction("flash_mla", "--b=32", *shape), self.prediction("flash_mla", "--b=16", *shape))
+        self.assertEqual(self.prediction("flash_mla", "--b=32", *shape),
+                         self.prediction("flash_mla", "--b", "32", *shape))
+        self.assertNotEqual(self.prediction("flash_mla", "--b=32", *shape),
+                            self.prediction("flash_mla", "--b=16", *shape))
 
     def test_a_bool_needs_no_value(self):
         self.assertEqual(self.prediction("flash_mla", "--causal"), self.prediction("flash_mla", "--causal=true"))

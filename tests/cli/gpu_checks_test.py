@@ -46,7 +46,8 @@ class GpuChecks(CommandCase):
     def test_help_names_steps_and_files(self):
         for words in (["--help"], ["-h"]):
             said = self.script("gpu_checks.sh", *words).stdout
-            self.assertEqual(re.findall(r"^  (\w+)   ? ?[^ ]", said, re.MULTILINE), ["unit", "verify", "python", "runs"])
+            self.assertEqual(re.findall(r"^  (\w+)   ? ?[^ ]", said, re.MULTILINE),
+                             ["unit", "verify", "python", "runs"])
             self.assertIn("gpu_checks.tar.xz", self.script("pack_gpu_checks.sh", *words).stdout)
 
     def test_a_list_names_the_kernels_whose_records_do_not_match(self):
@@ -60,13 +61,15 @@ class GpuChecks(CommandCase):
             return [line.split(maxsplit=1) for line in lines if not line.startswith("#")]
 
         before = listed()
-        self.assertEqual(list(dict(before)), [step for step in ("unit", "verify", "python", "runs") if step in dict(before)])
+        self.assertEqual(list(dict(before)),
+                         [step for step in ("unit", "verify", "python", "runs") if step in dict(before)])
         self.assertNotIn(["verify", "cutile.mla.prefix_decompression"], before)
         with open(self.directory / VOIDED, "a", encoding="utf-8") as kernel:
             kernel.write("constexpr int of_another_version = 1;\n")
         after = listed()
         self.assertEqual(list(dict(after)), ["unit", "verify", "python", "runs"])
-        self.assertEqual([line for line in after if line not in before], [["verify", "cutile.mla.prefix_decompression"]])
+        self.assertEqual([line for line in after if line not in before],
+                         [["verify", "cutile.mla.prefix_decompression"]])
         self.assertEqual(listed("pack_gpu_checks.sh"), after)
         self.assertEqual(list(dict(listed("gpu_checks.sh", "runs", "unit"))), ["unit", "runs"])
 
@@ -115,7 +118,8 @@ class GpuChecks(CommandCase):
         self.assertEqual(set(table.values()), {"passed"})
         self.assertIn("8 passed, 1 skipped", (out / "table.txt").read_text())
         out, table = self.check("unit", "verify", status=1, FAIL="Beyond32Bits cute.mla.b")
-        self.assertEqual({name for name, said in table.items() if said != "passed"}, {"unit large", "verify cute.mla.b"})
+        self.assertEqual({name for name, said in table.items() if said != "passed"},
+                         {"unit large", "verify cute.mla.b"})
         self.assertIn("FAILED Suite.Fails\n", (out / "table.txt").read_text())
         self.assertIn("verifying cute.mla.b", (out / "verify.log").read_text())
 

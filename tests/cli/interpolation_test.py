@@ -21,8 +21,8 @@ class Interpolation(CommandCase):
         self.assertEqual(times[n], min(times.values()))
         if n in (0, 70):  # then with what interpolation would take
             between = min((us, one) for one, us in times.items() if 0 < one < 70)
-            self.assertIn(f"all tokens {'decompressed' if n else 'latent'}: {times[n]:.1f} us, against {between[0]:.1f} "
-                          f"us with the best n between the ends, {between[1]}", first.out)
+            self.assertIn(f"all tokens {'decompressed' if n else 'latent'}: {times[n]:.1f} us, against "
+                          f"{between[0]:.1f} us with the best n between the ends, {between[1]}", first.out)
         again = self.succeed(*HYBRID)
         self.assertEqual(again.out, first.out)
         self.assertNotIn("tuning", again.err)

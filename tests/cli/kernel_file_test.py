@@ -21,7 +21,8 @@ using namespace hypermla;
 
 __tile_global__ void twice(float* __restrict__ x_ptr, float* __restrict__ y_ptr, int rows, int mode) {
   constexpr auto dyn = ct::dynamic_extent;
-  ct::partition_view x_view{ct::tensor_span{ct::assume_aligned<16>(x_ptr), ct::extents<unsigned, dyn, 64>{unsigned(rows)}},
+  ct::partition_view x_view{ct::tensor_span{ct::assume_aligned<16>(x_ptr),
+                                            ct::extents<unsigned, dyn, 64>{unsigned(rows)}},
                             ct::shape<8, 64>{}};
   ct::partition_view y_view{ct::tensor_span{ct::assume_aligned<16>(y_ptr),
                                             ct::extents<unsigned, dyn, 64>{unsigned(mode == 4 ? rows + 8 : rows)}},
@@ -71,7 +72,7 @@ HYPERMLA_KERNEL_FILE(describe, reference)
 
 
 def load_widths(cubin):
-    """Bytes of each LDG instruction, from Volta on: 16 bytes with the operation in bits 0 to 11, the size in 73 to 75."""
+    """Bytes of each LDG instruction, from Volta on: 16 bytes, the operation in bits 0 to 11, the size in 73 to 75."""
     offset, = struct.unpack_from("<Q", cubin, 0x28)
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * entry) for i in range(count)]
@@ -123,8 +124,9 @@ class KernelFiles(CommandCase):
 
     def test_a_wrong_kernel_fails(self):
         sentence = self.wrong("--mode=1")
-        self.assertRegex(sentence, r"y differs from the reference at \[\d+, \d+\]: got [\d.]+, expected [\d.]+, allowed to "
-                                   r"differ by .*; 1344 of 1344 elements compared are wrong")
+        self.assertRegex(sentence,
+                         r"y differs from the reference at \[\d+, \d+\]: got [\d.]+, expected [\d.]+, allowed to "
+                         r"differ by .*; 1344 of 1344 elements compared are wrong")
         self.assertEqual(self.verify("--mode=1", "--rtol=0.006", "--atol=0").status, 0)
         self.assertEqual(self.verify("--mode=1", "--rtol=0.004", "--atol=0").status, 1)
 
@@ -141,8 +143,8 @@ class KernelFiles(CommandCase):
         self.assertIn("the kernel changed its input x", self.wrong("--mode=5"))
 
     def test_extents_keep_vectors_aligned(self):
-        self.assertIn("x has 63 elements in a row, but the kernel moves 4 of them (16 bytes) at once; choose a multiple of 4",
-                      self.refused("--columns=63"))
+        self.assertIn("x has 63 elements in a row, but the kernel moves 4 of them (16 bytes) at once; choose a "
+                      "multiple of 4", self.refused("--columns=63"))
 
     def test_what_a_file_says_wrong_is_a_sentence(self):
         for mode, sentence in ((7, "describe() threw: seven"), (8, "the outputs have 21 and 22 rows"),
@@ -160,7 +162,8 @@ class KernelFiles(CommandCase):
         self.assertIn("--rtol", self.refused("--rtol=-1"))
         self.assertIn("which file?", self.refuse("verify-file"))
         self.assertIn("is no file", self.refuse("bench-file", "nothing.cu"))
-        self.assertIn("cannot be compiled under this name", self.refuse("verify-file", self.write(KERNEL, "two words.cu")))
+        self.assertIn("cannot be compiled under this name",
+                      self.refuse("verify-file", self.write(KERNEL, "two words.cu")))
 
     def test_help_names_the_sizes(self):
         self.assertIn("--rows INT", self.succeed("verify-file", self.file, "--help").out)
@@ -185,7 +188,8 @@ class KernelFiles(CommandCase):
     def test_bench_file_times_what_is_right(self):
         done = run("bench-file", self.file, "--device=cpu", "--rows=50", cwd=self.directory)
         self.assertEqual(done.status, 0, done)
-        self.assertRegex(done.out, r"burst +[\d.]+ us +[\d.]+ TFLOP/s +[\d.]+ GB/s.* \(7 runs, 5 to 95 %: [\d.]+ to [\d.]+ us\)")
+        self.assertRegex(done.out,
+                         r"burst +[\d.]+ us +[\d.]+ TFLOP/s +[\d.]+ GB/s.* \(7 runs, 5 to 95 %: [\d.]+ to [\d.]+ us\)")
         self.assertIn("note      the tensors are less than four times the cache", done.out)
         record = json.loads(run("bench-file", self.file, "--device=cpu", "--json").out)
         self.assertEqual((record["kernel"], record["sizes"]["rows"]), ("twice", 21))
@@ -217,7 +221,8 @@ class Templates(CommandCase):
         done = self.succeed("verify-file", TEMPLATES / "reduction_cutile.cu", "--device=cpu", "--arch=sm_90", "--json")
         report = json.loads(done.out)["compiled_only"]
         self.assertEqual([one["sizes"]["columns"] for one in report], [1000, 8192])
-        self.assertTrue(all(one["report"]["arch"] == "sm_90" and one["report"]["frame_bytes"] == 0 for one in report), report)
+        self.assertTrue(all(one["report"]["arch"] == "sm_90" and one["report"]["frame_bytes"] == 0 for one in report),
+                        report)
         self.assertIn("is no GPU's", self.refuse("verify-file", TEMPLATES / "reduction_cutile.cu", "--arch=x86"))
 
     def test_vectors_are_moved_whole(self):
@@ -226,7 +231,8 @@ class Templates(CommandCase):
             self.skipTest("no CUDA compilers here")
         cache = self.directory / "cache"
         for name in ("elementwise_cute", "elementwise_cutile", "reduction_cute"):
-            self.succeed("verify-file", TEMPLATES / f"{name}.cu", "--device=cpu", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache)
+            self.succeed("verify-file", TEMPLATES / f"{name}.cu", "--device=cpu", "--arch=sm_90",
+                         HYPERMLA_CACHE_DIR=cache)
             for cubin in cache.glob(f"kernels/{name}-sm_90-*/kernel.cubin"):
                 self.assertEqual(set(load_widths(cubin.read_bytes())), {16}, cubin)
         self.assertEqual(len(list(cache.glob("kernels/*/kernel.cubin"))), 4)  # those in cute are the same for all sizes

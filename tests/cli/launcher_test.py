@@ -11,8 +11,8 @@ import unittest
 from support import CHECKOUT
 
 PROGRAM = '#!/bin/sh\necho "program: $*"\nexit 3\n'
-TOOLS = ["bash", "cat", "cmp", "cp", "dirname", "env", "find", "flock", "grep", "head", "mkdir", "mv", "readlink", "sed", "sh",
-         "sleep", "tail", "tee", "touch", "wc"]
+TOOLS = ["bash", "cat", "cmp", "cp", "dirname", "env", "find", "flock", "grep", "head", "mkdir", "mv", "readlink",
+         "sed", "sh", "sleep", "tail", "tee", "touch", "wc"]
 
 
 class Launcher(unittest.TestCase):
@@ -73,7 +73,8 @@ class Launcher(unittest.TestCase):
     def test_through_a_link(self):
         link = self.tools / "link"
         link.symlink_to(self.root / "hypermla")
-        done = subprocess.run([link, "a b c"], text=True, check=False, capture_output=True, env={"PATH": str(self.tools)})
+        done = subprocess.run([link, "a b c"], text=True, check=False, capture_output=True,
+                              env={"PATH": str(self.tools)})
         self.expect_program(done)
 
     def test_from_any_directory_by_any_words(self):
@@ -132,7 +133,8 @@ class Launcher(unittest.TestCase):
 
     def test_what_is_edited_during_a_build_is_built_next_time(self):
         self.edit()
-        self.program(self.tools / "cmake", f'#!/bin/sh\necho "$*" >>"{self.calls}"\nsleep 0.05\ntouch "{self.source}"\n')
+        self.program(self.tools / "cmake",
+                     f'#!/bin/sh\necho "$*" >>"{self.calls}"\nsleep 0.05\ntouch "{self.source}"\n')
         self.launch("a")
         first = self.called
         self.launch("a")
@@ -196,7 +198,8 @@ class Launcher(unittest.TestCase):
         self.assertNotIn("a.host", done.stderr)
         line = "apt-get install -y cmake"
         if os.geteuid() == 0:
-            self.assertIn(f"hypermla: apt-get failed; run `apt-get update && {line}` where there is a network", done.stderr)
+            self.assertIn(f"hypermla: apt-get failed; run `apt-get update && {line}` where there is a network",
+                          done.stderr)
         else:
             self.assertEqual(done.stderr, f"hypermla: missing packages; run `sudo {line}`, then run this again\n")
 
@@ -209,8 +212,8 @@ class Launcher(unittest.TestCase):
         done = self.launch("a")
         self.assertEqual(done.returncode, 1)
         self.assertNotIn("a.host", done.stderr)
-        self.assertIn("hypermla: the wheels of requirements.txt could not be installed; run this again where there is a network",
-                      done.stderr)
+        self.assertIn("hypermla: the wheels of requirements.txt could not be installed; run this again where there is "
+                      "a network", done.stderr)
         self.assertEqual((self.root / ".venv/installed.txt").read_text(), "some==1\n")
 
 

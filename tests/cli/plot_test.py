@@ -24,20 +24,23 @@ class Pictures(CommandCase):
         profile["problem"].update(problem)
         (run / "profile.json").write_text(json.dumps(profile))
         (run / "report.md").write_text(
-            "# Profile: some <kernel>\n\nBound by `memory` & **time**.\n\n1. First\n2. Second\n\n| a | b |\n|---|---|\n| 1 | 2 < 3 |\n")
-        history = [{"tiling": {"Bm": m, "Bn": n, "num_warps": 4}, "seconds": [m * n * 1e-6]} for m in (16, 64) for n in (32, 128)]
+            "# Profile: some <kernel>\n\nBound by `memory` & **time**.\n\n1. First\n2. Second\n\n"
+            "| a | b |\n|---|---|\n| 1 | 2 < 3 |\n")
+        history = [{"tiling": {"Bm": m, "Bn": n, "num_warps": 4}, "seconds": [m * n * 1e-6]}
+                   for m in (16, 64) for n in (32, 128)]
         history.append({"tiling": {"Bm": 256, "Bn": 32, "num_warps": 4}, "seconds": [], "rejected": "does not fit"})
         (run / f"tiling/{name}/autotuning.json").write_text(json.dumps(history))
         return run
 
     def plot(self, *runs):
-        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_profile.py", *runs], capture_output=True, text=True,
-                              timeout=300)
+        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_profile.py", *runs], capture_output=True,
+                              text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done)
         return done
 
     def texts(self, path):
-        return [" ".join(element.itertext()).strip() for element in xml.etree.ElementTree.parse(path).iter(f"{SVG}text")]
+        return [" ".join(element.itertext()).strip()
+                for element in xml.etree.ElementTree.parse(path).iter(f"{SVG}text")]
 
     def test_every_picture_shows_what_was_measured(self):
         run = self.make("flash_attention", s=16)
@@ -55,7 +58,8 @@ class Pictures(CommandCase):
     def test_a_cpu_is_seen_by_its_small_figures(self):
         run = self.make("flash_attention", s=16)
         profile = json.loads((run / "profile.json").read_text())
-        profile["roofline"] = {"peak_tflops": 0.384, "peak_gbps": 51.2, "ridge": 7.5, "predicted_us": 6.8, "bound": "compute"}
+        profile["roofline"] = {"peak_tflops": 0.384, "peak_gbps": 51.2, "ridge": 7.5, "predicted_us": 6.8,
+                               "bound": "compute"}
         for time in [*profile["timing"].values(), *(stage["burst"] for stage in profile["stages"] if "burst" in stage)]:
             time["median_us"] = 1e7
         (run / "profile.json").write_text(json.dumps(profile))
@@ -65,7 +69,8 @@ class Pictures(CommandCase):
         self.assertIn("0.384 TFLOP/s", texts)  # at the ceiling itself
         svg = (run / "roofline.svg").read_text()
         frame = re.search(r'<g id="patch_2">\s*<path d="M [\d.]+ ([\d.]+) \s*L [\d.]+ [\d.]+ \s*L [\d.]+ ([\d.]+)', svg)
-        ceiling = min(float(y) for y in re.findall(r"L [\d.]+ ([\d.]+)", re.search(r'<path d="([^"]*)"[^>]*stroke: #000000; stroke-width: 1.5', svg)[1]))
+        line = re.search(r'<path d="([^"]*)"[^>]*stroke: #000000; stroke-width: 1.5', svg)[1]
+        ceiling = min(float(y) for y in re.findall(r"L [\d.]+ ([\d.]+)", line))
         self.assertGreater(ceiling, float(frame[2]) + 10, "the ceiling lies below the frame")
         texts = self.texts(run / "stages.svg")
         self.assertNotIn("timeline", texts)
@@ -113,7 +118,8 @@ class Pictures(CommandCase):
             self.assertIn(target[0] or target[1], ids)
 
     def test_what_is_no_run_is_refused(self):
-        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_profile.py", self.directory], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_profile.py", self.directory],
+                              capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("is no run", done.stderr)
 
@@ -124,12 +130,14 @@ class Pictures(CommandCase):
         page = run / "report.html"
         # The browser's own view of the page, with the sizes that it gave to the pictures.
         probe = ("<script>document.body.dataset.sizes = [...document.querySelectorAll('figure svg')].map("
-                 "s => Math.round(s.getBoundingClientRect().width) + 'x' + Math.round(s.getBoundingClientRect().height)).join(' ');"
+                 "s => Math.round(s.getBoundingClientRect().width) + 'x' + "
+                 "Math.round(s.getBoundingClientRect().height)).join(' ');"
                  "document.body.dataset.rows = document.querySelectorAll('tbody tr').length;</script></body>")
         probed = self.directory / "probed.html"
         probed.write_text(page.read_text().replace("</body>", probe))
-        done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.directory}/browser",
-                               "--virtual-time-budget=5000", "--dump-dom", probed.as_uri()], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu",
+                               f"--user-data-dir={self.directory}/browser", "--virtual-time-budget=5000",
+                               "--dump-dom", probed.as_uri()], capture_output=True, text=True, timeout=120)
         sizes = re.search(r'data-sizes="([^"]*)"', done.stdout)
         self.assertTrue(sizes, done.stderr[-500:])
         shown = [tuple(map(int, size.split("x"))) for size in sizes[1].split()]

@@ -58,7 +58,8 @@ class Profile(CommandCase):
     def check_files(self, mode):
         out = self.directory / mode
         done = self.succeed("kernel", "flash_mla_split_kv", "--b=1", "--s=1", "--t=256", "--h=2", "--device=cpu",
-                            "--tune_max_iters=1", "--bench_runs=3", f"--out_dir={out}", f"--prof_type={mode}", "--label=mine")
+                            "--tune_max_iters=1", "--bench_runs=3", f"--out_dir={out}", f"--prof_type={mode}",
+                            "--label=mine")
         self.assertIn(f"report    {out}/report.md\n", done.out)
         profile = json.loads((out / "profile.json").read_text())
         params = json.loads((out / "params.json").read_text())
@@ -121,7 +122,8 @@ class Profile(CommandCase):
 
     def test_without_out_dir_a_new_directory_below_out(self):
         self.succeed(*KERNEL, "--no_autotune", "--bench_runs=1")
-        made = list(self.directory.glob("out/profiles/annotation/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/profile.json"))
+        made = list(self.directory.glob("out/profiles/annotation/cutile.mla.flash_attention/b1_s16_t128_h2_*/*/"
+                                        "profile.json"))
         self.assertEqual(len(made), 1)
 
     def test_an_out_dir_that_will_not_do_is_refused_first(self):
@@ -153,7 +155,8 @@ class Tuning(CommandCase):
     def test_what_was_measured_is_remembered(self):
         cache = self.directory / "cache"
         first = self.succeed(*KERNEL, "--prof_type=disabled", "--tune_max_iters=2", HYPERMLA_CACHE_DIR=cache)
-        self.assertRegex(first.err.splitlines()[-1], r"^tuning flash_attention: 2 of 2 tilings measured, best [\d.]+ us$")
+        self.assertRegex(first.err.splitlines()[-1],
+                         r"^tuning flash_attention: 2 of 2 tilings measured, best [\d.]+ us$")
         histories = list(cache.glob("kernel-autotune/*/*/*/autotuning.json"))
         self.assertEqual(len(histories), 1)
         before = histories[0].read_bytes()
@@ -177,7 +180,8 @@ class Tuning(CommandCase):
         pid, terminal = pty.fork()
         if pid == 0:
             time.sleep(0.1)  # until the terminal has its width
-            os.execve(BINARY, [BINARY, *words], {**os.environ, **{key: str(value) for key, value in environment.items()}})
+            os.execve(BINARY, [BINARY, *words],
+                      {**os.environ, **{key: str(value) for key, value in environment.items()}})
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         said = b""
         with contextlib.suppress(OSError):  # Linux ends a terminal with an error
@@ -199,7 +203,8 @@ class Tuning(CommandCase):
         bare = {"PATH": self.directory, "CXX": None, "HYPERMLA_CUDA_ROOT": None}
         done = self.succeed(*KERNEL, "--tune_max_iters=1", "--bench_runs=1", "--out_dir=second", **bare)
         self.assertRegex(done.out, r"tuning    1 tiling of flash_attention rejected \(.*\), because of a test\n")
-        self.assertIn("flash_attention: 1 tiling rejected, because of a test.", (self.directory / "second/report.md").read_text())
+        self.assertIn("flash_attention: 1 tiling rejected, because of a test.",
+                      (self.directory / "second/report.md").read_text())
 
 
 class Caches(CommandCase):
@@ -360,7 +365,8 @@ class Compilation(CommandCase):
         done = run("compile", "flash_attention", "--arch=cpu", cwd=self.directory, CXX="/bin/false",
                    HYPERMLA_CACHE_DIR=self.directory / "cache")
         self.assertEqual(done.status, 1, done)
-        self.assertRegex(done.out, r"(?m)^flash_attention +\S+ +FAILED /bin/false could not compile hypermla::flash_attention<")
+        self.assertRegex(done.out,
+                         r"(?m)^flash_attention +\S+ +FAILED /bin/false could not compile hypermla::flash_attention<")
         self.assertIn("0 compiled, 1 failed", done.out)
 
     def test_an_unknown_target_is_a_sentence(self):
@@ -383,7 +389,8 @@ class DeviceReport(CommandCase):
                             ignore=lambda _, names: [name for name in names if "-sm_" in name])
         cache = {"HYPERMLA_CACHE_DIR": self.directory}
         out = self.succeed("device", "--device=cpu", "--measure", **cache).out
-        self.assertRegex(out, r"(?m)^reach      latent tensor [\d.]+: cutile\.mla\.flash_mla\S* took [\d.]+ us for b1_s16_")
+        self.assertRegex(out,
+                         r"(?m)^reach      latent tensor [\d.]+: cutile\.mla\.flash_mla\S* took [\d.]+ us for b1_s16_")
         added = json.loads(pathlib.Path(re.search(r"(?m)^added to   (.+)$", out)[1]).read_text())
         (entry,) = added.values()
         reach = entry["measured"]["reach"]

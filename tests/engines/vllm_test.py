@@ -1,5 +1,5 @@
-"""The plug-in for vLLM against vLLM's own base classes, on a CPU: its builder divides batches, plans and attends layers.
-Skipped (77) where vLLM is not installed; `./test --engines` installs it."""
+"""The plug-in for vLLM against vLLM's own base classes, on a CPU: its builder divides batches, plans and attends
+layers. Skipped (77) where vLLM is not installed; `./test --engines` installs it."""
 
 import importlib.util
 import math

@@ -207,7 +207,8 @@ class Cases:
 
     def chosen(self, tokens, lists, lengths):
         """What each query of lists [queries, top-k] sees of tokens [tokens, 576]: those that there are."""
-        return [tokens[[slot for slot in row[:length] if 0 <= slot < len(tokens)]] for row, length in zip(lists, lengths)]
+        return [tokens[[slot for slot in row[:length] if 0 <= slot < len(tokens)]]
+                for row, length in zip(lists, lengths)]
 
     def lists(self, random, slots, *shape):
         """Some of their entries are none."""
@@ -238,8 +239,9 @@ class Cases:
 
     def test_sparse_decoding(self):
         xp = self.xp
-        for batch, queries, heads, fp8, with_lengths, with_sinks in ((3, 1, 2, True, True, True), (2, 3, 5, True, False, False),
-                                                                      (2, 2, 2, False, True, True)):
+        for batch, queries, heads, fp8, with_lengths, with_sinks in ((3, 1, 2, True, True, True),
+                                                                     (2, 3, 5, True, False, False),
+                                                                     (2, 2, 2, False, True, True)):
             with self.subTest(queries=queries, fp8=fp8):
                 random = numpy.random.default_rng(batch)
                 cache, tokens = self.packed(random, 3, PAGE)

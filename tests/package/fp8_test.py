@@ -73,13 +73,14 @@ def data(random):
     heavy = random.standard_t(3, normal.shape) / 3**0.5  # of variance 1
     outliers = normal.copy()
     outliers[:, random.choice(512, 4, replace=False)] *= 50
-    return {"normal": normal, "heavy tails: Student's t, 3 degrees": heavy, "outliers: 4 of 512 columns times 50": outliers}
+    return {"normal": normal, "heavy tails: Student's t, 3 degrees": heavy,
+            "outliers: 4 of 512 columns times 50": outliers}
 
 
 def decoded(cache, q, slots, scale):
     cache_format = {numpy.dtype("uint16"): "as_queries"}.get(cache.dtype, f"fp8_{cache.shape[2]}")
-    decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=PAGE, scale=SCALE, sparse=True,
-                                cache_format=cache_format, device="cpu")
+    decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=PAGE, scale=SCALE,
+                                sparse=True, cache_format=cache_format, device="cpu")
     decode.plan(numpy.full(QUERIES, TOP_K, numpy.int32))
     return decode.run(q, cache, slots, cache_scale=scale)
 
@@ -112,11 +113,13 @@ def measured():
             # By column, so that small ones count as much as outliers.
             by_column = numpy.sqrt(numpy.mean(exact[:, :512]**2, 0))
             yield (name, form, rms(off / by_column), float(numpy.abs(off / by_column).max()),
-                   rms((floats(got_o) - o) / numpy.sqrt(numpy.mean(o**2, (0, 1)))), float(numpy.abs(got_lse - lse).max()))
+                   rms((floats(got_o) - o) / numpy.sqrt(numpy.mean(o**2, (0, 1)))),
+                   float(numpy.abs(got_lse - lse).max()))
 
 
 def table():
-    return ["| data | cache | latent values, rms | largest | output, rms | log-sum-exp, largest |", "|---|---|---|---|---|---|",
+    return ["| data | cache | latent values, rms | largest | output, rms | log-sum-exp, largest |",
+            "|---|---|---|---|---|---|",
             *(f"| {name} | {form} | " + " | ".join(f"{value:.2g}" for value in values) + " |"
               for name, form, *values in measured())]
 
@@ -214,7 +217,8 @@ class Example(unittest.TestCase):
                               env={**os.environ, "PYTHONPATH": str(BUILD / "python")}, capture_output=True, check=False,
                               timeout=600)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertRegex(done.stdout, r"(?s)^as_queries: 2 steps .* by 0\.00\d+ .*\nfp8_656: 2 steps .* by 0\.0[1-9]\d+ of")
+        self.assertRegex(done.stdout,
+                         r"(?s)^as_queries: 2 steps .* by 0\.00\d+ .*\nfp8_656: 2 steps .* by 0\.0[1-9]\d+ of")
 
 
 if __name__ == "__main__":

@@ -42,10 +42,11 @@ class Installation(unittest.TestCase):
         return done.stdout
 
     def test_the_command_line_runs(self):
-        out = self.succeed(self.prefix / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40", "--h=1",
-                           "--device=cpu", "--no_autotune", "--check", "--prof_type=disabled")
+        out = self.succeed(self.prefix / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40",
+                           "--h=1", "--device=cpu", "--no_autotune", "--check", "--prof_type=disabled")
         self.assertIn("check     passed", out)
-        self.assertIn(f"kernels    {self.prefix}/share/hypermla/kernels\n", self.succeed(self.prefix / "bin/hypermla", "device"))
+        self.assertIn(f"kernels    {self.prefix}/share/hypermla/kernels\n",
+                      self.succeed(self.prefix / "bin/hypermla", "device"))
 
     def test_what_is_not_built_is_said_before_anything_is_copied(self):
         script = (BUILD / "cmake_install.cmake").read_text()
@@ -68,8 +69,8 @@ class Installation(unittest.TestCase):
     def test_every_public_header_compiles_alone(self):
         for header in sorted((self.prefix / "include/hypermla").iterdir()):
             with self.subTest(header.name):
-                self.succeed(CXX, "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c++",
-                             f"-I{self.prefix}/include", "-", input=f"#include <hypermla/{header.name}>\n")
+                self.succeed(CXX, "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x",
+                             "c++", f"-I{self.prefix}/include", "-", input=f"#include <hypermla/{header.name}>\n")
 
     def test_the_library_exports_its_interface_only(self):
         (library,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]
@@ -104,7 +105,8 @@ class Installation(unittest.TestCase):
     def test_the_example_builds_against_it_and_runs(self):
         build = self.example("cpp", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
         self.assertRegex(self.succeed(build / "example"),
-                         r"^flash_attention took [\d.]+ us on .+, see out/profiles/event/\S+/report\.md; an H200 would take [\d.]+ us\n$")
+                         r"^flash_attention took [\d.]+ us on .+, see out/profiles/event/\S+/report\.md; "
+                         r"an H200 would take [\d.]+ us\n$")
         self.assertEqual(len(list(self.directory.glob("out/profiles/event/*/*/*/profile.json"))), 1)
         self.assertRegex(self.succeed(build / "decode"), r"reference.*\nlse 4\.9199 4\.9299 3\.7260\n$")
 

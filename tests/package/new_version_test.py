@@ -1,8 +1,8 @@
 """A new version of a kernel is one directory and nothing else, here or in a directory of one's own: `hypermla clone`
 makes it, and it is built, listed, chosen and checked. And the commands of docs/tutorial.md.
 
-All are configured and built in a copy of the sources, as a developer would; only what the present build has not compiled
-is compiled.
+All are configured and built in a copy of the sources, as a developer would; only what the present build has not
+compiled is compiled.
 """
 
 import json
@@ -111,10 +111,11 @@ class Versions(unittest.TestCase):
         self.assertRegex(listed, r"(?m)^cutile\.mla\.flash_attention +v20 +draft: an example of a version outside")
         self.assertEqual(len(listed.splitlines()), len({plan.parent for root in (self.checkout / "kernels", own)
                                                         for plan in root.glob("*/mla/*/*/*.cpp")}))
-        done = self.hypermla("kernel", "flash_attention", "v20", *SHAPE, "--check", "--no_autotune", "--prof_type=disabled",
-                             **where)
+        done = self.hypermla("kernel", "flash_attention", "v20", *SHAPE, "--check", "--no_autotune",
+                             "--prof_type=disabled", **where)
         self.assertIn("check     passed", done)
-        self.assertRegex(self.hypermla("verify", "flash_attention", "v20", "--records_only", **where), "a draft, not recorded")
+        self.assertRegex(self.hypermla("verify", "flash_attention", "v20", "--records_only", **where),
+                         "a draft, not recorded")
         # The program that was built with it says what is missing where the variable is not set.
         said = subprocess.run([self.checkout / "build/bin/hypermla", "kernel", "flash_attention", "v20", *SHAPE],
                               env=self.variables, text=True, capture_output=True, check=False)

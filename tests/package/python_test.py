@@ -71,12 +71,14 @@ class Shards(unittest.TestCase):
 @unittest.skipUnless(numpy, "NumPy is not installed")
 class Decode(unittest.TestCase):
     def decode(self, **options):
-        return hypermla.MlaDecode(**{"heads": 2, "max_requests": 2, "max_tokens": 40, "page": 16, "device": "cpu", **options})
+        return hypermla.MlaDecode(**{"heads": 2, "max_requests": 2, "max_tokens": 40, "page": 16, "device": "cpu",
+                                     **options})
 
     def step(self):
         """Lengths, queries, cache and table of two requests."""
         random = numpy.random.default_rng(1)
-        bits = lambda *shape: (random.standard_normal(shape, numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+        bits = lambda *shape: (random.standard_normal(shape, numpy.float32).view(numpy.uint32)
+                               >> 16).astype(numpy.uint16)
         table = numpy.array([[3, 1, 4], [0, 2, -1]], numpy.int32)
         return numpy.array([40, 17], numpy.int32), bits(2, 2, 576), bits(5, 16, 576), table
 
@@ -177,7 +179,8 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q, cache, table, out=q), "out must be"),
                             (lambda: decode.run(q, cache, table, lse=by_request(2, 2, 2)), r"requests, 1, 2\]"),
                             (lambda: decode.run(q, cache, table, lse=by_request(1, 1, 2)), "lse has 1 rows"),
-                            (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent), "memory of its own")):
+                            (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent),
+                             "memory of its own")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)
                 wrong()
@@ -188,8 +191,8 @@ class Decode(unittest.TestCase):
 
     def test_the_example_runs(self):
         variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1])}
-        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/decode.py"], env=variables, text=True, check=False,
-                              capture_output=True, timeout=600)
+        done = subprocess.run([sys.executable, CHECKOUT / "examples/python/decode.py"], env=variables, text=True,
+                              check=False, capture_output=True, timeout=600)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "lse 4.9199 4.9299 3.7260\n", ""))
 
     def test_a_layer_decodes_with_drafts(self):
@@ -203,7 +206,8 @@ class Decode(unittest.TestCase):
 
 @unittest.skipUnless(numpy, "NumPy is not installed")
 class Prefill(unittest.TestCase):
-    HEADS, QUERIES, TOKENS = 2, numpy and numpy.array([0, 3, 7], numpy.int32), numpy and numpy.array([0, 9, 20], numpy.int32)
+    HEADS = 2
+    QUERIES, TOKENS = (numpy and numpy.array(starts, numpy.int32) for starts in ([0, 3, 7], [0, 9, 20]))
 
     def prefill(self, **options):
         return hypermla.MlaPrefill(**{"heads": self.HEADS, "max_requests": 2, "max_query_tokens": 7, "max_tokens": 11,
@@ -214,7 +218,8 @@ class Prefill(unittest.TestCase):
         random = numpy.random.default_rng(1)
         normal = lambda *shape: random.standard_normal(shape, numpy.float32).astype(numpy.float16)
         kv = normal(20, self.HEADS, 256)
-        return normal(7, self.HEADS, 192), (kv[..., :128], numpy.broadcast_to(normal(20, 1, 64), (20, self.HEADS, 64))), kv[..., 128:]
+        q, rope = normal(7, self.HEADS, 192), numpy.broadcast_to(normal(20, 1, 64), (20, self.HEADS, 64))
+        return q, (kv[..., :128], rope), kv[..., 128:]
 
     def test_it_attends(self):
         q, k, v = self.tensors()
@@ -230,16 +235,18 @@ class Prefill(unittest.TestCase):
             scores = keys @ floats(q)[query, head] / 192**0.5
             weights = numpy.exp(scores - scores.max())
             self.assertAlmostEqual(lse[query, head], scores.max() + numpy.log(weights.sum()), 4)
-            self.assertLessEqual(numpy.abs(o[query, head] - weights @ floats(v)[first:end, head] / weights.sum()).max(), 2e-3)
+            expected = weights @ floats(v)[first:end, head] / weights.sum()
+            self.assertLessEqual(numpy.abs(o[query, head] - expected).max(), 2e-3)
 
     def test_pairs_and_outputs_by_strides_give_the_same_bits(self):
         q, k, v = self.tensors()
         prefill = self.prefill()
         prefill.plan(self.QUERIES, self.TOKENS)
         o, lse = prefill.run(q, k, v)
-        wide, heads_first = numpy.zeros((7, self.HEADS, 160), numpy.float16), numpy.zeros((self.HEADS, 7), numpy.float32)
-        again, again_lse = prefill.run((q[..., :128].copy(), q[..., 128:]), numpy.concatenate(k, -1), v, out=wide[..., :128],
-                                       lse=heads_first.T)
+        wide = numpy.zeros((7, self.HEADS, 160), numpy.float16)
+        heads_first = numpy.zeros((self.HEADS, 7), numpy.float32)
+        again, again_lse = prefill.run((q[..., :128].copy(), q[..., 128:]), numpy.concatenate(k, -1), v,
+                                       out=wide[..., :128], lse=heads_first.T)
         self.assertTrue((again == o).all() and (again_lse == lse).all() and (wide[..., 128:] == 0).all())
 
     def test_the_example_of_a_shared_prefix_runs(self):
@@ -272,13 +279,15 @@ class Prefill(unittest.TestCase):
     def test_what_does_not_fit_is_refused(self):
         q, k, v = self.tensors()
         prefill = self.prefill()
-        for wrong, said in ((lambda: self.prefill(heads=0), "heads=0"), (lambda: self.prefill(dtype="float32"), "float32"),
+        for wrong, said in ((lambda: self.prefill(heads=0), "heads=0"),
+                            (lambda: self.prefill(dtype="float32"), "float32"),
                             (lambda: prefill.plan(self.QUERIES.astype(numpy.int64), self.TOKENS), "int64"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS[:2]), "token_starts must be"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS * 2), r"token_starts\[0\]"),
                             (lambda: prefill.run(q[..., :190], k, v), r"q must be float16 \[query_tokens, 2, 192\]"),
                             (lambda: prefill.run(q[:, :1], k, v), "q must be float16"),
-                            (lambda: prefill.run((q[..., :128], q[:6, :, 128:]), k, v), r"q\[1\] must be float16 \[7, 2"),
+                            (lambda: prefill.run((q[..., :128], q[:6, :, 128:]), k, v),
+                             r"q\[1\] must be float16 \[7, 2"),
                             (lambda: prefill.run(q, k[0], v), "k must be"),
                             (lambda: prefill.run(q, k, v[:5]), r"v must be float16 \[20, 2, 128\]"),
                             (lambda: prefill.run(q, k, v.transpose(1, 0, 2)), "v must be"),
@@ -346,7 +355,8 @@ class CacheOperations(unittest.TestCase):
                     self.assertTrue((token[528:656].view(numpy.uint16) == rows[row, 512:]).all())
                     cache[slot // 16, slot % 16] = 7
                 self.assertTrue((cache == 7).all())
-        with self.assertRaisesRegex(hypermla.Error, r"cache must be uint8 \[pages, page, 656\], not uint8 \[3, 16, 672\]"):
+        with self.assertRaisesRegex(hypermla.Error,
+                                    r"cache must be uint8 \[pages, page, 656\], not uint8 \[3, 16, 672\]"):
             hypermla.append(rows, cache, slots)
         packed, scale = cache[..., :576], numpy.ones(1, numpy.float32)
         for wrong, said in ((None, "cache_scale is missing"), (scale.astype("float64"), "cache_scale must be float32"),
@@ -517,7 +527,8 @@ class Plan(unittest.TestCase):
                      lambda: new_kernel().profile(bench_runs=1 << 40), lambda: new_kernel().profile(label="\udcff"),
                      lambda: hypermla.Kernel("flash\0attention"), lambda: hypermla.Kernel("flash_attention", "\udcff"),
                      lambda: new_kernel(dtype="\udcff"), lambda: hypermla.choose(b="\udcff"),
-                     lambda: new_kernel().predicted_seconds("\0"), lambda: hypermla.MlaDecode(heads=1 << 70, device="cpu")):
+                     lambda: new_kernel().predicted_seconds("\0"),
+                     lambda: hypermla.MlaDecode(heads=1 << 70, device="cpu")):
             with self.assertRaises(hypermla.Error):
                 call()
         for call in (lambda: hypermla.Kernel(3), lambda: new_kernel().tune("many"), lambda: new_kernel().run("here"),
@@ -570,7 +581,8 @@ class OneCall(unittest.TestCase):
         result = hypermla.check("flash_attention", seed=7, **SHAPE)
         self.assertEqual((result.passed, result.kernel, result.seed), (True, "cutile.mla.flash_attention", 7))
         self.assertEqual({(one.inputs, one.output) for one in result.outputs},
-                         {(inputs, output) for inputs in ("random inputs", "growing scores", "t=39") for output in ("o", "lse")})
+                         {(inputs, output) for inputs in ("random inputs", "growing scores", "t=39")
+                          for output in ("o", "lse")})
         self.assertTrue(all(one.passed and 0 < one.relative_error < 0.01 for one in result.outputs), result)
         self.assertNotEqual(hypermla.check("flash_attention", **SHAPE).seed, 0)
         with self.assertRaisesRegex(hypermla.Error, "^b=0 is not supported"):
@@ -592,7 +604,8 @@ class OneCall(unittest.TestCase):
                       "print(result.passed, {one.passed for one in result.outputs})")
             variables = {**os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]),
                          "HYPERMLA_ROOT": directory, "HYPERMLA_CACHE_DIR": f"{directory}/cache"}
-            done = subprocess.run([sys.executable, "-c", script], env=variables, text=True, check=False, capture_output=True)
+            done = subprocess.run([sys.executable, "-c", script], env=variables, text=True, check=False,
+                                  capture_output=True)
         self.assertEqual((done.stdout, done.stderr), ("False {False}\n", ""))
 
     def test_one_call_verifies(self):
@@ -611,8 +624,8 @@ class OneCall(unittest.TestCase):
     def test_one_call_profiles(self):
         with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
             out = pathlib.Path(directory) / "run"
-            profile = hypermla.profile("flash_attention", mode="event", out_dir=out, label="mine", bench_runs=3, tune=False,
-                                       **SHAPE)
+            profile = hypermla.profile("flash_attention", mode="event", out_dir=out, label="mine", bench_runs=3,
+                                       tune=False, **SHAPE)
             said = json.loads((out / "profile.json").read_text())
         self.assertEqual((profile.directory, profile.missing), (str(out), ""))
         self.assertGreater(profile.burst.median_us, 0)
@@ -634,7 +647,8 @@ class Buffers(unittest.TestCase):
         for tensor in kernel.tensors:
             memory[tensor.name] = bytearray(byte_count(tensor))
             if tensor.role == "input":
-                memory[tensor.name][:] = struct.pack("<e", 1.0 if tensor.name == "v" else 0.0) * (byte_count(tensor) // 2)
+                value = struct.pack("<e", 1.0 if tensor.name == "v" else 0.0)
+                memory[tensor.name][:] = value * (byte_count(tensor) // 2)
             kernel.bind(tensor.name, memory[tensor.name])
         kernel.run()
         self.assertEqual(set(memoryview(memory["o"]).cast("H")), {0x3C00})
@@ -667,7 +681,8 @@ class Buffers(unittest.TestCase):
             for key, at in address.items():
                 kernel.bind(key, at + -at % 16)
             kernel.bind(name, address[other] + -address[other] % 16 + start)
-            with self.subTest(name), self.assertRaisesRegex(hypermla.Error, f"'(lse|o)' and '{other}|{name}' share memory"):
+            with self.subTest(name), self.assertRaisesRegex(hypermla.Error,
+                                                            f"'(lse|o)' and '{other}|{name}' share memory"):
                 kernel.run()
             kernel.bind(name, address[name] + -address[name] % 16)
             kernel.bind("k", address["v"] + -address["v"] % 16)  # inputs may
@@ -819,7 +834,8 @@ class Profile(unittest.TestCase):
                                   for one in profile.opportunities], written["opportunities"])
                 (stage,) = profile.stages
                 self.assertEqual((stage.name, stage.burst), ("flash_attention", None))
-                self.assertEqual({metric.name: metric.value for metric in stage.metrics}, written["stages"][0].get("metrics", {}))
+                self.assertEqual({metric.name: metric.value for metric in stage.metrics},
+                                 written["stages"][0].get("metrics", {}))
         with self.assertRaisesRegex(hypermla.Error, "the mode ncu looks into a GPU"):
             kernel.profile("ncu")
 
@@ -830,7 +846,8 @@ class NumPy(unittest.TestCase):
         random = numpy.random.default_rng(1)
         arrays = {}
         for tensor in kernel.tensors:
-            values = random.standard_normal(tensor.shape) if tensor.role == "input" else numpy.full(tensor.shape, numpy.nan)
+            values = (random.standard_normal(tensor.shape) if tensor.role == "input"
+                      else numpy.full(tensor.shape, numpy.nan))
             arrays[tensor.name] = values.astype(dtypes[tensor.dtype])
             kernel.bind(tensor.name, arrays[tensor.name])
         return arrays

@@ -67,7 +67,8 @@ class Interface(unittest.TestCase):
         self.assertEqual(self.with_the_benchmark(script), ("True False\n", ""))
 
     def test_its_record_names_no_files_of_the_machine_and_holds_no_texts(self):
-        script = """results = [{"what": "texts", "texts": []}, {"what": "decode", "error": "no such file: '/root/a/b.so'"},
+        script = """results = [{"what": "texts", "texts": []},
+                              {"what": "decode", "error": "no such file: '/root/a/b.so'"},
                               {"what": "failed", "said": ["Error: ~/x/y.py:3", "heads/queries"]}]
 record = b.record_of(b.parse(["--record=/root/r.json", "--work=/root/w"]), results)
 print(record["results"], "/root" in str(record), len(results), "/root" in str(results))"""
@@ -77,7 +78,8 @@ print(record["results"], "/root" in str(record), len(results), "/root" in str(re
 
     def with_the_benchmark(self, script):
         done = subprocess.run([sys.executable, "-c", f"import bench_sglang as b\n{script}"], text=True, timeout=120,
-                              env={**os.environ, "PYTHONPATH": str(TESTS / "engines")}, capture_output=True, check=False)
+                              env={**os.environ, "PYTHONPATH": str(TESTS / "engines")}, capture_output=True,
+                              check=False)
         return done.stdout, done.stderr
 
 

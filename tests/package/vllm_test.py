@@ -38,7 +38,8 @@ def complaints(function, passed):
 
 class Interface(unittest.TestCase):
     def test_nothing_is_imported_before_it_is_used(self):
-        script = "import sys, hypermla.vllm; print(sorted({'vllm', 'torch'} & {n.partition('.')[0] for n in sys.modules}))"
+        script = ("import sys, hypermla.vllm; "
+                  "print(sorted({'vllm', 'torch'} & {n.partition('.')[0] for n in sys.modules}))")
         done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": str(BUILD / "python")}, text=True,
                               capture_output=True)
         self.assertEqual(done.stdout, "[]\n", done.stderr)

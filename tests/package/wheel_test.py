@@ -19,8 +19,8 @@ from support import BUILD, CHECKOUT
 ENVIRONMENT = BUILD / "wheel-test"
 PYTHON = ENVIRONMENT / "bin/python"
 SOURCE = BUILD / "wheel-source"
-NAMES = ["CMakeLists.txt", "LICENSE", "README.md", "cmake", "conf", "docs/knowledge", "include", "kernels", "pyproject.toml",
-         "python", "requirements.txt", "scripts", "src"]
+NAMES = ["CMakeLists.txt", "LICENSE", "README.md", "cmake", "conf", "docs/knowledge", "include", "kernels",
+         "pyproject.toml", "python", "requirements.txt", "scripts", "src"]
 
 
 def run(*command, **environment):

@@ -9,7 +9,9 @@ import unittest
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 COLUMNS = 120
-SOURCES = ("examples", "include", "kernels", "python", "src")
+SOURCES = ("CMakeLists.txt", "cmake", "examples", "hypermla", "include", "kernels", "pyproject.toml", "python",
+           "requirements.txt", "scripts", "src", "test", "tests")
+NOT_BROKEN = (".json", ".svg", ".pyc")  # JSON cannot break a string, and programs made the others
 PAGE_LINES = 80  # of pages below docs/; a log in docs/log/ may be longer, and so may the index of the knowledge cards
 KNOWLEDGE = "docs/knowledge/README.md"
 MENTION = re.compile(r"\bdocs/[\w/.-]+\.(?:md|svg)\b")
@@ -54,8 +56,8 @@ def broken_links(root):
 
 
 def long_lines(root):
-    sources = [path for folder in SOURCES for path in sorted((root / folder).rglob("*.*"))
-               if path.suffix in (".h", ".cpp", ".cuh", ".py", ".pyi")]
+    sources = [path for name in SOURCES for path in sorted([root / name, *(root / name).rglob("*")])
+               if path.is_file() and path.suffix not in (".md", *NOT_BROKEN)]
     return [f"{page.relative_to(root)}:{number}: {len(line)} columns" for page in documents(root) + sources
             for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > COLUMNS]
 
@@ -68,7 +70,8 @@ def long_pages(root):
 
 def unlisted_pages(root):
     indexes = [path for path in (root / "docs/index.md", root / KNOWLEDGE) if path.exists()]
-    listed = {(index.parent / link.partition("#")[0]).resolve() for index in indexes for link in links(index.read_text())}
+    listed = {(index.parent / link.partition("#")[0]).resolve() for index in indexes
+              for link in links(index.read_text())}
     return [str(page.relative_to(root)) for page in documents(root / "docs")
             if page != indexes[0] and page.resolve() not in listed]
 
@@ -117,11 +120,18 @@ class Documents(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             root = pathlib.Path(directory)
             (root / "docs/log").mkdir(parents=True)
-            (root / "docs/index.md").write_text("# Index\n[a](page.md) [b](page.md#here) [c](page.md#gone) [d](gone.md)\n")
+            (root / "docs/index.md").write_text(
+                "# Index\n[a](page.md) [b](page.md#here) [c](page.md#gone) [d](gone.md)\n")
             (root / "docs/page.md").write_text("## Here\n" + "x" * 121 + "\n\n" * 80)
             (root / "docs/log/page.md").write_text("x\n" * 100)
+            (root / "tests").mkdir()
+            (root / "tests/recorded.json").write_text("x" * 121)
+            for name in ("CMakeLists.txt", "hypermla", "tests/CMakeLists.txt", "tests/a.cu"):
+                (root / name).write_text("x" * 120 + "\n" + "x" * 121)
             self.assertEqual(broken_links(root), ["docs/index.md: page.md#gone", "docs/index.md: gone.md"])
-            self.assertEqual(long_lines(root), ["docs/page.md:2: 121 columns"])
+            self.assertEqual(long_lines(root), [
+                f"{name}:2: 121 columns"
+                for name in ("docs/page.md", "CMakeLists.txt", "hypermla", "tests/CMakeLists.txt", "tests/a.cu")])
             self.assertEqual(long_pages(root), ["docs/page.md: 161 lines"])
             self.assertEqual(unlisted_pages(root), ["docs/log/page.md"])
 

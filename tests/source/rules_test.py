@@ -84,14 +84,16 @@ class Layers(unittest.TestCase):
                 for base in (path.parent, KERNELS, KERNELS / "cutile", KERNELS / "cute"):
                     target = base / include
                     if target.exists():
-                        other = next((version for version in versions if version in target.resolve().parents), path.parent)
+                        other = next((version for version in versions if version in target.resolve().parents),
+                                     path.parent)
                         self.assertEqual(other, path.parent, f"{path.relative_to(CHECKOUT)} includes {include}")
                         break
 
 
 class Library(unittest.TestCase):
     FORBIDDEN = {
-        "prints": r"std::(cout|cerr|clog)|\b(printf|puts|fputs|putchar|perror|vprintf)\s*\(|\bfmt::print\b|std::print|\bfprintf\b",
+        "prints": r"std::(cout|cerr|clog)|\b(printf|puts|fputs|putchar|perror|vprintf)\s*\(|"
+                  r"\bfmt::print\b|std::print|\bfprintf\b",
         "exits": r"\b(exit|abort|quick_exit|terminate)\s*\(",
         "reads the environment": r"\b(secure_)?getenv\b",
     }

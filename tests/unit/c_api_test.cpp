@@ -1,5 +1,5 @@
-// The C interface: it computes what MlaDecode, MlaPrefill and MlaCacheOps compute, structs may be older or newer than the
-// library, and what is wrong gives a status and a sentence.
+// The C interface: it computes what MlaDecode, MlaPrefill and MlaCacheOps compute, structs may be older or newer than
+// the library, and what is wrong gives a status and a sentence.
 #include "hypermla/c_api.h"
 
 #include <gtest/gtest.h>

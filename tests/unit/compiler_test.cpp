@@ -347,9 +347,11 @@ template <SumTiling tiling>
 __tile_global__ void sum_tiles(const float* __restrict__ data_ptr, float* __restrict__ sum_ptr, int rows) {
   constexpr auto dyn = ct::dynamic_extent;
   const int block = ct::bid().x, blocks = ct::num_blocks().x;
-  ct::partition_view data{ct::tensor_span{ct::assume_aligned<16>(data_ptr), ct::extents<unsigned, dyn, 64>{unsigned(rows)}},
+  ct::partition_view data{ct::tensor_span{ct::assume_aligned<16>(data_ptr),
+                                          ct::extents<unsigned, dyn, 64>{unsigned(rows)}},
                           ct::shape<tiling.Br, 64>{}};
-  ct::partition_view sums{ct::tensor_span{ct::assume_aligned<16>(sum_ptr), ct::extents<unsigned, dyn, 1>{unsigned(blocks)}},
+  ct::partition_view sums{ct::tensor_span{ct::assume_aligned<16>(sum_ptr),
+                                          ct::extents<unsigned, dyn, 1>{unsigned(blocks)}},
                           ct::shape<1, 1>{}};
   auto total = ct::zeros<ct::tile<float, ct::shape<tiling.Br, 64>>>();
   for (int i = block; i < rows / tiling.Br; i += blocks) total = total + data.load(i, 0);

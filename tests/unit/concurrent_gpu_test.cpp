@@ -90,7 +90,8 @@ TEST_F(ConcurrentOnAGpu, APartitionKeepsItsWork) {
   EXPECT_LT(shared.launched, 1.5 * whole);
 }
 
-// A group inside a member of a partition: its two kernels share that member's SMs, a quarter, and leave the others free.
+// A group inside a member of a partition: its two kernels share that member's SMs, a quarter, and leave the others
+// free.
 TEST_F(ConcurrentOnAGpu, AGroupInAPartitionKeepsItsWork) {
   const int processors = device_->info().processors, quarter = processors / 32 * 8;
   const Path large = path({{"b", processors / 32}, {"s", 128}, {"t", 2048}, {"h", 32}}, 1);

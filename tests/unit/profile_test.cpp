@@ -221,7 +221,8 @@ TEST(Metrics, TablesOfARecordedProfile) {
 const char* const kRaw = R"csv("ID","Process ID","Kernel Name","Device","dram__bytes_read.sum","gpu__time_duration.sum"
 "","","","","byte","ns"
 "0","721","void fill_kernel<float>(T1 *)","0","1","2"
-"1","721","void flash_mla_split_kv<FlashMlaSplitKvProblem{0, 0}>(const ElementOf<(T1.dtype)>::type *)","0","155,773,952","86272"
+"1","721","void flash_mla_split_kv<FlashMlaSplitKvProblem{0, 0}>(const ElementOf<(T1.dtype)>::type *)","0",)csv"
+                         R"csv("155,773,952","86272"
 "2","721","void flash_mla_split_kv_reduce<FlashMlaSplitKvProblem{0, 0}>(float *)","0","8434432","6,784"
 )csv";
 
@@ -236,7 +237,8 @@ TEST(Ncu, RawPageByKernel) {
 
 TEST(Ncu, AdviceByEstimate) {
   const std::vector<NcuAdvice> advice = parse_ncu_advice(
-      R"csv("ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"
+      R"csv("ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type",)csv"
+      R"csv("Rule Description","Estimated Speedup Type","Estimated Speedup"
 "0","k","GPU Speed Of Light Throughput","DRAM Frequency","hz","3.2"
 "0","k","SpeedOfLight","","","","SOLBottleneck","OPT","This kernel grid is too small.","",""
 "0","k","WarpStateStats","","","","CPIStall","OPT","On average, 2.9 cycles. A high number.","global","30.54"
@@ -251,12 +253,14 @@ TEST(Ncu, AdviceByEstimate) {
 TEST(Ncu, SourceLinesAreMarked) {
   const auto files = parse_ncu_source(R"csv("File Path","/build/kernels/cutile/mla/x/x/x.cuh"
 "Function Name","void hypermla::x<1>(float *)"
-"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb","stall_long_sb (Not Issued)"
+"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb",)csv"
+                                      R"csv("stall_long_sb (Not Issued)"
 "2","  load();","-","-","97","50","1","96","300"
 "","","0x7f00","      LDG R1","97","50","1","96","300"
 "3","  sync();","-","-","3","10","3","0","0"
 "File Path","/usr/include/cuda_tile.h"
-"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb","stall_long_sb (Not Issued)"
+"Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb",)csv"
+                                      R"csv("stall_long_sb (Not Issued)"
 "9","x","-","-","1","1","1","0","0"
 )csv");
   ASSERT_EQ(files.size(), 2u);
@@ -481,8 +485,10 @@ TEST_F(OnAGpu, RealNsysIsPreferred) {
 mode=$1
 while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done
 if [ "$mode" = profile ]; then touch "$out.nsys-rep"; exit; fi
-printf 'Start (ns),Duration (ns),CorrId,GrdX,Bytes (MB),Strm,Name\n10,100,1,132,,7,flash_mla_split_kv\n120,20,2,64,,7,reduce\n' > "${out}_cuda_gpu_trace.csv"
-printf 'Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid\n1,5,cuLaunchKernelEx,0,1,2,3\n' > "${out}_cuda_api_trace.csv"
+printf 'Start (ns),Duration (ns),CorrId,GrdX,Bytes (MB),Strm,Name\n' > "${out}_cuda_gpu_trace.csv"
+printf '10,100,1,132,,7,flash_mla_split_kv\n120,20,2,64,,7,reduce\n' >> "${out}_cuda_gpu_trace.csv"
+printf 'Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid\n' > "${out}_cuda_api_trace.csv"
+printf '1,5,cuLaunchKernelEx,0,1,2,3\n' >> "${out}_cuda_api_trace.csv"
 printf 'Time (%%)\n' > "${out}_cuda_api_sum.csv"
 )")
                    .string();

@@ -24,7 +24,8 @@ const char* const kProfile = R"json({
   },
   "stages": [
     {"name": "flash_mla_split_kv_v3", "tiling": {"Bm": 64, "fast": true}, "grid": [32, 1, 4], "registers": 255,
-     "frame_bytes": 0, "shared_bytes": 180224, "flops": 585.7e9, "bytes": 0.2e9, "predicted_us": 592.2, "bound": "compute",
+     "frame_bytes": 0, "shared_bytes": 180224, "flops": 585.7e9, "bytes": 0.2e9, "predicted_us": 592.2,
+     "bound": "compute",
      "burst": {"median_us": 900.25, "low_us": 900, "high_us": 901, "repetitions": 5, "tflops": 650, "gbps": 222,
                "roofline_fraction": 0.66}},
     {"name": "reduce", "tiling": {"Bm": 4}, "grid": [128, 1, 1], "flops": 0, "bytes": 1e8, "predicted_us": 20.8,
@@ -40,7 +41,8 @@ TEST(Report, IsAPureFunctionOfTheProfile) {
 
 Configuration: b=32, s=16, dtype=bfloat16, causal=false
 
-Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (ridge 206.0) that is 592.3 us, compute bound.
+Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (ridge 206.0) that is )md"
+            R"md(592.3 us, compute bound.
 
 | time | runs | median us | 5 to 95 % | TFLOP/s | GB/s | of roofline | clock and power |
 |---|---|---|---|---|---|---|---|
@@ -52,7 +54,8 @@ Roofline: 586 GFLOP and 0.3 GB, 1954.3 FLOP/byte; at 989 TFLOP/s and 4800 GB/s (
 | flash_mla_split_kv_v3 | [32,1,4] | Bm=64, fast=true | 255 | 0 | 180224 | 900.2 | 900.0 to 901.0 |
 | reduce | [128,1,1] | Bm=4 | - | - | - | - | - |
 
-Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. Sustained: after the board was kept busy. Graph replays, events. Clocks as found.
+Cold: the cache is flushed before each run. Burst: a few runs back to back after a rest. )md"
+            R"md(Sustained: after the board was kept busy. Graph replays, events. Clocks as found.
 )md");
 }
 

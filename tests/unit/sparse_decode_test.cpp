@@ -1,6 +1,6 @@
-// MlaDecode where tokens are gathered: sparse, by lists of chosen tokens, some of which are none, in every format of the
-// cache, with attention sinks; and dense over caches in FP8. On the CPU and on a Hopper GPU against double precision,
-// and the kernels without spills.
+// MlaDecode where tokens are gathered: sparse, by lists of chosen tokens, some of which are none, in every format of
+// the cache, with attention sinks; and dense over caches in FP8. On the CPU and on a Hopper GPU against double
+// precision, and the kernels without spills.
 #include <gtest/gtest.h>
 
 #include <set>
