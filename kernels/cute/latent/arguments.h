@@ -98,6 +98,10 @@ struct LatentArguments {
   Shards shards = {};
 
 #ifdef __CUDACC__
+  // The items of this thread block, one after the other.
+  __device__ __forceinline__ const WorkItem* own_work() const {
+    return work + static_cast<long long>(blockIdx.x) * rounds;
+  }
   // A place of the pools as the table has it; -1: no token. Not where the entry is read: that would wait for it.
   __device__ __forceinline__ int place_of(int entry) const {
     return static_cast<unsigned>(entry) < tokens ? entry : -1;

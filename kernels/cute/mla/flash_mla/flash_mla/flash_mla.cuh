@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
   // Not before the waits: the producer would lose its uniform registers.
-  const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
+  const WorkItem* __restrict__ work = with.own_work();
   if (role >= 2) {
     give_registers<gathered ? 72 : 40>();
     if (!gathered) collect_ahead(shared.cut, work, with);

@@ -548,7 +548,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   // The threads that load wait for the previous kernel, and the others for what they load; all of them where that
   // kernel makes the work list.
   if (with.planned) wait_for_previous();
-  const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
+  const WorkItem* __restrict__ work = with.own_work();
   if (role == 2) {
     if constexpr (trades_registers) give_registers<40>();
     latent::collect_ahead(shared.cut, work, with);

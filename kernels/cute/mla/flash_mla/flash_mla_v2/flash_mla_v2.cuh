@@ -89,11 +89,6 @@ struct RowsOnN64 : latent::RowsOnNPairs<kTile> {
   static __device__ __forceinline__ int piece(int) { return 0; }
 };
 
-// The items of a thread block, one after the other.
-__device__ __forceinline__ const WorkItem* work_of(const LatentArguments& with) {
-  return with.work + static_cast<long long>(blockIdx.x) * with.rounds;
-}
-
 // One consumer warpgroup.
 template <auto problem, int half>
 __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments& with) {
@@ -207,7 +202,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     barrier_arrive(shared.weights_ready[half]);
   };
 
-  WorkItem item = work_of(with)[0];
+  WorkItem item = with.own_work()[0];
 #pragma unroll 1
   for (int number = 0;;) {  // of the item; an address would need two registers
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
@@ -394,7 +389,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     slot = behind >= kSlots ? behind - kSlots : behind;
 
     // What is needed of this item, and the next one: they arrive during the exchange.
-    const WorkItem* const work = work_of(with) + number++;
+    const WorkItem* const work = with.own_work() + number++;
     const int request = work->request, first_row = work->first_row, slot_of_item = work->slot;
     item = work[1];
     // Both warpgroups summed their own blocks, against the same maximum by now.
@@ -573,7 +568,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   launch_next();
   if (role == 2) {
     give_registers<40>();
-    const WorkItem* __restrict__ work = work_of(with);
+    const WorkItem* __restrict__ work = with.own_work();
     latent::collect_ahead(shared.cut, work, with);
     if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
     if (threadIdx.x == 288) load_queries(shared, work, with);
@@ -585,7 +580,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   else
     attend<problem, 1>(shared, with);
   static_assert(sizeof(latent::MergeScratch) <= kBlockBytes);
-  latent::merge_tiles<problem.dtype, RowsOnN64>(with, work_of(with), shared.cut,
+  latent::merge_tiles<problem.dtype, RowsOnN64>(with, with.own_work(), shared.cut,
                                                 *reinterpret_cast<latent::MergeScratch*>(shared.queries.bytes));
 }
 

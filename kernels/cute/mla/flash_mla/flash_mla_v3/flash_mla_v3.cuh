@@ -652,7 +652,7 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   __syncthreads();
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
-  const WorkItem* __restrict__ work = with.work + static_cast<long long>(blockIdx.x) * with.rounds;
+  const WorkItem* __restrict__ work = with.own_work();
   if (role == 2) {
     give_registers<40>();
     latent::collect_ahead(shared.cut, work, with);
