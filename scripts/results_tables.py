@@ -150,8 +150,9 @@ def engine_in_all():
 
 def engine_how():
     of = record("engine")
-    return textwrap.wrap(f"**How it was measured**: {of['date']}, one {of['device']['name'].removeprefix('NVIDIA ')}, driver "
-                         f"{of['device']['driver']}, torch {of['torch']}; {of['versions']}; {len(of['rows'])} batches.",
+    device = of["device"]["name"].removeprefix("NVIDIA ")
+    return textwrap.wrap(f"**How it was measured**: {of['date']}, one {device}, driver {of['device']['driver']}, "
+                         f"torch {of['torch']}; {of['versions']}; {len(of['rows'])} batches.",
                          120, break_on_hyphens=False)
 
 

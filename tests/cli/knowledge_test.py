@@ -133,7 +133,8 @@ class Playbooks(CommandCase):
                 self.assertTrue((CHECKOUT / ".claude/skills" / skill / "SKILL.md").exists(), skill)
 
     def test_commands_are_found_in_blocks_and_lines(self):
-        page = "Say `hypermla next <kernel> [run]`,\n`./test\na.b`.\n\n   ./hypermla no\n\n       scripts/a.sh\n    ./hypermla b\n"
+        page = ("Say `hypermla next <kernel> [run]`,\n`./test\na.b`.\n\n   ./hypermla no\n\n       scripts/a.sh\n"
+                "    ./hypermla b\n")
         self.assertEqual(commands(page + "<!-- `hypermla no` -->"),
                          ["scripts/a.sh", "./hypermla b", "./hypermla next <kernel>", "./test a.b"])
 
@@ -166,7 +167,8 @@ class Playbooks(CommandCase):
             if tuple(words) in self.verified:
                 return None
             self.verified.add(tuple(words))
-        compiles = words[0] == "compile" or any(word.startswith("--arch=") for word in words) or "elementwise_cute" in line
+        compiles = (words[0] == "compile" or any(word.startswith("--arch=") for word in words)
+                    or "elementwise_cute" in line)
         if compiles and "tile       not found" in self.succeed("device", "--device=cpu").out:
             return None  # there are no CUDA compilers here
         if words[0] == "kernel" and "--help" not in words:
@@ -196,8 +198,9 @@ class Playbooks(CommandCase):
         tool.parent.mkdir(exist_ok=True)
         tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=name ] && echo "NVIDIA H200"\n')
         tool.chmod(0o755)
-        done = subprocess.run([CHECKOUT / script, "--dry-run"], env={**os.environ, "PATH": f"{tool.parent}:/usr/bin:/bin"},
-                              text=True, check=False, capture_output=True)
+        path = f"{tool.parent}:/usr/bin:/bin"
+        done = subprocess.run([CHECKOUT / script, "--dry-run"], env={**os.environ, "PATH": path}, text=True,
+                              check=False, capture_output=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(done.stdout, r"^nvidia-smi --")
 

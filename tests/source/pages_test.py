@@ -43,7 +43,8 @@ class Pages(unittest.TestCase):
 
     def test_what_a_designer_hands_back(self):
         """Changes with reasons, files, whether the checks pass, trials, and the log entry."""
-        hands_back = {"workflow.md": r"What the designer hands back:(.*)", "../skills/design-kernel/SKILL.md": r"Return:(.*)",
+        hands_back = {"workflow.md": r"What the designer hands back:(.*)",
+                      "../skills/design-kernel/SKILL.md": r"Return:(.*)",
                       "../.claude/agents/kernel-designer.md": r"Return:(.*)",
                       "../skills/orchestration-workflow/SKILL.md": r"Expect back from a designer:(.*)"}
         for page, pattern in hands_back.items():

@@ -63,8 +63,8 @@ struct WidenedShared {
   Array<Barriers<2>, kSlots> full, empty;  // [slot][32 tokens]
   Barrier queries_full, queries_empty;
   u32 present[kSlots][4];                  // [slot][warp]: bit r says whether token 16 warp + r is there
-  // Over their token's power of two, as fp16: [parity of the pair][block][128 columns], then tokens 32 k + 8 i + 2 j + e
-  // of the block at [k][j][i][e].
+  // Over their token's power of two, as fp16: [parity of the pair][block][128 columns], then the tokens
+  // 32 k + 8 i + 2 j + e of the block at [k][j][i][e].
   alignas(16) unsigned short scales[2][2][4][kTile];
   float2 maxima[N / 2];                    // [pair of rows]
   float2 factors[N / 2];                   // [pair of rows]: of sums and outputs, when maxima rise
