@@ -77,6 +77,12 @@ def unlisted_pages(root):
 
 
 class Documents(unittest.TestCase):
+    def tracked(self):
+        listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, text=True, capture_output=True)
+        if listed.returncode:
+            self.skipTest("no repository here")
+        return listed.stdout.splitlines()
+
     def test_links_lead_somewhere(self):
         self.assertEqual(broken_links(CHECKOUT), [])
 
@@ -84,12 +90,20 @@ class Documents(unittest.TestCase):
         self.assertEqual(long_lines(CHECKOUT), [])
 
     def test_files_end_with_a_line(self):
-        listed = subprocess.run(["git", "ls-files"], cwd=CHECKOUT, text=True, capture_output=True)
-        if listed.returncode:
-            self.skipTest("no repository here")
-        files = [CHECKOUT / name for name in listed.stdout.splitlines() if not name.startswith("results/")]
+        files = [CHECKOUT / name for name in self.tracked() if not name.startswith("results/")]
         self.assertEqual([str(path) for path in files if path.is_file() and path.stat().st_size
                           and not path.read_bytes().endswith(b"\n")], [])
+
+    def test_the_layout_names_every_folder(self):
+        """Those at the top, and one below where they differ in kind."""
+        agents = (CHECKOUT / "AGENTS.md").read_text()
+        layout = agents[agents.index("## Layout"):agents.index("Layers; an include")]
+        parents = ("", "docs", "examples", "kernels", "kernels/cute", "kernels/cutile", "tests")
+        folders = {folder for name in self.tracked() for folder in pathlib.PurePath(name).parents
+                   if str(folder) != "." and folder.parent in map(pathlib.PurePath, parents)}
+        self.assertGreater(len(folders), 30)
+        named = set(re.findall(r"[\w.]+", layout))
+        self.assertEqual(sorted(str(folder) for folder in folders if folder.name not in named), [])
 
     def test_every_environment_variable_has_its_line(self):
         page = (CHECKOUT / "docs/environment.md").read_text()
