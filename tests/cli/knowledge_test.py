@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -100,6 +101,32 @@ class Next(CommandCase):
         self.assertIn("run `hypermla kernel flash_mla", self.refuse("next", "flash_mla"))
         self.assertIn("is a profile of cute.mla.flash_mla, not of flash_attention",
                       self.refuse("next", "flash_attention", RECORD))
+
+    def test_versions_and_drafts_have_profiles_like_any_other(self):
+        """The newest run of a design counts, whatever version made it."""
+        listed = self.succeed("--list").out
+        drafts = re.findall(r"^(\S+) +(v\d+) +draft: ", listed, re.M)
+        design, draft = (drafts or re.findall(r"^(\S+) +(v[1-9]\d*) ", listed, re.M))[0]
+        run_of = {}
+        for time, version in (("20300101", "v0"), ("20300102", draft)):
+            profile = json.loads(RECORD.read_text())
+            profile.update(kernel=design if version == "v0" else f"{design}_{version}", version=version)
+            run_of[version] = pathlib.Path("out/profiles/annotation") / profile["kernel"] / "b32" / time
+            (self.directory / run_of[version]).mkdir(parents=True)
+            (self.directory / run_of[version] / "profile.json").write_text(json.dumps(profile))
+        name = design.split(".")[-1]
+        for words, version in ((["next", name], draft), (["next", name, "v0"], "v0"), (["next", name, draft], draft),
+                               (["next", name, run_of[draft]], draft), (["next", f"{design}_{draft}"], draft),
+                               (["next", name, draft, run_of[draft], f"--baseline={run_of['v0']}"], draft)):
+            with self.subTest(words):
+                said = self.succeed(*words).out
+                self.assertRegex(said, rf"^# Profile: {re.escape(design)}\w* {version} \|")
+                self.assertIn(f"`{run_of[version]}`", said)
+        self.assertIn("has no version 'v77'", self.refuse("next", name, "v77"))
+        self.assertIn(f"not of {name} v0", self.refuse("next", name, "v0", run_of[draft]))
+        self.assertIn("'y' is not expected here", self.refuse("next", name, "x", "y"))
+        self.succeed("devlog", "add", name, f"--profile={run_of[draft]}", f"--root={self.directory}", "--changed=Nothing.",
+                     "--why=To test.", "--insight=None.")
 
 
 class Playbooks(CommandCase):

@@ -116,6 +116,10 @@ TEST(RegistryTest, DraftsNeverTakeThePlaceOfARecordedKernel) {
   registry.add("/x/kernels/cute/mla/attention/attention_v1/attention_v1.cpp", "", no_plan, true);
   EXPECT_EQ(registry.find("attention").language, "cutile");
   EXPECT_EQ(registry.find_all("attention").size(), 1u);
+  // What a command reads about them is another matter: a profile of a draft is one of its design.
+  EXPECT_EQ(registry.named("attention").size(), 3u);
+  EXPECT_EQ(registry.named("attention", "", "cutile").size(), 1u);
+  EXPECT_EQ(registry.named("attention", "v1").size(), 1u);
   EXPECT_EQ(registry.find("attention", "", "sm_90", "cute").language, "cute");
   EXPECT_EQ(registry.find("cute.mla.attention").language, "cute");
   EXPECT_EQ(registry.find("attention", "v1").language, "cute");  // there is no other

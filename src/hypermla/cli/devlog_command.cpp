@@ -51,7 +51,7 @@ int devlog_add(const Words& words) {
   std::optional<DevlogRun> before;
   if (!baseline.empty()) before = judged_run(environment, baseline);
   // Of a design that several languages and versions have, the one that was profiled.
-  const auto entries = Registry::instance().find_all(kernel, version);
+  const auto entries = Registry::instance().named(kernel, version);
   const auto profiled = std::find_if(entries.begin(), entries.end(), [&](const KernelEntry& entry) {
     return entry.full_name() == measured.profile.kernel;
   });

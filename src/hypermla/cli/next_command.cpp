@@ -3,6 +3,7 @@
 
 #include "hypermla/api/environment.h"
 #include "hypermla/base/error.h"
+#include "hypermla/base/pattern.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/plan/registry.h"
@@ -38,28 +39,38 @@ std::string newest_run(const std::vector<KernelEntry>& entries, const std::strin
 }  // namespace
 
 int next_command(const Words& words) {
-  std::string kernel, run, baseline;
+  std::string kernel, baseline;
+  std::vector<std::string> rest;
   bool json = false;
   CLI::App app(
       "What bounds a kernel, and the task for its next version: stages, bottleneck, root cause, what to try and what "
       "was\n"
       "refuted, the change against a baseline; language, ideas with their cards, constraints, trials, gates.\n",
       "hypermla next");
-  app.add_option("KERNEL", kernel, "a design, or a version by its full name")->required();
-  app.add_option("PROFILE", run, "a run (default: the newest below out/profiles, those with counters first)");
+  app.add_option("KERNEL", kernel, "a design, drafts included, or a version by its full name")->required();
+  app.add_option("RUN", rest,
+                 "[its version] [a run] (default: the newest of all versions below out/profiles, those with counters "
+                 "first)")
+      ->expected(0, 2);
   app.add_option("--baseline", baseline, "a run of the version before, of the same problem");
   app.add_flag("--json", json, "as JSON");
   if (!parse(app, words)) return 0;
   const Environment environment = Environment::detect();
-  const std::vector<KernelEntry> entries = Registry::instance().find_all(kernel);
-  if (run.empty()) run = newest_run(entries, kernel);
+  // As elsewhere, v7 is a version; a run of that name is ./v7.
+  const bool versioned = !rest.empty() && Pattern("v[0-9]+").match(rest.front());
+  const std::string version = versioned ? rest.front() : "";
+  if (versioned) rest.erase(rest.begin());
+  if (rest.size() > 1) fail("'{}' is not expected here; see {} --help", rest.back(), app.get_name());
+  const std::vector<KernelEntry> entries = Registry::instance().named(kernel, version);
+  const std::string asked = versioned ? kernel + " " + version : kernel;
+  const std::string run = rest.empty() ? newest_run(entries, asked) : rest.front();
   const Rules rules = Rules::load(environment.profile_tools.rules);
   const Cards cards = Cards::load(environment.profile_tools.cards);
   NextInput input{.profile = load_profile(run), .run = run};
   assess(input.profile, rules, cards);
   const auto entry = std::find_if(entries.begin(), entries.end(),
                                   [&](const KernelEntry& one) { return one.full_name() == input.profile.kernel; });
-  if (entry == entries.end()) fail("{} is a profile of {}, not of {}", run, input.profile.kernel, kernel);
+  if (entry == entries.end()) fail("{} is a profile of {}, not of {}", run, input.profile.kernel, asked);
   if (!baseline.empty()) {
     input.baseline = load_profile(baseline);
     assess(*input.baseline, rules, cards);

@@ -58,8 +58,8 @@ std::vector<KernelEntry> Registry::all() const {
   return sorted;
 }
 
-std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std::string& version,
-                                            const std::string& arch, const std::string& language) const {
+std::vector<KernelEntry> Registry::named(const std::string& kernel, const std::string& version,
+                                         const std::string& language) const {
   const std::string wanted = underscored(kernel);
   std::vector<std::string> names, versions, languages;
   std::vector<KernelEntry> found;
@@ -81,25 +81,7 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
   }
   // Explicitly scheduled kernels come first, since they exist because they are faster.
   std::stable_partition(found.begin(), found.end(), [](const KernelEntry& entry) { return entry.language == "cute"; });
-  if (!found.empty()) {
-    const KernelEntry first = found.front();
-    std::erase_if(found, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
-    if (std::any_of(found.begin(), found.end(), [](const KernelEntry& entry) { return !entry.draft; }))
-      std::erase_if(found, [](const KernelEntry& entry) { return entry.draft; });
-    if (!found.empty()) return found;
-    const std::string refusal =
-        fmt::format("{} is written for Hopper GPUs (sm_90) and this target is {}", first.full_name(), arch);
-    // Where the kernel exists in the language that runs everywhere, in this version or at least in another.
-    std::string other;
-    for (const KernelEntry& entry : all())
-      if (entry.design == first.design && entry.layer == first.layer && entry.runs_on(arch) &&
-          (other.empty() || entry.version == first.version))
-        other = entry.version;
-    if (other.empty()) fail("{}; it exists for no other target", refusal);
-    if (other == first.version) fail("{}; take --language=cutile, which runs everywhere", refusal);
-    fail("{}; this version exists for no other target, but {} {} --language=cutile runs everywhere", refusal,
-         first.design, other);
-  }
+  if (!found.empty()) return found;
   if (!versions.empty()) {
     std::vector<std::string> listed = versions;  // with their language where there are several
     if (std::count(languages.begin(), languages.end(), languages.front()) != std::ptrdiff_t(languages.size()))
@@ -110,6 +92,28 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
   if (!language.empty())
     fail("there is no kernel '{}' in the language '{}'; `hypermla --list` shows all", kernel, language);
   fail("unknown kernel '{}'; did you mean {}? `hypermla --list` shows all", kernel, nearest(wanted, names));
+}
+
+std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std::string& version,
+                                            const std::string& arch, const std::string& language) const {
+  std::vector<KernelEntry> found = named(kernel, version, language);
+  const KernelEntry first = found.front();
+  std::erase_if(found, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
+  if (std::any_of(found.begin(), found.end(), [](const KernelEntry& entry) { return !entry.draft; }))
+    std::erase_if(found, [](const KernelEntry& entry) { return entry.draft; });
+  if (!found.empty()) return found;
+  const std::string refusal =
+      fmt::format("{} is written for Hopper GPUs (sm_90) and this target is {}", first.full_name(), arch);
+  // Where the kernel exists in the language that runs everywhere, in this version or at least in another.
+  std::string other;
+  for (const KernelEntry& entry : all())
+    if (entry.design == first.design && entry.layer == first.layer && entry.runs_on(arch) &&
+        (other.empty() || entry.version == first.version))
+      other = entry.version;
+  if (other.empty()) fail("{}; it exists for no other target", refusal);
+  if (other == first.version) fail("{}; take --language=cutile, which runs everywhere", refusal);
+  fail("{}; this version exists for no other target, but {} {} --language=cutile runs everywhere", refusal,
+       first.design, other);
 }
 
 }  // namespace hypermla

@@ -41,11 +41,14 @@ class Registry {
   // Sorted by language, design and version number.
   std::vector<KernelEntry> all() const;
 
-  // `kernel` is a design (flash_attention), language.layer.design, or the name() or full_name() of a version; '-' and
-  // '_' are the same. `version` is v0, v1, ...; empty leaves it open for a design.
-  // `language` pins one. All that run on `arch`, explicitly scheduled ones first, base versions before others, drafts
-  // only if there is no other; configure() takes the fastest. Throws Error naming the nearest kernel, the versions
-  // there are, or the language that would run.
+  // All that the words name, drafts too, whatever they run on; explicitly scheduled ones first, base versions before
+  // others. `kernel` is a design (flash_attention), language.layer.design, or the name() or full_name() of a version;
+  // '-' and '_' are the same. `version` is v0, v1, ...; empty leaves it open for a design. `language` pins one. Throws
+  // Error naming the nearest kernel, or the versions there are.
+  std::vector<KernelEntry> named(const std::string& kernel, const std::string& version = "",
+                                 const std::string& language = "") const;
+  // Those of them that may run on `arch`, drafts only if there is no other; configure() takes the fastest. Throws Error
+  // also where none runs there, naming the language that would.
   std::vector<KernelEntry> find_all(const std::string& kernel, const std::string& version = "",
                                     const std::string& arch = "sm_90", const std::string& language = "") const;
   // The first of them.

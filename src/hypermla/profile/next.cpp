@@ -200,9 +200,10 @@ std::string render_next_step(const Json& step) {
   const Json& profile = step["profile"];
   const Json& task = step["task"];
   auto text_of = [](const Json& json, const char* key) { return json[key].get<std::string>(); };
-  std::string text = fmt::format("# Profile: {} {} | {}\n\n{}, {} mode, {}\n\n", text_of(profile, "kernel"),
-                                 text_of(profile, "version"), problem_text(profile["problem"]),
-                                 text_of(profile, "device"), text_of(profile, "mode"), text_of(profile, "date"));
+  std::string text =
+      fmt::format("# Profile: {} {} | {}\n\n{}, {} mode, {}, `{}`\n\n", text_of(profile, "kernel"),
+                  text_of(profile, "version"), problem_text(profile["problem"]), text_of(profile, "device"),
+                  text_of(profile, "mode"), text_of(profile, "date"), text_of(profile, "run"));
   text += table(profile["stages"], {{"stage", "stage"},
                                     {"us", "us"},
                                     {"tensor_pct", "tensor %"},
