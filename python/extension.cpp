@@ -325,8 +325,8 @@ static PyObject* times_tuple(const std::optional<hypermla::Times>& times) {
 PyObject* profile_tuple(const hypermla::ProfileSummary& summary) {
   const hypermla::Bottleneck found = summary.bottleneck.value_or(hypermla::Bottleneck{});
   PyObject* opportunities = list_of(summary.opportunities, [](const hypermla::Opportunity& one) {
-    return Py_BuildValue("(ssdssss)", one.id.c_str(), one.name.c_str(), one.gain_percent, one.trigger.c_str(),
-                         one.why.c_str(), one.card.c_str(), one.refuted.c_str());
+    return Py_BuildValue("(ssdsssss)", one.id.c_str(), one.name.c_str(), one.gain_percent, one.trigger.c_str(),
+                         one.why.c_str(), one.card.c_str(), one.refuted.c_str(), one.stage.c_str());
   });
   PyObject* stages = list_of(summary.stages, [](const hypermla::ProfileSummary::Stage& stage) {
     PyObject* metrics = list_of(stage.metrics, [](const hypermla::Metric& metric) {

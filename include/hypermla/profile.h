@@ -37,11 +37,12 @@ struct Bottleneck {
 struct Opportunity {
   std::string id;  // "O7", of the cards in docs/knowledge
   std::string name;
-  double gain_percent = 0;  // of the time, at most
+  double gain_percent = 0;  // of the time of all stages, at most
   std::string trigger;      // "xu_pct = 81 >= 70"
   std::string why;
   std::string card = {};     // "docs/knowledge/optimizations/fast-math-online-softmax.md"
   std::string refuted = {};  // the figure, and where it is logged, if the idea lost on this kernel; else empty
+  std::string stage = {};    // that fires it, where there are several
 };
 
 struct ProfileSummary {

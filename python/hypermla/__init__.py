@@ -85,11 +85,12 @@ class Opportunity(NamedTuple):
 
     id: str  # "O7", of the cards in docs/knowledge
     name: str
-    gain_percent: float  # of the time, at most
+    gain_percent: float  # of the time of all stages, at most
     trigger: str  # "xu_pct = 81 >= 70"
     why: str
     card: str  # "docs/knowledge/optimizations/fast-math-online-softmax.md"
     refuted: str  # the figure, and where it is logged, if the idea lost on this kernel; else empty
+    stage: str  # that fires it, where there are several
 
 
 class StageProfile(NamedTuple):

@@ -46,6 +46,7 @@ class Opportunity(NamedTuple):
     why: str
     card: str
     refuted: str
+    stage: str
 
 class StageProfile(NamedTuple):
     name: str

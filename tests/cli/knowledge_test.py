@@ -64,6 +64,7 @@ class Knowledge(CommandCase):
     def test_refuted_advice_is_shown_as_refuted(self):
         out = self.succeed("kb", "match", RECORD).out
         self.assertRegex(out, r"O1 .*waves = 0.9697 < 1\n +REFUTED for this kernel: .*762.7 us instead of 751.7")
+        self.assertRegex(out, r"(?m)^combine_parts, 8 % of the time:\n +O5 .* - est. 33 % of this stage, 2.5 % of all - ")
         (stage, merge) = json.loads(self.succeed("kb", "match", RECORD, "--json").out)["stages"]
         refuted = {card["id"] for card in stage["cards"] if "refuted" in card}
         self.assertEqual(refuted, {"O1", "O5", "O11"})
@@ -127,6 +128,21 @@ class Next(CommandCase):
         self.assertIn("'y' is not expected here", self.refuse("next", name, "x", "y"))
         self.succeed("devlog", "add", name, f"--profile={run_of[draft]}", f"--root={self.directory}", "--changed=Nothing.",
                      "--why=To test.", "--insight=None.")
+
+
+    def test_it_tells_what_kb_match_tells(self):
+        """What fires in a short stage counts by what that stage can gain of the whole."""
+        fired = {(card["id"], stage["stage"], "refuted" in card): card["gain_percent_of_all"]
+                 for stage in json.loads(self.succeed("kb", "match", RECORD, "--json").out)["stages"]
+                 for card in stage["cards"] if card["gain_percent_of_all"] >= 1}
+        said = json.loads(self.succeed("next", "flash_mla", RECORD, "--json").out)["profile"]
+        shown = {(one["id"], one["stage"], refuted) for refuted, name in ((False, "opportunities"), (True, "refuted"))
+                 for one in said[name]}
+        self.assertEqual(shown, set(fired))
+        self.assertIn(("O5", "combine_parts", False), shown)
+        self.assertIn(("O5", "flash_mla", True), shown)
+        for one in said["opportunities"]:
+            self.assertAlmostEqual(one["gain_percent"], fired[one["id"], one["stage"], False])
 
 
 class Playbooks(CommandCase):

@@ -110,6 +110,40 @@ TEST(Rules, UnequalPathsWithEqualBlocks) {
   EXPECT_EQ(profile.stages[0].signals.count("alone_pct"), 0u);
 }
 
+// An idea is worth what its stage can gain of the whole, in whichever stage it fires.
+TEST(Rules, AdviceIsRankedOverAllStages) {
+  const Cards cards = shipped_cards();
+  Profile profile = load("flash_mla_split_kv");
+  const auto in_second = [&](double second_us) {
+    profile.stages[1].burst->median_us = second_us;
+    assess(profile, shipped(), cards);
+    std::vector<std::string> found;
+    double last = HUGE_VAL;
+    for (const Opportunity& one : profile.opportunities) {
+      if (!one.refuted.empty()) continue;
+      EXPECT_LE(one.gain_percent, last);
+      last = one.gain_percent;
+      if (one.stage == profile.stages[1].name) found.push_back(one.id);
+    }
+    return found;
+  };
+  const double first_us = profile.stages[0].burst->median_us;
+  EXPECT_EQ(in_second(first_us / 1000).size(), 0u) << "a thousandth of the time cannot gain a percent";
+  const std::vector<std::string> equal = in_second(first_us * 0.99);
+  ASSERT_FALSE(equal.empty());
+  EXPECT_EQ(profile.bottleneck->stage, profile.stages[0].name) << "the longer one";
+  double shares = 0;
+  for (const ProfileStage& stage : profile.stages) shares += share_of_time(profile, stage);
+  EXPECT_NEAR(shares, 1, 1e-12);
+  for (const Opportunity& one : profile.opportunities) {
+    const ProfileStage& stage = profile.stages[one.stage == profile.stages[0].name ? 0 : 1];
+    for (const CardMatch& match : match_cards(profile, stage, cards)) {
+      if (match.card->id != one.id) continue;
+      EXPECT_NEAR(one.gain_percent, match.gain_percent * share_of_time(profile, stage), 1e-9) << one.id;
+    }
+  }
+}
+
 // Two kernels at once are judged as one stage, by what their budgets fill together.
 TEST(Rules, AGroupIsJudgedInPlaceOfItsMembers) {
   Profile profile = load("flash_mla_split_kv");

@@ -67,7 +67,7 @@ int kb_match(const Words& words) {
   bool json = false;
   CLI::App app(
       "Which cards does a profile fire? Stage by stage, promising ones first, with the values that fired and the gain\n"
-      "at most; those that were measured on this kernel before and refuted come last.\n",
+      "at most, of the stage and of all; those that were measured on this kernel before and refuted come last.\n",
       "hypermla kb match");
   app.add_option("PROFILE", run, "a run: its directory below out/profiles, or its profile.json")->required();
   app.add_flag("--json", json, "as JSON");
@@ -79,26 +79,33 @@ int kb_match(const Words& words) {
   for (const ProfileStage& stage : profile.stages) {
     if (!stage.group.empty()) continue;  // judged as a group
     Json fired = Json::array();
+    const double share = share_of_time(profile, stage);
     for (const CardMatch& one : match_cards(profile, stage, cards)) {
       fired.push_back({{"id", one.card->id},
                        {"title", one.card->title},
                        {"card", "docs/knowledge/" + one.card->file.string()},
                        {"trigger", one.trigger},
-                       {"gain_percent", one.gain_percent}});
+                       {"gain_percent", one.gain_percent},
+                       {"gain_percent_of_all", share * one.gain_percent}});
       if (one.refuted) fired.back()["refuted"] = {{"figure", one.refuted->figure}, {"where", one.refuted->where}};
     }
-    stages.push_back({{"stage", stage.name}, {"cards", fired}});
+    stages.push_back({{"stage", stage.name}, {"share", share}, {"cards", fired}});
   }
   if (json) {
     fmt::print("{}\n", Json{{"kernel", profile.kernel}, {"stages", stages}}.dump(2));
     return 0;
   }
   for (const Json& stage : stages) {
-    fmt::print("{}:{}\n", stage["stage"].get<std::string>(), stage["cards"].empty() ? " no card fires" : "");
+    const double share = stage["share"];
+    fmt::print("{}{}:{}\n", stage["stage"].get<std::string>(),
+               share < 1 ? fmt::format(", {:.0f} % of the time", 100 * share) : "",
+               stage["cards"].empty() ? " no card fires" : "");
     for (const Json& one : stage["cards"]) {
-      const double gain = one["gain_percent"];
-      fmt::print("  {:<8} {}{} - {}\n", one["id"].get<std::string>(), one["title"].get<std::string>(),
-                 gain >= 1 ? fmt::format(" - est. {:g} %", gain) : "", one["trigger"].get<std::string>());
+      const double gain = one["gain_percent"], of_all = one["gain_percent_of_all"];
+      std::string promised = gain >= 1 ? fmt::format(" - est. {:g} %", gain) : "";
+      if (gain >= 1 && share < 1) promised += fmt::format(" of this stage, {:.1f} % of all", of_all);
+      fmt::print("  {:<8} {}{} - {}\n", one["id"].get<std::string>(), one["title"].get<std::string>(), promised,
+                 one["trigger"].get<std::string>());
       if (one.contains("refuted"))
         fmt::print("           REFUTED for this kernel: {} ({})\n", one["refuted"]["figure"].get<std::string>(),
                    one["refuted"]["where"].get<std::string>());

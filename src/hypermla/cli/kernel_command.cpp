@@ -194,11 +194,13 @@ void print_profile(const Profile& profile, const std::filesystem::path& director
   if (profile.host_us_per_run) fmt::print("run()     {:>10.1f} us of host time\n", *profile.host_us_per_run);
   if (const auto& bottleneck = profile.bottleneck)
     fmt::print("bound     {} (confidence {}): {}\n", bottleneck->kind, bottleneck->confidence, bottleneck->why);
-  for (const Opportunity& next : profile.opportunities)
+  for (const Opportunity& next : profile.opportunities) {
+    const std::string id = next.stage.empty() ? next.id : fmt::format("{}, in {}", next.id, next.stage);
     if (next.refuted.empty())
-      fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next.name, next.gain_percent, next.trigger, next.id);
+      fmt::print("next      {} - est. {:.0f} % - {} ({})\n", next.name, next.gain_percent, next.trigger, id);
     else
-      fmt::print("refuted   {} ({}): {}\n", next.name, next.id, next.refuted);
+      fmt::print("refuted   {} ({}): {}\n", next.name, id, next.refuted);
+  }
   if (!profile.missing.empty()) fmt::print("missing   {}\n", profile.missing);
   fmt::print("report    {}\n", (directory / "report.md").string());
 }

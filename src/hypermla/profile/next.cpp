@@ -156,6 +156,7 @@ Json next_step(const NextInput& input, const Cards& cards) {
     if (!one.refuted.empty()) {
       summary["refuted"].push_back(
           {{"id", one.id}, {"name", one.name}, {"trigger", one.trigger}, {"figure", one.refuted}, {"card", one.card}});
+      if (!one.stage.empty()) summary["refuted"].back()["stage"] = one.stage;
       continue;
     }
     summary["opportunities"].push_back({{"id", one.id},
@@ -163,10 +164,11 @@ Json next_step(const NextInput& input, const Cards& cards) {
                                         {"gain_percent", one.gain_percent},
                                         {"trigger", one.trigger},
                                         {"card", one.card}});
+    if (!one.stage.empty()) summary["opportunities"].back()["stage"] = one.stage;
     const Card& card = cards.find(one.id);
     if (optimizations.empty() && card.control == "explicit") explicit_card = &card;
     optimizations.push_back(
-        {{"name", one.name},
+        {{"name", one.stage.empty() ? one.name : fmt::format("{}, in {}", one.name, one.stage)},
          {"rationale", fmt::format("{} {}: at most {:.0f} %.", one.why, one.trigger, one.gain_percent)},
          {"card", one.card}});
   }
@@ -200,6 +202,9 @@ std::string render_next_step(const Json& step) {
   const Json& profile = step["profile"];
   const Json& task = step["task"];
   auto text_of = [](const Json& json, const char* key) { return json[key].get<std::string>(); };
+  auto id_of = [&](const Json& one) {
+    return text_of(one, "id") + (one.contains("stage") ? ", in " + text_of(one, "stage") : "");
+  };
   std::string text =
       fmt::format("# Profile: {} {} | {}\n\n{}, {} mode, {}, `{}`\n\n", text_of(profile, "kernel"),
                   text_of(profile, "version"), problem_text(profile["problem"]), text_of(profile, "device"),
@@ -216,12 +221,11 @@ std::string render_next_step(const Json& step) {
   text += "## Opportunities, by estimated gain\n\n";
   int number = 0;
   for (const Json& one : profile["opportunities"])
-    text += fmt::format("{}. {} ({}) - est. {:g} % - {} - `{}`\n", ++number, text_of(one, "name"), text_of(one, "id"),
+    text += fmt::format("{}. {} ({}) - est. {:.0f} % - {} - `{}`\n", ++number, text_of(one, "name"), id_of(one),
                         one["gain_percent"].get<double>(), text_of(one, "trigger"), text_of(one, "card"));
-  if (number == 0) text += "No card fires that was not refuted for this kernel.\n";
+  if (number == 0) text += "No card that was not refuted for this kernel promises a percent of its time.\n";
   for (const Json& one : profile["refuted"])
-    text += fmt::format("- Refuted before: {} ({}): {}\n", text_of(one, "name"), text_of(one, "id"),
-                        text_of(one, "figure"));
+    text += fmt::format("- Refuted before: {} ({}): {}\n", text_of(one, "name"), id_of(one), text_of(one, "figure"));
   if (profile.contains("baseline"))
     text += "\n## Against the baseline\n\n" +
             table(profile["baseline"],

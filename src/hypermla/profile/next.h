@@ -20,11 +20,11 @@ struct NextInput {
 };
 
 // {"profile": {kernel, version, device, problem, run, stages: [{stage, us, tensor_pct, dram_pct, occupancy_pct,
-//   bottleneck, key_issue}], bottleneck, root_cause, opportunities: [{id, name, gain_percent, trigger, card}],
-//   refuted: [{id, name, trigger, figure, card}], baseline: [{metric, previous, current, change}]},
+//   bottleneck, key_issue}], bottleneck, root_cause, opportunities: [{id, name, stage, gain_percent, trigger,
+//   card}], refuted: [{id, name, stage, trigger, figure, card}], baseline: [{metric, previous, current, change}]},
 //  "task": {task, from, bottleneck, language, why_language, optimizations: [{name, rationale, card}],
 //   constraints: [..], trials: [..], gates: [{gate, command}]}}
-// Numbers that were not measured are absent.
+// Numbers that were not measured are absent, and so is the stage of an opportunity where there is only one.
 Json next_step(const NextInput& input, const Cards& cards);
 
 // The same as Markdown.

@@ -112,7 +112,7 @@ void fields(auto& field, Issue& x) { field("name", x.name)("trigger", x.trigger)
 
 void fields(auto& field, Opportunity& x) {
   field("id", x.id)("name", x.name)("gain_percent", x.gain_percent)("trigger", x.trigger)("why", x.why)(
-      "card", x.card, !x.card.empty())("refuted", x.refuted, !x.refuted.empty());
+      "card", x.card, !x.card.empty())("refuted", x.refuted, !x.refuted.empty())("stage", x.stage, !x.stage.empty());
 }
 
 void fields(auto& field, ProfileStage& x) {

@@ -52,11 +52,12 @@ std::string verdict(const Profile& profile) {
   int number = 0;
   for (const Opportunity& one : profile.opportunities) {
     const std::string card = one.card.empty() ? "" : fmt::format(" Card: `{}`.", one.card);
+    const std::string id = one.stage.empty() ? one.id : fmt::format("{}, in {}", one.id, one.stage);
     if (one.refuted.empty())
-      next += fmt::format("{}. {} ({}) - est. {:.0f} % - {}. {}{}\n", ++number, one.name, one.id, one.gain_percent,
+      next += fmt::format("{}. {} ({}) - est. {:.0f} % - {}. {}{}\n", ++number, one.name, id, one.gain_percent,
                           one.trigger, one.why, card);
     else
-      refuted += fmt::format("- {} ({}), which {} suggests: {}.{}\n", one.name, one.id, one.trigger, one.refuted, card);
+      refuted += fmt::format("- {} ({}), which {} suggests: {}.{}\n", one.name, id, one.trigger, one.refuted, card);
   }
   if (!next.empty()) text += "Next, by estimated gain:\n\n" + next + "\n";
   if (!refuted.empty()) text += "Measured before on this kernel, and refuted:\n\n" + refuted + "\n";

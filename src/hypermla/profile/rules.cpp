@@ -97,16 +97,43 @@ std::vector<CardMatch> match_cards(const Profile& profile, const ProfileStage& s
   return cards.match(stage_signals(profile, stage), kernels);
 }
 
-std::vector<Opportunity> advise(const Profile& profile, const ProfileStage& stage, const Cards& cards,
-                                std::size_t count) {
-  std::vector<Opportunity> found;
-  for (const CardMatch& match : match_cards(profile, stage, cards)) {
-    const Card& card = *match.card;
-    if (match.gain_percent < 1 || (!match.refuted && found.size() >= count)) continue;
-    found.push_back({card.id, card.title, match.gain_percent, match.trigger, card.advice,
-                     "docs/knowledge/" + card.file.string(),
-                     match.refuted ? fmt::format("{} ({})", match.refuted->figure, match.refuted->where) : ""});
+double share_of_time(const Profile& profile, const ProfileStage& stage) {
+  const auto time_of = [&](const ProfileStage& one) {
+    const Signals signals = stage_signals(profile, one);
+    const auto time = signals.find("time_us");
+    return time == signals.end() ? 0 : time->second;
+  };
+  double all = 0;
+  int judged = 0;
+  for (const ProfileStage& one : profile.stages) {
+    if (!one.group.empty()) continue;
+    all += time_of(one);
+    ++judged;
   }
+  return all > 0 ? time_of(stage) / all : 1.0 / judged;
+}
+
+std::vector<Opportunity> advise(const Profile& profile, const Cards& cards, std::size_t count) {
+  std::vector<Opportunity> found;
+  for (const ProfileStage& stage : profile.stages) {
+    if (!stage.group.empty()) continue;
+    const double share = share_of_time(profile, stage);
+    for (const CardMatch& match : match_cards(profile, stage, cards)) {
+      const Card& card = *match.card;
+      const double gain = share * match.gain_percent;
+      if (gain < 1) continue;
+      found.push_back({card.id, card.title, gain, match.trigger, card.advice, "docs/knowledge/" + card.file.string(),
+                       match.refuted ? fmt::format("{} ({})", match.refuted->figure, match.refuted->where) : "",
+                       profile.stages.size() > 1 ? stage.name : ""});
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Opportunity& a, const Opportunity& b) {
+    return std::pair(!a.refuted.empty(), -a.gain_percent) < std::pair(!b.refuted.empty(), -b.gain_percent);
+  });
+  const auto refuted =
+      std::find_if(found.begin(), found.end(), [](const Opportunity& one) { return !one.refuted.empty(); });
+  const auto fresh = std::size_t(refuted - found.begin());
+  if (fresh > count) found.erase(found.begin() + std::ptrdiff_t(count), refuted);
   return found;
 }
 
@@ -122,8 +149,8 @@ void assess(Profile& profile, const Rules& rules, const Cards& cards) {
     longest = microseconds;
     profile.bottleneck = stage.bottleneck;
     profile.bottleneck->stage = stage.name;
-    profile.opportunities = advise(profile, stage, cards, 3);
   }
+  profile.opportunities = advise(profile, cards, 3);
 }
 
 }  // namespace hypermla
