@@ -130,6 +130,16 @@ class Next(CommandCase):
                      "--why=To test.", "--insight=None.")
 
 
+    def test_the_sheet_says_how_to_start(self):
+        task = json.loads(self.succeed("next", "flash_mla", RECORD, "--json").out)["task"]
+        self.assertRegex(task["start"], r"^\./hypermla clone cute\.mla\.flash_mla v\d+$")
+        self.assertIn(f"Start with `{task['start']}`", self.succeed("next", "flash_mla", RECORD).out)
+        # An idea that places warps by hand, of a kernel that does not: the copy is one of the other language's.
+        record = CHECKOUT / "results/nvidia-h200/mla_var6_plus-b32-s16-n976-annotation.json"
+        task = json.loads(self.succeed("next", "mla_var6_plus", record, "--json").out)["task"]
+        self.assertRegex(task["task"], r"^cutile\.mla\.mla_var6_plus -> cute\.mla\.mla_var6_plus_v\d+$")
+        self.assertRegex(task["start"], r"^\./hypermla clone cute\.mla\.mla_var6_plus v\d+$")
+
     def test_it_tells_what_kb_match_tells(self):
         """What fires in a short stage counts by what that stage can gain of the whole."""
         fired = {(card["id"], stage["stage"], "refuted" in card): card["gain_percent_of_all"]

@@ -198,11 +198,14 @@ TEST(Next, ASummaryAndATask) {
   EXPECT_EQ(task["task"], "cutile.mla.flash_mla_split_kv -> cutile.mla.flash_mla_split_kv_v3");
   EXPECT_EQ(task["language"], "cutile") << "grouping heads needs no warps by hand";
   EXPECT_EQ(task["optimizations"][0]["card"], "docs/knowledge/optimizations/head-grouping.md");
-  EXPECT_TRUE(contains(task["gates"][0]["command"], "verify cutile.mla.flash_mla_split_kv_v3"));
+  EXPECT_EQ(task["start"], "./hypermla clone cutile.mla.flash_mla_split_kv v3");
+  EXPECT_EQ(task["gates"][0]["command"], task["start"]);
+  EXPECT_TRUE(contains(task["gates"][1]["command"], "verify cutile.mla.flash_mla_split_kv_v3"));
   const std::string text = render_next_step(step);
   for (const char* part :
        {"# Profile: cutile.mla.flash_mla_split_kv v0 | b=32 s=1 t=4096", "| tensor % |",
         "**Bottleneck: latency-bound**", "## Against the baseline", "# Task: ", "## Constraints",
+        "Start with `./hypermla clone cutile.mla.flash_mla_split_kv v3`, a copy of `kernels/cutile/mla/",
         "- registers: below 128 a thread is the aim", "- b=32 s=16 t=4096: drafted tokens", "`./hypermla kb lint`"})
     EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
 }
@@ -214,6 +217,18 @@ TEST(Next, TheLanguageFollowsFromTheControlThatTheBestIdeaNeeds) {
   EXPECT_EQ(task["language"], "cute");
   EXPECT_TRUE(contains(task["why_language"], "O11"));
   EXPECT_EQ(task["task"], "cutile.mla.flash_mla_split_kv -> cute.mla.flash_mla_split_kv_v1");
+  EXPECT_FALSE(task.contains("start")) << "there is nothing to copy in that language";
+  EXPECT_TRUE(contains(task["gates"][0]["command"], "verify cute.mla.flash_mla_split_kv_v1"));
+  EXPECT_TRUE(contains(render_next_step(next_step(input, shipped())),
+                       "Start by hand with cute.mla.flash_mla_split_kv_v1: a copy stays in its language"));
+  input.bases = {{"cute", "cute.mla.flash_mla_split_kv_v4"}, {"cutile", "cutile.mla.flash_mla_split_kv"}};
+  input.next_version = 5;
+  const Json step = next_step(input, shipped());
+  EXPECT_EQ(step["task"]["start"], "./hypermla clone cute.mla.flash_mla_split_kv_v4 v5");
+  EXPECT_EQ(step["task"]["gates"][0]["command"], step["task"]["start"]);
+  EXPECT_TRUE(contains(render_next_step(step),
+                       "Start with `./hypermla clone cute.mla.flash_mla_split_kv_v4 v5`; a copy "
+                       "stays in its language"));
 }
 
 }  // namespace

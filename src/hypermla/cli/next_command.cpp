@@ -77,9 +77,11 @@ int next_command(const Words& words) {
   }
   input.design = entry->design;
   input.directory = "kernels/" + entry->directory;
-  for (const KernelEntry& one : Registry::instance().all())
-    if (one.design == entry->design)
-      input.next_version = std::max(input.next_version, std::stoi(one.version.substr(1)) + 1);
+  for (const KernelEntry& one : Registry::instance().all()) {
+    if (one.design != entry->design || one.layer != entry->layer) continue;
+    input.next_version = std::max(input.next_version, std::stoi(one.version.substr(1)) + 1);
+    input.bases.emplace(one.language, one.full_name());
+  }
   while (has_devlog(environment.root, input.design, input.next_version)) ++input.next_version;
   const Json step = next_step(input, cards);
   fmt::print("{}", json ? step.dump(2) + "\n" : render_next_step(step));

@@ -84,11 +84,24 @@ Json constraints(const std::string& language, const ProfileStage* stage) {
   return list;
 }
 
+// A copy stays in its language: of the profiled version, or of the design's first one in the language of the task.
+std::string start_command(const NextInput& input, const std::string& language) {
+  std::string original = input.profile.kernel;
+  if (original.rfind(language + ".", 0) != 0) {
+    const auto base = input.bases.find(language);
+    if (base == input.bases.end()) return "";
+    original = base->second;
+  }
+  return fmt::format("clone {} v{}", original, input.next_version);
+}
+
 Json gates(const NextInput& input, const std::string& kernel, const std::string& language) {
   Json list = Json::array();
   auto add = [&](const std::string& gate, const std::string& command) {
     list.push_back({{"gate", gate}, {"command", "./hypermla " + command}});
   };
+  if (const std::string start = start_command(input, language); !start.empty())
+    add("begun as a copy, a draft until it is recorded", start);
   add("correct on all cases; on a GPU recorded", "verify " + kernel);
   add("no spills, every tiling", fmt::format("compile {} --arch=sm_90 --candidates --forbid_spills", kernel));
   for (const int queries : kTrialQueries)
@@ -130,6 +143,20 @@ std::string problem_text(const Json& problem) {
       text += fmt::format("{}{}={}", text.empty() ? "" : " ", name,
                           problem[name].is_string() ? problem[name].get<std::string>() : problem[name].dump());
   return text;
+}
+
+// How the version is begun, in a sentence.
+std::string start_text(const Json& task) {
+  const std::string from = task["from"], language = task["language"], made = task["task"];
+  if (!task.contains("start")) {
+    const std::string kernel = made.substr(made.rfind(' ') + 1);
+    return fmt::format("Start by hand with {}: a copy stays in its language, and the design of `{}` has none in {}.",
+                       kernel, from, language);
+  }
+  return fmt::format("Start with `{}`{}.", task["start"].get<std::string>(),
+                     made.rfind(language + ".", 0) == 0
+                         ? fmt::format(", a copy of `{}`", from)
+                         : fmt::format("; a copy stays in its language, so it is not one of `{}`", from));
 }
 
 }  // namespace
@@ -183,19 +210,22 @@ Json next_step(const NextInput& input, const Cards& cards) {
   const std::string version = "v" + std::to_string(input.next_version);
   const std::string layer = profile.kernel.substr(own.size() + 1, profile.kernel.rfind('.') - own.size() - 1);
   const std::string kernel = fmt::format("{}.{}.{}_{}", language, layer, input.design, version);
-  return {{"profile", summary},
-          {"task",
-           {{"task", fmt::format("{} -> {}", profile.kernel, kernel)},
-            {"from", input.directory},
-            {"bottleneck", fmt::format("{} in {}", profile.bottleneck->kind, profile.bottleneck->stage)},
-            {"language", language},
-            {"why_language", why},
-            {"optimizations", optimizations},
-            {"constraints", constraints(language, stage_named(profile, profile.bottleneck->stage))},
-            {"trials",
-             {"b=32 s=1 t=4096: decoding", "b=32 s=16 t=4096: drafted tokens",
-              "a third shape only where the evidence asks for it"}},
-            {"gates", gates(input, kernel, language)}}}};
+  Json step = {{"profile", summary},
+               {"task",
+                {{"task", fmt::format("{} -> {}", profile.kernel, kernel)},
+                 {"from", input.directory},
+                 {"bottleneck", fmt::format("{} in {}", profile.bottleneck->kind, profile.bottleneck->stage)},
+                 {"language", language},
+                 {"why_language", why},
+                 {"optimizations", optimizations},
+                 {"constraints", constraints(language, stage_named(profile, profile.bottleneck->stage))},
+                 {"trials",
+                  {"b=32 s=1 t=4096: decoding", "b=32 s=16 t=4096: drafted tokens",
+                   "a third shape only where the evidence asks for it"}},
+                 {"gates", gates(input, kernel, language)}}}};
+  if (const std::string start = start_command(input, language); !start.empty())
+    step["task"]["start"] = "./hypermla " + start;
+  return step;
 }
 
 std::string render_next_step(const Json& step) {
@@ -230,9 +260,9 @@ std::string render_next_step(const Json& step) {
     text += "\n## Against the baseline\n\n" +
             table(profile["baseline"],
                   {{"metric", "metric"}, {"previous", "previous"}, {"current", "current"}, {"change", "change"}});
-  text += fmt::format("\n# Task: {}\n\nStart from `{}`. Bottleneck: {}. Language: {} ({}).\n\n## Apply\n\n",
-                      text_of(task, "task"), text_of(task, "from"), text_of(task, "bottleneck"),
-                      text_of(task, "language"), text_of(task, "why_language"));
+  text += fmt::format("\n# Task: {}\n\n{} Bottleneck: {}. Language: {} ({}).\n\n## Apply\n\n", text_of(task, "task"),
+                      start_text(task), text_of(task, "bottleneck"), text_of(task, "language"),
+                      text_of(task, "why_language"));
   for (const Json& one : task["optimizations"])
     text +=
         fmt::format("- {}: {} Card: `{}`.\n", text_of(one, "name"), text_of(one, "rationale"), text_of(one, "card"));
