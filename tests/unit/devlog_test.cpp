@@ -135,6 +135,73 @@ TEST(Devlog, LintFindsWhatIsWrong) {
   EXPECT_TRUE(contains(logs.lint()[0], "there is no such version"));
 }
 
+// Figures come from profiles; where there can be none, from the records of benchmarks, and the entry says why.
+TEST(Devlog, AnEntryWithoutAProfileSaysWhy) {
+  Logs logs;
+  logs.dir.write("results/bench.json", R"({"rows": [{"ours": {"burst_us": 174.561, "sustained_us": 180.24}}]})");
+  DevlogVersion version = kVersion;
+  const auto lint = [&](const std::string& measured, const std::string& more) {
+    logs.dir.write(
+        "docs/log/flash-mla-split-kv.md",
+        fmt::format("# x\n\n## Version v0 of {}\n\n- Location: `{}`\n- Changed: a\n- Why: b\n- Measured: {}\n{}"
+                    "- Insight: c\n",
+                    kVersion.kernel, kVersion.directory, measured, more));
+    const auto problems = lint_devlogs(logs.dir.path(), {version});
+    EXPECT_LE(problems.size(), 1u);
+    return problems.empty() ? "" : problems[0];
+  };
+  const std::string why = "- Not profiled: there is no GPU\n", record = "[record](../../results/bench.json)";
+  EXPECT_TRUE(contains(lint("NVIDIA H200, 174.6 us", ""), "it has no profile: link one behind 'Measured:'"));
+  EXPECT_TRUE(contains(lint("NVIDIA H200, 174.6 us in the " + record, ""), "it has no profile"));
+  EXPECT_TRUE(contains(lint("", why), "'Measured' is missing"));
+  EXPECT_EQ(lint("not yet", why), "");
+  EXPECT_TRUE(
+      contains(lint("174.6 us", why), "'Measured' says '174.6 us', but no record of this entry holds a figure"));
+  EXPECT_EQ(lint("174.6 us, 0.1802 ms sustained, in the " + record, why), "");
+  EXPECT_TRUE(contains(lint("174.7 us, in the " + record, why), "'174.7 us', which no record of this entry holds"));
+  EXPECT_TRUE(contains(lint("174.6 us, in the [record](../../results/gone.json)", why), "gone.json"));
+  EXPECT_TRUE(contains(lint("not yet", why + "\n| metric | value | before | change |\n"), "a table and no profile"));
+  version.only_decodes = true;
+  EXPECT_TRUE(contains(lint("not yet", why), "only MlaDecode runs it: link the record of a benchmark"));
+  EXPECT_EQ(lint("174.6 us, in the " + record, why), "");
+}
+
+// What `add` writes of a run that is not kept stands for a draft, until it is recorded.
+TEST(Devlog, OnlyADraftMayKeepItsProfileElsewhere) {
+  Logs logs;
+  logs.run.path = logs.dir.write("out/run/profile.json", to_json(logs.run.profile).dump());
+  const auto path = logs.add(kTexts, false);
+  DevlogVersion version = kVersion;
+  version.draft = true;
+  EXPECT_EQ(lint_devlogs(logs.dir.path(), {version}), (std::vector<std::string>{}));
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_TRUE(contains(logs.lint()[0], "it has no profile"));
+  // A link is all that has to be written by hand.
+  std::string text = read_file(path);
+  const std::string named = "`run/profile.json`, not kept here";
+  text.replace(text.find(named), named.size(), "[profile](../../results/run.json)");
+  write_file_atomic(path, text);
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  text.replace(text.find("- Measured:"), text.find("- Insight:") - text.find("- Measured:"),
+               "- Measured: [profile](../../results/run.json)\n- Baseline: [profile](../../results/before.json)\n"
+               "- Not profiled: it was not\n");
+  write_file_atomic(path, text);
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()), (std::vector<std::string>{kVersion.kernel}));
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  EXPECT_TRUE(contains(read_file(path), " | -20.0 % |"));
+  EXPECT_FALSE(contains(read_file(path), "Not profiled"));
+  // A profile of another kernel, or a baseline of another problem, is none of this entry.
+  Profile other = logs.run.profile;
+  other.problem["b"] = 7;
+  write_file_atomic(logs.before.path, to_json(other).dump());
+  ASSERT_EQ(logs.lint().size(), 1u);
+  other.kernel = "cute.mla.flash_mla";
+  write_file_atomic(logs.dir.path() / "results/run.json", to_json(other).dump());
+  ASSERT_EQ(logs.lint().size(), 1u);
+  EXPECT_TRUE(contains(logs.lint()[0], "results/run.json is a profile of cute.mla.flash_mla; link one of"));
+}
+
 // A kernel that is measured again gets its new figures, and keeps what people wrote.
 TEST(Devlog, FiguresFollowTheRecord) {
   Logs logs;

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 DevlogVersion version_of(const KernelEntry& entry) {
-  return {entry.full_name(), entry.version, "kernels/" + entry.directory};
+  return {entry.full_name(), entry.version, "kernels/" + entry.directory, entry.draft, entry.make()->only_decodes()};
 }
 
 DevlogRun judged_run(const Environment& environment, const std::string& path) {
@@ -68,10 +68,11 @@ int devlog_lint(const Words& words) {
   std::string root;
   bool fix = false;
   CLI::App app(
-      "Finds versions without an entry in docs/log, and entries whose figures are not those of their profiles.\n"
+      "Finds versions without an entry in docs/log, entries whose figures are not those of their profiles, and entries\n"
+      "that link no profile and do not say why.\n"
       "Exit status: 0 when nothing is wrong, else 1.\n",
       "hypermla devlog lint");
-  app.add_flag("--fix", fix, "first write the figures anew of entries whose profiles were measured again");
+  app.add_flag("--fix", fix, "first write the figures anew of entries whose profiles were linked or measured again");
   app.add_option("--root", root, "a checkout whose docs/log is meant (default: where this program's sources are)");
   if (!parse(app, words)) return 0;
   const Environment environment = Environment::detect();

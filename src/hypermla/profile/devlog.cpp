@@ -8,6 +8,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/json_file.h"
 #include "hypermla/base/pattern.h"
 #include "hypermla/profile/compare.h"
 #include "hypermla/profile/profilers.h"
@@ -19,6 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLogs = "docs/log";
+constexpr const char* kTable = "| metric | value | before | change |";
+constexpr const char* kNotKept = ", not kept here";
 
 // One item of a list, in lines of at most 120 columns.
 std::string item(const std::string& name, const std::string& text) {
@@ -50,9 +53,10 @@ std::string clocks_text(const std::optional<Profile::Clocks>& clocks) {
 std::string link_text(const fs::path& root, const fs::path& path) {
   const fs::path inside = fs::weakly_canonical(path).lexically_relative(fs::weakly_canonical(root));
   if (inside.empty() || *inside.begin() == ".." || *inside.begin() == "out")
-    return fmt::format("`{}`, not kept here", path.filename() == "profile.json"
-                                                  ? path.parent_path().filename().string() + "/profile.json"
-                                                  : path.filename().string());
+    return fmt::format("`{}`{}",
+                       path.filename() == "profile.json" ? path.parent_path().filename().string() + "/profile.json"
+                                                         : path.filename().string(),
+                       kNotKept);
   return fmt::format("[profile](../../{})", inside.generic_string());
 }
 
@@ -103,7 +107,7 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
   if (baseline)
     text += item("Baseline", fmt::format("{}, {}, {}", baseline->profile.kernel, baseline->profile.date.substr(0, 10),
                                          link_text(root, baseline->path)));
-  text += "\n| metric | value | before | change |\n|---|---|---|---|\n";
+  text += fmt::format("\n{}\n|---|---|---|---|\n", kTable);
   const std::vector<Row> values = rows_of(now), before = baseline ? rows_of(baseline->profile) : std::vector<Row>();
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double value = values[i].value, old = baseline ? before[i].value : std::nan("");
@@ -135,13 +139,13 @@ void collect_numbers(const Json& json, const std::string& key,
     take(key, json.get<double>());
 }
 
-// All figures of a profile, by their units as texts write them.
-std::map<std::string, std::vector<double>> figures_of(const Profile& profile) {
-  std::map<std::string, std::vector<double>> held;
-  Profile judged = profile;
-  for (ProfileStage& stage : judged.stages) stage.signals = stage_signals(profile, stage);
+using Figures = std::map<std::string, std::vector<double>>;  // by their units, as texts write them
+
+// All figures of a record.
+Figures figures_of(const Json& record) {
+  Figures held;
   auto ends = [](const std::string& key, const char* end) { return key.ends_with(end); };
-  collect_numbers(to_json(judged), "", [&](const std::string& key, double value) {
+  collect_numbers(record, "", [&](const std::string& key, double value) {
     if (ends(key, "_us") || key == "host_us_per_run") held["us"].push_back(value);
     if (ends(key, "_pct") || ends(key, ".pct") || key.find(".pct_of") != std::string::npos || key == "gain_percent")
       held["%"].push_back(value);
@@ -153,6 +157,13 @@ std::map<std::string, std::vector<double>> figures_of(const Profile& profile) {
     if (ends(key, "_over_algorithmic_bytes") || ends(key, "_over_algorithmic_flops") || ends(key, "_over_burst"))
       held["x"].push_back(value);
   });
+  return held;
+}
+
+Figures figures_of(const Profile& profile) {
+  Profile judged = profile;
+  for (ProfileStage& stage : judged.stages) stage.signals = stage_signals(profile, stage);
+  Figures held = figures_of(to_json(judged));
   profile.timing.for_each([&](const char*, const Times& times) {
     if (times.watts) held["J"].push_back(*times.watts * times.median_us * 1e-6);
   });
@@ -160,7 +171,7 @@ std::map<std::string, std::vector<double>> figures_of(const Profile& profile) {
 }
 
 // What one run is against the other.
-void add_changes(const Profile& now, const Profile& before, std::map<std::string, std::vector<double>>& held) {
+void add_changes(const Profile& now, const Profile& before, Figures& held) {
   const Comparison comparison = compare_profiles(before, now);
   for (const Comparison::Row& row : comparison.times) {
     held["%"].push_back(row.change_percent);
@@ -169,6 +180,30 @@ void add_changes(const Profile& now, const Profile& before, std::map<std::string
     held["x"].push_back(row.b_us / row.a_us);
   }
   for (const Comparison::Delta& delta : comparison.deltas) held["%"].push_back(delta.change);
+}
+
+// Throws Error where a text states a figure with a unit that none of `held` rounds to.
+void require_held(const std::string& what, const std::string& text, Figures held, const std::string& source) {
+  // A unit that is a thousand of another.
+  for (const auto& [large, small] : {std::pair{"ms", "us"}, {"TB/s", "GB/s"}, {"GHz", "MHz"}})
+    for (const double value : held[small]) held[large].push_back(value / 1000);
+  for (const double value : held["J"]) held["mJ"].push_back(value * 1000);
+
+  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
+  for (const auto& [at, said] : figure.search_all(text)) {
+    const double value = std::stod(said[1]);
+    const double step = std::pow(10.0, -double(said[2].length()));
+    const std::string unit = said[3];
+    const std::vector<double>& all = held[unit];
+    auto distance = [&](double one) { return std::abs(std::abs(one) - value); };
+    const auto nearest_one =
+        std::min_element(all.begin(), all.end(), [&](double a, double b) { return distance(a) < distance(b); });
+    if (nearest_one == all.end())
+      fail("{} says '{}', but no {} of this entry holds a figure in {}", what, said[0], source, unit);
+    if (!(distance(*nearest_one) <= step / 2 + 1e-9 * value))
+      fail("{} says '{}', which no {} of this entry holds (the nearest is {:.4g} {}); state what was measured", what,
+           said[0], source, *nearest_one, unit);
+  }
 }
 
 struct Entry {
@@ -230,10 +265,17 @@ fs::path log_of(const fs::path& root, const DevlogVersion& version) {
   return root / kLogs / (own + ".md");
 }
 
-// The profile that a field of an entry links; empty when it links none.
+// The files that a field of an entry links as [profile](...) or as [record](...).
+std::vector<fs::path> linked(const fs::path& root, const std::string& field, const std::string& as) {
+  std::vector<fs::path> files;
+  for (const Pattern::Found& link : Pattern("\\[" + as + "\\]\\(([^)]+)\\)").search_all(field))
+    files.push_back((root / kLogs / link.groups[1]).lexically_normal());
+  return files;
+}
+// The profile that a field links; empty when it links none.
 fs::path linked_profile(const fs::path& root, const std::string& field) {
-  const auto found = Pattern(R"(\[profile\]\(([^)]+)\))").search(field);
-  return found ? (root / kLogs / found->groups[1]).lexically_normal() : fs::path();
+  const std::vector<fs::path> files = linked(root, field, "profile");
+  return files.empty() ? fs::path() : files.front();
 }
 
 // The profiles that an entry links, not judged; nothing where it links none.
@@ -247,11 +289,40 @@ std::optional<Linked> linked_by(const fs::path& root, const Entry& entry) {
   const fs::path before = linked_profile(root, entry.field("Baseline"));
   Linked linked{{load_profile(run), run}, {}};
   if (!before.empty()) linked.baseline = DevlogRun{load_profile(before), before};
+  if (linked.run.profile.kernel != entry.kernel)
+    fail("{} is a profile of {}; link one of {}", run.lexically_relative(root).string(), linked.run.profile.kernel,
+         entry.kernel);
+  if (linked.baseline) compare_profiles(linked.baseline->profile, linked.run.profile);  // of one problem, or a sentence
   return linked;
 }
 
 bool has_figures_of(const fs::path& root, const Entry& entry, const Linked& linked) {
   return entry.text.find(measured_half(root, linked.run, linked.baseline)) != std::string::npos;
+}
+
+// What an entry without a profile lacks: a reason, or records that hold its figures. Throws Error naming it.
+void require_exception(const fs::path& root, const Entry& entry, const DevlogVersion& version) {
+  const std::string measured = entry.field("Measured");
+  const bool has_table = entry.text.find(kTable) != std::string::npos;
+  if (entry.field("Not profiled").empty()) {
+    if (version.draft && has_table && measured.ends_with(kNotKept)) return;  // as add_devlog_entry() wrote it
+    fail(
+        "it has no profile: link one behind 'Measured:', as in [profile](../../results/...), and run `hypermla devlog "
+        "lint --fix`, or say why there is none in a line '- Not profiled: ...'");
+  }
+  if (has_table) fail("it has a table and no profile that holds its figures; link that, or drop the table");
+  const std::vector<fs::path> records = linked(root, measured, "record");
+  if (version.only_decodes && records.empty())
+    fail(
+        "only MlaDecode runs it: link the record of a benchmark behind 'Measured:', as in [record](../../results/...)");
+  Figures held;
+  for (const fs::path& record : records) {
+    const Json json = read_json(record);
+    if (json.is_discarded()) fail("{} is not JSON; link a record", record.lexically_relative(root).string());
+    for (const auto& [unit, values] : figures_of(json))
+      held[unit].insert(held[unit].end(), values.begin(), values.end());
+  }
+  require_held("'Measured'", measured, held, "record");
 }
 
 }  // namespace
@@ -264,26 +335,7 @@ void require_measured(const std::string& what, const std::string& text, const De
       held[unit].insert(held[unit].end(), values.begin(), values.end());
     add_changes(run.profile, baseline->profile, held);
   }
-  // A unit that is a thousand of another.
-  for (const auto& [large, small] : {std::pair{"ms", "us"}, {"TB/s", "GB/s"}, {"GHz", "MHz"}})
-    for (const double value : held[small]) held[large].push_back(value / 1000);
-  for (const double value : held["J"]) held["mJ"].push_back(value * 1000);
-
-  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
-  for (const auto& [at, said] : figure.search_all(text)) {
-    const double value = std::stod(said[1]);
-    const double step = std::pow(10.0, -double(said[2].length()));
-    const std::string unit = said[3];
-    const std::vector<double>& all = held[unit];
-    auto distance = [&](double one) { return std::abs(std::abs(one) - value); };
-    const auto nearest_one =
-        std::min_element(all.begin(), all.end(), [&](double a, double b) { return distance(a) < distance(b); });
-    if (nearest_one == all.end())
-      fail("{} says '{}', but no profile of this entry holds a figure in {}", what, said[0], unit);
-    if (!(distance(*nearest_one) <= step / 2 + 1e-9 * value))
-      fail("{} says '{}', which no profile of this entry holds (the nearest is {:.4g} {}); state what was measured",
-           what, said[0], *nearest_one, unit);
-  }
+  require_held(what, text, std::move(held), "profile");
 }
 
 fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, const DevlogTexts& texts,
@@ -336,7 +388,9 @@ std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<De
       if (const std::string place = entry.field("Location"); !place.empty() && place != "`" + version->directory + "`")
         say("its location is " + version->directory);
       try {
-        if (const auto linked = linked_by(root, entry); linked && !has_figures_of(root, entry, *linked))
+        const auto linked = linked_by(root, entry);
+        if (!linked && !entry.field("Measured").empty()) require_exception(root, entry, *version);
+        if (linked && !has_figures_of(root, entry, *linked))
           say(fmt::format("its measured half is not that of {}; `hypermla devlog lint --fix` writes it",
                           linked->run.path.lexically_relative(root).string()));
       } catch (const Error& error) {

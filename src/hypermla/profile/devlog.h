@@ -13,8 +13,14 @@
 //   - Bottleneck: class, confidence, evidence
 //   - Insight: what the next version should know
 //
-// From "Measured" to "Bottleneck" everything comes from profiles; people write the rest. A version that was not
-// profiled says so behind "Measured:" and has no table.
+// From "Measured" to "Bottleneck" everything comes from profiles; people write the rest. A version without a profile
+// has in its place
+//
+//   - Measured: figures of a benchmark, each of them held by its [record](../../results/...); or none
+//   - Not profiled: why
+//
+// Where a profile is there later, link it behind "Measured:" (and another behind "Baseline:"): lint --fix writes the
+// rest.
 #pragma once
 
 #include <filesystem>
@@ -27,9 +33,11 @@
 namespace hypermla {
 
 struct DevlogVersion {
-  std::string kernel;     // cute.mla.flash_mla_v1
-  std::string version;    // v1
-  std::string directory;  // kernels/cute/mla/flash_mla/flash_mla_v1
+  std::string kernel;         // cute.mla.flash_mla_v1
+  std::string version;        // v1
+  std::string directory;      // kernels/cute/mla/flash_mla/flash_mla_v1
+  bool draft = false;         // its profile need not be kept
+  bool only_decodes = false;  // only MlaDecode runs it: a benchmark's record stands for the profile
 };
 
 struct DevlogRun {
@@ -53,8 +61,9 @@ std::filesystem::path add_devlog_entry(const std::filesystem::path& root, const 
                                        const DevlogTexts& texts, const DevlogRun& run,
                                        const std::optional<DevlogRun>& baseline);
 
-// What is wrong: versions without an entry, entries of no version or with a part missing, and figures that are not
-// those of the profiles that an entry links. Sentences that begin with the file.
+// What is wrong: versions without an entry; entries of no version, with a part missing, or with neither a profile nor a
+// reason why there is none; and figures that are not those of the profiles and records that an entry links. Sentences
+// that begin with the file.
 std::vector<std::string> lint_devlogs(const std::filesystem::path& root, const std::vector<DevlogVersion>& versions);
 
 // Writes the measured half of entries anew whose linked profiles hold other figures now, as after a kernel was measured

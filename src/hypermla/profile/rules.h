@@ -50,8 +50,8 @@ class Rules {
 std::vector<CardMatch> match_cards(const Profile& profile, const ProfileStage& stage, const Cards& cards);
 // The part of the profile's time that a stage takes; of those that are judged (no members of groups) they add up to 1.
 double share_of_time(const Profile& profile, const ProfileStage& stage);
-// What the cards advise for all stages, by what that gains of the whole: the most promising `count` that are not refuted
-// for the stage's kernel, then all that are. Less than a percent of the whole is left out.
+// What the cards advise for all stages, by what that gains of the whole: the most promising `count` that are not
+// refuted for the stage's kernel, then all that are. Less than a percent of the whole is left out.
 std::vector<Opportunity> advise(const Profile& profile, const Cards& cards, std::size_t count);
 
 // Gives every stage its signals, bottleneck and issues, and the profile the bottleneck of the stage that takes longest
