@@ -64,7 +64,7 @@ class Knowledge(CommandCase):
     def test_refuted_advice_is_shown_as_refuted(self):
         out = self.succeed("kb", "match", RECORD).out
         self.assertRegex(out, r"O1 .*waves = 0.9697 < 1\n +REFUTED for this kernel: .*762.7 us instead of 751.7")
-        self.assertRegex(out, r"(?m)^combine_parts, 8 % of the time:\n +O5 .* - est. 33 % of this stage, 2.5 % of all - ")
+        self.assertRegex(out, r"(?m)^combine_parts, 8 % of the time:\n +O5 .* - est. 33 % of this stage, 2.5 % of all")
         (stage, merge) = json.loads(self.succeed("kb", "match", RECORD, "--json").out)["stages"]
         refuted = {card["id"] for card in stage["cards"] if "refuted" in card}
         self.assertEqual(refuted, {"O1", "O5", "O11"})
@@ -84,6 +84,23 @@ class Devlog(CommandCase):
     def test_every_version_has_its_entry(self):
         done = run("devlog", "lint", cwd=self.directory)
         self.assertEqual(done.status, 0, done)
+
+    def test_logs_of_kernels_of_ones_own_lie_beside_them(self):
+        own = self.directory / "project/kernels"
+        shutil.copytree(CHECKOUT / "examples/own_kernels", own.parent)
+        for path in (own, *own.rglob("*")):
+            path.chmod(path.stat().st_mode & ~0o022)
+        self.assertRegex(self.succeed("devlog", "lint", HYPERMLA_KERNELS=own).out, r"^\d+ versions, each has its entry\n")
+        log = own.parent / "docs/log/flash-attention.md"
+        log.write_text(log.read_text().replace("- Not profiled", "- Why not"))
+        done = run("devlog", "lint", HYPERMLA_KERNELS=own)
+        self.assertEqual((done.status, done.out.count("\n")), (1, 1), done)
+        self.assertIn(f"{log}: the entry of cutile.mla.flash_attention_v20 v20: it has no profile", done.out)
+        log.unlink()
+        done = run("devlog", "lint", HYPERMLA_KERNELS=own)
+        self.assertEqual((done.status, done.out.count("\n")), (1, 1), done)
+        self.assertIn(f"{log}: cutile.mla.flash_attention_v20 has no entry", done.out)
+        self.succeed("devlog", "lint")
 
     def test_an_entry_is_added_and_its_figures_are_checked(self):
         words = ("devlog", "add", "flash_mla", f"--profile={RECORD}", f"--root={self.directory}", "--changed=Nothing.",
@@ -126,8 +143,8 @@ class Next(CommandCase):
         self.assertIn("has no version 'v77'", self.refuse("next", name, "v77"))
         self.assertIn(f"not of {name} v0", self.refuse("next", name, "v0", run_of[draft]))
         self.assertIn("'y' is not expected here", self.refuse("next", name, "x", "y"))
-        self.succeed("devlog", "add", name, f"--profile={run_of[draft]}", f"--root={self.directory}", "--changed=Nothing.",
-                     "--why=To test.", "--insight=None.")
+        self.succeed("devlog", "add", name, f"--profile={run_of[draft]}", f"--root={self.directory}",
+                     "--changed=Nothing.", "--why=To test.", "--insight=None.")
 
 
     def test_the_sheet_says_how_to_start(self):

@@ -103,7 +103,7 @@ class Versions(unittest.TestCase):
 
     def test_a_kernel_of_ones_own(self):
         own = self.root / "project/kernels"
-        shutil.copytree(CHECKOUT / "examples/own_kernels/kernels", own)
+        shutil.copytree(CHECKOUT / "examples/own_kernels", own.parent)
         for path in (own, *own.rglob("*")):
             path.chmod(path.stat().st_mode & ~0o022)
         where = {"HYPERMLA_KERNELS": str(own)}
@@ -116,6 +116,7 @@ class Versions(unittest.TestCase):
         self.assertIn("check     passed", done)
         self.assertRegex(self.hypermla("verify", "flash_attention", "v20", "--records_only", **where),
                          "a draft, not recorded")
+        self.logs_of_kernels_of_ones_own(own, where)
         # The program that was built with it says what is missing where the variable is not set.
         said = subprocess.run([self.checkout / "build/bin/hypermla", "kernel", "flash_attention", "v20", *SHAPE],
                               env=self.variables, text=True, capture_output=True, check=False)
@@ -134,6 +135,29 @@ class Versions(unittest.TestCase):
         own.chmod(0o755)
         self.assertNotEqual(said.returncode, 0)
         self.assertIn("chmod -R go-w", " ".join(said.stderr.split()))  # CMake breaks lines
+
+    def logs_of_kernels_of_ones_own(self, own, where):
+        """They lie beside the kernels, and each place is looked at for its own versions."""
+        log = own.parent / "docs/log/flash-attention.md"
+        before = {path: path.read_text() for path in (self.checkout / "docs/log").iterdir()}
+        lint = ["build/bin/hypermla", "devlog", "lint"]
+        # The clones have no entries, and this copy has no results/. The kernel outside of it is not looked for in it.
+        self.assertEqual(self.run_in(*lint, statuses=(1,), **where), self.run_in(*lint, statuses=(1,)))
+        log.unlink()
+        self.assertIn(f"{log}: cutile.mla.flash_attention_v20 has no entry", self.run_in(*lint, statuses=(1,), **where))
+        self.assertNotIn("v20", self.run_in(*lint, statuses=(1,)))
+        run = own.parent / "results/run"
+        self.hypermla("kernel", "flash_attention", "v20", *SHAPE, "--no_autotune", "--prof_type=event",
+                      "--bench_runs=1", f"--out_dir={run}", **where)
+        said = self.hypermla("devlog", "add", "flash_attention", "v20", f"--profile={run}",
+                             "--changed=Heads side by side.", "--why=To see.", "--insight=None.", **where)
+        self.assertEqual(said, f"added to {log}\n")
+        self.assertIn("[profile](../../results/run/profile.json)", log.read_text())
+        self.assertNotIn("v20", self.run_in(*lint, statuses=(1,), **where))
+        self.assertEqual(before, {path: path.read_text() for path in (self.checkout / "docs/log").iterdir()})
+        step = json.loads(self.hypermla("next", "flash_attention", "v20", str(run), "--json", **where))["task"]
+        self.assertEqual(step["from"], str(own / "cutile/mla/flash_attention/flash_attention_v20"))
+        self.assertIn("flash_attention_v21", step["task"])
 
     def test_the_tutorial(self):
         page = commands(CHECKOUT / "docs/tutorial.md")

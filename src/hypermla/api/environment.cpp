@@ -169,9 +169,16 @@ std::vector<std::string> Environment::unbuilt_kernels() const {
   return unbuilt;
 }
 
+bool Environment::is_own(const KernelEntry& entry) const {
+  return !own_kernels.empty() && fs::exists(own_kernels / entry.directory);
+}
+
 fs::path Environment::record_of(const KernelEntry& entry) const {
-  const bool is_own = !own_kernels.empty() && fs::exists(own_kernels / entry.directory);
-  return is_own ? own_kernels / "verified.json" : root / "results/verified.json";
+  return is_own(entry) ? own_kernels / "verified.json" : root / "results/verified.json";
+}
+
+fs::path Environment::project_of(const KernelEntry& entry) const {
+  return is_own(entry) ? own_kernels.parent_path() : root;
 }
 
 CompilerConfig Environment::compiler_config() const {

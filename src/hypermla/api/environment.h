@@ -38,8 +38,12 @@ struct Environment {
   std::filesystem::path measured_devices() const { return cache / "devices.json"; }
   // The versions in own_kernels whose plans are not part of this program, by their directories.
   std::vector<std::string> unbuilt_kernels() const;
+  // Whether a version lies in own_kernels.
+  bool is_own(const KernelEntry& entry) const;
   // Where `hypermla verify` records a version: with the results of the checkout, or beside kernels of the user's own.
   std::filesystem::path record_of(const KernelEntry& entry) const;
+  // What holds kernels/ with a version, and docs/log/ with its log: the checkout, or the user's own project.
+  std::filesystem::path project_of(const KernelEntry& entry) const;
   CompilerConfig compiler_config() const;
   DeviceTable devices() const;
 };

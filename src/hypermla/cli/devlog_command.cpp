@@ -31,11 +31,9 @@ int devlog_add(const Words& words) {
   std::string root, kernel, version, run, baseline;
   DevlogTexts texts;
   CLI::App app(
-      "Adds the entry of a version to its log in docs/log. Device, clocks, problem, times, rates and the bottleneck "
-      "come\n"
-      "from the profile, and from the baseline what they are against. A text that states a figure which no profile "
-      "holds\n"
-      "is refused.\n",
+      "Adds the entry of a version to its log in docs/log; that of a kernel of your own lies beside it\n"
+      "(docs/own-kernels.md). Device, clocks, problem, times, rates and bottleneck come from the profile, what they\n"
+      "are against from the baseline. A text that states a figure which no profile holds is refused.\n",
       "hypermla devlog add");
   app.add_option("KERNEL", kernel, "language.layer.design, or in full with its version")->required();
   app.add_option("VERSION", version, "v0, v1, ... (default: that of the name)");
@@ -56,19 +54,51 @@ int devlog_add(const Words& words) {
     return entry.full_name() == measured.profile.kernel;
   });
   const KernelEntry& entry = profiled == entries.end() ? entries.front() : *profiled;
-  const fs::path path = root.empty() ? environment.root : fs::path(root);
+  const fs::path path = root.empty() ? environment.project_of(entry) : fs::path(root);
+  if (root.empty() && !fs::exists(path / version_of(entry).directory))
+    fail("{} is not in {}; point HYPERMLA_KERNELS at its directory", entry.full_name(), (path / "kernels").string());
   const fs::path log = add_devlog_entry(path, version_of(entry), texts, measured, before);
   const fs::path index = path / "docs/index.md";
-  const bool listed = fs::exists(index) && read_file(index).find("log/" + log.filename().string()) != std::string::npos;
+  const bool listed =
+      environment.is_own(entry) ||
+      (fs::exists(index) && read_file(index).find("log/" + log.filename().string()) != std::string::npos);
   fmt::print("added to {}{}\n", log.string(), listed ? "" : "; link it from docs/index.md");
   return 0;
+}
+
+// Logs lie beside their kernels: those of this repository in it, those of the user's own in their project.
+struct Project {
+  fs::path root;
+  std::vector<DevlogVersion> versions;
+};
+std::vector<Project> projects(const Environment& environment, const std::string& root) {
+  std::vector<Project> all = {{root.empty() ? environment.root : fs::path(root), {}}};
+  if (root.empty() && !environment.own_kernels.empty()) all.push_back({environment.own_kernels.parent_path(), {}});
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    if (environment.is_own(entry)) {
+      if (root.empty()) all.back().versions.push_back(version_of(entry));
+    } else if (fs::exists(environment.kernel_root() / entry.directory)) {  // not one built in from another directory
+      all.front().versions.push_back(version_of(entry));
+    }
+  }
+  if (!root.empty()) return all;
+  for (const std::string& unbuilt : environment.unbuilt_kernels()) {
+    const fs::path directory = unbuilt;  // language/layer/design/version
+    const std::string name = directory.filename(), design = directory.parent_path().filename();
+    std::string place = directory.parent_path().parent_path();
+    std::replace(place.begin(), place.end(), '/', '.');
+    all.back().versions.push_back({place + "." + name, name == design ? "v0" : name.substr(design.size() + 1),
+                                   "kernels/" + unbuilt, /*draft=*/true});
+  }
+  return all;
 }
 
 int devlog_lint(const Words& words) {
   std::string root;
   bool fix = false;
   CLI::App app(
-      "Finds versions without an entry in docs/log, entries whose figures are not those of their profiles, and entries\n"
+      "Finds versions without an entry in docs/log, entries whose figures are not those of their profiles, and "
+      "entries\n"
       "that link no profile and do not say why.\n"
       "Exit status: 0 when nothing is wrong, else 1.\n",
       "hypermla devlog lint");
@@ -76,16 +106,21 @@ int devlog_lint(const Words& words) {
   app.add_option("--root", root, "a checkout whose docs/log is meant (default: where this program's sources are)");
   if (!parse(app, words)) return 0;
   const Environment environment = Environment::detect();
-  const fs::path checkout = root.empty() ? environment.root : fs::path(root);
-  if (fix)
-    for (const std::string& kernel : refresh_devlogs(checkout, Rules::load(environment.profile_tools.rules)))
-      fmt::print("{}: figures written anew; read its insight again\n", kernel);
-  std::vector<DevlogVersion> versions;
-  for (const KernelEntry& entry : Registry::instance().all()) versions.push_back(version_of(entry));
-  const auto problems = lint_devlogs(checkout, versions);
-  for (const std::string& problem : problems) fmt::print("{}\n", problem);
-  if (problems.empty()) fmt::print("{} versions, each has its entry\n", versions.size());
-  return problems.empty() ? 0 : 1;
+  std::size_t versions = 0;
+  bool right = true;
+  for (const Project& project : projects(environment, root)) {
+    if (fix)
+      for (const std::string& kernel : refresh_devlogs(project.root, Rules::load(environment.profile_tools.rules)))
+        fmt::print("{}: figures written anew; read its insight again\n", kernel);
+    const bool own = project.root == environment.own_kernels.parent_path();
+    for (const std::string& problem : lint_devlogs(project.root, project.versions)) {
+      fmt::print("{}{}\n", own ? (project.root / "").string() : "", problem);
+      right = false;
+    }
+    versions += project.versions.size();
+  }
+  if (right) fmt::print("{} versions, each has its entry\n", versions);
+  return right ? 0 : 1;
 }
 
 }  // namespace

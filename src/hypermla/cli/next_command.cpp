@@ -76,13 +76,18 @@ int next_command(const Words& words) {
     assess(*input.baseline, rules, cards);
   }
   input.design = entry->design;
-  input.directory = "kernels/" + entry->directory;
+  const std::string directory = "kernels/" + entry->directory;
+  input.directory = environment.is_own(*entry) ? (environment.project_of(*entry) / directory).string() : directory;
   for (const KernelEntry& one : Registry::instance().all()) {
     if (one.design != entry->design || one.layer != entry->layer) continue;
     input.next_version = std::max(input.next_version, std::stoi(one.version.substr(1)) + 1);
     input.bases.emplace(one.language, one.full_name());
   }
-  while (has_devlog(environment.root, input.design, input.next_version)) ++input.next_version;
+  const auto had = [&](int version) {
+    return has_devlog(environment.root, input.design, version) ||
+           has_devlog(environment.project_of(*entry), input.design, version);
+  };
+  while (had(input.next_version)) ++input.next_version;
   const Json step = next_step(input, cards);
   fmt::print("{}", json ? step.dump(2) + "\n" : render_next_step(step));
   return 0;
