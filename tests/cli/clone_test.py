@@ -36,6 +36,7 @@ class Clone(CommandCase):
                 old, new = directory.name, directory.parent.name + "_v77"
                 copy = self.root / directory.relative_to(CHECKOUT).parent / new
                 self.assertIn(f"as {design} v77, a draft", said)
+                self.assertIn(f"./hypermla devlog add {design} v77 ", said)
                 self.assertEqual(sorted(path.name.replace(new, old) for path in copy.iterdir()),
                                  sorted(path.name for path in directory.iterdir()))
                 suffix = "" if version == "v0" else "_" + version

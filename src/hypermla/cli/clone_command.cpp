@@ -268,7 +268,9 @@ int clone_command(const Words& words) {
   fmt::print("check     ./hypermla kernel {} --check --prof_type=disabled\n", made);
   fmt::print("measure   ./hypermla kernel {} --prof_type=event, and {} the same\n", made, original.full_name());
   fmt::print("compare   ./hypermla compare <run of the original> <run of the copy>\n");
-  fmt::print("log       prediction and outcome, refuted ideas too\n");
+  fmt::print("log       prediction and outcome, refuted ideas too: ./hypermla devlog add {} \\\n", made);
+  fmt::print(
+      "            --profile=<run of the copy> --baseline=<run of the original> --changed=.. --why=.. --insight=..\n");
   return 0;
 }
 
