@@ -27,9 +27,9 @@ CLONES = ["cutile.mla.flash_attention", "cutile.mla.mla_var6_plus_v4", "cute.mla
 SHAPE = ["--b=1", "--s=5", "--t=70", "--h=2", "--device=cpu"]
 
 
-def commands(page):
+def commands(text):
     """The blocks of code of a page, a command for each line that no backslash continues."""
-    lines = [line[4:] for line in page.read_text().splitlines() if line.startswith("    ")]
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ")]
     return [line for line in re.sub(r"\\\n *", "", "\n".join(lines)).splitlines() if line]
 
 
@@ -149,9 +149,10 @@ class Versions(unittest.TestCase):
         run = own.parent / "results/run"
         self.hypermla("kernel", "flash_attention", "v20", *SHAPE, "--no_autotune", "--prof_type=event",
                       "--bench_runs=1", f"--out_dir={run}", **where)
-        said = self.hypermla("devlog", "add", "flash_attention", "v20", f"--profile={run}",
-                             "--changed=Heads side by side.", "--why=To see.", "--insight=None.", **where)
-        self.assertEqual(said, f"added to {log}\n")
+        add = ["build/bin/hypermla", "devlog", "add", "flash_attention", "v20", f"--profile={run}",
+               "--changed=Heads side by side.", "--why=To see.", "--insight=None."]
+        self.run_in(*add, statuses=(2,))  # this program knows the version, and not where it lies
+        self.assertEqual(self.run_in(*add, **where), f"added to {log}\n")
         self.assertIn("[profile](../../results/run/profile.json)", log.read_text())
         self.assertNotIn("v20", self.run_in(*lint, statuses=(1,), **where))
         self.assertEqual(before, {path: path.read_text() for path in (self.checkout / "docs/log").iterdir()})
@@ -160,18 +161,31 @@ class Versions(unittest.TestCase):
         self.assertIn("flash_attention_v21", step["task"])
 
     def test_the_tutorial(self):
-        page = commands(CHECKOUT / "docs/tutorial.md")
-        self.assertGreater(len(page), 5)
-        has_devlog = re.search(r"(?m)^  devlog ", self.hypermla("--help"))
-        for command in page:
-            if "hypermla devlog" in command and not has_devlog:
-                continue  # the program does not write logs yet
+        steps = re.split(r"(?m)^## ", (CHECKOUT / "docs/tutorial.md").read_text())[1:]
+        word = re.compile(r"^\./hypermla \w+|^sed| v\d\b| --check| add\b")
+        # What each step of the page runs; one that is left out or put elsewhere fails here.
+        self.assertEqual([(step.splitlines()[0].split(",")[0], [" ".join(word.findall(one)) for one in commands(step)])
+                          for step in steps],
+                         [("1. Clone", ["./hypermla clone  v7"]), ("2. One idea", ["sed"] * 3),
+                          ("3. Check", ["./hypermla kernel  v7  --check"]),
+                          ("4. Profile both", ["./hypermla kernel  v0", "./hypermla kernel  v7"]),
+                          ("5. Compare", ["./hypermla compare"]), ("6. Log", ["./hypermla devlog  add  v7"]),
+                          ("What comes next", [])])
+        for command in commands((CHECKOUT / "docs/tutorial.md").read_text()):
             # SLOWER and UNCLEAR are answers, too.
             said = self.run_in("bash", "-c", command, statuses=(0, 1, 3) if "hypermla compare" in command else (0,))
             if "--check" in command:
                 self.assertIn("check     passed", said)
             if "hypermla compare" in command:
                 self.assertRegex(said, r"SAME|FASTER|SLOWER|UNCLEAR")
+        log = (self.checkout / "docs/log/flash-attention.md").read_text()
+        self.assertIn("## Version v7 of cutile.mla.flash_attention_v7\n", log)
+        self.assertRegex(log, r"- Baseline: cutile\.mla\.flash_attention, .*not kept here")
+        self.assertNotIn("flash_attention_v7", self.run_in("./hypermla", "devlog", "lint", statuses=(0, 1)))
+        # The step from a draft's profile to the next version.
+        sheet = self.hypermla("next", "flash_attention", "v7", "out/after", "--baseline=out/before")
+        self.assertIn("Start with `./hypermla clone cutile.mla.flash_attention_v7 v", sheet)
+        self.assertEqual(sheet, self.hypermla("next", "flash_attention", "out/after", "--baseline=out/before"))
         made = self.checkout / "kernels/cutile/mla/flash_attention/flash_attention_v7/flash_attention_v7"
         base = self.checkout / "kernels/cutile/mla/flash_attention/flash_attention/flash_attention"
         for file in (".cpp", ".cuh"):  # both edits of the page have changed something
