@@ -20,10 +20,11 @@ from reuse import LAUNCHER, settings
 from support import BINARY, BUILD, CHECKOUT
 
 FIGURE, FASTER = ".sustained = 0.825", ".sustained = 0.9"  # what the kernel reaches with tiles of 128 rows
+PART, FASTER_PART = ".sustained = 0.97", ".sustained = 1.1"
 SOURCES = ["CMakeLists.txt", "CMakePresets.json", "cmake", "conf", "docs", "hypermla", "include", "kernels", "python",
            "requirements.txt", "scripts", "src"]
-# A kernel, a pipeline, and one for Hopper with a kernel and names besides its own.
-CLONES = ["cutile.mla.flash_attention", "cutile.mla.mla_var6_plus_v4", "cute.mla.flash_attention"]
+# A kernel, a pipeline, one for Hopper with a kernel and names besides its own, and a part of the hybrids for Hopper.
+CLONES = ["cutile.mla.flash_attention", "cutile.mla.mla_var6_plus_v4", "cute.mla.flash_attention", "cute.mla.flash_mla"]
 SHAPE = ["--b=1", "--s=5", "--t=70", "--h=2", "--device=cpu"]
 
 
@@ -54,6 +55,9 @@ class Versions(unittest.TestCase):
         plan = cls.checkout / "kernels/cutile/mla/flash_attention/flash_attention_v9/flash_attention_v9.cpp"
         assert FIGURE in plan.read_text()
         plan.write_text(plan.read_text().replace(FIGURE, FASTER))
+        part = cls.checkout / "kernels/cute/mla/flash_mla/flash_mla_v9/flash_mla_v9.cpp"
+        assert PART in part.read_text()
+        part.write_text(part.read_text().replace(PART, FASTER_PART).replace("HYPERMLA_REGISTER_DRAFT", "HYPERMLA_REGISTER"))
         cls.run_in("cmake", "--preset", "default", "-DHYPERMLA_BUILD_TESTS=OFF", "-DHYPERMLA_BUILD_PYTHON=ON",
                    f"-DHYPERMLA_CUDA_INCLUDE={include}", f"-DPython_EXECUTABLE={present['Python_EXECUTABLE']}",
                    f"-DCMAKE_CXX_COMPILER_LAUNCHER={LAUNCHER}")
@@ -80,6 +84,11 @@ class Versions(unittest.TestCase):
         chosen = self.hypermla("choose", "--s=128", "--device_name=NVIDIA H200", "--json")
         times = {row["kernel"]: row["sustained_us"] for row in json.loads(chosen)["ranking"]}
         self.assertLess(times["cutile.mla.flash_attention_v9"], 0.95 * times["cutile.mla.flash_attention"])
+
+    def test_a_hybrid_takes_the_fastest_version_for_its_parts(self):
+        for version in ("v0", "v5"):
+            said = self.hypermla("kernel", "mla_var6_plus", version, "--language=cute", "--b=32", "--s=16", "--n=2304", "--help")
+            self.assertRegex(said, r"--latent_version INT .*\(default 9\)")
 
     def test_clones_pass_untouched(self):
         cache = self.root / "cache"

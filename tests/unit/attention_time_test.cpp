@@ -1,6 +1,7 @@
 // KernelPlan::time() of the attention kernels, against what was measured, and the n that follows from it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -374,32 +375,52 @@ TEST(Hybrid, SharedTokensAreDecompressed) {
   }
 }
 
-// The version that takes the latent path is the one that would take it alone; without a device it follows from the
-// shape.
-TEST(Hybrid, RowsOfTheLatentPathFollowFromTheTimesOfItsVersions) {
-  std::set<int> taken;
+// Of all versions the one that says the least time for a part takes it; where no times are known, that with the least
+// arithmetic.
+TEST(Hybrid, VersionsOfThePartsFollowFromTheirTimes) {
+  const auto seconds_of = [](const std::vector<KernelEntry>& versions, const AttentionShape& shape,
+                             const DeviceSpec& device) {
+    std::vector<double> all;
+    for (const KernelEntry& one : versions)
+      all.push_back(expected_seconds(*plan_of(one.full_name().c_str(), shape), device));
+    return all;
+  };
+  const auto fastest = [](const std::vector<double>& seconds) {
+    return std::min_element(seconds.begin(), seconds.end()) - seconds.begin();
+  };
+  const auto latent = Registry::instance().find_all("flash_mla", "", "sm_90", "cute");
+  const auto decompressed = Registry::instance().find_all("flash_attention", "", "sm_90", "cute");
+  std::set<int> taken, taken_decompressed;
   for (const char* kernel : {"cute.mla.mla_var6_plus", "cute.mla.mla_var6_plus_v5"})
     for (const int b : {1, 8, 128})
-      for (const int s : {1, 2, 16})
+      for (const int s : {1, 2, 16, 128})
         for (const int h : {8, 16, 64, 128})
           for (const int o : {512, 4096, 65536}) {
+            SCOPED_TRACE(testing::Message() << kernel << " b=" << b << " s=" << s << " h=" << h << " o=" << o);
             const auto plan = plan_of(kernel, {.b = b, .s = s, .t = o + 64, .h = h}, {{"n", 64}});
-            const auto rows = [&](const DeviceSpec& device) -> int {
+            const auto tiling = [&](const DeviceSpec& device) {
               plan->choose(device);
               plan->use_default_tiling();
-              return to_json(plan->tiling_fields()).at("latent_rows");
+              return to_json(plan->tiling_fields());
             };
-            const auto seconds = [&](const char* version) {
-              return expected_seconds(*plan_of(version, {.b = b, .s = s, .t = o, .h = h}), h200());
-            };
-            const bool few = seconds("cute.mla.flash_mla_v1") < seconds("cute.mla.flash_mla");
-            EXPECT_EQ(rows(h200()), few ? 32 : 64) << kernel << " b=" << b << " s=" << s << " h=" << h << " o=" << o;
-            taken.insert(rows(h200()));
-            if (s * h <= 32 || s * h > 128) {
-              EXPECT_EQ(rows({}), s * h <= 32 ? 32 : 64);
-            }
+            const Json unknown = tiling({}), known = tiling(h200());
+            EXPECT_EQ(unknown.at("latent_version"), s * h <= 32 ? 1 : 0);
+            EXPECT_EQ(known.at("latent_version"),
+                      fastest(seconds_of(latent, {.b = b, .s = s, .t = o, .h = h}, h200())));
+            taken.insert(known.at("latent_version").get<int>());
+            if (!known.contains("decompressed_version")) continue;
+            EXPECT_EQ(unknown.at("decompressed_version"), s <= 64 ? 1 : 0);
+            DeviceSpec part = h200();  // the processors that the path has
+            const double share = known.at("processors").get<double>() / part.sm_count;
+            part.sm_count = known.at("processors");
+            for (const char* rate : {"matmul_burst_tflops", "matmul_sustained_tflops"})
+              part.measured[rate] = share * part.measured[rate].get<double>();
+            EXPECT_EQ(known.at("decompressed_version"),
+                      fastest(seconds_of(decompressed, {.b = b, .s = s, .t = 64, .h = h}, part)));
+            taken_decompressed.insert(known.at("decompressed_version").get<int>());
           }
-  EXPECT_EQ(taken.size(), 2u);
+  EXPECT_EQ(taken, (std::set{0, 1}));
+  EXPECT_EQ(taken_decompressed, (std::set{0, 1}));
 }
 
 }  // namespace

@@ -2,13 +2,24 @@
 // registry. A version says which kernel takes the decompressed path, on what each path runs, and in what order.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "cute/hybrid/parts_time.h"
-#include "hypermla/plan/configure.h"
 #include "hypermla/plan/stage.h"
 
 namespace hypermla::cute {
+
+// Where no times are known, as for the cases of `hypermla verify`, the least arithmetic decides, that on padded rows
+// included: the device reads in no time.
+inline DeviceSpec device_of_arithmetic() {
+  DeviceSpec device;
+  device.bfloat16_tflops = device.float16_tflops = 1;
+  device.peak_gbps = 1e12;
+  device.sm_count = 1;
+  device.arch = "sm_90";
+  return device;
+}
 
 template <class Tiling>
 class StagedHybridPlan : public TimedHybridPlan<Tiling> {
@@ -18,7 +29,7 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
   using AttentionPlan<HybridProblem, Tiling>::target;
 
   void choose(const DeviceSpec& device) override {
-    device_ = device;
+    device_ = device.arch.empty() ? device_of_arithmetic() : device;
     TimedHybridPlan<Tiling>::choose(device);
   }
 
@@ -47,35 +58,32 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
   // Of the decompressed tokens, each with an output of its own.
   virtual int parts() const { return 1; }
 
-  void validate_paths() const {
-    if (tiling.latent_rows != 64 && tiling.latent_rows != 32)
-      fail("--latent_rows={} is not supported: choose 64 or 32", tiling.latent_rows);
+  // A version that there is not is refused for a path without tokens, too.
+  void validate_stages() const {
+    numbered("flash_mla", tiling.latent_version);
     stages();
   }
 
-  // Those of the version of flash_mla that is faster on the device that choose() was told of. Where no times are known,
-  // as for the cases of `hypermla verify`, v1 takes few rows of a request, and work that is soon done
-  // (docs/kernels/cute-flash-mla-v1.md).
-  int default_latent_rows() const {
-    const double base = latent_seconds("v0"), few = latent_seconds("v1");
-    if (std::isfinite(base) && std::isfinite(few)) return few < base ? 32 : 64;
-    const std::int64_t rows = std::int64_t{problem.h} * problem.s;
-    const std::int64_t blocks = problem.b * ((latent_tokens(problem) + 63) / 64) * ((rows + 31) / 32);
-    return rows <= 32 || (rows <= 128 && blocks <= 2 * target.processors) ? 32 : 64;
+  // The version that would take the latent part alone, on the device that choose() was told of.
+  int fastest_latent_version() const { return fastest("flash_mla", latent_fields(), {target, device_}); }
+  // The version that is the fastest for the decompressed part on some of the processors, while all of memory is its.
+  int fastest_decompressed_version(int processors) const {
+    PlannedDevice on{{target.arch, processors}, device_};
+    const double part = double(processors) / target.processors;
+    on.spec.sm_count = std::max(1, int(std::lround(part * device_.sm_count)));
+    for (double* rate : {&on.spec.bfloat16_tflops, &on.spec.float16_tflops}) *rate *= part;
+    for (const char* rate : {"matmul_burst_tflops", "matmul_sustained_tflops"})
+      if (const double whole = device_.measured_or(rate, 0); whole > 0) on.spec.measured[rate] = part * whole;
+    return fastest("flash_attention", decompressed_fields(), on);
   }
 
   // One decompressed part in the order of the heads is the output itself.
   bool combines() const { return latent_tokens(problem) > 0 || parts() > 1 || problem.tokens_first; }
 
-  Stage decompressed_stage(const std::string& kernel, const std::string& version, const Target& on) const {
-    Json of = fields_json(problem);
-    of.update({{"t", new_tokens(problem)},
-               {"parts", parts()},
-               {"after", problem.causal && problem.prefixes ? latent_tokens(problem) : 0}});
-    return {kernel,
-            version,
-            on,
-            of,
+  Stage decompressed_stage(const std::vector<KernelEntry>& versions, const Target& on) const {
+    return {versions,
+            {on, device_},
+            decompressed_fields(),
             "decompressed",
             {{"kpe", "kpe_new"},
              {"lengths", "new_lengths"},
@@ -84,9 +92,8 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
              {"lse", combines() ? "lse_new" : "lse"}}};
   }
   Stage latent_stage(const Target& on) const {
-    return {"cute.mla.flash_mla",
-            tiling.latent_rows == 32 ? "v1" : "v0",
-            on,
+    return {numbered("flash_mla", tiling.latent_version),
+            {on, device_},
             latent_fields(),
             "latent",
             {{"after_lengths", "new_lengths"}, {"o", "o_latent"}, {"lse", "lse_latent"}}};
@@ -95,10 +102,20 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
     Json of = fields_json(problem);
     of.update({{"latent_parts", latent_tokens(problem) > 0 ? 1 : 0},
                {"decompressed_parts", new_tokens(problem) > 0 ? parts() : 0}});
-    return {"cute.mla.decompress_combine", "", target, of, "combine"};
+    return {numbered("decompress_combine", 0), {target, device_}, of, "combine"};
+  }
+  static std::vector<KernelEntry> numbered(const std::string& design, int version) {
+    return {Registry::instance().find(design, fmt::format("v{}", version), "sm_90", "cute")};
   }
 
  private:
+  Json decompressed_fields() const {
+    Json of = fields_json(problem);
+    of.update({{"t", new_tokens(problem)},
+               {"parts", parts()},
+               {"after", problem.causal && problem.prefixes ? latent_tokens(problem) : 0}});
+    return of;
+  }
   // A request's own decompressed tokens are behind its latent ones; of a prefix they are before them.
   Json latent_fields() const {
     Json of = fields_json(problem);
@@ -107,14 +124,17 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
                {"tokens_first", false}});
     return of;
   }
-  // Of the latent path alone; infinite where it is not known.
-  double latent_seconds(const char* version) const {
-    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", version).make();
-    from_json(plan->problem_fields(), known_fields(*plan, latent_fields()));
-    return expected_seconds(*plan, device_);
+  // The number of the version that configure() takes for a part; the base version where none takes the part, since
+  // stages() says why.
+  static int fastest(const std::string& design, const Json& part, const PlannedDevice& on) {
+    try {
+      return std::stoi(configure(versions_of(design), on, {.offered = part}).entry.version.substr(1));
+    } catch (const Error&) {
+      return 0;
+    }
   }
 
-  DeviceSpec device_;
+  DeviceSpec device_ = device_of_arithmetic();
 };
 
 }  // namespace hypermla::cute

@@ -7,9 +7,9 @@ namespace hypermla {
 
 // `parts`, which says what is particular to a version, with all the others.
 inline HybridParts of_cutile(HybridParts parts) {
-  parts.latent = figures_of({"cutile.mla.flash_mla"});
-  parts.decompressed = parts.shared = figures_of({"cutile.mla.flash_attention"});
-  parts.combine = figures_of({"cutile.mla.decompress_combine"}).front();
+  parts.latent = figures_of("cutile.mla.flash_mla");
+  parts.decompressed = parts.shared = figures_of("cutile.mla.flash_attention");
+  parts.combine = figures_of("cutile.mla.decompress_combine").front();
   return parts;
 }
 

@@ -7,11 +7,15 @@
 
 namespace hypermla {
 
-std::vector<Figures> figures_of(std::initializer_list<const char*> kernels) {
+std::vector<Figures> figures_of(const std::vector<KernelEntry>& kernels) {
   std::vector<Figures> all;
-  for (const char* kernel : kernels)
-    for (const Figures& one : Registry::instance().find(kernel).make()->figures()) all.push_back(one);
+  for (const KernelEntry& kernel : kernels)
+    for (const Figures& one : kernel.make()->figures()) all.push_back(one);
   return all;
+}
+
+std::vector<Figures> figures_of(const std::string& kernel) {
+  return Registry::instance().find(kernel).make()->figures();
 }
 
 TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, const Ceilings& ceilings) {

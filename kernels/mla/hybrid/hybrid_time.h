@@ -23,8 +23,9 @@ struct HybridParts {
   Figures combine = {};              // what follows the parts
 };
 
-// Those of kernels by full name, "cute.mla.flash_mla_v1". Throws Error for an unknown one.
-std::vector<Figures> figures_of(std::initializer_list<const char*> kernels);
+std::vector<Figures> figures_of(const std::vector<KernelEntry>& kernels);
+// Of one kernel by its full name, "cutile.mla.flash_mla". Throws Error for an unknown one.
+std::vector<Figures> figures_of(const std::string& kernel);
 
 // Its combine included. Throws Error unless 0 <= n <= t.
 TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, const Ceilings& ceilings);

@@ -2,16 +2,11 @@
 
 #include <algorithm>
 
-#include "hypermla/plan/configure.h"
-
 namespace hypermla {
 
-Stage::Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
-             std::string prefix, std::map<std::string, std::string> names)
-    : prefix_(std::move(prefix)), names_(std::move(names)) {
-  const std::vector<KernelEntry> entries = Registry::instance().find_all(kernel, version, target.arch);
-  plan_ = configure(entries, {target, {}}, {.offered = problem}).plan;
-}
+Stage::Stage(const std::vector<KernelEntry>& versions, const PlannedDevice& on, const Json& problem, std::string prefix,
+             std::map<std::string, std::string> names)
+    : plan_(configure(versions, on, {.offered = problem}).plan), prefix_(std::move(prefix)), names_(std::move(names)) {}
 
 std::string Stage::outer_name(const TensorSpec& spec) const {
   if (spec.role == Role::workspace) return prefix_ + "." + spec.name;

@@ -6,18 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "hypermla/plan/plan.h"
+#include "hypermla/plan/configure.h"
 
 namespace hypermla {
 
 class Stage {
  public:
-  // `kernel` and `version` as Registry::find() takes them. The stage takes those values of `problem` whose field it
-  // has. A tensor of the stage is the tensor of the outer plan with the same name, or with the name that `names` gives
-  // it; a workspace is called "<prefix>.<its name>". Where several languages have the kernel, the first that recommends
-  // itself is taken. Throws Error as validate() of the stage does.
-  Stage(const std::string& kernel, const std::string& version, const Target& target, const Json& problem,
-        std::string prefix, std::map<std::string, std::string> names = {});
+  // That one of `versions` which configure() takes, with those values of `problem` whose field it has. A tensor of the
+  // stage is the tensor of the outer plan with the same name, or with the name that `names` gives it; a workspace is
+  // called "<prefix>.<its name>". Throws Error as validate() of the stage does.
+  Stage(const std::vector<KernelEntry>& versions, const PlannedDevice& on, const Json& problem, std::string prefix,
+        std::map<std::string, std::string> names = {});
 
   // Workspace that the outer plan must offer to the stage, in addition to its own tensors.
   std::vector<TensorSpec> workspaces() const;

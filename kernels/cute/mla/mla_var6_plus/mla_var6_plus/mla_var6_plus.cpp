@@ -14,12 +14,12 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
     validate_hybrid(problem);
     require_positive("parts", tiling.parts);
     if (tiling.parts > 1 && problem.prefixes == 0) fail("--parts={} needs a prefix: add --prefixes=1", tiling.parts);
-    validate_paths();
+    validate_stages();
   }
 
   void use_default_tiling() override {
     if (!has_extents(problem)) return;  // validate() says what is wrong
-    tiling.latent_rows = default_latent_rows();
+    tiling.latent_version = fastest_latent_version();
     tiling.parts = 1;
     if (problem.prefixes == 0 || new_tokens(problem) == 0) return;
     // As many parts as make the last wave of tiles full, if they are worth their merge.
@@ -48,14 +48,15 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;
-    if (new_tokens(problem) > 0) all.push_back(decompressed_stage("flash_attention", "", target));
+    if (new_tokens(problem) > 0) all.push_back(decompressed_stage(versions_of("flash_attention", "prefixes"), target));
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(target));
     if (combines()) all.push_back(combine_stage());
     return all;
   }
 
   const HybridParts& parts_of_time() const override {
-    static const HybridParts parts = of_cute({.together = Together::in_turn});
+    static const HybridParts parts = of_cute(
+        {.together = Together::in_turn, .decompressed = figures_of(versions_of("flash_attention", "prefixes"))});
     return parts;
   }
 };

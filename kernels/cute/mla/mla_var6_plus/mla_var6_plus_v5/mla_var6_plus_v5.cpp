@@ -31,7 +31,8 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
     if (smaller % 8 || smaller < 8)
       fail("--processors={} is not supported: it, or what it leaves of the {} there are, must be a multiple of 8",
            tiling.processors, target.processors);
-    validate_paths();
+    numbered("flash_attention", tiling.decompressed_version);
+    validate_stages();
   }
 
   // As many multiprocessors for the decompressed path as make both equally long.
@@ -42,7 +43,8 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
     for (int smaller = 8; smaller <= target.processors / 2; smaller += 8)
       for (int processors : {smaller, target.processors - smaller})
         if (time(processors) < time(tiling.processors)) tiling.processors = processors;
-    tiling.latent_rows = default_latent_rows();
+    tiling.latent_version = fastest_latent_version();
+    tiling.decompressed_version = fastest_decompressed_version(decompressed().processors);
   }
 
   std::unique_ptr<Executable> plan(const Tensors& tensors) const override {
@@ -66,9 +68,8 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;
-    // v1 reads keys and values once for every 64 queries.
     if (new_tokens(problem) > 0)
-      all.push_back(decompressed_stage("cute.mla.flash_attention", problem.s <= 64 ? "v1" : "v0", decompressed()));
+      all.push_back(decompressed_stage(numbered("flash_attention", tiling.decompressed_version), decompressed()));
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(latent()));
     if (combines()) all.push_back(combine_stage());
     return all;

@@ -5,13 +5,16 @@ namespace hypermla::cute {
 
 struct MlaVar6PlusV5Tiling {
   int processors = 40;
-  int latent_rows = 64;
+  int latent_version = 0;
+  int decompressed_version = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("processors", self.processors,
           "multiprocessors of the decompressed path; they, or the others, which are latent, are a multiple of 8");
-    field("latent_rows", self.latent_rows, "rows of a latent tile: 64 (flash_mla v0), or 32 and fewer (v1)");
+    field("latent_version", self.latent_version, "of flash_mla for the latent tokens: 0, 1, ..");
+    field("decompressed_version", self.decompressed_version,
+          "of flash_attention for the decompressed tokens: 0, 1, ..");
   }
 };
 

@@ -26,7 +26,7 @@ class MlaVar6PlusV1Plan : public AttendBothPathsPlan {
   // times its time, and more with few decompressed tokens.
   const HybridParts& parts_of_time() const override {
     static const HybridParts parts =
-        of_cutile({.overlap = 0.93 / 3.2, .beside = figures_of({"cutile.mla.mla_var6_plus_v4"}), .cut = true});
+        of_cutile({.overlap = 0.93 / 3.2, .beside = figures_of("cutile.mla.mla_var6_plus_v4"), .cut = true});
     return parts;
   }
 };
