@@ -84,9 +84,7 @@ int compile_command(const Words& words) {
     // Neither `verify` nor MlaDecode plans for the figures of a device, as configure() does.
     const auto called = [&](const KernelEntry& entry) {
       if (cases && !decode) return verification_sources(entry, target);
-      const std::unique_ptr<KernelPlan> plan = entry.make();
-      plan->target = target;
-      return decode_sources(*plan);
+      return decode_sources(*plan_with(entry, on, {}));
     };
     if (!entries.empty()) {
       // Throws where its language does not compile.
@@ -110,8 +108,7 @@ int compile_command(const Words& words) {
           add(called(entry));
           continue;
         }
-        const std::unique_ptr<KernelPlan> plan = entry.make();
-        plan->target = target;
+        const std::unique_ptr<KernelPlan> plan = plan_with(entry, on, {});
         if (candidates) add(prefill_sources(*plan));
         for (const Json& problem : representative_problems(*plan))
           add(kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates));

@@ -95,15 +95,16 @@ void print_help(const KernelEntry& entry, const std::string& name, const Session
   Settings said;
   Flags flags;
   add_problem_fields(app, {entry}, said);
-  const bool here = entry.runs_on(session.planned.target.arch);
-  const std::unique_ptr<KernelPlan> plan = entry.make();
-  plan->target = here ? session.planned.target : Target::of_arch("sm_90");
-  try {
-    set_fields(name, plan->problem_fields(), asked.problem);
-  } catch (const Error&) {
-  }
-  plan->choose(here ? session.planned.spec : session.devices.of_arch("sm_90"));
-  plan->use_default_tiling();
+  const PlannedDevice on = entry.runs_on(session.planned.target.arch)
+                               ? session.planned
+                               : PlannedDevice{Target::of_arch("sm_90"), session.devices.of_arch("sm_90")};
+  const auto plan = [&] {
+    try {
+      return described(entry, on, {.problem = asked.problem}).plan;
+    } catch (const Error&) {
+      return described(entry, on, {}).plan;
+    }
+  }();
   add_tiling_fields(app, *plan, said);
   add_flags(app, flags);
   parse(app, {"--help"});

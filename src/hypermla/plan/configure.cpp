@@ -19,8 +19,8 @@ bool has_what_is_on(KernelPlan& plan, const Json& problem, const Json& unsaid) {
   return true;
 }
 
-ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> plan, const DeviceSpec& device,
-                        const Json& tiling) {
+ConfiguredPlan tiled(const KernelEntry& entry, std::unique_ptr<KernelPlan> plan, const DeviceSpec& device,
+                     const Json& tiling) {
   ConfiguredPlan made{entry, std::move(plan), Json::object()};
   const Json before = to_json(made.plan->problem_fields());
   made.plan->choose(device);
@@ -29,6 +29,12 @@ ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> pl
     if (value != before.at(name)) made.chosen[name] = value;
   made.plan->use_default_tiling();
   set_fields(entry.full_name(), made.plan->tiling_fields(), tiling);
+  return made;
+}
+
+ConfiguredPlan finished(const KernelEntry& entry, std::unique_ptr<KernelPlan> plan, const DeviceSpec& device,
+                        const Json& tiling) {
+  ConfiguredPlan made = tiled(entry, std::move(plan), device, tiling);
   made.plan->validate();
   return made;
 }
@@ -82,6 +88,10 @@ ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedD
   }
   if (!best) std::rethrow_exception(refused);
   return std::move(*best);
+}
+
+ConfiguredPlan described(const KernelEntry& entry, const PlannedDevice& device, const Settings& said) {
+  return tiled(entry, plan_with(entry, device, said), device.spec, said.tiling);
 }
 
 void require_extents(const std::vector<FieldRef>& fields) {

@@ -43,6 +43,9 @@ double expected_seconds(const KernelPlan& plan, const DeviceSpec& device);
 // of the first. Throws Error for an unknown field, for a value that does not fit, and where validate() does.
 ConfiguredPlan configure(const std::vector<KernelEntry>& entries, const PlannedDevice& device, const Settings& said);
 
+// The same of one kernel, but not validated: for help, which is given for a problem that is refused, too.
+ConfiguredPlan described(const KernelEntry& entry, const PlannedDevice& device, const Settings& said);
+
 // Throws Error for extents that no memory holds. Planning, whose time grows with the requests, is so bounded, and its
 // integers do not overflow. `fields` are those of a problem.
 void require_extents(const std::vector<FieldRef>& fields);
