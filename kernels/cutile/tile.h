@@ -34,4 +34,10 @@ inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+// No finite score and no log-sum-exp of any is below it. It is finite: a row of which nothing is seen then has weights
+// exp2(-inf - kLowest) = 0, not NaN.
+inline constexpr float kLowest = -0x1.fffffep127f;
+// Weights below the smallest normal number may become 0; without this every exp2 pays for scaling them up and back.
+inline constexpr ct::round_subnormals_to_zero_t kFlush{};
+
 }  // namespace hypermla

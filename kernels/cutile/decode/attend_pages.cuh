@@ -96,7 +96,6 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
   using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
-  constexpr ct::round_subnormals_to_zero_t kFlush{};
 
   const int head_tiles = (heads + Bh - 1) / Bh;
   const int head_tile = int(ct::bid().x) % head_tiles, first_query = int(ct::bid().x) / head_tiles * Bq;

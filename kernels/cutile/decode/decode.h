@@ -7,8 +7,6 @@
 namespace hypermla {
 
 inline constexpr int kDecodeLatent = 512, kDecodeRope = 64;
-// No finite score is below it. It is finite: a row of masked scores then has weights exp2(-inf - kLowest) = 0, not NaN.
-inline constexpr float kLowest = -0x1.fffffep127f;
 
 struct PagedDecodeProblem {
   DType dtype = DType::bfloat16;

@@ -42,11 +42,6 @@ inline int new_length(const HybridExtents& at, const HybridLengths& lengths, int
   return at.n;
 }
 
-// No finite score is below it. It is finite: a row of masked scores then has weights exp2(-inf - kLowest) = 0, not NaN.
-inline constexpr float kLowest = -0x1.fffffep127f;
-// Weights below the smallest normal number may become 0; without this every exp2 pays for scaling them up and back.
-inline constexpr ct::round_subnormals_to_zero_t kFlush{};
-
 // Bn tokens x N of their W columns at a time: of `outer` tensors of `count` tokens, or of one that begins at `first`.
 template <bool dense, int Bn, int N, int W, class Element>
 inline auto token_view(const Element* __restrict__ tokens, long long first, unsigned outer, unsigned count) {

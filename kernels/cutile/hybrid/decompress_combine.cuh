@@ -30,9 +30,6 @@ decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr, co
   constexpr auto dyn = ct::dynamic_extent;
   using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Chunk = ct::tile<float, ct::shape<Bm, Bk>>;
-  // No finite log-sum-exp is below it. It is finite: a row that sees no token has weights exp2(-inf - kLowest) = 0, not
-  // NaN.
-  constexpr float kLowest = -0x1.fffffep127f;
 
   const int query_blocks = (s + Bs - 1) / Bs;
   const int batches = int(ct::bid().x) / query_blocks, queries = int(ct::bid().x) % query_blocks;

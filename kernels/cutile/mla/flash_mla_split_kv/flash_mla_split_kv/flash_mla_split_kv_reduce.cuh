@@ -21,9 +21,6 @@ flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_pt
   constexpr int Bm = tiling.Bm, Bv = tiling.Bv, K = problem.k;
   constexpr auto dyn = ct::dynamic_extent;
   using Rows = ct::tile<float, ct::shape<Bm, 1>>;
-  // No finite log-sum-exp is below it. It is finite: a row that sees no token has weights exp2(-inf - kLowest) = 0, not
-  // NaN.
-  constexpr float kLowest = -0x1.fffffep127f;
 
   const int m = ct::bid().x, columns = ct::bid().y;
   const unsigned rows = unsigned(b) * h * s, parts = splits;
