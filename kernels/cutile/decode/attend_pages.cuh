@@ -9,8 +9,8 @@
 // grid = (ceil(queries / Bq) * ceil(heads / Bh), parts * (512 / Bv), requests)
 #pragma once
 
+#include "cutile/weighted_rows.cuh"
 #include "decode.h"
-#include "tile.h"
 
 namespace hypermla {
 
@@ -93,7 +93,6 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
   constexpr int Bh = tiling.Bh, Bq = tiling.Bq, Bm = Bq * Bh, Bn = tiling.Bn, Bv = tiling.Bv, Bk = tiling.Bk;
   constexpr int K = kDecodeLatent, P = kDecodeRope, page = problem.page;
   constexpr auto dyn = ct::dynamic_extent;
-  using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
 
@@ -106,10 +105,8 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
 
   auto qc = load_rows<Bq, Bh, K>(qc_ptr, {qc_token, qc_head}, heads, head_tile, first + first_query, left);  // (Bm, K)
   auto qpe = load_rows<Bq, Bh, P>(qpe_ptr, {qpe_token, qpe_head}, heads, head_tile, first + first_query,
-                                  left);                       // (Bm, P)
-  auto row_max = ct::full<Rows>(kLowest);                      // (Bm, 1), in units of log2
-  auto row_sum = ct::zeros<Rows>();                            // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();  // (Bm, Bv)
+                                  left);  // (Bm, P)
+  OnlineSoftmax<Bm, Bv> rows;
 
   const int last_query = first_query + (left < Bq ? left : Bq) - 1;
   const int seen_by_all = problem.causal ? tokens - queries + first_query + 1 : tokens;
@@ -149,27 +146,21 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
       if constexpr (problem.causal) end = ct::min(query + (tokens - queries + 1), end);
       scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
     }
-    auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
-    auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
-    auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
-    row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
-    const auto p = ct::element_cast<Element>(weights);                                                 // (Bm, Bn)
+    const auto weights = ct::element_cast<Element>(rows.weights(scores, scale_log2));  // (Bm, Bn)
     if constexpr (page == 1) {  // read again: kept beside the softmax, slots cost 400 to 500 bytes of stack
       const auto slot = ct::load_masked(own + token, token < tokens, -1);                // (Bn)
       const auto there = ct::reshape((slot >= 0) & (slot < slots), ct::shape<Bn, 1>{});  // (Bn, 1)
       const auto at = ct::select(there, ct::reshape(slot, ct::shape<Bn, 1>{}),
-                                 ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());               // (Bn, 1)
-      acc = ct::mma(p, gather_tokens<Bv>(z_ptr, z_page, at, there, columns), acc * rescale);  // (Bm, Bv)
+                                 ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());                     // (Bn, 1)
+      rows.acc = ct::mma(weights, gather_tokens<Bv>(z_ptr, z_page, at, there, columns), rows.acc);  // (Bm, Bv)
     } else {
       auto value = load_tokens<Bn, page, Bv>(z_ptr, {z_page, z_token}, own, j * Bn, tokens, columns);  // (Bn, Bv)
-      acc = ct::mma(p, value, acc * rescale);                                                          // (Bm, Bv)
+      rows.acc = ct::mma(weights, value, rows.acc);                                                    // (Bm, Bv)
     }
-    row_max = new_max;  // (Bm, 1)
   }
 
-  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, Bv)
-  auto lse = row_max + ct::log2(row_sum);                                     // (Bm, 1)
+  auto o = ct::element_cast<Element>(rows.output());  // (Bm, Bv)
+  auto lse = rows.lse_log2();                         // (Bm, 1)
   ct::extents<unsigned, dyn, K> part_extents{unsigned(heads)};
   ct::extents<unsigned, dyn> lse_extents{unsigned(heads)};
   for (auto i : ct::irange(0, Bq)) {

@@ -4,8 +4,8 @@
 // grid = (all_queries, ceil(heads / Bh), 512 / Bv)
 #pragma once
 
+#include "cutile/weighted_rows.cuh"
 #include "decode.h"
-#include "tile.h"
 
 namespace hypermla {
 
@@ -34,31 +34,28 @@ template <DType dtype, int Bh, int Bv>
     return ct::reshape(view.load_masked(head_tile), ct::shape<Bh, 1>{});  // (Bh, 1)
   };
 
-  auto most = ct::full<Rows>(kLowest);  // (Bh, 1)
-  for (auto part : ct::irange(0, parts)) most = ct::max(most, lse_of(part));
-  auto sum = ct::zeros<Rows>();                                // (Bh, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bh, Bv>>>();  // (Bh, Bv)
+  MergedParts<Bh, Bv, false> merged;
+  for (auto part : ct::irange(0, parts)) merged.see(lse_of(part));
   for (auto part : ct::irange(0, parts)) {
     const long long row = (long long)(part)*all_queries + token;
     ct::partition_view view{ct::tensor_span{ct::assume_aligned<16>(o_part + row * heads * K), part_extents},
                             ct::shape<Bh, Bv>{}};
-    auto weight = ct::exp2(lse_of(part) - most);                                         // (Bh, 1)
-    sum = sum + weight;                                                                  // (Bh, 1)
-    acc = acc + ct::element_cast<float>(view.load_masked(head_tile, columns)) * weight;  // (Bh, Bv)
+    auto weight = merged.weight(lse_of(part));                                                         // (Bh, 1)
+    merged.acc = merged.acc + ct::element_cast<float>(view.load_masked(head_tile, columns)) * weight;  // (Bh, Bv)
   }
   ct::partition_view sink_view{ct::tensor_span{sinks, head_extents}, ct::shape<Bh>{}};
   auto sink =
       ct::reshape(sink_view.template load_masked<ct::view_padding::negative_inf>(has_sinks ? head_tile : behind),
-                  ct::shape<Bh, 1>{});                                // (Bh, 1)
-  auto all = sum + ct::exp2(sink * kLog2e - most);                    // (Bh, 1)
-  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), all);  // (Bh, 1)
+                  ct::shape<Bh, 1>{});                               // (Bh, 1)
+  auto all = merged.sum + ct::exp2(sink * kLog2e - merged.lse_max);  // (Bh, 1)
+  auto divisor = divisor_of(merged.sum, all);                        // (Bh, 1)
   ct::extents<unsigned, dyn, dyn> o_extents{unsigned(heads), ct::assume_divisible<8>(unsigned(o_head))};
   ct::partition_view o_view{ct::tensor_span{ct::assume_aligned<16>(o_ptr + token * o_token), o_extents},
                             ct::shape<Bh, Bv>{}};
-  o_view.store_masked(ct::element_cast<Element>(acc * (1.0f / divisor)), head_tile, columns);
+  o_view.store_masked(ct::element_cast<Element>(merged.acc * (1.0f / divisor)), head_tile, columns);
   if (columns == 0) {
-    auto lse = ct::select(sum == 0.0f, ct::full<Rows>(empty_lse), (most + ct::log2(sum)) * lse_unit);  // (Bh, 1)
-    const auto head = ct::iota<ct::tile<int, ct::shape<Bh>>>() + head_tile * Bh;                       // (Bh)
+    auto lse = ct::select(merged.sum == 0.0f, ct::full<Rows>(empty_lse), merged.lse() * lse_unit);  // (Bh, 1)
+    const auto head = ct::iota<ct::tile<int, ct::shape<Bh>>>() + head_tile * Bh;                    // (Bh)
     const long long row =
         lse_request && request >= 0 ? request * lse_request + (token - step[request]) * lse_token : token * lse_token;
     ct::store_masked(lse_ptr + row + ct::element_cast<long long>(head) * lse_head, ct::reshape(lse, ct::shape<Bh>{}),

@@ -13,7 +13,7 @@
 // their aliasing guarantee and with it TMA. A row that sees no token gets o = 0 and lse = -inf.
 #pragma once
 
-#include "tile.h"
+#include "cutile/weighted_rows.cuh"
 
 namespace hypermla {
 
@@ -100,7 +100,6 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
   using Element = element_t<dtype>;
   constexpr int Bm = tiles.Bm, Bn = tiles.Bn, Bv = tiles.Bv, Bk = tiles.Bk;
   constexpr auto dyn = ct::dynamic_extent;
-  using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
 
@@ -129,9 +128,7 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
 
   auto qc = ct::reshape(qc_view.load_masked(group, m, 0), ct::shape<Bm, K>{});    // (Bm, K)
   auto qpe = ct::reshape(qpe_view.load_masked(group, m, 0), ct::shape<Bm, P>{});  // (Bm, P)
-  auto row_max = ct::full<Rows>(kLowest);                                         // (Bm, 1), in units of log2
-  auto row_sum = ct::zeros<Rows>();                                               // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();                     // (Bm, Bv)
+  OnlineSoftmax<Bm, Bv> rows;
   const float scale_log2 = scale * kLog2e;
 
   // Query i sees the latent tokens below `tokens`, and when causal below first_end + i. They come first in the
@@ -163,19 +160,14 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
       auto end = causal ? ct::min(row % at.s + first_end, ct::full<Ends>(tokens)) : ct::full<Ends>(tokens);  // (Bm, 1)
       scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));                                // (Bm, Bn)
     }
-    auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
-    auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
-    auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
-    row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
-    acc = ct::mma(ct::element_cast<Element>(weights), value, acc * rescale);                           // (Bm, Bv)
-    row_max = new_max;                                                                                 // (Bm, 1)
+    auto weights = rows.weights(scores, scale_log2);                          // (Bm, Bn)
+    rows.acc = ct::mma(ct::element_cast<Element>(weights), value, rows.acc);  // (Bm, Bv)
   }
 
-  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, Bv)
+  auto o = ct::element_cast<Element>(rows.output());  // (Bm, Bv)
   o_view.store_masked(ct::reshape(o, ct::shape<1, Bm, Bv>{}), part * groups + group, m, columns);
   if (columns == 0) {
-    auto lse = (row_max + ct::log2(row_sum)) * kLn2;  // (Bm, 1)
+    auto lse = rows.lse_log2() * kLn2;  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<1, Bm>{}), part * groups + group, m);
   }
 }
@@ -213,7 +205,6 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
   using Element = element_t<dtype>;
   constexpr int Bb = tiles.Bb, Bs = tiles.Bs, Bm = Bb * Bs, Bn = tiles.Bn;
   constexpr auto dyn = ct::dynamic_extent;
-  using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
 
@@ -232,9 +223,7 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
 
   auto q = ct::reshape(q_view.load_masked(requests, head, queries, 0), ct::shape<Bm, D>{});      // (Bm, D)
   auto qpe = ct::reshape(qpe_view.load_masked(requests, head, queries, 0), ct::shape<Bm, P>{});  // (Bm, P)
-  auto row_max = ct::full<Rows>(kLowest);                     // (Bm, 1), in units of log2
-  auto row_sum = ct::zeros<Rows>();                           // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, D>>>();  // (Bm, D)
+  OnlineSoftmax<Bm, D> rows;
   const float scale_log2 = scale * kLog2e;
 
   // The stores of the requests, and where their queries' sight ends: query i sees the decompressed tokens of its
@@ -296,18 +285,13 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
         if constexpr (Bb > 1) end = ct::select(row_store == store, end, ct::zeros<Ends>());                   // (Bm, 1)
         scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
       }
-      auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
-      auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
-      auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
-      row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
-      acc = ct::mma(ct::element_cast<Element>(weights), v, acc * rescale);                               // (Bm, D)
-      row_max = new_max;                                                                                 // (Bm, 1)
+      auto weights = rows.weights(scores, scale_log2);                      // (Bm, Bn)
+      rows.acc = ct::mma(ct::element_cast<Element>(weights), v, rows.acc);  // (Bm, D)
     }
   }
 
-  auto divisor = ct::select(row_sum == 0.0f, ct::full<Rows>(1.0f), row_sum);  // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));                 // (Bm, D)
-  auto lse = (row_max + ct::log2(row_sum)) * kLn2;                            // (Bm, 1)
+  auto o = ct::element_cast<Element>(rows.output());  // (Bm, D)
+  auto lse = rows.lse_log2() * kLn2;                  // (Bm, 1)
   o_view.store_masked(ct::reshape(o, ct::shape<1, Bb, 1, Bs, D>{}), part, requests, head, queries, 0);
   lse_view.store_masked(ct::reshape(lse, ct::shape<1, Bb, 1, Bs>{}), part, requests, head, queries);
 }

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "cutile/hybrid/decompress_combine.h"
-#include "tile.h"
+#include "cutile/weighted_rows.cuh"
 
 namespace hypermla {
 
@@ -28,7 +28,6 @@ decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr, co
   constexpr int Bb = tiling.Bb, Bs = tiling.Bs, Bd = tiling.Bd, Bk = tiling.Bk, K = problem.k, D = problem.d;
   constexpr int Bm = Bb * Bs;
   constexpr auto dyn = ct::dynamic_extent;
-  using Rows = ct::tile<float, ct::shape<Bm, 1>>;
   using Chunk = ct::tile<float, ct::shape<Bm, Bk>>;
 
   const int query_blocks = (s + Bs - 1) / Bs;
@@ -54,42 +53,37 @@ decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr, co
       ct::tensor_span{ct::assume_aligned<16>(lse_ptr), ct::extents<unsigned, dyn, dyn, dyn>{B, H, S}},
       ct::shape<Bb, 1, Bs>{}};
 
-  auto lse_max = ct::full<Rows>(kLowest);  // (Bm, 1)
+  MergedParts<Bm, Bd> merged;
   for (auto m : ct::irange(0, latent_parts)) {
     auto lse_part = lse_latent_view.load_masked(m, batches, head, queries);  // (1, Bb, 1, Bs)
-    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));   // (Bm, 1)
+    merged.see(ct::reshape(lse_part, ct::shape<Bm, 1>{}));                   // (Bm, 1)
   }
   for (auto r : ct::irange(0, decompressed_parts)) {
-    auto lse_part = lse_new_view.load_masked(r, batches, head, queries);    // (1, Bb, 1, Bs)
-    lse_max = ct::max(lse_max, ct::reshape(lse_part, ct::shape<Bm, 1>{}));  // (Bm, 1)
+    auto lse_part = lse_new_view.load_masked(r, batches, head, queries);  // (1, Bb, 1, Bs)
+    merged.see(ct::reshape(lse_part, ct::shape<Bm, 1>{}));                // (Bm, 1)
   }
 
-  auto sum = ct::zeros<Rows>();                                // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bd>>>();  // (Bm, Bd)
   for (auto m : ct::irange(0, latent_parts)) {
     auto lse_part = ct::reshape(lse_latent_view.load_masked(m, batches, head, queries), ct::shape<Bm, 1>{});  // (Bm, 1)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                                    // (Bm, 1)
-    sum = sum + weight;                                                                                       // (Bm, 1)
+    auto weight = merged.weight(lse_part);                                                                    // (Bm, 1)
     for (auto c : ct::irange(0, K / Bk)) {
       auto loaded = o_latent_view.load_masked(m, batches, head, queries, c);          // (1, Bb, 1, Bs, Bk)
       auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bk>{}));  // (Bm, Bk)
       // An empty row may hold anything, NaN too.
       auto rows = ct::select(weight > 0.0f, part * weight, ct::zeros<Chunk>());  // (Bm, Bk)
       auto w = ct::reshape(w_view.load(head, c, columns), ct::shape<Bk, Bd>{});  // (Bk, Bd)
-      acc = ct::mma(ct::element_cast<Element>(rows), w, acc);                    // (Bm, Bd)
+      merged.acc = ct::mma(ct::element_cast<Element>(rows), w, merged.acc);      // (Bm, Bd)
     }
   }
   for (auto r : ct::irange(0, decompressed_parts)) {
     auto lse_part = ct::reshape(lse_new_view.load_masked(r, batches, head, queries), ct::shape<Bm, 1>{});  // (Bm, 1)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                                 // (Bm, 1)
-    sum = sum + weight;                                                                                    // (Bm, 1)
-    auto loaded = o_new_view.load_masked(r, batches, head, queries, columns);       // (1, Bb, 1, Bs, Bd)
-    auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bd>{}));  // (Bm, Bd)
-    acc = ct::select(weight > 0.0f, acc + part * weight, acc);                      // (Bm, Bd)
+    auto weight = merged.weight(lse_part);                                                                 // (Bm, 1)
+    auto loaded = o_new_view.load_masked(r, batches, head, queries, columns);        // (1, Bb, 1, Bs, Bd)
+    auto part = ct::element_cast<float>(ct::reshape(loaded, ct::shape<Bm, Bd>{}));   // (Bm, Bd)
+    merged.acc = ct::select(weight > 0.0f, merged.acc + part * weight, merged.acc);  // (Bm, Bd)
   }
 
-  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);  // (Bm, 1)
-  auto o = ct::element_cast<Element>(acc * (1.0f / divisor));         // (Bm, Bd)
+  auto o = ct::element_cast<Element>(merged.output());  // (Bm, Bd)
   if constexpr (problem.tokens_first) {
     ct::partition_view o_view{
         ct::tensor_span{ct::assume_aligned<16>(o_ptr), ct::extents<unsigned, dyn, dyn, dyn, D>{B, S, H}},
@@ -102,7 +96,7 @@ decompress_combine(const element_t<problem.dtype>* __restrict__ o_latent_ptr, co
     o_view.store_masked(ct::reshape(o, ct::shape<Bb, 1, Bs, Bd>{}), batches, head, queries, columns);
   }
   if (columns == 0) {
-    auto lse = lse_max + ct::log2(sum) * kLn2;  // (Bm, 1)
+    auto lse = merged.lse();  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<Bb, 1, Bs>{}), batches, head, queries);
   }
 }

@@ -5,8 +5,8 @@
 // grid = (ceil(b * h * s / Bm), k / Bv)
 #pragma once
 
+#include "cutile/weighted_rows.cuh"
 #include "flash_mla_split_kv_reduce.h"
-#include "tile.h"
 
 namespace hypermla {
 
@@ -20,7 +20,6 @@ flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_pt
   using Element = element_t<problem.dtype>;
   constexpr int Bm = tiling.Bm, Bv = tiling.Bv, K = problem.k;
   constexpr auto dyn = ct::dynamic_extent;
-  using Rows = ct::tile<float, ct::shape<Bm, 1>>;
 
   const int m = ct::bid().x, columns = ct::bid().y;
   const unsigned rows = unsigned(b) * h * s, parts = splits;
@@ -35,24 +34,20 @@ flash_mla_split_kv_reduce(const element_t<problem.dtype>* __restrict__ o_part_pt
   ct::partition_view lse_view{ct::tensor_span{ct::assume_aligned<16>(lse_ptr), ct::extents<unsigned, dyn>{rows}},
                               ct::shape<Bm>{}};
 
-  auto lse_max = ct::full<Rows>(kLowest);  // (Bm, 1)
+  MergedParts<Bm, Bv> merged;
   for (auto part : ct::irange(0, splits)) {
-    lse_max = ct::max(lse_max, ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{}));  // (Bm, 1)
+    merged.see(ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{}));  // (Bm, 1)
   }
-  auto sum = ct::zeros<Rows>();                                // (Bm, 1)
-  auto acc = ct::zeros<ct::tile<float, ct::shape<Bm, Bv>>>();  // (Bm, Bv)
   for (auto part : ct::irange(0, splits)) {
     auto lse_part = ct::reshape(lse_part_view.load_masked(part, m), ct::shape<Bm, 1>{});        // (Bm, 1)
     auto o_part = ct::reshape(o_part_view.load_masked(part, m, columns), ct::shape<Bm, Bv>{});  // (Bm, Bv)
-    auto weight = ct::exp2((lse_part - lse_max) * kLog2e);                                      // (Bm, 1)
-    sum = sum + weight;                                                                         // (Bm, 1)
-    acc = acc + ct::element_cast<float>(o_part) * weight;                                       // (Bm, Bv)
+    auto weight = merged.weight(lse_part);                                                      // (Bm, 1)
+    merged.acc = merged.acc + ct::element_cast<float>(o_part) * weight;                         // (Bm, Bv)
   }
 
-  auto divisor = ct::select(sum == 0.0f, ct::full<Rows>(1.0f), sum);  // (Bm, 1)
-  o_view.store_masked(ct::element_cast<Element>(acc * (1.0f / divisor)), m, columns);
+  o_view.store_masked(ct::element_cast<Element>(merged.output()), m, columns);
   if (columns == 0) {
-    auto lse = lse_max + ct::log2(sum) * kLn2;  // (Bm, 1)
+    auto lse = merged.lse();  // (Bm, 1)
     lse_view.store_masked(ct::reshape(lse, ct::shape<Bm>{}), m);
   }
 }
