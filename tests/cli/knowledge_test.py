@@ -90,7 +90,8 @@ class Devlog(CommandCase):
         shutil.copytree(CHECKOUT / "examples/own_kernels", own.parent)
         for path in (own, *own.rglob("*")):
             path.chmod(path.stat().st_mode & ~0o022)
-        self.assertRegex(self.succeed("devlog", "lint", HYPERMLA_KERNELS=own).out, r"^\d+ versions, each has its entry\n")
+        self.assertRegex(self.succeed("devlog", "lint", HYPERMLA_KERNELS=own).out,
+                         r"^\d+ versions, each has its entry\n")
         log = own.parent / "docs/log/flash-attention.md"
         log.write_text(log.read_text().replace("- Not profiled", "- Why not"))
         done = run("devlog", "lint", HYPERMLA_KERNELS=own)

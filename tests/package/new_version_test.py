@@ -57,7 +57,8 @@ class Versions(unittest.TestCase):
         plan.write_text(plan.read_text().replace(FIGURE, FASTER))
         part = cls.checkout / "kernels/cute/mla/flash_mla/flash_mla_v9/flash_mla_v9.cpp"
         assert PART in part.read_text()
-        part.write_text(part.read_text().replace(PART, FASTER_PART).replace("HYPERMLA_REGISTER_DRAFT", "HYPERMLA_REGISTER"))
+        text = part.read_text().replace(PART, FASTER_PART)
+        part.write_text(text.replace("HYPERMLA_REGISTER_DRAFT", "HYPERMLA_REGISTER"))
         cls.run_in("cmake", "--preset", "default", "-DHYPERMLA_BUILD_TESTS=OFF", "-DHYPERMLA_BUILD_PYTHON=ON",
                    f"-DHYPERMLA_CUDA_INCLUDE={include}", f"-DPython_EXECUTABLE={present['Python_EXECUTABLE']}",
                    f"-DCMAKE_CXX_COMPILER_LAUNCHER={LAUNCHER}")
@@ -87,7 +88,8 @@ class Versions(unittest.TestCase):
 
     def test_a_hybrid_takes_the_fastest_version_for_its_parts(self):
         for version in ("v0", "v5"):
-            said = self.hypermla("kernel", "mla_var6_plus", version, "--language=cute", "--b=32", "--s=16", "--n=2304", "--help")
+            said = self.hypermla("kernel", "mla_var6_plus", version, "--language=cute", "--b=32", "--s=16", "--n=2304",
+                                 "--help")
             self.assertRegex(said, r"--latent_version INT .*\(default 9\)")
 
     def test_clones_pass_untouched(self):
