@@ -82,6 +82,26 @@ TEST(Compare, RefusesOtherProblems) {
   EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), other); }), "different problems"));
 }
 
+// cute.mla.flash_attention_v1 knows nothing of shared prefixes.
+TEST(Compare, FieldsThatOneVersionDoesNotOffer) {
+  Profile base = recorded(), version = recorded();
+  base.kernel = "cute.mla.flash_attention", version.kernel = "cute.mla.flash_attention_v1";
+  version.problem = {{"b", 32}, {"s", 32}, {"t", 4096}, {"dtype", "bfloat16"}};
+  base.problem = version.problem;
+  base.problem.update({{"prefixes", 0}, {"after", 0}, {"parts", 1}});
+  const auto refusal = [](const Profile& a, const Profile& b) { return error_of([&] { compare_profiles(a, b); }); };
+  EXPECT_EQ(refusal(base, version), "");
+  EXPECT_EQ(refusal(version, base), "");
+  base.problem["prefixes"] = 1;
+  EXPECT_TRUE(contains(refusal(base, version), "different problems"));
+  base.problem["prefixes"] = 0;
+  version.kernel = "cute.mla.flash_mla";
+  EXPECT_TRUE(contains(refusal(base, version), "different problems")) << "of another design";
+  version.kernel = "cute.mla.flash_attention_v1";
+  version.problem["s"] = 16;
+  EXPECT_TRUE(contains(refusal(base, version), "different problems"));
+}
+
 TEST(Compare, ATimeThatIsNoneDecidesNothing) {
   for (const double factor : {0.0, -1.0, double(NAN)})
     EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), scaled(recorded(), factor)); }),

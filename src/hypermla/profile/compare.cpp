@@ -1,8 +1,10 @@
 #include "hypermla/profile/compare.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "hypermla/base/error.h"
+#include "hypermla/plan/registry.h"
 
 namespace hypermla {
 namespace {
@@ -60,6 +62,24 @@ Comparison::Row compare_times(const std::string& name, const Times& a, const Tim
   return row;
 }
 
+// Versions of one design need not offer the same fields. One that only the other has says nothing at its default.
+bool same_problem(const Profile& a, const Profile& b) {
+  if (a.problem == b.problem) return true;
+  const std::vector<KernelEntry> all = Registry::instance().all();
+  const auto entry_of = [&](const Profile& run) {
+    return std::find_if(all.begin(), all.end(), [&](const KernelEntry& one) { return one.full_name() == run.kernel; });
+  };
+  const auto first = entry_of(a), second = entry_of(b);
+  if (first == all.end() || second == all.end() || first->design != second->design) return false;
+  const auto within = [](const Profile& run, const KernelEntry& entry, const Json& other) {
+    const Json defaults = to_json(entry.make()->problem_fields());
+    for (const auto& [field, value] : run.problem.items())
+      if (value != (other.contains(field) ? other[field] : defaults.value(field, Json()))) return false;
+    return true;
+  };
+  return within(a, *first, b.problem) && within(b, *second, a.problem);
+}
+
 bool clock_moved(const Comparison::Row& row) { return row.cycles && row.cycles->verdict != row.verdict; }
 
 std::string reason(const Comparison::Row& row) {
@@ -93,7 +113,7 @@ Comparison compare_profiles(const Profile& a, const Profile& b, double noise) {
         fail("the {} time of run {} is {:.1f} us, which no run takes; profile it again", name, run == &a ? "A" : "B",
              times.median_us);
     });
-  if (a.problem != b.problem)
+  if (!same_problem(a, b))
     fail("the runs are of different problems ({} and {}); profile both with the same flags", a.problem.dump(),
          b.problem.dump());
   Comparison result;
