@@ -24,17 +24,21 @@ struct OnlineSoftmax {
   Rows row_max = ct::full<Rows>(kLowest);                                                  // (Bm, 1), in units of log2
   Rows row_sum = ct::zeros<Rows>();                                                        // (Bm, 1)
   ct::tile<float, ct::shape<Bm, N>> acc = ct::zeros<ct::tile<float, ct::shape<Bm, N>>>();  // (Bm, N)
+  Rows rescale = ct::zeros<Rows>();  // (Bm, 1), of what was added before the last weights
 
-  // The weights of more tokens, whose values are then to be added to `acc`: it is rescaled to them.
+  // The weights of more tokens, whose values are then to be added.
   template <class Scores>
   Scores weights(Scores scores, float scale_log2) {                                                    // (Bm, Bn)
     auto new_max = ct::max(row_max, ct::reduce_max(scores, ct::integral_constant<1>{}) * scale_log2);  // (Bm, 1)
     auto weights = ct::exp2(scores * scale_log2 - new_max, kFlush);                                    // (Bm, Bn)
-    auto rescale = ct::exp2(row_max - new_max, kFlush);                                                // (Bm, 1)
+    rescale = ct::exp2(row_max - new_max, kFlush);                                                     // (Bm, 1)
     row_sum = row_sum * rescale + ct::sum(weights, ct::integral_constant<1>{});                        // (Bm, 1)
-    acc = acc * rescale;                                                                               // (Bm, N)
     row_max = new_max;                                                                                 // (Bm, 1)
     return weights;
+  }
+  template <class Weights, class Values>
+  void add(Weights weights, Values values) {  // (Bm, Bn), (Bn, N)
+    acc = ct::mma(weights, values, acc * rescale);
   }
   auto output() const { return acc * (1.0f / divisor_of(row_sum, row_sum)); }  // (Bm, N)
   auto lse_log2() const { return row_max + ct::log2(row_sum); }                // (Bm, 1)

@@ -151,11 +151,11 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
       const auto slot = ct::load_masked(own + token, token < tokens, -1);                // (Bn)
       const auto there = ct::reshape((slot >= 0) & (slot < slots), ct::shape<Bn, 1>{});  // (Bn, 1)
       const auto at = ct::select(there, ct::reshape(slot, ct::shape<Bn, 1>{}),
-                                 ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());                     // (Bn, 1)
-      rows.acc = ct::mma(weights, gather_tokens<Bv>(z_ptr, z_page, at, there, columns), rows.acc);  // (Bm, Bv)
+                                 ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());  // (Bn, 1)
+      rows.add(weights, gather_tokens<Bv>(z_ptr, z_page, at, there, columns));
     } else {
       auto value = load_tokens<Bn, page, Bv>(z_ptr, {z_page, z_token}, own, j * Bn, tokens, columns);  // (Bn, Bv)
-      rows.acc = ct::mma(weights, value, rows.acc);                                                    // (Bm, Bv)
+      rows.add(weights, value);
     }
   }
 

@@ -160,8 +160,8 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
       auto end = causal ? ct::min(row % at.s + first_end, ct::full<Ends>(tokens)) : ct::full<Ends>(tokens);  // (Bm, 1)
       scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));                                // (Bm, Bn)
     }
-    auto weights = rows.weights(scores, scale_log2);                          // (Bm, Bn)
-    rows.acc = ct::mma(ct::element_cast<Element>(weights), value, rows.acc);  // (Bm, Bv)
+    auto weights = rows.weights(scores, scale_log2);  // (Bm, Bn)
+    rows.add(ct::element_cast<Element>(weights), value);
   }
 
   auto o = ct::element_cast<Element>(rows.output());  // (Bm, Bv)
@@ -285,8 +285,8 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
         if constexpr (Bb > 1) end = ct::select(row_store == store, end, ct::zeros<Ends>());                   // (Bm, 1)
         scores = ct::select(token < end, scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
       }
-      auto weights = rows.weights(scores, scale_log2);                      // (Bm, Bn)
-      rows.acc = ct::mma(ct::element_cast<Element>(weights), v, rows.acc);  // (Bm, D)
+      auto weights = rows.weights(scores, scale_log2);  // (Bm, Bn)
+      rows.add(ct::element_cast<Element>(weights), v);
     }
   }
 
