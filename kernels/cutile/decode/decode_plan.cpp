@@ -4,7 +4,6 @@
 #include <bit>
 #include <limits>
 #include <numbers>
-#include <tuple>
 
 #include "cutile/decode/decode.h"
 #include "hypermla/base/error.h"
@@ -15,30 +14,6 @@ namespace hypermla {
 namespace {
 
 constexpr int kMostParts = 256, kMergeHeads = 16, kMergeColumns = 512;
-
-// A kernel with its arguments, in the order of its parameters.
-template <class... Ts>
-struct Call {
-  std::tuple<Ts...> arguments;
-  std::unique_ptr<Function> function;
-
-  static std::vector<int> sizes() { return {int(sizeof(Ts))...}; }
-  void launch(Grid grid, StreamHandle stream) {
-    std::apply(
-        [&](auto&... values) {
-          void* pointers[] = {&values...};
-          function->launch(grid, pointers, stream);
-        },
-        arguments);
-  }
-};
-using Stride = std::int64_t;
-using PlanStep = Call<const int*, const int*, int, int, int, int, int, int, int, int*, int*, int*>;
-using AttendPages =
-    Call<const void*, const void*, const void*, const void*, const int*, const int*, void*, float*, float, int, int,
-         int, int, int, int, Stride, Stride, Stride, Stride, Stride, Stride, Stride, Stride, Stride>;
-using MergeParts = Call<const void*, const float*, const int*, const int*, const float*, void*, float*, int, int, int,
-                        int, float, float, Stride, Stride, Stride, Stride, Stride>;
 
 class PagedDecode : public DecodeKernels {
  public:
@@ -91,9 +66,9 @@ class PagedDecode : public DecodeKernels {
       const CacheEntry entry = compiler.compile(source, device.info().arch);
       return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"));
     };
-    plan_.function = load(plan_source());
-    attend_.function = load(attend_source());
-    merge_.function = load(merge_source());
+    plan_ = load(plan_source());
+    attend_ = load(attend_source());
+    merge_ = load(merge_source());
 
     char* const base = static_cast<char*>(workspace);
     device.fill(base, 0, request_of_at_);  // without a plan there is no work
@@ -107,67 +82,19 @@ class PagedDecode : public DecodeKernels {
 
   void plan(const int* lengths, const int* query_starts, int requests, const int*, std::int64_t,
             StreamHandle stream) override {
-    const MlaDecodeOptions& at = options_;
-    plan_.arguments = {lengths,       query_starts,    lengths != nullptr, query_starts != nullptr,
-                       requests,      at.max_requests, at.max_queries,     at.max_query_tokens,
-                       at.max_tokens, step_,           request_of_,        status_};
-    plan_.launch({1, 1, 1}, stream);
+    plan_->launch({1, 1, 1}, plan_arguments(lengths, query_starts, requests).pointers(), stream);
   }
 
   void run(const MlaDecodeTensors& with, StreamHandle stream) override {
     const MlaDecodeOptions& at = options_;
     require_tensors(at, with);
-    const std::int64_t slots = with.pages * at.page;
-    if (slots > std::numeric_limits<int>::max())
+    if (with.pages * at.page > std::numeric_limits<int>::max())
       fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
-    const bool by_token = at.sparse || at.page == 1;
-    attend_.arguments = {with.q_latent.data,
-                         with.q_rope.data,
-                         with.cache_latent,
-                         with.cache_rope,
-                         with.block_table,
-                         step_,
-                         o_part_,
-                         lse_part_,
-                         at.scale * std::numbers::log2e_v<float>,
-                         at.heads,
-                         at.max_requests,
-                         at.max_query_tokens,
-                         parts_,
-                         at.split,
-                         int(slots),
-                         with.q_latent.token_stride,
-                         with.q_latent.head_stride,
-                         with.q_rope.token_stride,
-                         with.q_rope.head_stride,
-                         by_token ? with.latent_page_stride / at.page : with.latent_page_stride,
-                         with.latent_token_stride,
-                         by_token ? with.rope_page_stride / at.page : with.rope_page_stride,
-                         with.rope_token_stride,
-                         with.table_stride};
-    attend_.launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),
-                    unsigned(at.max_requests)},
-                   stream);
-    merge_.arguments = {o_part_,
-                        lse_part_,
-                        step_,
-                        request_of_,
-                        with.sinks,
-                        with.o,
-                        with.lse,
-                        with.sinks != nullptr,
-                        at.heads,
-                        at.max_query_tokens,
-                        parts_,
-                        at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
-                        (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
-                        with.o_token_stride,
-                        with.o_head_stride,
-                        with.lse_token_stride,
-                        with.lse_head_stride,
-                        with.lse_request_stride};
-    merge_.launch({unsigned(at.max_query_tokens), ceil_div(at.heads, kMergeHeads), kDecodeLatent / kMergeColumns},
-                  stream);
+    attend_->launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),
+                     unsigned(at.max_requests)},
+                    attend_arguments(with).pointers(), stream);
+    merge_->launch({unsigned(at.max_query_tokens), ceil_div(at.heads, kMergeHeads), kDecodeLatent / kMergeColumns},
+                   merge_arguments(with).pointers(), stream);
   }
 
   int status() const override {
@@ -203,21 +130,46 @@ class PagedDecode : public DecodeKernels {
     return {.dtype = options_.dtype, .causal = options_.causal, .page = options_.sparse ? 1 : options_.page};
   }
   std::string header(const char* name) const { return fmt::format("cutile/decode/{}.cuh", name); }
+  // In the order of the kernels' parameters.
+  Arguments plan_arguments(const int* lengths, const int* query_starts, int requests) const {
+    const MlaDecodeOptions& at = options_;
+    return Arguments(lengths, query_starts, int(lengths != nullptr), int(query_starts != nullptr), requests,
+                     at.max_requests, at.max_queries, at.max_query_tokens, at.max_tokens, step_, request_of_, status_);
+  }
+  Arguments attend_arguments(const MlaDecodeTensors& with) const {
+    const MlaDecodeOptions& at = options_;
+    // Tokens that are addressed by themselves are pages of one.
+    const std::int64_t split_into = at.sparse || at.page == 1 ? at.page : 1;
+    return Arguments(with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope, with.block_table, step_,
+                     o_part_, lse_part_, at.scale * std::numbers::log2e_v<float>, at.heads, at.max_requests,
+                     at.max_query_tokens, parts_, at.split, int(with.pages * at.page), with.q_latent.token_stride,
+                     with.q_latent.head_stride, with.q_rope.token_stride, with.q_rope.head_stride,
+                     with.latent_page_stride / split_into, with.latent_token_stride, with.rope_page_stride / split_into,
+                     with.rope_token_stride, with.table_stride);
+  }
+  Arguments merge_arguments(const MlaDecodeTensors& with) const {
+    const MlaDecodeOptions& at = options_;
+    return Arguments(o_part_, lse_part_, step_, request_of_, with.sinks, with.o, with.lse, int(with.sinks != nullptr),
+                     at.heads, at.max_query_tokens, parts_, at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+                     (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(), with.o_token_stride,
+                     with.o_head_stride, with.lse_token_stride, with.lse_head_stride, with.lse_request_stride);
+  }
   KernelSource plan_source() const {
     const int most = int(std::bit_ceil(unsigned(std::max(options_.max_requests, 32))));
-    return {"plan_step", header("plan_step"), fmt::format("hypermla::plan_step<{}>", most), PlanStep::sizes()};
+    return {"plan_step", header("plan_step"), fmt::format("hypermla::plan_step<{}>", most),
+            plan_arguments(nullptr, nullptr, 0).sizes()};
   }
   KernelSource attend_source() const {
     return {"attend_pages", header("attend_pages"),
             fmt::format("hypermla::attend_pages<hypermla::PagedDecodeProblem{}, hypermla::PagedDecodeTiling{}>",
                         fields_initializer(at_compile_time()), fields_initializer(tiling_)),
-            AttendPages::sizes()};
+            attend_arguments({}).sizes()};
   }
   KernelSource merge_source() const {
     return {"merge_parts", header("merge_parts"),
             fmt::format("hypermla::merge_parts<hypermla::DType::{}, {}, {}>", dtype_name(options_.dtype), kMergeHeads,
                         kMergeColumns),
-            MergeParts::sizes()};
+            merge_arguments({}).sizes()};
   }
 
   MlaDecodeOptions options_;
@@ -229,9 +181,7 @@ class PagedDecode : public DecodeKernels {
   int *status_ = nullptr, *step_ = nullptr, *request_of_ = nullptr;
   float* lse_part_ = nullptr;
   void* o_part_ = nullptr;
-  PlanStep plan_;
-  AttendPages attend_;
-  MergeParts merge_;
+  std::unique_ptr<Function> plan_, attend_, merge_;
 };
 
 }  // namespace
