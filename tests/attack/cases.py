@@ -172,7 +172,7 @@ class KernelCase:
         random, o, n, stores = self.random, self.t - self.n, self.n, self.prefixes or self.b
         store = random.integers(0, stores, self.b) if self.prefixes else numpy.arange(self.b)
         latent = random.integers(0, o + 1, self.b) if self.ragged else numpy.full(self.b, o)
-        fresh = random.integers(0, n + 1, stores) if self.ragged else numpy.full(stores, n)
+        decompressed = random.integers(0, n + 1, stores) if self.ragged else numpy.full(stores, n)
         for name in ("q", "qc", "qpe"):
             if name in self.memory:
                 self.fill(name, self.queries(self.shapes[name]))
@@ -183,7 +183,7 @@ class KernelCase:
             self.fill("v", random.standard_normal(self.shapes["v"]))
         if o:
             self.fill("w", random.standard_normal(self.shapes["w"]) * self.k**-0.5)
-        for name, values in (("lengths", latent), ("new_lengths", fresh), ("prefix", store)):
+        for name, values in (("lengths", latent), ("new_lengths", decompressed), ("prefix", store)):
             if name in self.memory:
                 self.fill(name, values)
         nan = numpy.array(numpy.nan)
@@ -191,7 +191,7 @@ class KernelCase:
             for name in ("z", "kpe"):
                 self.memory[name].array[r, latent[r]:] = rounded(nan, self.dtype)
         for g in range(stores if n else 0):
-            used = fresh[g] if g in store else 0  # a prefix that no request has
+            used = decompressed[g] if g in store else 0  # a prefix that no request has
             for name in ("k", "v"):
                 self.memory[name].array[g, :, used:] = rounded(nan, self.dtype)
             self.memory["kpe_new"].array[g, used:] = rounded(nan, self.dtype)
@@ -203,7 +203,7 @@ class KernelCase:
         k, v, kpe_new = (self.read("k"), self.read("v"), self.read("kpe_new")) if n else (None, None, None)
 
         def one(r, head):
-            g, m, f = store[r], latent[r], fresh[store[r]]
+            g, m, f = store[r], latent[r], decompressed[store[r]]
             rows = numpy.concatenate([qc[r, head], q[r, head], qpe[r, head]], -1)
             keys, values = numpy.zeros((m + f, self.k + self.d + self.p)), numpy.zeros((m + f, self.k + self.d))
             old = slice(f, f + m) if self.prefixes else slice(0, m)

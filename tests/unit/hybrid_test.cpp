@@ -46,7 +46,8 @@ class AbsorbedTensors {
   // Of the problem with n decompressed tokens; with prefixes every request is its own prefix.
   InputReader reader(Problem at) const {
     return [this, at](const std::string& name, std::int64_t first, std::int64_t count) {
-      const int o = latent_tokens(at), n = at.n, first_latent = at.prefixes ? n : 0, first_new = at.prefixes ? 0 : o;
+      const int o = latent_tokens(at), n = at.n, first_latent = at.prefixes ? n : 0,
+                first_decompressed = at.prefixes ? 0 : o;
       std::vector<float> values;
       for (std::int64_t i = first; i < first + count; ++i) {
         auto token = [&](int tokens, int width) { return int(i / width % tokens); };
@@ -60,7 +61,7 @@ class AbsorbedTensors {
         if (name == "kpe")
           values.push_back(kpe[(request(o, at.p) * at.t + first_latent + token(o, at.p)) * at.p + i % at.p]);
         if (name == "kpe_new")
-          values.push_back(kpe[(request(n, at.p) * at.t + first_new + token(n, at.p)) * at.p + i % at.p]);
+          values.push_back(kpe[(request(n, at.p) * at.t + first_decompressed + token(n, at.p)) * at.p + i % at.p]);
         if (name == "qc") {
           const int row = int(i / at.k), head = row / at.s % at.h;
           double sum = 0;
@@ -71,7 +72,7 @@ class AbsorbedTensors {
           const int head = request(n, at.d) % at.h, store = request(n, at.d) / at.h;
           double sum = 0;
           for (int c = 0; c < at.k; ++c)
-            sum += double(z[(store * at.t + first_new + token(n, at.d)) * at.k + c]) *
+            sum += double(z[(store * at.t + first_decompressed + token(n, at.d)) * at.k + c]) *
                    (name == "k" ? wk : w)[(head * at.k + c) * at.d + i % at.d];
           values.push_back(float(sum));
         }
@@ -145,7 +146,7 @@ TEST(Hybrid, PairsOfBothPartsAreAllPairs) {
       const HybridSample sample = hybrid_sample(at);
       double all = 0;
       for (int r = 0; r < at.b; ++r)
-        all += at.s * mean_tokens_seen(at.s, sample.lengths[r] + sample.new_lengths[sample.store[r]], true);
+        all += at.s * mean_tokens_seen(at.s, sample.lengths[r] + sample.decompressed_lengths[sample.store[r]], true);
       const HybridPairs pairs = hybrid_pairs(at);
       EXPECT_GT(pairs.latent, 0);
       EXPECT_GT(pairs.decompressed, 0);
@@ -155,10 +156,10 @@ TEST(Hybrid, PairsOfBothPartsAreAllPairs) {
 
 TEST(Hybrid, ItsSampleHasEmptyRequestsAndEveryPrefix) {
   const HybridSample own = hybrid_sample(Problem{.b = 5, .t = 100, .n = 50, .ragged = true});
-  EXPECT_EQ(own.lengths[2] + own.new_lengths[2], 0);
+  EXPECT_EQ(own.lengths[2] + own.decompressed_lengths[2], 0);
   const HybridSample seven = hybrid_sample(Problem{.b = 7, .t = 100, .n = 50, .ragged = true});
-  EXPECT_TRUE(seven.lengths[2] == 0 && seven.new_lengths[2] > 0);
-  EXPECT_TRUE(seven.lengths[4] > 0 && seven.new_lengths[4] == 0);
+  EXPECT_TRUE(seven.lengths[2] == 0 && seven.decompressed_lengths[2] > 0);
+  EXPECT_TRUE(seven.lengths[4] > 0 && seven.decompressed_lengths[4] == 0);
   const std::vector<int> store = hybrid_sample(Problem{.b = 7, .prefixes = 3}).store;
   for (int g = 0; g < 3; ++g) EXPECT_GE(std::count(store.begin(), store.end(), g), 2);
   EXPECT_FALSE(std::is_sorted(store.begin(), store.end()));
@@ -166,10 +167,10 @@ TEST(Hybrid, ItsSampleHasEmptyRequestsAndEveryPrefix) {
 
 TEST(Hybrid, WhatItLeavesToTheCostModel) {
   Problem at{.b = 32, .s = 16, .t = 4096, .n = -1, .h = 128, .d = 128, .p = 64, .k = 512};
-  EXPECT_EQ(new_tokens(at),
+  EXPECT_EQ(decompressed_tokens(at),
             n_star({.b = 32, .s = 16, .t = 4096, .h = 128, .d = 128, .p = 64, .k = 512}, kHybridRidge, 64));
-  EXPECT_GT(new_tokens(at), 0);
-  EXPECT_EQ(latent_tokens(at) + new_tokens(at), at.t);
+  EXPECT_GT(decompressed_tokens(at), 0);
+  EXPECT_EQ(latent_tokens(at) + decompressed_tokens(at), at.t);
   at.prefixes = 2;
   EXPECT_TRUE(contains(error_of([&] { validate_hybrid(at); }), "give it as --n"));
   EXPECT_TRUE(contains(error_of([&] { validate_hybrid(Problem{.n = 10}); }), "from 0 to t=9"));

@@ -43,7 +43,7 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
       workspace("o_latent", at.dtype, {1, at.b, at.h, at.s, at.k});
       workspace("lse_latent", DType::float32, {1, at.b, at.h, at.s});
     }
-    if (combines() && new_tokens(at)) {
+    if (combines() && decompressed_tokens(at)) {
       workspace("o_new", at.dtype, {parts(), at.b, at.h, at.s, at.d});
       workspace("lse_new", DType::float32, {parts(), at.b, at.h, at.s});
     }
@@ -101,7 +101,7 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
   Stage combine_stage() const {
     Json of = fields_json(problem);
     of.update({{"latent_parts", latent_tokens(problem) > 0 ? 1 : 0},
-               {"decompressed_parts", new_tokens(problem) > 0 ? parts() : 0}});
+               {"decompressed_parts", decompressed_tokens(problem) > 0 ? parts() : 0}});
     return {numbered("decompress_combine", 0), {target, device_}, of, "combine"};
   }
   static std::vector<KernelEntry> numbered(const std::string& design, int version) {
@@ -111,7 +111,7 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
  private:
   Json decompressed_fields() const {
     Json of = fields_json(problem);
-    of.update({{"t", new_tokens(problem)},
+    of.update({{"t", decompressed_tokens(problem)},
                {"parts", parts()},
                {"after", problem.causal && problem.prefixes ? latent_tokens(problem) : 0}});
     return of;
@@ -120,7 +120,7 @@ class StagedHybridPlan : public TimedHybridPlan<Tiling> {
   Json latent_fields() const {
     Json of = fields_json(problem);
     of.update({{"t", latent_tokens(problem)},
-               {"after", problem.prefixes > 0 ? 0 : new_tokens(problem)},
+               {"after", problem.prefixes > 0 ? 0 : decompressed_tokens(problem)},
                {"tokens_first", false}});
     return of;
   }

@@ -24,9 +24,9 @@ struct HybridExtents {
 
 // The lengths of a request and where they are; pointers of tensors that a problem does not have are null, and not read.
 struct HybridLengths {
-  const int* __restrict__ latent;  // (B)
-  const int* __restrict__ fresh;   // (stores)
-  const int* __restrict__ prefix;  // (B)
+  const int* __restrict__ latent;        // (B)
+  const int* __restrict__ decompressed;  // (stores)
+  const int* __restrict__ prefix;        // (B)
 };
 
 inline int store_of(const HybridExtents& at, const HybridLengths& lengths, int request) {
@@ -37,8 +37,8 @@ inline int latent_length(const HybridExtents& at, const HybridLengths& lengths, 
   if (at.ragged && at.o > 0) return lengths.latent[request];
   return at.o;
 }
-inline int new_length(const HybridExtents& at, const HybridLengths& lengths, int store) {
-  if (at.ragged && at.n > 0) return lengths.fresh[store];
+inline int decompressed_length(const HybridExtents& at, const HybridLengths& lengths, int store) {
+  if (at.ragged && at.n > 0) return lengths.decompressed[store];
   return at.n;
 }
 
@@ -106,7 +106,7 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
   const int request = unit.request, group = unit.group, m = unit.rows, columns = unit.columns, part = unit.part;
   const int groups = of.groups, parts = of.parts;
   const int tokens = latent_length(at, lengths, request);
-  const int fresh = new_length(at, lengths, store_of(at, lengths, request));
+  const int decompressed = decompressed_length(at, lengths, store_of(at, lengths, request));
   const unsigned row_count = of.heads * at.s, token_count = tokens;
 
   ct::extents<unsigned, dyn, dyn, K> row_extents{unsigned(groups), row_count};
@@ -133,7 +133,7 @@ inline void attend_latent(const element_t<dtype>* __restrict__ qc_ptr, const ele
 
   // Query i sees the latent tokens below `tokens`, and when causal below first_end + i. They come first in the
   // sequence, or behind a shared prefix. A block that reaches over several heads holds every query.
-  const int first_end = at.prefixes > 0 ? tokens - at.s + 1 : tokens + fresh - at.s + 1;
+  const int first_end = at.prefixes > 0 ? tokens - at.s + 1 : tokens + decompressed - at.s + 1;
   const int first_row = m * Bm;
   const int first_query = first_row % at.s + Bm <= at.s ? first_row % at.s : 0;
   const int last_query = first_row % at.s + Bm <= at.s ? first_query + Bm - 1 : at.s - 1;
@@ -247,7 +247,7 @@ inline void attend_decompressed(const element_t<dtype>* __restrict__ q_ptr,
   }
 
   for (auto store : ct::irange(first_store, last_store + 1)) {
-    int tokens = new_length(at, lengths, store);
+    int tokens = decompressed_length(at, lengths, store);
     if constexpr (Bb > 1) {
       // A store between them that none of the requests has may hold anything: weights of 0 would not hide a NaN.
       const int end_request = first_request + Bb < at.b ? first_request + Bb : at.b;

@@ -41,7 +41,7 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
         cut.latent.parts = tiling.latent_parts;
         cut.latent.blocks = int(std::min<double>(tiling.latent_blocks, units_of(at, cut.latent)));
       }
-      if (new_tokens(at)) {
+      if (decompressed_tokens(at)) {
         cut.decompressed.parts = tiling.new_parts;
         cut.decompressed.blocks = int(std::min<double>(tiling.new_blocks, units_of(at, cut.decompressed)));
       }
@@ -144,8 +144,8 @@ class AttendBothPathsPlan : public HybridPlan<AttendBothPathsTiling> {
       auto of = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
       return Arguments(of("q"), of("qc"), of("qpe"), of("z"), of("kpe"), of("k"), of("v"), of("kpe_new"), of("lengths"),
                        of("new_lengths"), of("prefix"), of("o_latent"), of("lse_latent"), of("o_new"), of("lse_new"),
-                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), new_tokens(at), at.prefixes,
-                       int(at.ragged), heads, now.latent.parts, now.latent.blocks, now.decompressed.parts);
+                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), decompressed_tokens(at),
+                       at.prefixes, int(at.ragged), heads, now.latent.parts, now.latent.blocks, now.decompressed.parts);
     };
     spec.executed = [at = problem, cut = cutting()](const AttendBothPathsTiling& tiling) {
       return executed_by(at, cut(tiling));

@@ -47,7 +47,7 @@ inline Cost executed_by(const HybridProblem& at, const DecompressedCut& cut) {
   const Cost cost = hybrid_decompressed_cost(at);
   if (cut.parts == 0) return cost;
   const double rows = double(at.b) * at.h * at.s;
-  return {cost.flops * padding(at.b, cut.Bb) * padding(at.s, cut.Bs) * padding(new_tokens(at), cut.Bn),
+  return {cost.flops * padding(at.b, cut.Bb) * padding(at.s, cut.Bs) * padding(decompressed_tokens(at), cut.Bn),
           cost.bytes + (cut.parts - 1) * rows * (dtype_bytes(at.dtype) * at.d + 4)};
 }
 
@@ -111,7 +111,7 @@ inline HybridCut in_proportion(const HybridProblem& at, HybridCut cut, int block
     latent.parts = parts_for(units_of(at, latent), latent.blocks, ceil_div(latent_tokens(at), latent.Bn));
   if (decompressed.parts)
     decompressed.parts =
-        parts_for(units_of(at, decompressed), decompressed.blocks, ceil_div(new_tokens(at), decompressed.Bn));
+        parts_for(units_of(at, decompressed), decompressed.blocks, ceil_div(decompressed_tokens(at), decompressed.Bn));
   return cut;
 }
 

@@ -4,7 +4,7 @@
 
 namespace hypermla {
 
-int new_tokens(const HybridProblem& at) {
+int decompressed_tokens(const HybridProblem& at) {
   if (at.n >= 0) return at.n;
   return n_star(attention_shape(at), kHybridRidge, 64);
 }
@@ -24,13 +24,13 @@ void validate_hybrid(const HybridProblem& at) {
 }
 
 HybridSample hybrid_sample(const HybridProblem& at) {
-  const int o = latent_tokens(at), n = new_tokens(at), stores = token_stores(at);
+  const int o = latent_tokens(at), n = decompressed_tokens(at), stores = token_stores(at);
   HybridSample sample{std::vector<int>(at.b, o), std::vector<int>(stores, n), std::vector<int>(at.b)};
   if (at.ragged) {
     sample.lengths = sample_lengths(at.b, o);
-    sample.new_lengths = sample_lengths(stores, n);
-    std::reverse(sample.new_lengths.begin(),
-                 sample.new_lengths.end());  // empty for other requests than the latent part
+    sample.decompressed_lengths = sample_lengths(stores, n);
+    std::reverse(sample.decompressed_lengths.begin(),
+                 sample.decompressed_lengths.end());  // empty for other requests than the latent part
   }
   for (int i = 0; i < at.b; ++i) sample.store[i] = i % stores;
   if (at.prefixes) {
@@ -41,7 +41,7 @@ HybridSample hybrid_sample(const HybridProblem& at) {
 }
 
 std::vector<TensorSpec> tensors_of(const HybridProblem& at) {
-  const int o = latent_tokens(at), n = new_tokens(at), stores = token_stores(at);
+  const int o = latent_tokens(at), n = decompressed_tokens(at), stores = token_stores(at);
   std::vector<TensorSpec> all;
   auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
     all.push_back({name, role, dtype, std::move(shape)});
@@ -71,7 +71,7 @@ std::vector<TensorSpec> tensors_of(const HybridProblem& at) {
 }
 
 InputRules input_rules_of(const HybridProblem& at, std::uint64_t) {
-  const int o = latent_tokens(at), n = new_tokens(at), stores = token_stores(at);
+  const int o = latent_tokens(at), n = decompressed_tokens(at), stores = token_stores(at);
   const HybridSample sample = hybrid_sample(at);
   InputRules rules;
   if (o >= n)
@@ -92,12 +92,12 @@ InputRules input_rules_of(const HybridProblem& at, std::uint64_t) {
     }
   }
   if (n) {
-    rules.integers["new_lengths"] = sample.new_lengths;
+    rules.integers["new_lengths"] = sample.decompressed_lengths;
     for (int g = 0; g < stores; ++g) {
-      unread("kpe_new", g, sample.new_lengths[g], n, at.p);
+      unread("kpe_new", g, sample.decompressed_lengths[g], n, at.p);
       for (int head = g * at.h; head < (g + 1) * at.h; ++head) {
-        unread("k", head, sample.new_lengths[g], n, at.d);
-        unread("v", head, sample.new_lengths[g], n, at.d);
+        unread("k", head, sample.decompressed_lengths[g], n, at.d);
+        unread("v", head, sample.decompressed_lengths[g], n, at.d);
       }
     }
   }
@@ -105,7 +105,7 @@ InputRules input_rules_of(const HybridProblem& at, std::uint64_t) {
 }
 
 ReferenceShape reference_shape_of(const HybridProblem& at) {
-  const double o = latent_tokens(at), n = new_tokens(at);
+  const double o = latent_tokens(at), n = decompressed_tokens(at);
   const double flops = 2.0 * at.s * (o * (2 * at.k + at.p) + n * (2 * at.d + at.p) + (o > 0) * double(at.k) * at.d);
   if (at.tokens_first) return {at.b, flops * at.h};
   return {std::int64_t{at.b} * at.h, flops};
@@ -117,11 +117,11 @@ namespace {
 // (z, 0), a decompressed one (0, k, kpe_new) with (0, v). So the output's first K columns are the latent part, to be
 // multiplied by w.
 AttentionReference hybrid_head_reference(const HybridProblem& at, int request, int head, const InputReader& input) {
-  const int o = latent_tokens(at), n = new_tokens(at), s = at.s;
+  const int o = latent_tokens(at), n = decompressed_tokens(at), s = at.s;
   const int k = o ? at.k : 0, d = n ? at.d : 0, p = at.p, width = k + d + p, values = k + d;
   const int store = at.prefixes && n ? int(input("prefix", request, 1)[0]) : at.prefixes ? 0 : request;
   const int latent = at.ragged && o ? int(input("lengths", request, 1)[0]) : o;
-  const int fresh = at.ragged && n ? int(input("new_lengths", store, 1)[0]) : n;
+  const int decompressed = at.ragged && n ? int(input("new_lengths", store, 1)[0]) : n;
   const std::int64_t query_head = std::int64_t{request} * at.h + head, token_head = std::int64_t{store} * at.h + head;
   auto read = [&](const char* name, std::int64_t index, int extent, int rows, int columns) {
     return rows ? input(name, index * extent * columns, std::int64_t{rows} * columns) : std::vector<float>();
@@ -131,7 +131,8 @@ AttentionReference hybrid_head_reference(const HybridProblem& at, int request, i
     for (std::size_t i = 0; from_width && i < from.size() / from_width; ++i)
       std::copy_n(&from[i * from_width], from_width, &to[(row + i) * to_width + column]);
   };
-  const int tokens = latent + fresh, first_latent = at.prefixes ? fresh : 0, first_new = at.prefixes ? 0 : latent;
+  const int tokens = latent + decompressed, first_latent = at.prefixes ? decompressed : 0,
+            first_decompressed = at.prefixes ? 0 : latent;
   std::vector<float> queries(std::size_t(s) * width), keys(std::size_t(tokens) * width),
       sums(std::size_t(tokens) * values);
   if (o) place(queries, width, 0, 0, read("qc", query_head, s, s, k), k);
@@ -143,10 +144,10 @@ AttentionReference hybrid_head_reference(const HybridProblem& at, int request, i
     place(keys, width, first_latent, k + d, read("kpe", request, o, latent, p), p);
     place(sums, values, first_latent, 0, z, k);
   }
-  if (fresh) {
-    place(keys, width, first_new, k, read("k", token_head, n, fresh, d), d);
-    place(keys, width, first_new, k + d, read("kpe_new", store, n, fresh, p), p);
-    place(sums, values, first_new, k, read("v", token_head, n, fresh, d), d);
+  if (decompressed) {
+    place(keys, width, first_decompressed, k, read("k", token_head, n, decompressed, d), d);
+    place(keys, width, first_decompressed, k + d, read("kpe_new", store, n, decompressed, p), p);
+    place(sums, values, first_decompressed, k, read("v", token_head, n, decompressed, d), d);
   }
   AttentionReference joined =
       attention_reference(queries, keys, sums, s, tokens, width, values, softmax_scale(at.d, p), at.causal);
@@ -184,9 +185,9 @@ HybridPairs hybrid_pairs(const HybridProblem& at) {
   const HybridSample sample = hybrid_sample(at);
   HybridPairs pairs;
   for (int r = 0; r < at.b; ++r) {
-    const int latent = sample.lengths[r], fresh = sample.new_lengths[sample.store[r]];
-    const double tokens = latent + fresh, all = at.s * mean_tokens_seen(at.s, latent + fresh, at.causal);
-    const double first_tokens = at.prefixes ? fresh : latent;
+    const int latent = sample.lengths[r], decompressed = sample.decompressed_lengths[sample.store[r]];
+    const double tokens = latent + decompressed, all = at.s * mean_tokens_seen(at.s, latent + decompressed, at.causal);
+    const double first_tokens = at.prefixes ? decompressed : latent;
     // Of queries that see 1, 2, ..., `last` tokens: the pairs in the part that the sequence begins with.
     auto pairs_up_to = [&](double last) {
       const double within = std::min(last, first_tokens);
@@ -210,22 +211,24 @@ Cost hybrid_latent_cost(const HybridProblem& at) {
 }
 
 Cost hybrid_decompressed_cost(const HybridProblem& at) {
-  if (new_tokens(at) == 0) return {};
+  if (decompressed_tokens(at) == 0) return {};
   const double rows = double(at.b) * at.h * at.s, width = dtype_bytes(at.dtype);
   Cost cost{2.0 * at.h * hybrid_pairs(at).decompressed * (2 * at.d + at.p), rows * (width * (at.p + 2 * at.d) + 4)};
-  for (const int tokens : hybrid_sample(at).new_lengths) cost.bytes += width * tokens * (2.0 * at.h * at.d + at.p);
+  for (const int tokens : hybrid_sample(at).decompressed_lengths)
+    cost.bytes += width * tokens * (2.0 * at.h * at.d + at.p);
   cost.bytes += 4.0 * ((at.ragged ? token_stores(at) : 0) + (at.prefixes ? at.b : 0));
   return cost;
 }
 
 Cost hybrid_attention_cost(const HybridProblem& at) {
   Cost cost = hybrid_latent_cost(at) + hybrid_decompressed_cost(at);
-  if (latent_tokens(at) && new_tokens(at)) cost.bytes -= double(dtype_bytes(at.dtype)) * at.b * at.h * at.s * at.p;
+  if (latent_tokens(at) && decompressed_tokens(at))
+    cost.bytes -= double(dtype_bytes(at.dtype)) * at.b * at.h * at.s * at.p;
   return cost;
 }
 
 Cost hybrid_cost(const HybridProblem& at) {
-  const int o = latent_tokens(at), n = new_tokens(at);
+  const int o = latent_tokens(at), n = decompressed_tokens(at);
   const double rows = double(at.b) * at.h * at.s, width = dtype_bytes(at.dtype);
   Cost cost = hybrid_attention_cost(at);
   cost.flops += o ? 2 * rows * at.k * at.d : 0;

@@ -32,9 +32,9 @@ inline constexpr int kByModel = -1, kByRoofline = -2;
 
 // The decompressed tokens of a request: n. For n < 0 KernelPlan::choose() has put a number in its place. Where choose()
 // was not called, as for a plan that is only described, it is the n of perfect overlap.
-int new_tokens(const HybridProblem& at);
-inline int latent_tokens(const HybridProblem& at) { return at.t - new_tokens(at); }
-inline bool has_both_parts(const HybridProblem& at) { return latent_tokens(at) > 0 && new_tokens(at) > 0; }
+int decompressed_tokens(const HybridProblem& at);
+inline int latent_tokens(const HybridProblem& at) { return at.t - decompressed_tokens(at); }
+inline bool has_both_parts(const HybridProblem& at) { return latent_tokens(at) > 0 && decompressed_tokens(at) > 0; }
 // How many sets of n decompressed tokens there are.
 inline int token_stores(const HybridProblem& at) { return at.prefixes ? at.prefixes : at.b; }
 
@@ -45,9 +45,9 @@ void validate_hybrid(const HybridProblem& at);
 
 // What checks and measurements run on; known to the plan, so that costs are those of what is run.
 struct HybridSample {
-  std::vector<int> lengths;      // of every request, in the latent part
-  std::vector<int> new_lengths;  // of every store
-  std::vector<int> store;        // of every request
+  std::vector<int> lengths;               // of every request, in the latent part
+  std::vector<int> decompressed_lengths;  // of every store
+  std::vector<int> store;                 // of every request
 };
 HybridSample hybrid_sample(const HybridProblem& at);
 

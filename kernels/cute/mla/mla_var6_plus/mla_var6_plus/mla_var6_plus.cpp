@@ -21,14 +21,14 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
     if (!has_extents(problem)) return;  // validate() says what is wrong
     tiling.latent_version = fastest_latent_version();
     tiling.parts = 1;
-    if (problem.prefixes == 0 || new_tokens(problem) == 0) return;
+    if (problem.prefixes == 0 || decompressed_tokens(problem) == 0) return;
     // As many parts as make the last wave of tiles full, if they are worth their merge.
     const std::int64_t tiles = tiles_of_prefixes();
     auto waves = [&](int parts) {
       const std::int64_t all = tiles * parts;
       return double((all + target.processors - 1) / target.processors) / parts + 0.03 * (parts - 1);
     };
-    for (int parts = 2; parts <= 16 && new_tokens(problem) / parts >= 512; ++parts)
+    for (int parts = 2; parts <= 16 && decompressed_tokens(problem) / parts >= 512; ++parts)
       if (waves(parts) < waves(tiling.parts)) tiling.parts = parts;
   }
 
@@ -48,7 +48,7 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;
-    if (new_tokens(problem) > 0) all.push_back(decompressed_stage(versions_of("flash_attention", "prefixes"), target));
+    if (decompressed_tokens(problem) > 0) all.push_back(decompressed_stage(versions_of("flash_attention", "prefixes"), target));
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(target));
     if (combines()) all.push_back(combine_stage());
     return all;

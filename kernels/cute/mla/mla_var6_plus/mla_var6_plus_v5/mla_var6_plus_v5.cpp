@@ -16,7 +16,7 @@ constexpr double kLatentFlops = 5.2e12, kReadBytes = 64e9, kMemoryBytes = 3.9e12
 double seconds_of_paths(const HybridProblem& at, int readers, int processors) {
   const double rows = double(at.b) * at.h * at.s, width = dtype_bytes(at.dtype);
   const double flops = 2 * rows * latent_tokens(at) * (2 * at.k + at.p);
-  const double bytes = width * at.b * new_tokens(at) * (2.0 * at.h * at.d + at.p);
+  const double bytes = width * at.b * decompressed_tokens(at) * (2.0 * at.h * at.d + at.p);
   return std::max(flops / (kLatentFlops * (processors - readers)),
                   bytes / std::min(kReadBytes * readers, kMemoryBytes));
 }
@@ -68,7 +68,7 @@ class MlaVar6PlusV5Plan : public StagedHybridPlan<MlaVar6PlusV5Tiling> {
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;
-    if (new_tokens(problem) > 0)
+    if (decompressed_tokens(problem) > 0)
       all.push_back(decompressed_stage(numbered("flash_attention", tiling.decompressed_version), decompressed()));
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(latent()));
     if (combines()) all.push_back(combine_stage());

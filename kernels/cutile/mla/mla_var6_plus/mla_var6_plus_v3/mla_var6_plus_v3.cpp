@@ -10,7 +10,7 @@ namespace {
 struct LatentTile {
   int Bm, Bn, Bv, Bk;
 };
-struct NewTile {
+struct DecompressedTile {
   int Bb, Bs, Bn;
 };
 
@@ -45,7 +45,7 @@ class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
     return tile.Bm * tile.Bv <= kAccumulators * threads && tile.Bm * (tile.Bv + tile.Bn) <= kHeld * threads &&
            tile.Bm * tile.Bn >= kLeastScores && shared * 2 <= kSharedBytes;
   }
-  bool fits(const NewTile& tile) const {
+  bool fits(const DecompressedTile& tile) const {
     const int threads = 32 * kWarps, rows = tile.Bb * tile.Bs, d = problem.d, p = problem.p;
     return rows * (d + tile.Bn) <= kHeld * threads && rows * tile.Bn >= kLeastScores &&
            (rows * (d + p) + 2 * tile.Bn * (2 * d + p)) * 2 <= kSharedBytes;
@@ -73,17 +73,18 @@ class MlaVar6PlusV3Plan : public AttendBothPathsPlan {
     latent = best_two(latent, [&](const LatentTile& tile) {
       return path_work(problem, LatentCut{tile.Bm, tile.Bn, tile.Bv, problem.h, latent_tokens(problem) > 0, 1});
     });
-    std::vector<NewTile> fresh;
+    std::vector<DecompressedTile> decompressed;
     // 32 rows lose to 64 that are half empty (docs/kernels/flash-attention.md).
     for (const int rows : problem.s > 16 ? std::array{64, 128, 16} : std::array{16, 64, 128})
-      for (const int Bn : {64, 128, 32}) fresh.push_back({1, rows, Bn});  // stacked requests take tileiras many minutes
-    fresh = best_two(fresh, [&](const NewTile& tile) {
-      return path_work(problem, DecompressedCut{tile.Bb, tile.Bs, tile.Bn, new_tokens(problem) > 0, 1});
+      for (const int Bn : {64, 128, 32})
+        decompressed.push_back({1, rows, Bn});  // stacked requests take tileiras many minutes
+    decompressed = best_two(decompressed, [&](const DecompressedTile& tile) {
+      return path_work(problem, DecompressedCut{tile.Bb, tile.Bs, tile.Bn, decompressed_tokens(problem) > 0, 1});
     });
 
     std::vector<std::pair<double, AttendBothPathsTiling>> all;
     for (const LatentTile& a : latent)
-      for (const NewTile& b : fresh)
+      for (const DecompressedTile& b : decompressed)
         for (const double shift : {1.0, 0.7, 0.85, 1.2, 1.4}) {
           if (!paired && shift != 1) continue;
           const AttendBothPathsTiling tiling =

@@ -63,7 +63,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     const std::vector<DecompressCombineTiling> tilings = combine_candidates(last, target);
     auto parts = [at = problem, a = latent.get(), b = decompressed.get()] {
       const int latent_parts = a->tiling().at("parts"), decompressed_parts = b->tiling().at("parts");
-      return CombineParts{latent_tokens(at) ? latent_parts : 0, new_tokens(at) ? decompressed_parts : 0};
+      return CombineParts{latent_tokens(at) ? latent_parts : 0, decompressed_tokens(at) ? decompressed_parts : 0};
     };
     std::unique_ptr<CtKernel> combined = combine_kernel(last, tilings.front(), tilings, tensors, parts);
     std::vector<std::unique_ptr<Executable>> paths;
@@ -80,7 +80,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
   }
 
  private:
-  bool both_paths() const { return latent_tokens(problem) && new_tokens(problem); }
+  bool both_paths() const { return latent_tokens(problem) && decompressed_tokens(problem); }
 
   std::unique_ptr<ConcurrentKernels> at_once(std::vector<std::unique_ptr<Executable>> paths) const {
     ConcurrentKernels::JointValidation validate;
@@ -129,7 +129,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
         at.Bm, at.Bn, at.Bv, problem.h, latent_tokens(problem) ? at.parts : 0, latent_tokens(problem) ? at.blocks : 0};
   }
   DecompressedCut cut_of(const DecompressedTiling& at) const {
-    return {at.Bb, at.Bs, at.Bn, new_tokens(problem) ? at.parts : 0, new_tokens(problem) ? at.blocks : 0};
+    return {at.Bb, at.Bs, at.Bn, decompressed_tokens(problem) ? at.parts : 0,
+            decompressed_tokens(problem) ? at.blocks : 0};
   }
   std::function<HybridCut(const MlaVar6PlusV4Tiling&)> cutting() const override {
     return [self = *this](const MlaVar6PlusV4Tiling& tiling) {
@@ -210,7 +211,7 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
     return with_budget(latent_tiles(), processors, latent_tokens(problem), problem.k);
   }
   std::vector<DecompressedTiling> decompressed_candidates(int processors) const {
-    return with_budget(decompressed_tiles(), processors, new_tokens(problem), problem.d);
+    return with_budget(decompressed_tiles(), processors, decompressed_tokens(problem), problem.d);
   }
 
   // Fewer units than the budget leave no block without work.
@@ -254,8 +255,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
       auto pointer = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
       return Arguments(pointer("qc"), pointer("qpe"), pointer("z"), pointer("kpe"), pointer("lengths"),
                        pointer("new_lengths"), pointer("prefix"), pointer("o_latent"), pointer("lse_latent"),
-                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), new_tokens(at), at.prefixes,
-                       int(at.ragged), tiling.parts);
+                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), decompressed_tokens(at),
+                       at.prefixes, int(at.ragged), tiling.parts);
     };
     return std::make_unique<CtKernel>(std::move(spec));
   }
@@ -268,8 +269,8 @@ class MlaVar6PlusV4Plan : public HybridPlan<MlaVar6PlusV4Tiling> {
       auto pointer = [&](const char* name) { return tensors.count(name) ? tensors.at(name).data : nullptr; };
       return Arguments(pointer("q"), pointer("qpe"), pointer("k"), pointer("v"), pointer("kpe_new"), pointer("lengths"),
                        pointer("new_lengths"), pointer("prefix"), pointer("o_new"), pointer("lse_new"),
-                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), new_tokens(at), at.prefixes,
-                       int(at.ragged), tiling.parts);
+                       softmax_scale(at.d, at.p), at.b, at.h, at.s, latent_tokens(at), decompressed_tokens(at),
+                       at.prefixes, int(at.ragged), tiling.parts);
     };
     return std::make_unique<CtKernel>(std::move(spec));
   }
