@@ -48,7 +48,8 @@ class MlaVar6PlusPlan : public StagedHybridPlan<MlaVar6PlusTiling> {
 
   std::vector<Stage> stages() const override {
     std::vector<Stage> all;
-    if (decompressed_tokens(problem) > 0) all.push_back(decompressed_stage(versions_of("flash_attention", "prefixes"), target));
+    if (decompressed_tokens(problem) > 0)
+      all.push_back(decompressed_stage(versions_of("flash_attention", "prefixes"), target));
     if (latent_tokens(problem) > 0) all.push_back(latent_stage(target));
     if (combines()) all.push_back(combine_stage());
     return all;
