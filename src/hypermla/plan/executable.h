@@ -54,6 +54,8 @@ class Arguments {
  public:
   template <class... Ts>
   explicit Arguments(const Ts&... values) {
+    values_.reserve(sizeof...(values));
+    pointers_.reserve(sizeof...(values));
     (add(values), ...);
   }
   // Bytes of each.
