@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kFindThreads, 1) find_prefixes(const __grid_co
   }
   longest = __reduce_max_sync(~0u, longest);
   if (lane == 0) longest_of[warp] = longest;
-  __syncthreads();  // nobody reads entries any more
+  __syncthreads();  // all warps have read the entries
   longest = __reduce_max_sync(~0u, longest_of[lane % kWarps]);
   for (int r = thread; r < b; r += kThreads) of_request[r] = 0, head[r] = kNone;
 

@@ -1,6 +1,6 @@
 // The end of the latent kernels: tiles that were cut over several work items are merged from their partial outputs by
 // their log-sum-exp. A thread block that wrote one of the n parts of a tile merges an n-th of the tile, when all parts
-// are there. So the work is even whatever the parts, and no thread block waits for tiles that it had no part in.
+// are there. So the work is even for any number of parts, and no thread block waits for tiles that it had no part in.
 //
 // The parts of a tile fall into chunks of 32 uint4, one for each lane of a warp. A warp merges a chunk or, of many
 // parts, a team of warps, each of which adds every team-th part. In which order parts are added follows from their
@@ -17,12 +17,12 @@ namespace hypermla::cute::latent {
 
 inline constexpr int kMergeWarps = 8;  // of the two consumer warpgroups
 // How long a thread block waits for others, about 0.3 ms: they may not all have found a place, since a stream may have
-// fewer multiprocessors than the device. Who leaves has its share done by the last that arrives.
+// fewer multiprocessors than the device. The last thread block to arrive merges the share of one that leaves.
 inline constexpr int kMergePatience = 1 << 19;  // clocks
 
 // The running maximum that a row of a tile begins with. The rows behind the request's last are those of other requests.
 // Theirs never rises: maxima rise for all rows of a warp or tile at once, and the request's bits shall not depend on
-// whom it has beside it.
+// its neighbours in the tile.
 __device__ __forceinline__ float first_maximum(int row, int rows) { return row < rows ? kLeastScore : -kLeastScore; }
 
 // Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing
@@ -100,12 +100,12 @@ struct CutItems {
   volatile int next;       // of the list, behind those that were looked at; -1: no more
   volatile int turned;     // the highest bit of `arrived`, the same for all tiles until they are complete
   volatile u32 complete;   // those whose tiles are complete
-  volatile int inherits;   // whether someone left a share to us
+  volatile int inherits;   // whether another thread block left us its share
   volatile int inherited;  // the next such part of the tile at work
 };
 
-// The high half of `arrived` turns its highest bit over when all parts of a tile are there, whatever the bit was. The
-// low half counts thread blocks that have left before.
+// The high half of `arrived` turns its highest bit over when all parts of a tile are there, from either value. The low
+// half counts thread blocks that have left before.
 __device__ __forceinline__ bool top_bit(u64 x) { return static_cast<long long>(x) < 0; }
 
 // Gives the own share of the tile up, unless the tile has become complete.
@@ -319,7 +319,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
     own = static_cast<u64>(item.part == 0 ? 0x80000000u - (item.parts - 1) : 1) << 32;
     before = atomicAdd(&with.merges[item.slot - item.part].arrived, own);
   };
-  const auto look_back = [&](const WorkItem& item) {  // were we the last, and has somebody left?
+  const auto look_back = [&](const WorkItem& item) {  // were we the last, and has another thread block left?
     const u32 left = static_cast<u32>(before);
     if (left == 0 || top_bit(before) == top_bit(before + own)) return;
     atomicAdd(&with.merges[item.slot - item.part].arrived, -static_cast<u64>(left));
@@ -387,7 +387,9 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         else
           merge_many<dtype, Tile>(with, item, begin, behind, team, scratch);
         if (!cut.inherits) break;
-        if (threadIdx.x == 0) {  // one reads the marks for all: who tries to leave too late sets its own for a moment
+        // One thread reads the marks for all, since a thread block that tries to leave too late sets its own mark for a
+        // moment.
+        if (threadIdx.x == 0) {
           volatile int* const marks = &with.merges[item.slot - item.part].left;
           constexpr int kNext = sizeof(MergeState) / sizeof(int);
           if (part != item.part) marks[part * kNext] = 0;  // the own one is not set

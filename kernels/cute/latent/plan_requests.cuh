@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   __shared__ BoundarySet starts_run, continues_run;  // boundaries that cut a pass first, and again
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
-  // As many queries of each request, and all of them counted on: nothing has to be read to know who has which.
+  // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
   const bool equal_queries = !with.query_starts && static_cast<long long>(b) * with.queries <= with.all_queries;
 
   auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) / 64); };

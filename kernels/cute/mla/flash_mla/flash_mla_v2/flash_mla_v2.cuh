@@ -23,8 +23,8 @@
 // A score at the running maximum of its row weighs 2^kWeightBits, and none weighs more than 2^(kWeightBits + kLag),
 // which is below 448: the maximum rises when a score exceeds it by more than kLag. Then sums and outputs are rescaled,
 // of those rows alone whose warp asked for it. What lies 2^-17 below the running maximum rounds to nothing. Outputs are
-// divided by the sum of the rounded weights, so that a row of few large ones, or of many equal ones, is exact whatever
-// they round to; the log-sum-exp is of the weights before.
+// divided by the sum of the rounded weights, so that a row of few large ones, or of many equal ones, is exact for any
+// rounding; the log-sum-exp is of the weights before.
 //
 // Shared memory (struct E4m3Shared): queries, 4 boxes of 64 rows x 128 bytes and one of 64 bytes (RoPE) | 5 token
 // blocks of 64 tokens in the same form, a ring | barriers, row values. Once the scores of a block are done, its weights
@@ -107,7 +107,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
   const u32 q = operand_k_major(shared.queries);
   const u32 q_rope = operand_k_major(shared.queries + kRopeAt);
   const u32 key = operand_k_major(shared.slots);
-  // Here and below threads ask anew who they are: what follows from it need not wait in a register.
+  // Here and below threads read their index anew, which saves a register.
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto after = [&](int at) { return at + 1 == kSlots ? 0 : at + 1; };
   auto wait_until_loaded = [&](int ahead) {  // the even block's slot, or the one behind it

@@ -1,5 +1,5 @@
 // FlashMLA for Hopper over tokens in FP8 and queries in 16 bits. Tokens lie in shared memory as they lie in the cache,
-// and whoever multiplies them widens them in registers, where they are the A operand: fp16, or bf16 where they are.
+// and the warps that multiply them widen them in registers, where they are the A operand: fp16, or bf16 where they are.
 //
 // Rows: all heads share the latents, so the queries of a request are rows of one matrix, all heads' (LatentArguments).
 // A thread block takes work items (latent/work.h): N = 32 or 64 rows against a range of token blocks of 64. The rows
@@ -17,8 +17,9 @@
 //
 // A token is 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns each | 64 bf16 of RoPE, or 576 e4m3
 // with one scale for all. The one scale multiplies scores and outputs at the end. Of four, the power of two of the
-// largest multiplies the token's scores, and what is left of each its columns, in fp16. For the output each multiplies
-// its values, as mantissa and power of two: it may be below fp16's normal numbers.
+// largest multiplies the token's scores, and what is left of each its columns, in fp16. For the output the power goes
+// into the token's weight (softmax()), and its values are multiplied by what is left of each scale, in fp16, as in the
+// scores. The sums of weights are without the power.
 //
 // The order of columns in the scores: a thread of four that share a token takes 16 bytes at a time, so the 16 columns
 // of a product are not neighbours in memory. The queries lie in the same order (place_queries). The order of columns in
