@@ -30,7 +30,7 @@ def commands(page):
     blocks = re.findall(r"^ {4,}((?:\./hypermla|\./test|scripts/)\S* ?.*)$", page, re.M)
     text = re.sub(r"<!--.*?-->|^ {4,}.*$", "", page, flags=re.M)
     spans = [" ".join(span.split()) for span in re.findall(r"`((?:(?:\./)?hypermla|\./test|scripts/)[^`]*)`", text)]
-    return blocks + [re.sub(r"^hypermla| \[run\]$", lambda found: "./hypermla" if found[0][0] == "h" else "", span)
+    return blocks + [re.sub(r"^hypermla|(?: \[\w+\])+$", lambda found: "./hypermla" if found[0][0] == "h" else "", span)
                      for span in spans]
 
 
@@ -204,8 +204,8 @@ class Playbooks(CommandCase):
                 self.assertTrue((CHECKOUT / ".claude/skills" / skill / "SKILL.md").exists(), skill)
 
     def test_commands_are_found_in_blocks_and_lines(self):
-        page = ("Say `hypermla next <kernel> [run]`,\n`./test\na.b`.\n\n   ./hypermla no\n\n       scripts/a.sh\n"
-                "    ./hypermla b\n")
+        page = ("Say `hypermla next <kernel> [version] [run]`,\n`./test\na.b`.\n\n   ./hypermla no\n\n"
+                "       scripts/a.sh\n    ./hypermla b\n")
         self.assertEqual(commands(page + "<!-- `hypermla no` -->"),
                          ["scripts/a.sh", "./hypermla b", "./hypermla next <kernel>", "./test a.b"])
 
