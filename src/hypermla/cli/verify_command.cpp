@@ -1,5 +1,6 @@
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <set>
 
 #include "hypermla/base/error.h"
@@ -14,6 +15,7 @@ namespace hypermla {
 int verify_command(const Words& words) {
   std::string kernel, version, device = "auto", given, awaits;
   bool records_only = false;
+  std::uint64_t seed = std::uint64_t(std::time(nullptr));
   CLI::App app(
       "Run the correctness cases of every kernel, or of one, on this device, against the reference; of one that\n"
       "MlaDecode calls also steps of an engine, as MlaDecode runs them.\n"
@@ -26,6 +28,7 @@ int verify_command(const Words& words) {
                  "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
                  "verified.json in HYPERMLA_KERNELS)");
   app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
+  app.add_option("--seed", seed, "of the random inputs; the first line of a run says its own, which repeats the run");
   app.add_option("--awaits_gpu", awaits,
                  "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "
                  "--records_only then lists it as waiting, until its source changes again or a GPU records it");
@@ -63,12 +66,12 @@ int verify_command(const Words& words) {
   std::set<std::filesystem::path> paths;  // what cannot be recorded is said before hours of cases, not after them
   for (const KernelEntry& entry : entries)
     if (recorded && paths.insert(path_of(entry)).second) read_records(path_of(entry));
-  fmt::print("verifying on {} ({})\n", session.device->info().name, session.device->info().arch);
+  fmt::print("verifying on {} ({}), seed {}\n", session.device->info().name, session.device->info().arch, seed);
   int failed = 0;
   for (const KernelEntry& entry : entries) {
     const auto begin = std::chrono::steady_clock::now();
     const Tally tally = verify(entry, session.device, session.compiler,
-                               {.say = [](const std::string& lines) { fmt::print("{}", lines); }});
+                               {.say = [](const std::string& lines) { fmt::print("{}", lines); }, .seed = seed});
     failed += tally.failed;
     std::string worst;
     for (const auto& [output, error] : tally.worst) worst += fmt::format("  {} {:.1e}", output, error);

@@ -73,7 +73,7 @@ Tally verify(const KernelEntry& entry, const std::shared_ptr<Device>& device, Co
   for (const KernelSource& source : verification_sources(entry, plan->target))
     compiler.compile_ahead(source, device->info().arch);
   Verification all{entry, *plan, device, compiler, hooks};
-  std::uint64_t seed = std::uint64_t(std::time(nullptr));
+  std::uint64_t seed = hooks.seed ? hooks.seed : std::uint64_t(std::time(nullptr));
   int cases = 0;
   for (const Json& problem : correctness_cases(*plan)) {
     set_problem(*plan, problem);

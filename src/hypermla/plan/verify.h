@@ -1,6 +1,7 @@
 // The correctness cases of a version on a device, and the record of what a device has proved.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -22,6 +23,7 @@ struct VerifyHooks {
   std::function<void(const std::string&)> say = {};
   // Called before every case; what it throws ends the work. May be empty.
   std::function<void()> poll = {};
+  std::uint64_t seed = 0;  // of the random inputs; 0: of the time
 };
 
 // Runs every case of plan/cases.h against the reference, with its default tiling and some with every candidate, and
