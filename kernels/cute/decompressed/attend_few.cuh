@@ -13,7 +13,6 @@
 
 namespace hypermla::cute::decompressed {
 
-inline constexpr int kTile = 64;      // tokens of a block, columns of a box
 inline constexpr int kConsumers = 2;  // and heads of an item
 inline constexpr int kItems = 2;      // places for drawn items
 

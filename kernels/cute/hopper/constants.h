@@ -3,6 +3,7 @@
 
 namespace hypermla::cute {
 
+inline constexpr int kTile = 64;  // tokens of a block, rows of the largest tile, columns of a box
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 // No finite score is below it. It is finite, so exp2(-inf - kLeastScore) is 0, not NaN.
 inline constexpr float kLeastScore = -0x1.fffffep127f;

@@ -14,8 +14,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr float kLargestE4m3 = 448.0f;
-
 // How long the lines of an operand are.
 enum class Line { bytes_128, bytes_64 };
 

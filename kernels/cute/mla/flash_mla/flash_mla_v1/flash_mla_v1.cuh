@@ -42,7 +42,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTile = 64;  // tokens of a block, columns of a box
 inline constexpr int kPairs = 4;  // pairs of latent boxes of a block
 
 template <int N>

@@ -51,7 +51,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTile = 64;  // rows of a tile, tokens of a block
 inline constexpr int kSlots = 5;  // token blocks in shared memory
 inline constexpr int kBoxes = 4;  // of 128 bytes of the latent part
 inline constexpr u32 kRopeAt = kBoxes * kBoxBytes, kBlockBytes = kRopeAt + kTile * 64;

@@ -48,7 +48,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTile = 64;                      // tokens of a block, columns of a box
 inline constexpr int kScalesAt = 512, kRopeAt = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
 inline constexpr int kNarrowRopeAt = 512;             // of 576 bytes
 
