@@ -99,7 +99,6 @@ struct Output {
   float* __restrict__ lse;
   int s;
 
-  static constexpr int row_stride() { return 128; }
   __device__ unsigned short* rows_at(int head, int row) const {
     return o + (static_cast<long long>(head) * s + row) * 128;
   }
@@ -144,10 +143,10 @@ struct Consumer {
 };
 
 // A tile of which no row sees a token.
-__device__ __forceinline__ void write_nothing(unsigned short* o, int row_stride, float* lse, int rows) {
+__device__ __forceinline__ void write_nothing(unsigned short* o, float* lse, int rows) {
   const int thread = thread_id() & 127;
   for (int i = thread; i < rows * 16; i += 128)
-    reinterpret_cast<uint4*>(o + i / 16 * row_stride)[i % 16] = make_uint4(0, 0, 0, 0);
+    reinterpret_cast<uint4*>(o + i / 16 * 128)[i % 16] = make_uint4(0, 0, 0, 0);
   for (int i = thread; i < rows; i += 128) lse[i] = -kInfinity;
 }
 
@@ -224,7 +223,7 @@ __device__ __forceinline__ void attend_swapped(int number, Shared<tiling.rows>& 
     const int head = request * h + min(uniform(item.head) + number, h - 1);
     float* const tile_lse = output.lse + static_cast<long long>(head) * s + tile_row;
     if (blocks == 0) {
-      write_nothing(output.rows_at(head, tile_row), output.row_stride(), tile_lse, min(N, s - tile_row));
+      write_nothing(output.rows_at(head, tile_row), tile_lse, min(N, s - tile_row));
       continue;
     }
     // Tokens that every row of the tile sees. Blocks behind it are masked element by element.
@@ -422,7 +421,7 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     float* const tile_lse = output.lse + static_cast<long long>(head) * s + tile_row;
     unsigned short* const tile_o = output.rows_at(head, tile_row);
     if (blocks == 0) {
-      write_nothing(tile_o, output.row_stride(), tile_lse, rows);
+      write_nothing(tile_o, tile_lse, rows);
       continue;
     }
     const int seen_by_all = problem.causal ? tokens - s + tile_row + 1 : tokens;
@@ -433,8 +432,7 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
     barrier_wait(shared.query_full[number], query_phase);
     query_phase ^= 1;
     {
-      const int own = warp * 16 + (lane & 15);
-      const u32 from = shared.queries[number % Layout::kQueries] + own * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+      const u32 from = shared.queries[number % Layout::kQueries] + place_of_row(warp * 16, lane);
 #pragma unroll
       for (int i = 0; i < 12; ++i) load_matrices(q + 4 * i, (from ^ (i % 4 << 5)) + i / 4 * Layout::kRowBytes);
     }
@@ -488,8 +486,8 @@ __device__ __forceinline__ void attend(int number, Shared<tiling.rows>& shared, 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float all = half ? sum.y : sum.x;
-      store_row<dtype>(tile_o + (row + 8 * half) * output.row_stride(), o, half,
-                       all == 0.0f ? 0.0f : __fdividef(1.0f, all), row + 8 * half < rows);
+      store_row<dtype>(tile_o + (row + 8 * half) * 128, o, half, all == 0.0f ? 0.0f : __fdividef(1.0f, all),
+                       row + 8 * half < rows);
     }
     if ((lane & 3) == 0) {
       if (row < rows) tile_lse[row] = log_sum(maximum.x, sum.x) * kLn2;

@@ -131,8 +131,8 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
   auto load_queries = [&](const Tile& of) {
     key_ring.wait_until_full();
     const int lane = lane_id();
-    const int own = group * kGroupRows + static_cast<int>((thread_id() >> 5) & 3) * 16 + (lane & 15);  // row
-    const u32 from = shared.keys[key_ring.stage] + own * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+    const int first = group * kGroupRows + static_cast<int>((thread_id() >> 5) & 3) * 16;  // row of the warp
+    const u32 from = shared.keys[key_ring.stage] + place_of_row(first, lane);
 #pragma unroll
     for (int i = 0; i < 12; ++i) load_matrices(q + 4 * i, (from ^ (i % 4 << 5)) + i / 4 * kKeyBox);
     // Rows of another request become zeros, so that they do not decide when maxima are raised.

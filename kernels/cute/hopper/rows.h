@@ -20,6 +20,10 @@ __device__ __forceinline__ float rescale_factor(float before, float after) {
 
 // ---- Rows on M. n: elements of a thread.
 
+// Where in a box a lane loads or stores fragments of 16 rows from `first` on: row lane % 16, columns 8 (lane / 16) on.
+// The next 16 columns are 1 << 5 exclusive or.
+__device__ __forceinline__ u32 place_of_row(int first, int lane) { return swizzled(first + (lane & 15), lane >> 4); }
+
 // The largest scores among the thread's own.
 template <int n>
 __device__ __forceinline__ float2 largest_scores(const float* p) {

@@ -115,8 +115,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   const u32 value0 = operand_mn_major(shared.slots[0] + half * 4 * kBoxBytes);
   const u32 value1 = operand_mn_major(shared.slots[1] + half * 4 * kBoxBytes);
   const u32 weights = operand_k_major(shared.slots[1 - half] + 8 * kBoxBytes);  // those of the other warpgroup
-  const u32 weights_row = shared.slots[half] + 8 * kBoxBytes + (warp * 16 + (lane & 15)) * 128 +
-                          (((lane >> 4) ^ (lane & 7)) << 4);  // where this lane stores its own
+  const u32 weights_row = shared.slots[half] + 8 * kBoxBytes + place_of_row(warp * 16, lane);  // of this lane's own
 
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
