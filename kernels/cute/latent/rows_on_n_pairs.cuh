@@ -2,7 +2,7 @@
 // 16 of M are columns 2 g and 2 g + 1. For merge_tiles().
 #pragma once
 
-#include "latent/merge_tiles.cuh"
+#include "latent/rows_on_n.cuh"
 
 namespace hypermla::cute::latent {
 

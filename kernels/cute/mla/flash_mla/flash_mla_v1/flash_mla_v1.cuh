@@ -39,6 +39,7 @@
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
 #include "latent/merge_tiles.cuh"
+#include "latent/rows_on_n.cuh"
 
 namespace hypermla::cute {
 
@@ -372,17 +373,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
             loads[8 * i + row + 1] = second.load;
           }
         }
-        // See RowsOnNTile: every access is whole lines.
-        uint4* out = static_cast<uint4*>(with.o_part) + (slot * 4LL + (consumer ^ half) * 2) * (kOctets * 128) + thread;
-#pragma unroll
-        for (int i = 0; i < 2 * kOctets; ++i) {
-          const float* x = o[4 * half + i / kOctets * 2] + i % kOctets * 4;
-          const float* y = o[4 * half + i / kOctets * 2 + 1] + i % kOctets * 4;
-          const float2 by = scales[i % kOctets];
-          constexpr DType of = DType::float16;
-          out[i * 128] = make_uint4(pack<of>(x[0] * by.x, x[2] * by.x), pack<of>(x[1] * by.y, x[3] * by.y),
-                                    pack<of>(y[0] * by.x, y[2] * by.x), pack<of>(y[1] * by.y, y[3] * by.y));
-        }
+        latent::store_part<N>(with, slot, consumer ^ half, o + 4 * half, [&](int i) { return scales[i]; });
       } else {  // through one of the last two places of the consumer's last block
         const u32 staging = shared.latents[place_of(at, 2 + half)];
 #pragma unroll

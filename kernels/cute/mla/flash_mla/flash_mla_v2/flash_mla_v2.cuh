@@ -447,17 +447,11 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
             *reinterpret_cast<u32*>(to + m * 64) = pack<problem.dtype>(o[m][4 * i + e] * by, o[m][4 * i + 2 + e] * by);
         }
       }
-    } else {  // see RowsOnN64: every access is whole lines
-      constexpr DType of = DType::float16;
-      uint4* const out = static_cast<uint4*>(with.o_part) + (part * 4LL + half * 2) * (8 * 128) + (thread_id() & 127);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int first = i % 8 * 8 + octet_row;
-        const float x = shared.inverse[half][first], y = shared.inverse[half][first + 1];
-        const float *a = o[i / 8 * 2] + i % 8 * 4, *b = o[i / 8 * 2 + 1] + i % 8 * 4;
-        out[i * 128] = make_uint4(pack<of>(a[0] * x, a[2] * x), pack<of>(a[1] * y, a[3] * y),
-                                  pack<of>(b[0] * x, b[2] * x), pack<of>(b[1] * y, b[3] * y));
-      }
+    } else {
+      latent::store_part<kTile>(with, part, half, o, [&](int i) {
+        const int first = i * 8 + octet_row;
+        return float2{shared.inverse[half][first], shared.inverse[half][first + 1]};
+      });
     }
   }
 }

@@ -515,7 +515,6 @@ struct Consumer {
       }
       return;
     }
-    // See RowsOnNPairs: every access is whole lines.
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) leave_largest(i, largest_of_columns<4>(o, i));
     named_sync(kMeet, 256);
@@ -538,15 +537,7 @@ struct Consumer {
         loads[1] = second.load;
       }
     }
-    constexpr DType of = DType::float16;
-    uint4* const out = static_cast<uint4*>(with.o_part) + (part * 4LL + half * 2) * (N / 8 * 128) + thread();
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      const float *x = o[i / (N / 8) * 2] + i % (N / 8) * 4, *y = o[i / (N / 8) * 2 + 1] + i % (N / 8) * 4;
-      const float2 by = stores[i % (N / 8)];
-      out[i * 128] = make_uint4(pack<of>(x[0] * by.x, x[2] * by.x), pack<of>(x[1] * by.y, x[3] * by.y),
-                                pack<of>(y[0] * by.x, y[2] * by.x), pack<of>(y[1] * by.y, y[3] * by.y));
-    }
+    latent::store_part<N>(with, part, half, o, [&](int i) { return stores[i]; });
   }
 };
 
