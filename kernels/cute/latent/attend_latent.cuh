@@ -464,13 +464,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       __syncwarp();   // one lane says that all have read
     } else {          // see RowsOnM: every access is whole lines
       const float2 largest = largest_of_rows<128>(o);
-      const PartScale first(largest.x * inverse.x), second(largest.y * inverse.y);
-      if ((lane_id() & 3) == 0) {
-        float* loads = with.lse_part + slot * (kTile * part_row_floats(kTile)) + (1 + half) * kTile + row();
-        loads[0] = first.load;
-        loads[8] = second.load;
-      }
-      inverse = {inverse.x * first.store, inverse.y * second.store};
+      float* loads = with.lse_part + slot * (kTile * part_row_floats(kTile)) + (1 + half) * kTile + row();
+      const float2 store = scale_part<8>({largest.x * inverse.x, largest.y * inverse.y}, loads, (lane_id() & 3) == 0);
+      inverse = {inverse.x * store.x, inverse.y * store.y};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);

@@ -43,6 +43,18 @@ struct PartScale {
   }
 };
 
+// Of two rows, `next_row` apart: writes what they are multiplied by where they are read, if the thread is the one that
+// does, and returns what where they are stored.
+template <int next_row>
+__device__ __forceinline__ float2 scale_part(float2 largest, float* loads, bool writes) {
+  const PartScale first(largest.x), second(largest.y);
+  if (writes) {
+    loads[0] = first.load;
+    loads[next_row] = second.load;
+  }
+  return {first.store, second.store};
+}
+
 // Four columns each of two rows.
 struct TwoRows {
   float4 first = {}, second = {};

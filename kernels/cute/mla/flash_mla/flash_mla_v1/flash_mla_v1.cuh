@@ -364,15 +364,8 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
         float* loads = with.lse_part + static_cast<long long>(slot) * (N * part_row_floats(N)) +
                        (1 + (consumer ^ half) * 4 + warp) * N;
 #pragma unroll
-        for (int i = 0; i < kOctets; ++i) {
-          const float2 largest = largest_of_columns<4>(o + 4 * half, i);
-          const latent::PartScale first(largest.x), second(largest.y);
-          scales[i] = {first.store, second.store};
-          if (lane < 4) {
-            loads[8 * i + row] = first.load;
-            loads[8 * i + row + 1] = second.load;
-          }
-        }
+        for (int i = 0; i < kOctets; ++i)
+          scales[i] = latent::scale_part<1>(largest_of_columns<4>(o + 4 * half, i), loads + 8 * i + row, lane < 4);
         latent::store_part<N>(with, slot, consumer ^ half, o + 4 * half, [&](int i) { return scales[i]; });
       } else {  // through one of the last two places of the consumer's last block
         const u32 staging = shared.latents[place_of(at, 2 + half)];

@@ -529,13 +529,8 @@ struct Consumer {
           most = {fmaxf(most.x, other.x), fmaxf(most.y, other.y)};
         }
       }
-      const latent::PartScale first(most.x), second(most.y);
-      stores[i] = {first.store, second.store};
-      if (lane_id() < 4 && (N < 64 || warp() == 0)) {
-        float* const loads = of_part + (1 + (N == 64 ? half : half * 4 + warp())) * N + 8 * i + 2 * lane_id();
-        loads[0] = first.load;
-        loads[1] = second.load;
-      }
+      float* const loads = of_part + (1 + (N == 64 ? half : half * 4 + warp())) * N + 8 * i + 2 * lane_id();
+      stores[i] = latent::scale_part<1>(most, loads, lane_id() < 4 && (N < 64 || warp() == 0));
     }
     latent::store_part<N>(with, part, half, o, [&](int i) { return stores[i]; });
   }
