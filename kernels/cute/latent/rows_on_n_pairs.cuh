@@ -50,4 +50,26 @@ struct RowsOnNPairs {
   };
 };
 
+// Half of the columns of outputs, those of row i times scale(i); `rows` from the tile's first on exist.
+template <DType dtype, int N, class Scale>
+__device__ __forceinline__ void store_outputs(const LatentArguments& with, int request, int first_row, int tile_row,
+                                              int rows, int half, const float (*o)[N / 2], Scale scale) {
+  const int octet_row = 2 * (lane_id() & 3);
+  unsigned short* const out =
+      static_cast<unsigned short*>(with.o) + half * 256 + ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2) * 2;
+#pragma unroll
+  for (int i = 0; i < N / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = 8 * i + octet_row + e;
+      const float by = scale(row);
+      if (row >= rows) continue;
+      unsigned short* const to = out + with.o_rows.offset(request, first_row, tile_row + row);
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        *reinterpret_cast<u32*>(to + m * 64) = pack<dtype>(o[m][4 * i + e] * by, o[m][4 * i + 2 + e] * by);
+    }
+  }
+}
+
 }  // namespace hypermla::cute::latent

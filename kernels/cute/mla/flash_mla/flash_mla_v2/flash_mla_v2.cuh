@@ -430,24 +430,11 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
       }
     }
     named_sync(kOwnBarrier, 128);
-    const int octet_row = 2 * (lane_id() & 3);
     if (part < 0) {
-      unsigned short* const out =
-          static_cast<unsigned short*>(with.o) + half * 256 + ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2) * 2;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int r = 8 * i + octet_row + e;
-          const float by = shared.inverse[half][r];
-          if (r >= rows) continue;
-          unsigned short* const to = out + with.o_rows.offset(request, first_row, tile_row + r);
-#pragma unroll
-          for (int m = 0; m < 4; ++m)
-            *reinterpret_cast<u32*>(to + m * 64) = pack<problem.dtype>(o[m][4 * i + e] * by, o[m][4 * i + 2 + e] * by);
-        }
-      }
+      latent::store_outputs<problem.dtype, kTile>(with, request, first_row, tile_row, rows, half, o,
+                                                  [&](int r) { return shared.inverse[half][r]; });
     } else {
+      const int octet_row = 2 * (lane_id() & 3);
       latent::store_part<kTile>(with, part, half, o, [&](int i) {
         const int first = i * 8 + octet_row;
         return float2{shared.inverse[half][first], shared.inverse[half][first + 1]};

@@ -500,19 +500,8 @@ struct Consumer {
       }
     }
     if (part < 0) {
-      unsigned short* const out = static_cast<unsigned short*>(with.o) + half * 256 + warp() * 16 + group() * 2;
-#pragma unroll
-      for (int i = 0; i < N / 8; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int row = 8 * i + 2 * in_group() + e;
-          if (row >= rows) continue;
-          unsigned short* const to = out + with.o_rows.offset(request, first_row, tile_row + row);
-#pragma unroll
-          for (int m = 0; m < 4; ++m)
-            *reinterpret_cast<u32*>(to + m * 64) = pack<problem.dtype>(o[m][4 * i + e], o[m][4 * i + 2 + e]);
-        }
-      }
+      latent::store_outputs<problem.dtype, N>(with, request, first_row, tile_row, rows, half, o,
+                                              [](int) { return 1.0f; });
       return;
     }
 #pragma unroll
