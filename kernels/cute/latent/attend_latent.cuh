@@ -10,6 +10,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 
 namespace hypermla::cute::latent {
@@ -512,13 +513,12 @@ __device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent,
 template <auto tiling>
 __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const LatentArguments& with) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
-  const unsigned row = item.first_row + item.row_tile * kTile;
-  const int outer = with.query_inner.divide(row), inner = row - outer * with.query_inner.by;
+  const QueryPlace at(with, item, kTile);
   for (int pair = 0; pair < kBoxPairs; ++pair) {
     const u32 full = shared.queries_full[pair];
     barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
     const TensorMap& map = pair == kRope ? with.qpe_map : with.qc_map;
-    tma_load<keep>(shared.queries + 2 * pair * kBoxBytes, map, inner, outer, pair == kRope ? 0 : 2 * pair, full);
+    tma_load<keep>(shared.queries + 2 * pair * kBoxBytes, map, at.inner, at.outer, pair == kRope ? 0 : 2 * pair, full);
   }
 }
 

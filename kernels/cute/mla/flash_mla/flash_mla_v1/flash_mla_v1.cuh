@@ -38,6 +38,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n.cuh"
 
@@ -490,13 +491,7 @@ __device__ __forceinline__ void load_queries(Shared<tiling.rows>& shared, const 
   wait_for_previous();
   for (u32 phase = 1; item.begin != item.end; phase ^= 1, item = *++work) {
     barrier_wait(shared.queries_empty, phase);
-    const unsigned row = item.first_row + item.row_tile * tiling.rows;
-    const int outer = with.query_inner.divide(row), inner = row - outer * with.query_inner.by;
-    const u32 queries = shared.queries;
-    const u32 full = shared.queries_full;
-    barrier_expect(full, 9 * Layout::kRowBytes);
-    tma_load(queries, with.qc_map, inner, outer, 0, full);
-    tma_load(queries + 8 * Layout::kRowBytes, with.qpe_map, inner, outer, 0, full);
+    latent::load_queries<tiling.rows, 8, 8, 9 * Layout::kRowBytes>(shared.queries, item, with, shared.queries_full);
   }
 }
 

@@ -46,6 +46,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
 
@@ -508,13 +509,7 @@ __device__ __forceinline__ void load_queries(E4m3Shared& shared, const WorkItem*
     const WorkItem item = *work;
     if (item.begin == item.end) break;
     barrier_wait(shared.queries_empty, phase);
-    const unsigned row = item.first_row + item.row_tile * kTile;
-    const int outer = with.query_inner.divide(row), inner = row - outer * with.query_inner.by;
-    const u32 full = shared.queries_full, to = shared.queries;
-    barrier_expect(full, kBlockBytes);
-    tma_load(to, with.qc_map, inner, outer, 0, full);
-    tma_load(to + 2 * kBoxBytes, with.qc_map, inner, outer, 2, full);
-    tma_load(to + kRopeAt, with.qpe_map, inner, outer, 0, full);
+    latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
   }
 }
 

@@ -43,6 +43,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/widened.h"
 #include "latent/arguments.h"
+#include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
 
@@ -539,13 +540,7 @@ __device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& share
     if (warp > 0 || lane > 0) return;
     barrier_wait(shared.queries_empty, queries_phase);
     queries_phase ^= 1;
-    const unsigned first = work->first_row + work->row_tile * N;
-    const int outer = with.query_inner.divide(first), inner = first - outer * with.query_inner.by;
-    const u32 queries = shared.queries, full = shared.queries_full;
-    barrier_expect(full, 9 * Layout::kRowBytes);
-    for (int pair = 0; pair < 4; ++pair)
-      tma_load(queries + 2 * pair * Layout::kRowBytes, with.qc_map, inner, outer, 2 * pair, full);
-    tma_load(queries + 8 * Layout::kRowBytes, with.qpe_map, inner, outer, 0, full);
+    latent::load_queries<N, 8, 2, 9 * Layout::kRowBytes>(shared.queries, *work, with, shared.queries_full);
   };
   for (bool begun = false;; begun = true, ++work) {
     const int begin = work->begin, end = work->end, tokens = work->tokens;

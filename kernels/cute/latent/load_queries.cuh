@@ -1,0 +1,33 @@
+// The load of the queries of a work item.
+#pragma once
+
+#include "hopper/mbarrier.h"
+#include "hopper/tma.h"
+#include "latent/arguments.h"
+
+namespace hypermla::cute::latent {
+
+// Where they begin in their maps.
+struct QueryPlace {
+  int inner, outer;
+
+  __device__ __forceinline__ QueryPlace(const LatentArguments& with, const WorkItem& item, int tile_rows) {
+    const unsigned row = item.first_row + item.row_tile * tile_rows;
+    outer = with.query_inner.divide(row);
+    inner = row - outer * with.query_inner.by;
+  }
+};
+
+// `groups` groups of columns of qc_map, box_groups in a box, then the one of qpe_map, to lines of 128 bytes or less,
+// `bytes` in all, which arrive at `full`. One thread.
+template <int tile_rows, int groups, int box_groups, u32 bytes>
+__device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const LatentArguments& with, u32 full) {
+  const QueryPlace at(with, item, tile_rows);
+  constexpr u32 kGroup = tile_rows * 128;
+  barrier_expect(full, bytes);
+#pragma unroll
+  for (int i = 0; i < groups; i += box_groups) tma_load(to + i * kGroup, with.qc_map, at.inner, at.outer, i, full);
+  tma_load(to + groups * kGroup, with.qpe_map, at.inner, at.outer, 0, full);
+}
+
+}  // namespace hypermla::cute::latent
