@@ -10,6 +10,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 
@@ -414,26 +415,14 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     item_phase ^= 1;
     const int slot = uniform(slot_of_item);
     const auto inverse_of = [&](float sum, float maximum, int row) {
-      const float divisor = slot >= 0 ? sum : sum + exp2_fast(with.sink(tile_row + row) - maximum);
+      const float divisor = divisor_of(with, slot, tile_row + row, maximum, sum);
       return divisor == 0.0f ? 0.0f : 1.0f / divisor;
     };
     float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
     if (half == 0 && (lane_id() & 3) == 0) {
-      const float lse0 = log_sum(maximum.x, sum.x);
-      const float lse1 = log_sum(maximum.y, sum.y);
-      if (slot < 0) {
-        auto store = [&](int r, float value, float of) {
-          if (r < rows)
-            with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] =
-                of == 0.0f ? with.empty_lse : value * with.lse_unit;
-        };
-        store(row(), lse0, sum.x);
-        store(row() + 8, lse1, sum.y);
-      } else {
-        float* rows_of_slot = with.lse_part + slot * (kTile * part_row_floats(kTile)) + row();
-        rows_of_slot[0] = lse0;
-        rows_of_slot[8] = lse1;
-      }
+      const float log0 = log_sum(maximum.x, sum.x), log1 = log_sum(maximum.y, sum.y);
+      store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row(), log0, sum.x);
+      store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row() + 8, log1, sum.y);
     }
     auto fragment = [&]<DType type>(Typed<type>, int i) {  // 16 columns
       return make_uint4(pack<type>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),

@@ -38,6 +38,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n.cuh"
@@ -306,18 +307,11 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       const float best = fmaxf(own_maximum, other_maximum);
       const float own = exp2_fast(own_maximum - best), other = exp2_fast(other_maximum - best);
       const float all = total(consumer) * own + (both ? total(consumer ^ 1) * other : 0.0f);
-      const float divisor = slot >= 0 ? all : all + exp2_fast(with.sink(tile_row + lane) - best);
+      const float divisor = latent::divisor_of(with, slot, tile_row + lane, best, all);
       const float inverse = divisor == 0.0f ? 0.0f : __fdividef(1.0f, divisor);
       reinterpret_cast<float2*>(factors)[lane] = {own * inverse, other * inverse};
-      if (consumer == 0) {
-        const float log = log_sum(best, all);
-        if (slot >= 0) {
-          with.lse_part[static_cast<long long>(slot) * (N * part_row_floats(N)) + lane] = log;
-        } else if (lane < rows) {
-          with.lse[with.lse_rows.offset(request, first_row, tile_row + lane)] =
-              all == 0.0f ? with.empty_lse : log * with.lse_unit;
-        }
-      }
+      if (consumer == 0)
+        latent::store_lse<N>(with, request, first_row, tile_row, rows, slot, lane, log_sum(best, all), all);
     }
     named_sync(kMeet + consumer, 128);
     auto scale = [&](int m) {

@@ -46,6 +46,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
@@ -414,7 +415,6 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
       const float divisor = shared.rounded[0][r] + shared.rounded[1][r];
       const float top = shared.of_row[r] - kWeightBits;
       float inverse = divisor == 0.0f ? 0.0f : 1.0f / divisor;
-      const float lse = log_sum(top, all);
       if (part < 0) {
         inverse *= *with.cache_scale;
         if (const float sink = exp2_fast(with.sink(tile_row + r) - top); sink > 0.0f) inverse *= all / (all + sink);
@@ -422,12 +422,9 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
         inverse *= kPartScale;
       }
       shared.inverse[half][r] = inverse;
-      if (half == 0 && part < 0 && r < rows)
-        with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] =
-            all == 0.0f ? with.empty_lse : lse * with.lse_unit;
-      if (half == 0 && part >= 0) {
-        of_part[r] = lse;
-        of_part[kTile + r] = *with.cache_scale / kPartScale;
+      if (half == 0) {
+        latent::store_lse<kTile>(with, request, first_row, tile_row, rows, part, r, log_sum(top, all), all);
+        if (part >= 0) of_part[kTile + r] = *with.cache_scale / kPartScale;
       }
     }
     named_sync(kOwnBarrier, 128);

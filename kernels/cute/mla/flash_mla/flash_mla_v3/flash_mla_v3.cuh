@@ -43,6 +43,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/widened.h"
 #include "latent/arguments.h"
+#include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
@@ -478,14 +479,9 @@ struct Consumer {
 #pragma unroll
       for (int w = 0; w < 8; ++w) all += reinterpret_cast<const float*>(shared.sums[w])[row];
       const float top = reinterpret_cast<const float*>(shared.maxima)[row];
-      const float divisor = part >= 0 ? all : all + exp2_fast(with.sink(tile_row + row) - top);
+      const float divisor = latent::divisor_of(with, part, tile_row + row, top, all);
       shared.inverse[row] = divisor == 0.0f ? 0.0f : cache_scale / divisor;
-      const float lse = log_sum(top, all);
-      if (part >= 0)
-        of_part[row] = lse;
-      else if (row < rows)
-        with.lse[with.lse_rows.offset(request, first_row, tile_row + row)] =
-            all == 0.0f ? with.empty_lse : lse * with.lse_unit;
+      latent::store_lse<N>(with, request, first_row, tile_row, rows, part, row, log_sum(top, all), all);
     }
     named_sync(kWeighed, 256);
 #pragma unroll

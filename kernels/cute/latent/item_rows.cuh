@@ -1,0 +1,26 @@
+// The rows of a work item: what all latent kernels do with them where an item begins and ends.
+#pragma once
+
+#include "hopper/rows.h"
+#include "latent/arguments.h"
+
+namespace hypermla::cute::latent {
+
+// What the outputs of a row of a request are divided by: of a part, the sum of its weights alone.
+__device__ __forceinline__ float divisor_of(const LatentArguments& with, int slot, int row, float maximum, float sum) {
+  return slot >= 0 ? sum : sum + exp2_fast(with.sink(row) - maximum);
+}
+
+// Writes the log-sum-exp of row r of the tile, as an output or to the part; `rows` from the tile's first on exist.
+template <int tile_rows>
+__device__ __forceinline__ void store_lse(const LatentArguments& with, int request, int first_row, int tile_row,
+                                          int rows, int slot, int r, float log, float sum) {
+  if (slot >= 0) {
+    with.lse_part[slot * static_cast<long long>(tile_rows * part_row_floats(tile_rows)) + r] = log;
+  } else if (r < rows) {
+    with.lse[with.lse_rows.offset(request, first_row, tile_row + r)] =
+        sum == 0.0f ? with.empty_lse : log * with.lse_unit;
+  }
+}
+
+}  // namespace hypermla::cute::latent
