@@ -198,13 +198,9 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
     const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
-    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
-    // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
-    if (problem.after)
-      masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
-    const int whole = problem.shards ? uniform(item.whole) : tokens;
-    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
+    // Blocks over the end of the request also get their values zeroed, since 0 * NaN of an unused cache entry would
+    // spoil the output.
+    const SeenTokens<problem> seen(with, item, queries, tokens);
     int token = begin * kTile + half * kTile;          // first token of the next block that this warpgroup scores
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     maximum = {first_maximum(row(), rows), first_maximum(row() + 8, rows)};
@@ -230,13 +226,13 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       absent = (present.x & present.y & present.z & present.w) != kAllPresent;
     };
     auto mask = [&] {  // the scores of the own block
-      if (token + kTile > seen_by_all) {
-        int seen0 = seen_by_all, seen1 = seen_by_all;
+      if (token + kTile > seen.by_all) {
+        int seen0 = seen.by_all, seen1 = seen.by_all;
         if (problem.causal) {
           auto query_of = [&](int r) { return problem.tokens_first ? r / with.heads : r % queries; };
           if constexpr (problem.shards) {
-            seen0 = with.shards.count(whole - masked + 1 + query_of(tile_row + row()));
-            seen1 = with.shards.count(whole - masked + 1 + query_of(tile_row + row() + 8));
+            seen0 = with.shards.count(seen.whole - seen.masked + 1 + query_of(tile_row + row()));
+            seen1 = with.shards.count(seen.whole - seen.masked + 1 + query_of(tile_row + row() + 8));
           } else {
             seen0 += query_of(tile_row + row());
             seen1 += query_of(tile_row + row() + 8);

@@ -2,9 +2,27 @@
 #pragma once
 
 #include "hopper/rows.h"
+#include "hopper/warpgroup.h"
 #include "latent/arguments.h"
 
 namespace hypermla::cute::latent {
+
+// Tokens that the rows of an item see. Every row sees the first `by_all` of them. Blocks behind those are masked
+// element by element.
+template <auto problem>
+struct SeenTokens {
+  int masked;  // query i sees all tokens but the last masked - i - 1
+  int whole;   // of the request, with those in the caches of other shards
+  int by_all;
+
+  __device__ __forceinline__ SeenTokens(const LatentArguments& with, const WorkItem& item, int queries, int tokens) {
+    masked = problem.causal ? queries : 1;
+    if (problem.after)
+      masked = max(queries - (with.after_lengths ? with.after_lengths[uniform(item.request)] : with.after), 1);
+    whole = problem.shards ? uniform(item.whole) : tokens;
+    by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
+  }
+};
 
 // What the outputs of a row of a request are divided by: of a part, the sum of its weights alone.
 __device__ __forceinline__ float divisor_of(const LatentArguments& with, int slot, int row, float maximum, float sum) {

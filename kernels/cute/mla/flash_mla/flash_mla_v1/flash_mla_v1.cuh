@@ -152,12 +152,9 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
     const int tile_row = uniform(item.row_tile) * N, request = uniform(item.request), slot = uniform(item.slot);
     const int queries = uniform(item.queries), first_row = uniform(item.first_row);
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
-    // Tokens that every row of the tile sees. Blocks behind it are masked element by element, blocks over the end of
-    // the request also get their values zeroed, since 0 * NaN of an unused cache entry would spoil the output.
-    int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
-    if (problem.after) masked = max(queries - (with.after_lengths ? with.after_lengths[request] : with.after), 1);
-    const int whole = problem.shards ? uniform(item.whole) : tokens;
-    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
+    // Blocks over the end of the request also get their values zeroed, since 0 * NaN of an unused cache entry would
+    // spoil the output.
+    const latent::SeenTokens<problem> seen(with, item, queries, tokens);
     const bool both = end - begin > 1;  // else the item is consumer 0's alone
     running.reset();
 #pragma unroll
@@ -206,23 +203,23 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
       if (last) warp_arrive(shared.queries_empty);
 
       const int token = block * kTile;
-      if (token + kTile > seen_by_all) {
+      if (token + kTile > seen.by_all) {
         const int own = token + token_in_block;
-        // Tokens first: a row of query row / heads sees `own` if (own - seen_by_all + 1) heads <= row.
-        const int first_of_own = (own - seen_by_all + 1) * with.heads;
+        // Tokens first: a row of query row / heads sees `own` if (own - seen.by_all + 1) heads <= row.
+        const int first_of_own = (own - seen.by_all + 1) * with.heads;
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
           const int of = tile_row + i / 4 * 8 + row + (i & 1), later = (i & 2) * 4;
           if constexpr (problem.causal && problem.shards) {  // likewise, by the tokens' places in the request
             const int own_of_whole = with.shards.position(own + later);
-            if (of < (own_of_whole - whole + masked) * with.heads) p[i] = -kInfinity;
+            if (of < (own_of_whole - seen.whole + seen.masked) * with.heads) p[i] = -kInfinity;
           } else if constexpr (problem.causal && problem.tokens_first && !problem.after) {
             if (of < first_of_own + later * with.heads) p[i] = -kInfinity;
           } else {
-            int seen = seen_by_all;
-            if (problem.causal) seen += problem.tokens_first ? of / with.heads : of % queries;
-            if (problem.after) seen = min(seen, tokens);
-            if (own + later >= seen) p[i] = -kInfinity;
+            int by_row = seen.by_all;
+            if (problem.causal) by_row += problem.tokens_first ? of / with.heads : of % queries;
+            if (problem.after) by_row = min(by_row, tokens);
+            if (own + later >= by_row) p[i] = -kInfinity;
           }
         }
         if (token + kTile > tokens) {

@@ -209,10 +209,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
     const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
-    // Tokens that every row of the tile sees. Blocks behind it are masked element by element.
-    const int masked = problem.causal ? queries : 1;  // query i sees all tokens but the last masked - i - 1
-    const int whole = problem.shards ? uniform(item.whole) : tokens;
-    const int seen_by_all = problem.shards ? with.shards.count(whole - masked + 1) : tokens - masked + 1;
+    const latent::SeenTokens<problem> seen(with, item, queries, tokens);
     int token = begin * kTile;                         // first of the even block
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
     maximum = {latent::first_maximum(row(), rows), latent::first_maximum(row() + 8, rows)};
@@ -224,12 +221,12 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     }
 
     auto mask = [&](int first) {  // the scores of the own block, whose first token that is
-      if (first + kTile <= seen_by_all) return;
-      int seen0 = seen_by_all, seen1 = seen_by_all;
+      if (first + kTile <= seen.by_all) return;
+      int seen0 = seen.by_all, seen1 = seen.by_all;
       if (problem.causal) {
         const int query0 = (tile_row + row()) / with.heads, query1 = (tile_row + row() + 8) / with.heads;
-        seen0 = problem.shards ? with.shards.count(whole - masked + 1 + query0) : seen_by_all + query0;
-        seen1 = problem.shards ? with.shards.count(whole - masked + 1 + query1) : seen_by_all + query1;
+        seen0 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query0) : seen.by_all + query0;
+        seen1 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query1) : seen.by_all + query1;
       }
       const int column = first + 2 * (lane_id() & 3);
       mask_rows<32>(p, {seen0 - column, seen1 - column});
