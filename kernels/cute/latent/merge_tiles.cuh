@@ -43,8 +43,7 @@ struct PartScale {
   }
 };
 
-// Of two rows, `next_row` apart: writes what they are multiplied by where they are read, if the thread is the one that
-// does, and returns what where they are stored.
+// Of a piece of two rows, `next_row` apart: returns the factors of the store; one thread writes those of the load.
 template <int next_row>
 __device__ __forceinline__ float2 scale_part(float2 largest, float* loads, bool writes) {
   const PartScale first(largest.x), second(largest.y);

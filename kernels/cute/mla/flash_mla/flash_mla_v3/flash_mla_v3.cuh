@@ -64,15 +64,15 @@ struct WidenedShared {
   Array<Bytes<kTile * kLine>, kSlots> tokens;
   Array<Barriers<2>, kSlots> full, empty;  // [slot][32 tokens]
   Barrier queries_full, queries_empty;
-  u32 present[kSlots][4];                  // [slot][warp]: bit r says whether token 16 warp + r is there
+  u32 present[kSlots][4];  // [slot][warp]: bit r says whether token 16 warp + r is there
   // Over their token's power of two, as fp16: [parity of the pair][block][128 columns], then the tokens
   // 32 k + 8 i + 2 j + e of the block at [k][j][i][e].
   alignas(16) unsigned short scales[2][2][4][kTile];
-  float2 maxima[N / 2];                    // [pair of rows]
-  float2 factors[N / 2];                   // [pair of rows]: of sums and outputs, when maxima rise
-  float2 of_warps[8][N / 2];               // [warp of the consumers][pair of rows]: candidates for maxima
-  float2 sums[8][N / 2];                   // [warp of the consumers][pair of rows]: of their weights
-  float inverse[N];                        // what outputs are multiplied by
+  float2 maxima[N / 2];       // [pair of rows]
+  float2 factors[N / 2];      // [pair of rows]: of sums and outputs, when maxima rise
+  float2 of_warps[8][N / 2];  // [warp of the consumers][pair of rows]: candidates for maxima
+  float2 sums[8][N / 2];      // [warp of the consumers][pair of rows]: of their weights
+  float inverse[N];           // what outputs are multiplied by
   latent::CutItems cut;
 };
 
@@ -207,7 +207,7 @@ struct Consumer {
         multiply_queries<DType::bfloat16, 2>(a[n], 32 + 2 * n, n == 0);
       }
     }
-    u32 by[2];  // the scales of 128 columns, over the token's power of two
+    u32 by[2];                                  // the scales of 128 columns, over the token's power of two
     constexpr int kFirst = one_scale ? -4 : 0;  // RoPE first
 #pragma unroll
     for (int n = kFirst; n < 32; n += kAtOnce) {
@@ -269,9 +269,7 @@ struct Consumer {
       }
       scale_log2 = 1.0f;
     }
-    const auto over = [=](float x, float maximum) {
-      return one_scale ? fmaf(x, scale_log2, -maximum) : x - maximum;
-    };
+    const auto over = [=](float x, float maximum) { return one_scale ? fmaf(x, scale_log2, -maximum) : x - maximum; };
     float2 maximum[N / 8];
     bool above = false;
 #pragma unroll
@@ -371,8 +369,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         uint2 x = halves_of_e4m3(__byte_perm(raw[i / 4][i % 4], 0, 0x3120));
-        if (!one_scale)
-          x = {multiply_halves(x.x, by[i % 4]), multiply_halves(x.y, by[i % 4])};
+        if (!one_scale) x = {multiply_halves(x.x, by[i % 4]), multiply_halves(x.y, by[i % 4])};
         a[n & 1][2 * i] = x.x;
         a[n & 1][2 * i + 1] = x.y;
       }
