@@ -708,6 +708,40 @@ inline void load_transposed(u32 (&a)[4], u32 shared) {
     a[i] = elements[0] | u32{elements[1]} << 16;
   }
 }
+// The same as it lies there: what a lane holds is its own, so it reads the row that it names.
+inline void load_matrices(u32* a, u32 shared) {
+  const int lane = threadIdx.x % 32;
+  races::reads(dynamic + shared, 16);
+  const auto of_lanes = emulated::exchange("ldmatrix", shared);
+  const races::Unwatched emulation;
+  for (int i = 0; i < 4; ++i) std::memcpy(&a[i], dynamic + of_lanes[8 * i + lane / 4] + lane % 4 * 4, 4);
+}
+// mma.h. What was read for these products has been read when they are made.
+template <DType dtype>
+void mma_warp(float* d, const u32* a, u32 b0, u32 b1) {
+  const int lane = threadIdx.x % 32, group = lane / 4 * 4, column = lane % 4 * 2;
+  float rows[2][16], columns[2][16];
+  const auto unpack_into = [](float(&to)[16], int k, u32 word) {
+    const float2 both = unpack<dtype>(word);
+    to[k] = both.x;
+    to[k + 1] = both.y;
+  };
+  for (int i = 0; i < 2; ++i) {  // the two halves of k
+    const auto of_rows = emulated::exchange("mma.sync", a[2 * i] | u64{a[2 * i + 1]} << 32);
+    for (int j = 0; j < 4; ++j)
+      for (int r = 0; r < 2; ++r) unpack_into(rows[r], 8 * i + 2 * j, u32(of_rows[group + j] >> 32 * r));
+  }
+  const auto of_columns = emulated::exchange("mma.sync", b0 | u64{b1} << 32);
+  for (int c = 0; c < 2; ++c)
+    for (int i = 0; i < 2; ++i)
+      for (int j = 0; j < 4; ++j)
+        unpack_into(columns[c], 8 * i + 2 * j, u32(of_columns[(column + c) * 4 + j] >> 32 * i));
+  for (int r = 0; r < 2; ++r)
+    for (int c = 0; c < 2; ++c)
+      for (int k = 0; k < 16; ++k) d[2 * r + c] += rows[r][k] * columns[c][k];
+  const int agent = emulated::agent_of_products();
+  races::finish(agent, races::begin(agent) - 1, threadIdx.x);
+}
 // An element of an operand whose lines the product runs along, by its descriptor: 8 lines follow each other, and so do
 // eights of lines.
 inline const unsigned char* operand_place_e4m3(u32 operand, int line_bytes, int row, int k) {

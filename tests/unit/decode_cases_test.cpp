@@ -31,12 +31,14 @@ TEST(DecodeCases, AVersionThatOnlyDecodesHasSomeAndOneThatDoesNotHasNone) {
     std::set<std::string> texts;
     for (const DecodeCase& one : cases) EXPECT_TRUE(texts.insert(to_text(one)).second) << to_text(one);
   }
-  EXPECT_EQ(decoding, (std::set<std::string>{"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cute.mla.flash_mla_v2",
-                                             "cute.mla.flash_mla_v3", "cutile.mla.flash_mla_split_kv"}));
+  EXPECT_EQ(decoding,
+            (std::set<std::string>{"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cute.mla.flash_mla_v2",
+                                   "cute.mla.flash_mla_v3", "cute.mla.flash_mla_v4", "cutile.mla.flash_mla_split_kv"}));
 }
 
 TEST(DecodeCases, CoverWhatAKernelTakes) {
-  for (const char* name : {"cute.mla.flash_mla_v2", "cute.mla.flash_mla_v3", "cutile.mla.flash_mla_split_kv"}) {
+  for (const char* name :
+       {"cute.mla.flash_mla_v2", "cute.mla.flash_mla_v3", "cute.mla.flash_mla_v4", "cutile.mla.flash_mla_split_kv"}) {
     SCOPED_TRACE(name);
     std::map<std::string, std::set<int>> of;  // what options are
     int empty_requests = 0, without_queries = 0, ragged = 0, growing = 0, sinks = 0, whole = 0;
@@ -66,8 +68,11 @@ TEST(DecodeCases, CoverWhatAKernelTakes) {
     }
     EXPECT_GE(std::min({empty_requests, without_queries, ragged, growing, sinks}), 2);
     for (const int heads : {3, 16, 64, 128}) EXPECT_TRUE(of["heads"].count(heads)) << heads;
-    const bool of_e4m3 = contains(name, "_v2"), of_fp8 = contains(name, "_v3");
-    EXPECT_EQ(of["form"], of_e4m3 ? (std::set<int>{9}) : of_fp8 ? (std::set<int>{4, 6, 8, 10}) : (std::set<int>{0, 2}));
+    const bool of_e4m3 = contains(name, "_v2"), of_fp8 = contains(name, "_v3"), of_all = contains(name, "_v4");
+    EXPECT_EQ(of["form"], of_e4m3  ? (std::set<int>{9})
+                          : of_all ? (std::set<int>{0, 2, 4, 6, 8, 10})
+                          : of_fp8 ? (std::set<int>{4, 6, 8, 10})
+                                   : (std::set<int>{0, 2}));
     EXPECT_EQ(of["shards"].count(3), contains(name, "cute."));
     EXPECT_EQ(of["page"].count(1), !of_e4m3);
     EXPECT_EQ(whole > 0, !of_e4m3);

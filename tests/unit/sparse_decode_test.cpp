@@ -189,16 +189,48 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
       EXPECT_EQ(takes("cute.mla.flash_mla", options), format == as_queries);
       EXPECT_EQ(takes("cute.mla.flash_mla_v1", options), !sparse && format == as_queries);
       EXPECT_EQ(takes("cute.mla.flash_mla_v3", options), format != as_queries);
+      EXPECT_EQ(takes("cute.mla.flash_mla_v4", options), sparse || format != as_queries);
     }
   MlaDecodeOptions options = dense_options(fp8_576, 16, 4, 2048);
   options.fp8_queries = true;
   EXPECT_FALSE(takes("cute.mla.flash_mla", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v3", options));
+  EXPECT_FALSE(takes("cute.mla.flash_mla_v4", options));
   EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
   options.page = 1;
   EXPECT_FALSE(takes("cute.mla.flash_mla_v2", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v2", dense_options(fp8_576, 16, 4, 2048)));
+}
+
+TEST(SparseDecode, FewRowsAreTakenSixteenAtATime) {
+  const DeviceSpec h200 = DeviceTable::load(testing_support::checkout() / "conf/devices.json").find("NVIDIA H200");
+  const auto fastest = [&](MlaCacheFormat format, int heads, int queries, bool sparse = true) {
+    MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, heads, queries, 2048);
+    settle(options);
+    std::pair<double, std::string> best = {INFINITY, ""};
+    for (const char* name : {"cute.mla.flash_mla", "cute.mla.flash_mla_v3", "cute.mla.flash_mla_v4"}) {
+      const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
+      DeviceInfo info;
+      info.arch = "sm_90";
+      info.processors = 132;
+      plan->target = Target::of(info);
+      if (const std::unique_ptr<DecodeKernels> kernels = plan->decode(options))
+        best = std::min(best, {kernels->seconds(h200), name});
+    }
+    return best.second;
+  };
+  for (const int queries : {1, 8, 32, 128, 256}) {
+    EXPECT_EQ(fastest(fp8_656, 16, queries), "cute.mla.flash_mla_v4") << queries;
+    EXPECT_EQ(fastest(as_queries, 16, queries), "cute.mla.flash_mla_v4") << queries;
+    EXPECT_EQ(fastest(fp8_576, 8, queries, false), "cute.mla.flash_mla_v4") << queries;
+  }
+  for (const int heads : {64, 128}) {
+    EXPECT_EQ(fastest(fp8_656, heads, 1), "cute.mla.flash_mla_v4") << heads;
+    EXPECT_EQ(fastest(fp8_656, heads, 32), "cute.mla.flash_mla_v3") << heads;
+    EXPECT_EQ(fastest(as_queries, heads, 8), "cute.mla.flash_mla") << heads;
+    EXPECT_EQ(fastest(as_queries, heads, 128), "cute.mla.flash_mla") << heads;
+  }
 }
 
 // Lists of 0 to 1000 tokens.

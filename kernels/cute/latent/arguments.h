@@ -87,8 +87,9 @@ struct LatentArguments {
   int table_width = 0;
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
-  // Of tokens in FP8, which may lie in pages: the tokens of a page, and places of the pool from a page to the next; 1
-  // and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1], and queries in FP8.
+  // Where single tokens are gathered, of FP8 also from pages: the tokens of a page, and places of the pool from a page
+  // to the next; 1 and 1 where the table lists tokens. What those of 576 e4m3 are multiplied by, [1], and queries in
+  // FP8.
   Divisor page = {};
   int page_places = 1;
   const float* cache_scale = nullptr;

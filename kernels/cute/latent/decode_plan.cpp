@@ -234,6 +234,7 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       with_.tokens = unsigned(in_int("pages * page", with.pages * options_.page));
       with_.z_stride = in_int("latent_page_stride", 2 * with.latent_page_stride / options_.page);
       with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
+      with_.page = Divisor(1);
     }
     with_.cache_scale = with.cache_scale;
     with_.q_scale = with.q_scale;

@@ -43,15 +43,12 @@
 #include "hopper/warpgroup.h"
 #include "hopper/widened.h"
 #include "latent/arguments.h"
+#include "latent/copy_tokens.cuh"
 #include "latent/item_rows.cuh"
-#include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
 
 namespace hypermla::cute {
-
-inline constexpr int kScalesAt = 512, kRopeAt = 528;  // bytes in a token of 656: 4 fp32, and 64 bf16
-inline constexpr int kNarrowRopeAt = 512;             // of 576 bytes
 
 template <int token_bytes, int N>
 struct WidenedShared {
@@ -185,25 +182,25 @@ struct Consumer {
     };
     auto load_columns = [&](int box) { load(box / 2 * 8 + 2 * j + box % 2); };
     if constexpr (one_scale) {
-      load(kNarrowRopeAt / 16 + j);
+      load(latent::kNarrowRopeAt / 16 + j);
     } else {
       u32 of_token[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 all = load_shared(line + i * 8 * kLine + kScalesAt);
+        const uint4 all = load_shared(line + i * 8 * kLine + latent::kScalesAt);
         constexpr u32 kPower = 0x7f800000;  // not below 2^-63, so that RoPE stays finite
         const u32 largest = max(max(all.x & kPower, all.y & kPower), max(all.z & kPower, all.w & kPower));
         inverse[i] = __uint_as_float((254u << 23) - max(largest, 64u << 23));
         of_token[i] = pack<DType::bfloat16>(inverse[i], inverse[i]);
       }
       tell_scales(slot, parity);
-      load(kRopeAt / 16 + 2 * j);
+      load(latent::kRopeAt / 16 + 2 * j);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const u32 of[8] = {low.x, high.x, low.y, high.y, low.z, high.z, low.w, high.w};
 #pragma unroll
         for (int k = 0; k < 8; ++k) a[n][k] = multiply_bfloats(of[k], of_token[k % 2]);
-        n == 0 ? load(kRopeAt / 16 + 2 * j + 1) : load_columns(0);
+        n == 0 ? load(latent::kRopeAt / 16 + 2 * j + 1) : load_columns(0);
         multiply_queries<DType::bfloat16, 2>(a[n], 32 + 2 * n, n == 0);
       }
     }
@@ -238,7 +235,7 @@ struct Consumer {
   // Of the thread's first or second token, and 128 columns.
   __device__ __forceinline__ float scale_of(int slot, int token, int columns) const {
     return reinterpret_cast<const float*>(shared.tokens.elements[slot].bytes +
-                                          (warp() * 16 + group() + 8 * token) * kLine + kScalesAt)[columns];
+                                          (warp() * 16 + group() + 8 * token) * kLine + latent::kScalesAt)[columns];
   }
 
   // The scales of the own block, for weigh_values().
@@ -519,71 +516,6 @@ struct Consumer {
   }
 };
 
-// The warpgroup that copies tokens: a warp 16 of each block, half of its lanes one each. An entry of the table that
-// names no row of the pool is no token: its place is zeroed, and the consumers hide its scores.
-template <auto problem, int N>
-__device__ __forceinline__ void load_tokens(WidenedShared<problem.fp8, N>& shared, const WorkItem* __restrict__ work,
-                                            const LatentArguments& with) {
-  using Layout = WidenedShared<problem.fp8, N>;
-  const int lane = lane_id(), warp = (thread_id() >> 5) & 3, row = warp * 16 + (lane & 15);
-  const unsigned char* __restrict__ from = static_cast<const unsigned char*>(with.z);
-  int slot = 0;
-  u32 phase = 1, queries_phase = 1;
-  const auto load_queries = [&] {
-    if (warp > 0 || lane > 0) return;
-    barrier_wait(shared.queries_empty, queries_phase);
-    queries_phase ^= 1;
-    latent::load_queries<N, 8, 2, 9 * Layout::kRowBytes>(shared.queries, *work, with, shared.queries_full);
-  };
-  for (bool begun = false;; begun = true, ++work) {
-    const int begin = work->begin, end = work->end, tokens = work->tokens;
-    if (begin == end) break;
-    const int* __restrict__ table =
-        with.block_table + static_cast<u64>(static_cast<u32>(work->request)) * static_cast<u32>(with.table_width);
-    int next = 0;  // the entry for the next block; what is to be made of it is made where it is used
-    auto read_entry = [&](int block) {
-      const int token = block * kTile + row;
-      if (block < end && token < tokens) next = table[with.page.divide(token)];
-    };
-    read_entry(begin);
-    if (!begun) load_queries();  // while the table is read; later ones when the queries before are not needed any more
-    for (int block = begin; block < end; ++block) {
-      const int token = block * kTile + row;
-      int place = -1;  // of the token in the pool; -1: there is none
-      if (token < tokens)
-        place = with.place_of(next * with.page_places + token - with.page.divide(token) * with.page.by);
-      read_entry(block + 1);
-      const u32 present = __ballot_sync(~0u, place >= 0) & 0xffff;
-      barrier_wait(shared.empty[slot][warp >> 1], phase);
-      const u32 full = shared.full[slot][warp >> 1];
-      if (lane == 0) {
-        *const_cast<volatile u32*>(&shared.present[slot][warp]) = present;
-        barrier_expect(full, __popc(present) * problem.fp8);
-      }
-      __syncwarp();
-      if (lane < 16) {
-        const u32 to = shared.tokens[slot] + row * Layout::kLine;
-        if (place >= 0) {
-          copy_bulk<problem.fp8>(to, from + static_cast<u64>(static_cast<u32>(place)) * static_cast<u32>(with.z_stride),
-                                 full);
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < problem.fp8; i += 16) store_zeros(to + i);
-          async_fence();  // the copy engine comes next
-        }
-      }
-      barrier_arrive(full);
-      __syncwarp();
-      if (++slot == Layout::kSlots) {
-        slot = 0;
-        phase ^= 1;
-      }
-      if (begun && block == begin) load_queries();
-      __syncwarp();
-    }
-  }
-}
-
 // Query boxes: tiling.rows rows and 2 groups of qc_map, 1 of qpe_map. The maps of the cache are not used.
 template <LatentProblem problem, FlashMlaV3Tiling tiling>
 __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __grid_constant__ LatentArguments with) {
@@ -619,7 +551,7 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   if (role == 2) {
     give_registers<40>();
     latent::collect_ahead(shared.cut, work, with);
-    load_tokens<problem, tiling.rows>(shared, work, with);
+    latent::copy_tokens<problem, tiling.rows>(shared, work, with);
     return;
   }
   take_registers<232>();

@@ -1,0 +1,58 @@
+#include "flash_mla_v4.h"
+
+#include "cute/latent/latent_plan.h"
+#include "hypermla/plan/registry.h"
+
+namespace hypermla::cute {
+namespace {
+
+class FlashMlaV4Plan : public LatentPlan<FlashMlaV4Tiling> {
+ public:
+  void validate() const override {
+    fail(
+        "cute.mla.flash_mla_v4 is not supported as a command: only MlaDecode calls it, for caches in FP8, lists of "
+        "tokens "
+        "and pages of 1; set kernel=cute.mla.flash_mla_v4 of its options");
+  }
+  bool only_decodes() const override { return true; }
+  Path path() const override { return Path::none; }  // as a command it does not run: it is not ranked
+  // results/nvidia-h200/sparse.json: a tile and 64 tokens take 1.27 us in FP8, 1.6 in 16 bits; 8 to 10 us where they
+  // are few. Tokens in FP8 have 0.57 of the bytes that the model counts.
+  std::vector<Figures> figures() const override {
+    if (problem.fp8)
+      return {{.rows = kFlashMlaV4Rows,
+               .burst = 0.3,
+               .sustained = 0.33,
+               .memory = 1.65,
+               .launches = {.full = 2.2, .half = 3.3, .few = 3.6}}};
+    return {{.rows = kFlashMlaV4Rows,
+             .burst = 0.23,
+             .sustained = 0.25,
+             .memory = 0.97,
+             .launches = {.full = 2.5, .half = 3.2, .few = 4}}};
+  }
+
+ protected:
+  LatentVersion version(const FlashMlaV4Tiling&) const override {
+    return {.name = "flash_mla_v4",
+            .header = beside(__FILE__, "flash_mla_v4.cuh"),
+            .shape = {kFlashMlaV4Threads, flash_mla_v4_shared_bytes(problem.fp8), 1, true},
+            .rows = kFlashMlaV4Rows,
+            .query_groups = 2,
+            .costs = {},  // v0's
+            .traffic = problem.fp8 ? 0.005f : 0.012f};
+  }
+
+  std::vector<FlashMlaV4Tiling> candidates() const override { return {{}}; }
+
+  bool takes(const MlaDecodeOptions& options) const override {
+    return fp8_bytes(options.cache_format) ? !options.fp8_queries : options.sparse || options.page == 1;
+  }
+  std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaV4Plan>(*this); }
+};
+
+HYPERMLA_REGISTER(FlashMlaV4Plan,
+                  "attention in the latent space over gathered tokens for few rows, 16 at a time, by MlaDecode")
+
+}  // namespace
+}  // namespace hypermla::cute
