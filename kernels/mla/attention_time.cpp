@@ -26,7 +26,11 @@ TiledWork latent_work(const AttentionShape& shape, bool causal, int rows_of_tile
 }
 
 TimeEstimate latent_time(const LatentProblem& at, const std::vector<Figures>& figures, const Ceilings& ceilings) {
-  const auto work = [&](int rows) { return latent_work(attention_shape(at), at.causal, rows); };
+  const auto work = [&](int rows) {
+    TiledWork work = latent_work(attention_shape(at), at.causal, rows);
+    if (at.fp8) work.cost.bytes -= double(at.b) * at.t * (2 * (at.k + at.p) - at.fp8);
+    return work;
+  };
   return estimate(best_times(figures, work, ceilings, ceilings.latent), ceilings);
 }
 

@@ -122,6 +122,27 @@ TEST(AttentionTime, IsCloseToWhatWasMeasured) {
   }
 }
 
+// results/nvidia-h200/{sparse,engine_fp8}.json: lists of chosen tokens are pages of 1.
+TEST(AttentionTime, OfCachesInFp8IsCloseToWhatWasMeasured) {
+  struct {
+    int b, s, t, h, fp8, page;
+    double burst, sustained;
+  } const kRows[] = {{1, 1, 2048, 128, 656, 1, 16.0, 15.0},        {8, 1, 2048, 128, 656, 1, 25.1, 23.9},
+                     {32, 1, 2048, 128, 656, 1, 57.7, 56.8},       {256, 1, 2048, 128, 656, 1, 329.1, 362.4},
+                     {1, 1, 2048, 64, 656, 1, 15.5, 14.5},         {32, 1, 2048, 64, 656, 1, 38.4, 37.7},
+                     {128, 1, 2048, 64, 656, 1, 88.1, 95.8},       {1, 1, 2048, 16, 656, 1, 12.2, 11.2},
+                     {32, 1, 2048, 16, 656, 1, 26.5, 25.4},        {256, 1, 2048, 16, 656, 1, 119.7, 130.7},
+                     {32, 16, 4096, 128, 576, 64, 1053.9, 1090.9}, {128, 1, 4096, 128, 576, 64, 266.4, 289.9},
+                     {128, 1, 4096, 16, 576, 64, 98.6, 106.0}};
+  for (const auto& row : kRows) {
+    SCOPED_TRACE(testing::Message() << "b" << row.b << " s" << row.s << " h" << row.h << " page " << row.page);
+    const auto plan = plan_of("cute.mla.flash_mla_v3", {.b = row.b, .s = row.s, .t = row.t, .h = row.h},
+                              {{"fp8", row.fp8}, {"page", row.page}});
+    EXPECT_NEAR(plan->time(ceilings_under(Load::burst)).seconds * 1e6 / row.burst, 1, 0.11);
+    EXPECT_NEAR(plan->time(ceilings_under(Load::sustained)).seconds * 1e6 / row.sustained, 1, 0.15);
+  }
+}
+
 TEST(AttentionTime, OrdersKernelsAsMeasured) {
   int pairs = 0;
   for (const Measured& fast : kMeasured)

@@ -264,12 +264,12 @@ TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
 // What an installation brings compiled is what a MlaDecode of any capacity asks for.
 TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
   // Of v0 and v1 tilings, types, pages, causal or not; those of shards; of v0 tilings and types of sparse attention, of
-  // v1 what it takes of v0 for shared prefixes; what is around these. Of v3 tilings and forms of FP8, causal or not.
-  // Planners without and with cuts, and of shards.
+  // v1 what it takes of v0 for shared prefixes; what is around these. Of v3 tilings and forms of FP8, causal or not;
+  // those of shards. Planners without and with cuts, and of shards.
   for (const auto& [version, kernels] :
        std::map<std::string, std::size_t>{{"v0", 2 * 2 * 5 * 2 + 2 * 5 + 2 * 2 + 2 * 4 + 3 + 1 + 1},
                                           {"v1", 2 * 2 * 5 * 2 + 2 * 5 + 2 * 5 + 3 + 1 + 12 + 1},
-                                          {"v3", 2 * 2 * 2 + 12 + 1}}) {
+                                          {"v3", 2 * 2 * 2 + 2 * 2 + 12 + 1 + 1}}) {
     SCOPED_TRACE(version);
     const std::unique_ptr<KernelPlan> plan =
         Registry::instance().find("cute.mla.flash_mla", version, "sm_90", "cute").make();
@@ -308,7 +308,11 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
             if (split == 0) {
               options.shards = 2 + heads % 3;
               options.interleave = queries % 5 + 1;
-              expect();
+              for (const MlaCacheFormat format :
+                   {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576, MlaCacheFormat::as_queries}) {
+                options.cache_format = format;
+                expect();
+              }
               options.shards = options.interleave = 1;
               options.shared_prefixes = queries <= 8;
               expect();
@@ -316,7 +320,8 @@ TEST(MlaDecode, WhatIsCompiledAheadIsWhatRuns) {
             }
             if (queries != 1) continue;
             options.sparse = true;
-            for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656}) {
+            for (const MlaCacheFormat format :
+                 {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576}) {
               options.cache_format = format;
               settle(options);
               const std::unique_ptr<DecodeKernels> decode = plan->decode(options);

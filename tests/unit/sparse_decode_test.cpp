@@ -9,6 +9,7 @@
 #include "hypermla/device/device.h"
 #include "hypermla/mla_decode.h"
 #include "hypermla/plan/cases.h"
+#include "hypermla/plan/choice.h"
 #include "hypermla/plan/decode_cases.h"
 #include "hypermla/plan/registry.h"
 #include "support.h"
@@ -173,6 +174,98 @@ TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
   EXPECT_EQ(attention.size(), 2u * 2 * 4);  // tilings, shards, pages
 }
 
+std::unique_ptr<KernelPlan> plan_of(const char* name, const Json& problem) {
+  std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
+  Json all = to_json(plan->problem_fields());
+  all.update(problem);
+  set_problem(*plan, all);
+  plan->validate();
+  return plan;
+}
+const Json kCommands[] = {
+    {{"b", 3}, {"s", 1}, {"t", 130}, {"h", 20}, {"fp8", 656}, {"page", 1}, {"pages", 900}},
+    {{"b", 4}, {"s", 1}, {"t", 150}, {"h", 3}, {"fp8", 576}, {"page", 16}, {"ragged", true}, {"fused", true}},
+    {{"b", 3}, {"s", 2}, {"t", 70}, {"h", 5}, {"fp8", 656}, {"page", 64}, {"causal", true}, {"tokens_first", true}}};
+
+// `hypermla kernel` with --fp8: its inputs are what an engine gives, and the kernel is the one that an engine runs.
+TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  for (const Json& problem : kCommands) {
+    SCOPED_TRACE(problem.dump());
+    const std::unique_ptr<KernelPlan> plan = plan_of("cute.mla.flash_mla_v3", problem);
+    AllocatedTensors memory(*plan, device, 1);
+    const Tensors& all = memory.tensors();
+    const int heads = problem.at("h"), page = problem.at("page"), bytes = problem.at("fp8");
+    const bool fused = problem.value("fused", false);
+    MlaDecodeOptions options = {.heads = heads,
+                                .max_requests = problem.at("b"),
+                                .max_queries = problem.at("s"),
+                                .max_tokens = problem.at("t"),
+                                .page = page,
+                                .causal = problem.value("causal", false),
+                                .sparse = page == 1,
+                                .cache_format = bytes == 656 ? fp8_656 : fp8_576};
+    settle(options);
+    MlaDecodeTensors with = MlaDecodeTensors::fused(
+        heads, page, all.at(fused ? "q" : "qc").data, options.max_query_tokens, all.at("cache").data,
+        all.at("cache").shape[0], static_cast<const int*>(all.at("block_table").data), all.at("block_table").shape[1],
+        all.at("o").data, static_cast<float*>(all.at("lse").data), options.cache_format);
+    if (!fused)
+      with.q_latent = {all.at("qc").data, heads * 512, 512}, with.q_rope = {all.at("qpe").data, heads * 64, 64};
+    if (bytes == 576) with.cache_scale = static_cast<const float*>(all.at("cache_scale").data);
+    MlaDecode decode(options, DeviceHandle("cpu"));
+    const std::vector<int> whole(options.max_requests, options.max_tokens);
+    decode.plan(problem.value("ragged", false) ? static_cast<const int*>(all.at("lengths").data) : whole.data(),
+                nullptr, options.max_requests);
+    decode.run(with);
+    const CheckResult result = check_outputs(*plan, memory, *device, 1);
+    EXPECT_TRUE(result.passed) << to_text(result);
+
+    const auto name_of_main = [](const std::vector<KernelSource>& sources) {
+      std::set<std::string> instances;
+      for (const KernelSource& source : sources)
+        if (source.name == "flash_mla_v3") instances.insert(source.instance);
+      return instances;
+    };
+    EXPECT_EQ(name_of_main(kernel_sources(*plan, false)), name_of_main(plan->decode(options)->sources()));
+  }
+}
+
+TEST(SparseDecode, ACommandOverACacheInFp8SaysWhatItNeeds) {
+  const auto refused = [](const char* name, Json change) {
+    Json problem = kCommands[2];
+    problem.update(change);
+    return error_of([&] { plan_of(name, problem); });
+  };
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"fp8", 0}}), "add --fp8=656 or 576"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"fp8", 600}}), "choose 656 or 576"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"page", 0}}), "add --page=64"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"tokens_first", false}}), "add --tokens_first"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"dtype", "float16"}}), "choose bfloat16"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"after", 3}}), "--after=0"));
+  for (const char* other : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
+    EXPECT_TRUE(contains(refused(other, Json::object()), "leave the version out"));
+}
+
+// Where no version is named, and by `hypermla choose`, that one runs which takes the cache.
+TEST(SparseDecode, ACacheInFp8ChoosesItsKernel) {
+  const PlannedDevice h200{Target::of_arch("sm_90"),
+                           DeviceTable::load(testing_support::checkout() / "conf/devices.json").find("NVIDIA H200")};
+  const auto takes_fp8 = [](const KernelEntry& entry) { return entry.make()->only_decodes(); };
+  for (const int page : {1, 64}) {
+    const Json problem = {{"b", 128}, {"t", 2048}, {"fp8", 656}, {"page", page}};
+    const std::vector<KernelEntry> versions = Registry::instance().find_all("flash_mla", "", "sm_90");
+    EXPECT_TRUE(takes_fp8(configure(versions, h200, {.problem = problem}).entry));
+    const std::vector<RankedKernel> ranking =
+        rank_kernels(Registry::instance(), {.b = 128, .t = 2048, .page = page, .fp8 = 656}, h200);
+    EXPECT_TRUE(std::all_of(ranking.begin(), ranking.end(), [&](const auto& one) { return takes_fp8(one.entry); }));
+  }
+  EXPECT_EQ(choice(rank_kernels(Registry::instance(), {.b = 128, .t = 2048, .page = 1}, h200)).entry.full_name(),
+            "cute.mla.flash_mla");  // not v1, which loads single tokens one by one
+  ChoiceProblem dense{.fp8 = 656};
+  EXPECT_TRUE(contains(error_of([&] { dense.settle(); }), "add --page=64"));
+}
+
 TEST(SparseDecode, AKernelTakesWhatItCan) {
   const auto takes = [](const char* name, MlaDecodeOptions options) {
     const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
@@ -252,6 +345,22 @@ TEST(SparseDecode, AGpuDoesTheSame) {
         for (const bool with_sinks : {false, true})
           if (sparse || format != as_queries)
             check_on_gpu(device, (sparse ? options_for : dense_options)(format, heads, 9, 1000), with_sinks);
+}
+
+TEST(SparseDecode, AGpuRunsCommandsOverCachesInFp8) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const std::shared_ptr<Device> device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  Compiler compiler(Environment::detect().compiler_config());
+  for (const Json& problem : kCommands) {
+    SCOPED_TRACE(problem.dump());
+    const std::unique_ptr<KernelPlan> plan = plan_of("cute.mla.flash_mla_v3", problem);
+    AllocatedTensors memory(*plan, device, 1);
+    const std::unique_ptr<Executable> executable = plan->plan(memory.tensors());
+    executable->prepare(compiler, *device);
+    const CheckResult result = check(*plan, *executable, memory, *device, 1);
+    EXPECT_TRUE(result.passed) << to_text(result);
+  }
 }
 
 TEST(SparseDecode, AGpuMultipliesE4m3) {

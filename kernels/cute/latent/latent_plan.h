@@ -8,6 +8,7 @@
 #include "cute/latent/decode_plan.h"
 #include "cute/latent/prefix_plan.h"
 #include "hypermla/plan/configure.h"
+#include "hypermla/plan/decode_cases.h"
 #include "hypermla/plan/status.h"
 #include "mla/attention_time.h"
 #include "mla/latent/latent_plan.h"
@@ -29,7 +30,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   using AttentionPlan<LatentProblem, Tiling>::tiling;
   using AttentionPlan<LatentProblem, Tiling>::target;
 
-  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"fp8", "shards"}) {}
+  LatentPlan() : AttentionPlan<LatentProblem, Tiling>({"shards"}) {}
+
+  std::vector<FieldRef> problem_fields() override {
+    std::vector<FieldRef> fields = AttentionPlan<LatentProblem, Tiling>::problem_fields();
+    for (FieldRef& field : fields)
+      if (field.name == "fp8")  // which is of commands, too
+        field.help =
+            "bytes of a token in FP8: 656 (512 e4m3, 4 fp32 scales, 64 bf16 of RoPE) or 576 (e4m3, one scale for "
+            "all); 0: elements of dtype";
+    return fields;
+  }
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -55,6 +66,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--pages={} is not supported: one request of {} tokens already has {}", at.pages, at.t, table_width(at));
     if (at.ragged && at.b > kMaxPlannedRequests)
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
+    validate_fp8();
     const std::int64_t tiles = row_tiles(tiling);
     if (at.ragged && (tiles > 65535 || at.b * tiles * (ceil_div(at.t, kTokenBlock) + 2) > 1 << 30))
       fail(
@@ -74,6 +86,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   Path path() const override { return Path::latent; }
   std::string followed_by() const override { return "output_decompression"; }
   TimeEstimate time(const Ceilings& ceilings) const override { return latent_time(problem, this->figures(), ceilings); }
+
+  Tolerance allowed(DType output) const override {
+    return decode_tolerance({.dtype = problem.dtype, .cache_format = cache_format()}, output);
+  }
 
   std::vector<TensorSpec> tensors() const override {
     const LatentProblem& at = problem;
@@ -164,6 +180,39 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                          .workers = target.processors});
   }
 
+  MlaCacheFormat cache_format() const {
+    using enum MlaCacheFormat;
+    return problem.fp8 == 0 ? as_queries : problem.fp8 == kFp8TokenBytes ? fp8_656 : fp8_576;
+  }
+  // Whether MlaDecode may call it for such a cache, under queries of 16 bits.
+  bool takes_cache() const {
+    MlaDecodeOptions as = {.heads = problem.h,
+                           .max_requests = problem.b,
+                           .max_queries = problem.s,
+                           .max_tokens = problem.t,
+                           .page = problem.page,
+                           .cache_format = cache_format()};
+    if (takes(as)) return true;
+    as.sparse = problem.page == 1 && problem.s == 1 && !problem.causal;
+    return as.sparse && takes(as);
+  }
+  void validate_fp8() const {
+    const LatentProblem& at = problem;
+    if (at.fp8 != 0 && at.fp8 != 576 && at.fp8 != kFp8TokenBytes)
+      fail("--fp8={} is not supported: choose 656 or 576 bytes a token, or 0 for a cache in --dtype", at.fp8);
+    if (!takes_cache() && !at.fp8)
+      fail("--fp8=0 is not supported: this version is for caches in FP8; add --fp8=656 or 576, and --page=64");
+    if (!takes_cache())
+      fail("--fp8={} is not supported by this version: leave the version out, and one that takes it is chosen", at.fp8);
+    if (at.fp8 && at.page == 0)
+      fail("--page=0 is not supported with --fp8={}: add --page=64, or --page=1 for lists of chosen tokens", at.fp8);
+    if (at.fp8 && at.dtype != DType::bfloat16)
+      fail("--dtype={} is not supported with --fp8={}: choose bfloat16", dtype_name(at.dtype), at.fp8);
+    if (at.fp8 && at.after) fail("--after={} is not supported with --fp8={}: choose --after=0", at.after, at.fp8);
+    if (at.fp8 && at.s > 1 && !at.tokens_first)
+      fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
+  }
+
   // Tokens may be asked for before the kernels before this one are done only where the host knows which.
   bool may_prefetch() const { return problem.page == 0 && !problem.ragged; }
   void validate_prefetch(int blocks) const {
@@ -219,8 +268,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.dtype = problem.dtype;
     at.causal = problem.causal;
     at.after = problem.causal && problem.after > 0;
-    at.page = problem.page;
-    at.tokens_first = problem.tokens_first;
+    // Tokens of FP8 are gathered, whatever their pages, and one query is first either way.
+    at.page = problem.fp8 && takes_cache() ? 1 : problem.page;
+    at.tokens_first = problem.tokens_first || problem.fp8;
     at.fp8 = problem.fp8;
     at.shards = problem.shards;
     return at;
@@ -322,10 +372,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
           of.dtype, from, columns, {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows},
           version.rows, groups));
     };
-    const CacheShape shape = {
+    CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
-    void* const z = operand("cache", "z", 0);
-    void* const kpe = operand("cache", "kpe", of.k);
+    if (of.fp8) shape = {1, pool_pages(of) * of.page, 1};  // of which no map is used
+    void* const z = of.fp8 ? data("cache") : operand("cache", "z", 0);
+    void* const kpe = of.fp8 ? z : operand("cache", "kpe", of.k);
     LatentArguments with =
         attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
     with.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups);
@@ -333,8 +384,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const auto token_map = [&](void* from, int columns, std::int64_t width) {
       return make_tensor_map(tokens_source(of.dtype, from, columns, shape, width, width * shape.tokens));
     };
-    with.z_map = token_map(z, of.k, latent_width);
-    with.kpe_map = token_map(kpe, of.p, rope_width);
+    with.z_map = token_map(z, of.k, of.fp8 ? cache_width(of) : latent_width);
+    with.kpe_map = token_map(kpe, of.p, of.fp8 ? cache_width(of) : rope_width);
     with.z = z;
     with.kpe = kpe;
     with.block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr;
@@ -345,9 +396,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     with.lse_rows = {Divisor(1), 1, 0, 0};
     with.query_inner = Divisor(std::numeric_limits<int>::max());
     with.table_width = table_width(of);
-    with.tokens = unsigned(of.page == 1 ? pool_pages(of) : 0);
-    with.z_stride = 2 * latent_width;
+    with.tokens = unsigned(of.fp8 || of.page == 1 ? pool_pages(of) * of.page : 0);
+    with.z_stride = of.fp8 ? of.fp8 : 2 * latent_width;
     with.kpe_stride = 2 * rope_width;
+    if (of.fp8) {
+      with.page = Divisor(of.page);
+      with.page_places = of.page;
+      if (of.fp8 == 576) with.cache_scale = static_cast<const float*>(data("cache_scale"));
+    }
     with.after = of.after;
     return with;
   }

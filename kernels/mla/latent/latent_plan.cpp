@@ -1,6 +1,11 @@
 #include "mla/latent/latent_plan.h"
 
+#include <array>
+#include <bit>
+#include <cstring>
 #include <random>
+
+#include "hypermla/plan/fp8_tokens.h"
 
 namespace hypermla {
 namespace {
@@ -34,13 +39,17 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
   const std::int64_t batches = at.page ? pool_pages(at) : at.b, tokens = at.page ? at.page : at.t;
   if (at.fused) {
     add_rows("q", Role::input, at.dtype, {at.k + at.p});
-    add("cache", Role::input, at.dtype, {batches, tokens, at.k + at.p});
   } else {
     add_rows("qc", Role::input, at.dtype, {at.k});
     add_rows("qpe", Role::input, at.dtype, {at.p});
+  }
+  if (has_one_cache(at)) {
+    add("cache", Role::input, at.dtype, {batches, tokens, cache_width(at)});
+  } else {
     add("z", Role::input, at.dtype, {batches, tokens, at.k});
     add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
   }
+  if (at.fp8 == 576) add("cache_scale", Role::input, DType::float32, {1});
   if (at.ragged) all.push_back({"lengths", Role::input, DType::int32, {at.b}, at.t});
   if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {at.b}, at.after});
   if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
@@ -52,16 +61,27 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
 InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
   InputRules rules;
   const std::vector<int> tokens = lengths_of(at);
-  const std::int64_t width = at.k + at.p;
+  const std::int64_t width = cache_width(at);
   auto unread = [&](std::int64_t first_row, std::int64_t rows) {
     if (rows <= 0) return;
-    if (at.fused) {
+    if (has_one_cache(at)) {
       rules.unread["cache"].push_back({first_row * width, rows * width});
     } else {
       rules.unread["z"].push_back({first_row * at.k, rows * at.k});
       rules.unread["kpe"].push_back({first_row * at.p, rows * at.p});
     }
   };
+  if (at.fp8) {
+    constexpr int kTokens = 1021;  // a prime
+    std::mt19937 random{std::mt19937::result_type(seed)};
+    std::vector<unsigned char> bytes(std::size_t(kTokens) * at.fp8);
+    for (int i = 0; i < kTokens; ++i) draw_fp8_token(random, at.fp8, 1, &bytes[std::size_t(i) * at.fp8]);
+    rules.repeated["cache"].assign(bytes.begin(), bytes.end());
+    if (at.fp8 == 576) {
+      const auto scale = std::bit_cast<std::array<char, 4>>(0.004f);
+      rules.repeated["cache_scale"].assign(scale.begin(), scale.end());
+    }
+  }
   if (at.ragged) rules.integers["lengths"] = tokens;
   if (reads_after_lengths(at)) rules.integers["after_lengths"] = sample_lengths(at.b, at.after);
   if (at.page) {
@@ -94,6 +114,19 @@ ReferenceShape reference_shape_of(const LatentProblem& at) {
 
 namespace {
 
+// What tokens in FP8 stand for, from their bytes, two of which were read as a bfloat16.
+std::vector<float> numbers_of(const std::vector<float>& pairs, int bytes, float cache_scale) {
+  std::vector<unsigned char> all(2 * pairs.size());
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const auto pair = std::uint16_t(std::bit_cast<std::uint32_t>(pairs[i]) >> 16);
+    std::memcpy(&all[2 * i], &pair, 2);
+  }
+  std::vector<float> numbers(all.size() / bytes * 576);
+  for (std::size_t token = 0; token * bytes < all.size(); ++token)
+    read_fp8_token(&all[token * bytes], bytes, cache_scale, &numbers[token * 576]);
+  return numbers;
+}
+
 ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, const InputReader& input) {
   const RowReader rows{input};
   const std::int64_t request = group / at.h;
@@ -114,12 +147,13 @@ ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, con
   };
   const int width = at.k + at.p;
   std::vector<float> q, keys, z;
-  if (at.fused) {
-    q = rows("q", group, at.s, width);
-    keys = cache("cache", width);
+  q = at.fused ? rows("q", group, at.s, width)
+               : join_columns(rows("qc", group, at.s, at.k), rows("qpe", group, at.s, at.p), at.k, at.p);
+  if (has_one_cache(at)) {
+    keys = cache("cache", cache_width(at));
+    if (at.fp8) keys = numbers_of(keys, at.fp8, at.fp8 == 576 ? input("cache_scale", 0, 1)[0] : 1);
     for (int i = 0; i < tokens; ++i) z.insert(z.end(), &keys[i * width], &keys[i * width] + at.k);
   } else {
-    q = join_columns(rows("qc", group, at.s, at.k), rows("qpe", group, at.s, at.p), at.k, at.p);
     z = cache("z", at.k);
     keys = join_columns(z, cache("kpe", at.p), at.k, at.p);
   }
@@ -180,7 +214,7 @@ Cost latent_cost(const LatentProblem& at) {
     const double seen =
         (at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0);
     cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
-    cost.bytes += width * tokens * (at.k + at.p);
+    cost.bytes += (at.fp8 ? 2 : width) * tokens * cache_width(at);
   }
   return cost;
 }

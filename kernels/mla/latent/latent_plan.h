@@ -3,6 +3,7 @@
 //   qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S]
 // tokens first: [B,S,H,..] instead of [B,H,S,..]; fused: q [B,H,S,K+P], cache [B,T,K+P]; paged: the caches are [pages,
 // page, ..], and block_table [B, ceil(T/page)];
+//   in FP8: cache [pages, page, bytes of a token / 2], two bytes an element, and of 576 bytes cache_scale [1]
 //   ragged: lengths [B], each at most T; ragged, causal and after > 0: after_lengths [B], each at most `after`
 #pragma once
 
@@ -17,6 +18,9 @@ inline const std::vector<std::string_view> kLatentServing = {
 
 inline float score_scale(const LatentProblem& at) { return at.scale > 0 ? at.scale : softmax_scale(at.d, at.p); }
 inline bool reads_after_lengths(const LatentProblem& at) { return at.ragged && at.causal && at.after > 0; }
+// The cache is one tensor, latent and RoPE columns side by side; 16-bit elements of a token in it.
+inline bool has_one_cache(const LatentProblem& at) { return at.fused || at.fp8; }
+inline int cache_width(const LatentProblem& at) { return at.fp8 ? at.fp8 / 2 : at.k + at.p; }
 inline int table_width(const LatentProblem& at) { return int(ceil_div(at.t, std::max(at.page, 1))); }
 inline std::int64_t pool_pages(const LatentProblem& at) {
   return at.pages ? at.pages : std::int64_t{at.b} * table_width(at);

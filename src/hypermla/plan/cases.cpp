@@ -15,7 +15,7 @@ namespace {
 // told.
 const Json kPlain = {{"ragged", false},       {"page", 0},    {"pages", 0}, {"fused", false},
                      {"lse_base2", false},    {"scale", 0.0}, {"split", 0}, {"prefixes", 0},
-                     {"tokens_first", false}, {"after", 0},   {"parts", 1}};
+                     {"tokens_first", false}, {"after", 0},   {"parts", 1}, {"fp8", 0}};
 
 bool has_field(KernelPlan& plan, std::string_view name) {
   const std::vector<FieldRef> fields = plan.problem_fields();
@@ -211,11 +211,14 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
   for (const int split : fixed_splits())
     for (const MlaCacheFormat format : {MlaCacheFormat::as_queries, MlaCacheFormat::fp8_656})
       add({.heads = 16, .max_tokens = split, .cache_format = format, .split = split});
-  // GPUs that share a context.
+  // GPUs that share a context. Tokens in FP8 are gathered, whatever their pages.
   for (const int heads : {16, 32, 128, 256})
-    for (const int requests : {1, 256})
+    for (const int requests : {1, 256}) {
       for (const int page : {1, 16, 32, 64, 128})
         add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .page = page, .shards = 2});
+      for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576})
+        add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .cache_format = format, .shards = 2});
+    }
   // Shared prefixes. What attends to them follows from the queries of all requests.
   for (const int requests : {1, 256})
     for (const int page : {1, 16, 32, 64, 128})

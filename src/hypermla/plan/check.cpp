@@ -163,7 +163,7 @@ CheckResult check_outputs(const KernelPlan& plan, const AllocatedTensors& tensor
     if (spec.role != Role::output) continue;
     const Tensor& tensor = tensors.tensors().at(spec.name);
     outputs.push_back(
-        {spec.name, tensor.dtype, tensor.shape, tolerance(tensor.dtype, plan.dtype()),
+        {spec.name, tensor.dtype, tensor.shape, plan.allowed(tensor.dtype),
          [&](std::int64_t first, std::int64_t count) { return read_floats(device, tensor, first, count); }});
   }
   const InputReader reader = tensors.reader();

@@ -11,14 +11,6 @@
 
 namespace hypermla {
 
-// How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected|
-// + scale); an output fails when not ||got - expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN
-// never passes. The scale is the root mean square of the expected elements of its row, the last axis; of an fp32 output
-// it is 1 + reach (ReferenceOutputs).
-struct Tolerance {
-  double elementwise = 0;
-  double norm = 0;
-};
 // What the arithmetic of a correct kernel loses (docs/checking.md), in units u of half a last place: 2^-9 relative for
 // bfloat16, 2^-11 for float16, 2^-24 for fp32.
 //

@@ -15,7 +15,14 @@ Json values_of(const ChoiceProblem& problem, Path path, int n) {
   Json values = fields_json(problem);
   values["n"] = n;
   values["prefixes"] = path == Path::shared_prefix ? problem.prefixes : 0;
+  if (problem.fp8) values["tokens_first"] = true;
   return values;
+}
+
+bool has_fields(KernelPlan& plan, const std::vector<std::string_view>& names) {
+  return std::all_of(names.begin(), names.end(), [&](std::string_view name) {
+    return known_fields(plan, {{std::string(name), 0}}).size() == 1;
+  });
 }
 
 // The version whose path and time count: this one or, where it says nothing of them, the base version of its design.
@@ -101,6 +108,7 @@ void ChoiceProblem::settle() {
   if (own > 0) t = prefix + own;
   require_positive("t", t);
   if (prefix > t) fail("--prefix={} is not supported: requests have only --t={} tokens; or set --private", prefix, t);
+  if (fp8 && !page) fail("--fp8={} needs a page size: add --page=64, or --page=1 for lists of chosen tokens", fp8);
   if (prefixes < 1 || prefixes > b)
     fail("--prefixes={} is not supported: it must be from 1 to the {} requests", prefixes, b);
   own = 0;
@@ -111,12 +119,16 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
   problem.settle();
   const Ceilings burst = ceilings_of(device.spec, problem.dtype, Load::burst),
                  sustained = ceilings_of(device.spec, problem.dtype, Load::sustained);
+  std::vector<std::string_view> cache;  // the fields that say what is particular of it
+  if (problem.page) cache.push_back("page");
+  if (problem.fp8) cache.push_back("fp8");
   std::vector<RankedKernel> ranking;
   for (const KernelEntry& entry : registry.all()) {
     if (!entry.runs_on(device.target.arch) || (!language.empty() && entry.language != language)) continue;
     const KernelEntry timed = counted(registry, entry);
     const auto add = [&](Path path, int n) {
       const Json values = values_of(problem, path, n);
+      if (!has_fields(*entry.make(), cache)) return;
       try {
         configure({entry}, device, {.offered = values});
       } catch (const Error&) {

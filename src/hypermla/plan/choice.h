@@ -27,6 +27,8 @@ struct ChoiceProblem {
   int prefix = 0;
   int prefixes = 1;
   int own = 0;
+  int page = 0;
+  int fp8 = 0;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -42,6 +44,8 @@ struct ChoiceProblem {
     field("prefix", self.prefix, "first tokens of a request that it shares with others");
     field("prefixes", self.prefixes, "how many different prefixes the batch has");
     field("private", self.own, "tokens of a request behind its prefix; 0: t - prefix");
+    field("page", self.page, "tokens of a cache page; 1: lists of chosen tokens; 0: a dense cache");
+    field("fp8", self.fp8, "bytes of a token in FP8: 656 or 576, in pages; 0: elements of dtype");
   }
   // Throws Error for values without a meaning. Afterwards t counts all tokens of a request.
   void settle();

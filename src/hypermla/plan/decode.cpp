@@ -1,13 +1,13 @@
 #include "hypermla/plan/decode.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/pool.h"
+#include "hypermla/plan/fp8_tokens.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -252,19 +252,8 @@ class DecodeReference : public DecodeKernels {
     float* const to = tokens.data() + first;
     const std::int64_t place = page * with.latent_page_stride + slot * with.latent_token_stride;
     if (const int bytes = fp8_bytes(options_.cache_format)) {
-      const auto* token = static_cast<const unsigned char*>(with.cache_latent) + place;
-      if (bytes == 576) {
-        for (int c = 0; c < kWidth; ++c) to[c] = e4m3_to_float(token[c]) * *with.cache_scale;
-        return;
-      }
-      float factors[4];
-      std::memcpy(factors, token + kLatent, sizeof factors);
-      for (int c = 0; c < kLatent; ++c) to[c] = e4m3_to_float(token[c]) * factors[c / 128];
-      for (int c = 0; c < kRope; ++c) {
-        std::uint16_t bits;
-        std::memcpy(&bits, token + kLatent + sizeof factors + 2 * c, 2);
-        to[kLatent + c] = to_float(bits, options_.dtype);
-      }
+      read_fp8_token(static_cast<const unsigned char*>(with.cache_latent) + place, bytes,
+                     with.cache_scale ? *with.cache_scale : 1, to);
       return;
     }
     const auto* z = at(with.cache_latent, place);

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "hypermla/base/half.h"
+#include "hypermla/plan/fp8_tokens.h"
 #include "hypermla/plan/reference.h"
 
 namespace hypermla {
@@ -214,29 +215,21 @@ void DecodeStep::fill_cache(std::mt19937& random) {
       if (float& of = grown[slots[i]]; of == 0) of = of_.growing ? 1 + (most - 1) * float(i) / float(slots.size()) : 1;
   tokens_.assign(grown.size() * kWidth, 0.0f);
   host_cache_.assign(std::size_t(pages_) * between() * at.page * bytes_of_token, 0xff);  // NaN in every type
-  const auto e4m3 = [&] { return static_cast<unsigned char>(random() % 0x7f | (random() & 0x80)); };  // any but NaN
   for (std::size_t slot = 0; slot < grown.size(); ++slot) {
     if (grown[slot] == 0) continue;
     float* const token = &tokens_[slot * kWidth];
     const std::size_t place = slot + slot / at.page * (between() - 1) * at.page;
     unsigned char* const bytes = &host_cache_[place * bytes_of_token];
-    const auto store = [&](int c, std::size_t at_byte) {
+    if (fp8_) {
+      // With one factor for all, numbers grow to what they may be.
+      draw_fp8_token(random, fp8_, of_.growing && fp8_ == 576 ? grown[slot] / most : grown[slot], bytes);
+      read_fp8_token(bytes, fp8_, cache_scale(), token);
+      continue;
+    }
+    for (int c = 0; c < kWidth; ++c) {
       const std::uint16_t bits = from_float(normal(random) * grown[slot], at.dtype);
       token[c] = to_float(bits, at.dtype);
-      std::memcpy(bytes + at_byte, &bits, 2);
-    };
-    for (int c = 0; c < kWidth; ++c) {
-      if (fp8_ == 576) {  // one factor for all: numbers grow to what they may be
-        bytes[c] = of_.growing ? e4m3_from_float(e4m3_to_float(e4m3()) * grown[slot] / most) : e4m3();
-        token[c] = e4m3_to_float(bytes[c]) * cache_scale();
-      } else if (fp8_ == 0 || c >= kLatent) {
-        store(c, fp8_ ? std::size_t(528 + 2 * (c - kLatent)) : 2 * std::size_t(c));
-      } else {
-        const float factor = 0.003f * float(1 + c / 128) * grown[slot];
-        std::memcpy(bytes + kLatent + c / 128 * 4, &factor, 4);
-        bytes[c] = e4m3();
-        token[c] = e4m3_to_float(bytes[c]) * factor;
-      }
+      std::memcpy(bytes + 2 * c, &bits, 2);
     }
   }
 }

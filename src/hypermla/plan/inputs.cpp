@@ -131,6 +131,10 @@ void AllocatedTensors::fill(std::uint64_t seed, const InputRules& rules, bool gr
       device_->copy_to_device(tensor.data, values->second.data(), tensor.bytes());
       continue;
     }
+    if (const auto bytes = rules.repeated.find(spec.name); bytes != rules.repeated.end()) {
+      fill_periodic(*device_, tensor, bytes->second, 0);
+      continue;
+    }
     std::vector<char>& period = periods[spec.dtype];
     if (period.empty()) period = random_elements(spec.dtype, kPeriod, seed);
     fill_periodic(*device_, tensor, period, random() % kPeriod * dtype_bytes(spec.dtype));

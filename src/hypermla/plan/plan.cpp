@@ -1,5 +1,7 @@
 #include "hypermla/plan/plan.h"
 
+#include "hypermla/plan/check.h"
+
 namespace hypermla {
 
 Target Target::of_arch(const std::string& arch) {
@@ -20,6 +22,8 @@ std::string_view path_name(Path path) {
 TimeEstimate KernelPlan::time(const Ceilings&) const {
   fail("this kernel has no figures: it cannot be set against others");
 }
+
+Tolerance KernelPlan::allowed(DType output) const { return tolerance(output, dtype()); }
 
 void require_indices(const std::vector<TensorSpec>& specs, const Tensors& tensors) {
   for (const TensorSpec& spec : specs) {

@@ -40,6 +40,8 @@ struct InputRules {
   // Elements {first, count} that no kernel may use: slots of a cache behind the end of a request. They are filled with
   // NaN.
   std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> unread;
+  // Inputs that hold these bytes again and again in place of random numbers: tokens in FP8 and their factor.
+  std::map<std::string, std::vector<char>> repeated;
   // Elements {first, count} of float32 inputs that are -infinity: the log-sum-exp of parts without tokens.
   std::map<std::string, std::vector<std::pair<std::int64_t, std::int64_t>>> minus_infinity;
   // An input [.., rows, columns] whose rows are scaled up along the tokens where a check asks for scores that keep
@@ -64,6 +66,15 @@ struct ReferenceShape {
 // The values of a group by output. A log-sum-exp `lse` comes with `lse_reach`: for each value a bound on the fp32
 // numbers that it is made from, before they cancel (plan/check.h says what follows).
 using ReferenceOutputs = std::map<std::string, std::vector<double>>;
+
+// How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected|
+// + scale); an output fails when not ||got - expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN
+// never passes. The scale is the root mean square of the expected elements of its row, the last axis; of an fp32 output
+// it is 1 + reach (ReferenceOutputs).
+struct Tolerance {
+  double elementwise = 0;
+  double norm = 0;
+};
 
 // The properties of a device on which tilings depend. The default is an H200.
 struct Target {
@@ -116,12 +127,14 @@ class KernelPlan {
   virtual InputRules input_rules(std::uint64_t /*seed*/) const { return {}; }
   virtual ReferenceShape reference_shape() const = 0;
   virtual ReferenceOutputs reference(std::int64_t group, const InputReader& input) const = 0;
+  // How far an output of that type may be off: what tolerance() of plan/check.h says of the arithmetic, or more.
+  virtual Tolerance allowed(DType output) const;
 
   // The kernels of an engine's decoding step, where this version can be called so; null: it cannot. The options are
   // settled (plan/decode.h). Throws Error for a capacity that it does not take.
   virtual std::unique_ptr<DecodeKernels> decode(const MlaDecodeOptions& /*options*/) const { return nullptr; }
-  // Whether that is all it is for, since its tensors are not those of its form. Such a version has cases of
-  // plan/decode_cases.h alone, and validate() refuses every problem.
+  // Whether that is what it is for, since it takes no tensors in the type of the queries. Such a version has cases of
+  // plan/decode_cases.h alone.
   virtual bool only_decodes() const { return false; }
 
   // The same for its prefill.
