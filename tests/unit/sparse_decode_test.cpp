@@ -326,6 +326,76 @@ TEST(SparseDecode, FewRowsAreTakenSixteenAtATime) {
   }
 }
 
+// What MlaDecode promises of every form: a request alone has the bits that it has in a batch, where cuts are fixed, and
+// a recording follows the lengths.
+void check_bits(const std::shared_ptr<Device>& device, const std::string& name, MlaDecodeOptions options) {
+  SCOPED_TRACE(testing::Message() << int(options.cache_format) << (options.sparse ? " sparse " : " dense ")
+                                  << options.heads << " heads on " << name);
+  options.split = 128;
+  const std::vector<int> lengths = {1000, 999, 0, 1, 64, 130, 300, 1000, 65};
+  DecodeStep step = step_on(device, options, lengths, true);
+  MlaDecode decode(options, DeviceHandle(name));
+  run(decode, step);
+  const MlaDecodeTensors all = step.tensors();
+  const auto read = [&](const void* o, const void* lse, int queries) {
+    std::pair<std::vector<std::uint16_t>, std::vector<std::uint32_t>> bits;
+    bits.first.resize(std::size_t(queries) * options.heads * 512);
+    bits.second.resize(std::size_t(queries) * options.heads);
+    device->synchronize();
+    device->copy_to_host(bits.first.data(), o, bits.first.size() * 2);
+    device->copy_to_host(bits.second.data(), lse, bits.second.size() * 4);
+    return bits;
+  };
+  const auto [o, lse] = read(all.o, all.lse, 9);
+  const Buffer own_o(device, std::size_t(options.heads) * 1024), own_lse(device, std::size_t(options.heads) * 4);
+  for (const int request : {0, 2, 5, 7}) {
+    const auto moved = [&](const void* q) {
+      return static_cast<const char*>(q) + std::size_t(request) * options.heads * 1152;
+    };
+    MlaDecodeTensors one = all;
+    one.q_latent.data = moved(all.q_latent.data);
+    one.q_rope.data = moved(all.q_rope.data);
+    one.query_tokens = 1;
+    one.block_table += request * all.table_stride;
+    one.o = own_o.data();
+    one.lse = static_cast<float*>(own_lse.data());
+    decode.plan(step.lengths() + request, nullptr, 1);
+    decode.run(one);
+    const auto [alone_o, alone_lse] = read(one.o, one.lse, 1);
+    EXPECT_TRUE(std::equal(alone_o.begin(), alone_o.end(), &o[request * alone_o.size()])) << request;
+    EXPECT_TRUE(std::equal(alone_lse.begin(), alone_lse.end(), &lse[request * alone_lse.size()])) << request;
+  }
+  const auto work = [&](StreamHandle stream) {
+    decode.plan(step.lengths(), nullptr, 9, stream);
+    decode.run(all, stream);
+  };
+  const std::unique_ptr<Recording> recording = device->record(work);
+  std::vector<int> fewer = lengths;
+  for (int& length : fewer) length = length * 2 / 3;
+  device->copy_to_device(const_cast<int*>(step.lengths()), fewer.data(), fewer.size() * sizeof(int));
+  recording->replay(device->stream());
+  const auto replayed = read(all.o, all.lse, 9);
+  step.poison();
+  work(device->stream());
+  EXPECT_TRUE(read(all.o, all.lse, 9) == replayed);
+  EXPECT_FALSE(replayed.first == o);
+}
+// Sparse in all formats of the cache, and dense over FP8.
+void check_bits_of_all_forms(const std::shared_ptr<Device>& device, const std::string& name, int heads) {
+  for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
+    for (const bool sparse : {true, false})
+      if (sparse || format != as_queries)
+        check_bits(device, name, (sparse ? options_for : dense_options)(format, heads, 9, 1000));
+}
+
+TEST(SparseDecode, BitsDependNeitherOnTheBatchNorOnARecording) { check_bits_of_all_forms(make_cpu_device(), "cpu", 2); }
+TEST(SparseDecode, OnAGpuBitsDependNeitherOnTheBatchNorOnARecording) {
+  if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
+  const std::shared_ptr<Device> device = make_cuda_device();
+  if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
+  for (const int heads : {12, 128}) check_bits_of_all_forms(device, "cuda", heads);
+}
+
 // Lists of 0 to 1000 tokens.
 void check_on_gpu(const std::shared_ptr<Device>& device, const MlaDecodeOptions& options, bool with_sinks) {
   SCOPED_TRACE(testing::Message() << int(options.cache_format) << (options.sparse ? " sparse " : " dense ")
@@ -341,7 +411,7 @@ TEST(SparseDecode, AGpuDoesTheSame) {
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
     for (const bool sparse : {true, false})
-      for (const int heads : {3, 16, 128})
+      for (const int heads : {1, 3, 8, 12, 16, 24, 96, 128})
         for (const bool with_sinks : {false, true})
           if (sparse || format != as_queries)
             check_on_gpu(device, (sparse ? options_for : dense_options)(format, heads, 9, 1000), with_sinks);
