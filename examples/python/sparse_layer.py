@@ -3,7 +3,7 @@ queries attend to the tokens that a lightning indexer chooses for them.
 
 The indexer scores every token that a query may see by sum over its heads of weight * relu(q k), and the query attends
 to the top-k. It is written here plainly, with arrays; engines have kernels for it. append() and MlaDecode do the rest,
-over a cache in bfloat16 and over one in FP8. Every choice and every output is compared with a direct computation in
+over a cache in bfloat16 and over those in FP8. Every choice and every output is compared with a direct computation in
 double precision. A difference ends the program with status 1.
 
     python sparse_layer.py                           # PyTorch and a GPU where there are, else NumPy and the CPU
@@ -19,7 +19,9 @@ from mla_layer import (LATENT, MOST_TOKENS, NOPE, PAGE, Q_RANK, ROPE, NumPyArray
                        random_weights, rotated)
 
 INDEX_COLUMNS = 128  # of the indexer's queries and keys
-TOLERANCES = {"as_queries": 0.02, "fp8_656": 0.1}  # of the largest output
+TOLERANCES = {"as_queries": 0.02, "fp8_656": 0.1, "fp8_576": 0.1}  # of the largest output
+BYTES = {"fp8_656": 656, "fp8_576": 576}
+ONE_FACTOR = LATENT ** 0.5 / 448  # of "fp8_576": a normed vector has no number beyond 448 of it
 
 
 def indexer_weights(hidden, heads, dice):
@@ -68,8 +70,9 @@ class SparseLayer:
         pages = MOST_TOKENS // PAGE
         order = numpy.random.default_rng(7).permutation(requests * pages)
         self.slots = (order.reshape(requests, pages, 1) * PAGE + numpy.arange(PAGE)).reshape(requests, -1)
-        if cache_format == "fp8_656":
-            self.cache = arrays.array(numpy.zeros((requests * pages, PAGE, 656), numpy.uint8))
+        self.factor = arrays.array(numpy.array([ONE_FACTOR], numpy.float32)) if cache_format == "fp8_576" else None
+        if cache_format in BYTES:
+            self.cache = arrays.array(numpy.zeros((requests * pages, PAGE, BYTES[cache_format]), numpy.uint8))
         else:
             empty = numpy.zeros((requests * pages, PAGE, LATENT + ROPE), numpy.float32)
             self.cache = arrays.to_bfloat16(arrays.array(empty))
@@ -83,7 +86,8 @@ class SparseLayer:
         arrays, given = self.arrays, (self.arrays, self.weights, self.arrays.array(x), self.arrays.array(positions))
         *q, z, k_rope = projected(*given)
         slots = arrays.array(self.slots[request_of, positions].astype(numpy.int64))
-        hypermla.append((arrays.to_bfloat16(z), arrays.to_bfloat16(k_rope)), self.cache, slots)
+        hypermla.append((arrays.to_bfloat16(z), arrays.to_bfloat16(k_rope)), self.cache, slots,
+                        cache_scale=self.factor)
         self.index_keys[slots] = index_keys(*given)
         return q, index_queries(*given)
 
@@ -113,7 +117,7 @@ class SparseLayer:
         self.decode.plan(arrays.array(counts.astype(numpy.int32)))
         q_latent = arrays.einsum("thc,rhc->thr", q, self.weights["k_up"])  # keys are absorbed
         o, _ = self.decode.run((arrays.to_bfloat16(q_latent), arrays.to_bfloat16(q_rope)), self.cache,
-                               arrays.array(slots.astype(numpy.int32)))
+                               arrays.array(slots.astype(numpy.int32)), cache_scale=self.factor)
         values = arrays.einsum("thr,rhv->thv", arrays.to_float(o), self.weights["v_up"])  # and values
         outputs = arrays.host(arrays.einsum("thv,hvo->to", values, self.weights["out"]))
         return outputs, [row[:count] for row, count in zip(chosen, counts)]
