@@ -15,7 +15,8 @@ import re
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "python/hypermla/vllm"
-CLASSES = ("HyperMLABackend", "HyperMLADecodeMetadata", "HyperMLAMetadataBuilder", "HyperMLAImpl")
+CLASSES = {"backend": ("HyperMLABackend", "HyperMLADecodeMetadata", "HyperMLAMetadataBuilder", "HyperMLAImpl"),
+           "sparse": ("HyperMLASparseBackend", "HyperMLASparseImpl")}  # by module
 
 
 def recorded():
@@ -57,12 +58,11 @@ def of_engine():
     import vllm
     from vllm.config import VllmConfig
 
-    from hypermla.vllm import backend
-
     present = {module: [name for name in names if hasattr(importlib.import_module(module), name)]
                for module, names in imported().items()}
     methods = {}
-    for ours in (getattr(backend, name) for name in CLASSES):
+    for ours in (getattr(importlib.import_module(f"hypermla.vllm.{module}"), name)
+                 for module, names in CLASSES.items() for name in names):
         base = ours.__mro__[1]
         names = [name for name in vars(ours) if name == "__init__" or not name.startswith("__")]
         methods[ours.__name__] = {name: parameters(getattr(base, name)) for name in sorted(names)

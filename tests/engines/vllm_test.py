@@ -34,6 +34,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 hypermla.vllm.register()
 hypermla.vllm.register()
+Sparse = AttentionBackendEnum.FLASHMLA_SPARSE
 Backend = AttentionBackendEnum.CUSTOM.get_class()
 Builder, Impl = Backend.get_builder_cls(), Backend.get_impl_cls()
 
@@ -404,6 +405,78 @@ class EngineTest(unittest.TestCase):
             with set_current_vllm_config(config):
                 Impl(HEADS, 576, SCALE, 1, None, 128, "auto", None, "decoder", None, q_lora_rank=None, kv_lora_rank=512,
                      qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
+
+
+class SparseTest(unittest.TestCase):
+    def setUp(self):
+        with mock.patch.dict(os.environ, VLLM_PLUGINS="hypermla,hypermla_sparse"):
+            hypermla.vllm.register_sparse()
+        self.addCleanup(Sparse.clear_override)
+        self.impl = object.__new__(Sparse.get_class().get_impl_cls())  # what its kernels read
+        self.impl.softmax_scale, self.impl.num_heads = SCALE, HEADS
+        random = torch.Generator().manual_seed(3)
+        self.rows = torch.randn(5 * 64, 576, generator=random).bfloat16()
+        self.slots = torch.randint(0, len(self.rows), (6, 40), generator=random, dtype=torch.int32)
+        self.slots[1, 7:20] = self.slots[3, :] = -1
+        self.q = torch.randn(6, HEADS, 576, generator=random).bfloat16()
+
+    def agree(self, o, lse, tokens, counts, tolerance):
+        for query, count in enumerate(counts):
+            slots = self.slots[query, :count]
+            seen = tokens[slots[slots >= 0].long()].double()
+            scores = self.q[query].double() @ seen.T * SCALE
+            expected = scores.softmax(-1) @ seen[:, :LATENT]
+            self.assertTrue(torch.allclose(o[query].double(), expected, atol=tolerance))
+            wanted = scores.logsumexp(-1) if len(seen) else torch.full((HEADS,), math.inf)
+            self.assertTrue(torch.allclose(lse[query].double(), wanted.double(), atol=tolerance))
+
+    def test_it_takes_the_place_of_vllms_where_it_is_asked_for(self):
+        self.assertEqual(Sparse.get_path(), hypermla.vllm.SPARSE_BACKEND)
+        self.assertEqual(Sparse.get_class().get_name(), "FLASHMLA_SPARSE")
+        Sparse.clear_override()
+        for plugins in {}, {"VLLM_PLUGINS": "hypermla"}:
+            with mock.patch.dict(os.environ, plugins, clear=not plugins):
+                hypermla.vllm.register_sparse()
+            self.assertFalse(Sparse.is_overridden())
+
+    def test_what_is_refused(self):
+        backend = Sparse.get_class()
+        self.assertEqual([backend.supports_compute_capability(DeviceCapability(*of)) for of in ((9, 0), (10, 0))],
+                         [True, False])
+        self.assertEqual(backend.get_supported_head_sizes(), [576])
+        self.assertTrue(backend.supports_kv_cache_dtype("fp8_ds_mla"))
+        self.assertFalse(backend.supports_kv_cache_dtype("nvfp4_ds_mla"))
+
+    def test_a_cache_in_fp8(self):
+        cache = torch.zeros(5, 64, 656, dtype=torch.uint8)
+        hypermla.append(self.rows, cache, torch.arange(len(self.rows)))
+        packed = cache.view(-1, 656)
+        latent = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float()
+        latent *= packed[:, 512:528].contiguous().view(torch.float32).repeat_interleave(128, 1)
+        tokens = torch.cat([latent, self.rows[:, 512:].float()], 1)
+        metadata, plans = types.SimpleNamespace(), []
+        with mock.patch.object(MlaDecode, "plan", lambda *given, plan=MlaDecode.plan: plans.append(plan(*given))):
+            for _ in range(2):  # layers: decodes of 3 requests, then all as one batch
+                o, lse = self.impl._fp8_flash_mla_kernel(self.q.view(3, 2, HEADS, 576), cache,
+                                                         self.slots.view(3, 2, 40), metadata)
+        self.assertEqual((tuple(o.shape), tuple(lse.shape)), ((3, 2, HEADS, 512), (3, HEADS, 2)))
+        self.assertEqual(len(plans), 1)
+        self.agree(o.reshape(6, HEADS, 512), lse.transpose(1, 2).reshape(6, HEADS), tokens, [40] * 6, 0.02)
+        mixed, _ = self.impl._fp8_flash_mla_kernel(self.q[None], cache, self.slots[None], types.SimpleNamespace())
+        self.assertTrue(torch.equal(mixed[0], o.reshape(6, HEADS, 512)))
+
+    def test_a_cache_in_16_bits(self):
+        counts = [40, 30, 1, 40, 0, 7]
+        given = (self.rows.view(5, 64, 576), self.slots, torch.tensor(counts, dtype=torch.int32))
+        found = self.impl._bf16_flash_mla_kernel(self.q, *given)
+        o, lse = found if isinstance(found, tuple) else (found, None)
+        if lse is not None:  # 0.33, which gives queries of more heads
+            wide = torch.cat([self.q, torch.full((6, 60, 576), math.nan, dtype=torch.bfloat16)], 1)
+            self.assertTrue(torch.equal(self.impl._bf16_flash_mla_kernel(wide, *given, HEADS)[0], o))
+        else:
+            lse = hypermla.compat.flash_mla.flash_mla_sparse_fwd(self.q, self.rows[:, None], self.slots[:, None], SCALE,
+                                                                 topk_length=given[2])[2]
+        self.agree(o, lse, self.rows, counts, 0.02)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ sys.path.insert(0, str(BUILD / "python"))
 from hypermla.compat._queries import takes_strides
 from hypermla.vllm import plans
 
-BACKEND = ast.parse((CHECKOUT / "python/hypermla/vllm/backend.py").read_text())
+MODULES = {name: ast.parse((CHECKOUT / f"python/hypermla/vllm/{name}.py").read_text())
+           for name in vllm_interface.CLASSES}
 FUNCTIONS = {of.name: {one.name: one for one in of.body if isinstance(one, ast.FunctionDef)}
-             for of in BACKEND.body if isinstance(of, ast.ClassDef)}
+             for module in MODULES.values() for of in module.body if isinstance(of, ast.ClassDef)}
 
 
 def complaints(function, passed):
@@ -46,11 +47,16 @@ class Interface(unittest.TestCase):
 
     def test_the_entry_point_is_there(self):
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-        module, function = project["entry-points"]["vllm.general_plugins"]["hypermla"].split(":")
-        self.assertTrue(callable(getattr(importlib.import_module(module), function)))
-        from hypermla.vllm import BACKEND as path
-        self.assertEqual(path, "hypermla.vllm.backend.HyperMLABackend")
-        self.assertIn("HyperMLABackend", FUNCTIONS)
+        plugins = project["entry-points"]["vllm.general_plugins"]
+        self.assertEqual(sorted(plugins), ["hypermla", "hypermla_sparse"])
+        for plugin in plugins.values():
+            module, function = plugin.split(":")
+            self.assertTrue(callable(getattr(importlib.import_module(module), function)))
+        import hypermla.vllm
+        for path in hypermla.vllm.BACKEND, hypermla.vllm.SPARSE_BACKEND:
+            module, _, name = path.rpartition(".")
+            self.assertIn(name, vllm_interface.CLASSES[module.removeprefix("hypermla.vllm.")])
+            self.assertIn(name, FUNCTIONS)
 
     def test_methods_take_what_recorded_versions_pass(self):
         versions = vllm_interface.recorded()
@@ -180,7 +186,7 @@ class Plans(unittest.TestCase):
             self.plans.plan(step, *kind)
 
     def test_which_configurations_share_prefixes(self):
-        function = next(one for one in BACKEND.body if getattr(one, "name", "") == "_shares_prefixes")
+        function = next(one for one in MODULES["backend"].body if getattr(one, "name", "") == "_shares_prefixes")
         names = {}
         exec(compile(ast.Module([function], []), "backend.py", "exec"), names)
         for additional, shares in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),

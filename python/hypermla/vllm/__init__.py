@@ -5,6 +5,7 @@ Importing this module imports neither vLLM nor PyTorch.
 """
 
 BACKEND = "hypermla.vllm.backend.HyperMLABackend"
+SPARSE_BACKEND = "hypermla.vllm.sparse.HyperMLASparseBackend"
 
 
 def register():
@@ -22,3 +23,15 @@ def register():
     # vLLM 0.33 knows names of one's own.
     if hasattr(AttentionBackendEnum, "register") and "HYPERMLA" not in AttentionBackendEnum.__members__:
         register_backend("HYPERMLA", BACKEND)
+
+
+def register_sparse():
+    """Puts the sparse backend in the place of vLLM's FLASHMLA_SPARSE, whose name vLLM asks for: only where VLLM_PLUGINS
+    lists `hypermla_sparse`."""
+    from vllm import envs
+    from vllm.logger import init_logger
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if "hypermla_sparse" in (envs.VLLM_PLUGINS or ()):
+        register_backend(AttentionBackendEnum.FLASHMLA_SPARSE, SPARSE_BACKEND)
+        init_logger("vllm.hypermla").info("HyperMLA's kernels are those of FLASHMLA_SPARSE")
