@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Sparse decoding: every query attends to the tokens that an indexer chose for it, beside FlashMLA.
+"""Sparse attention: every query attends to the tokens that an indexer chose for it, beside FlashMLA and, by pages of
+one token, FlashAttention-3 and FlashInfer.
 
     tests/benchmark/bench_sparse.py --flashmla=<library> --record=sparse.json
     tests/benchmark/bench_sparse.py --rows='q32-.*-bf16' --rows=q48-h24-bf16 --kernel=cute.mla.flash_mla
+    tests/benchmark/bench_sparse.py --rows='prefill-.*' --flashmla=<library>
 
 A row is q<queries of a step>-h<heads>-<bf16 or fp8>; every query has 2048 random slots of a pool of 262144 tokens.
-fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA takes; its
-time also stands in the rows of bf16. It takes 64 and 128 heads: fewer are padded to 64 for it, as engines do. Lists are
-planned outside the time. A burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph
+fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA decodes; its
+time also stands in the rows of bf16. It takes 64 and 128 heads: fewer are padded to 64 for it, as engines do. The
+others take bf16. prefill-..: of the first 32768 tokens, beside FlashMLA's kernel for prefill in bf16. Lists are planned
+outside the time. A burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph
 without a pause. Every output is compared with float32, also with a tenth of the slots missing, lists of different
 lengths and attention sinks.
 """
@@ -18,8 +21,10 @@ import pathlib
 import re
 import sys
 import time
+import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import engine_worker  # noqa: E402
 import harness  # noqa: E402
 from harness import torch  # noqa: E402
 
@@ -27,6 +32,7 @@ SCALE = 192**-0.5
 TOP_K, POOL, PAGE = 2048, 262144, 64
 TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 QUERIES, HEADS = (1, 8, 32, 128, 256), (128, 64, 16)
+PREFILLS, PREFILL_POOL = ("prefill-q4096-h128-bf16", "prefill-q4096-h64-bf16"), 32768
 
 
 def quantised(tokens):
@@ -57,25 +63,27 @@ class Pool:
 
 class Batch:
     def __init__(self, name, pool):
-        found = re.fullmatch(r"q(\d+)-h(\d+)-(bf16|fp8)", name)
+        found = re.fullmatch(r"(prefill-)?q(\d+)-h(\d+)-(bf16|fp8)", name)
         if not found:
             raise ValueError(f"'{name}' is no row; --help says what is")
-        self.name, self.queries, self.heads, self.fp8 = name, int(found[1]), int(found[2]), found[3] == "fp8"
+        self.name, self.queries, self.heads, self.fp8 = name, int(found[2]), int(found[3]), found[4] == "fp8"
+        self.prefill, self.slots_of_pool = bool(found[1]), PREFILL_POOL if found[1] else POOL
         generator = torch.Generator("cuda").manual_seed(2)
         self.q = torch.randn(self.queries, self.heads, 576, dtype=torch.bfloat16, device="cuda", generator=generator)
-        self.slots = torch.randint(0, POOL, (self.queries, TOP_K), dtype=torch.int32, device="cuda",
+        self.slots = torch.randint(0, self.slots_of_pool, (self.queries, TOP_K), dtype=torch.int32, device="cuda",
                                    generator=generator)
         self.lengths = torch.full((self.queries,), TOP_K, dtype=torch.int32, device="cuda")
         self.sinks, self.pool = None, pool
         self.tokens = pool.widened if self.fp8 else pool.tokens
-        self.cache = (pool.packed if self.fp8 else pool.tokens).view(POOL // PAGE, PAGE, -1)
+        self.cache = (pool.packed if self.fp8 else pool.tokens)[:self.slots_of_pool].view(-1, PAGE,
+                                                                                          656 if self.fp8 else 576)
 
     def spoil(self):
         """Makes lists of different lengths with slots that are none, and sinks."""
         generator = torch.Generator("cuda").manual_seed(3)
         random = lambda *shape: torch.rand(shape, device="cuda", generator=generator)
         none = random(self.queries, TOP_K) < 0.1
-        beyond = torch.where(random(self.queries, TOP_K) < 0.5, -1, POOL + 5).int()
+        beyond = torch.where(random(self.queries, TOP_K) < 0.5, -1, self.slots_of_pool + 5).int()
         self.slots = torch.where(none, beyond, self.slots)
         self.slots[::3, :200] = -1  # whole blocks without a token
         self.lengths = (random(self.queries) * (TOP_K + 1)).int()
@@ -86,7 +94,7 @@ class Batch:
         worst = 0.0
         for query in range(0, self.queries, max(1, self.queries // 24)):
             slots = self.slots[query, :self.lengths[query]].long()
-            tokens = self.tokens[slots[(slots >= 0) & (slots < POOL)]].float()
+            tokens = self.tokens[slots[(slots >= 0) & (slots < self.slots_of_pool)]].float()
             if len(tokens) == 0:
                 fits = not o[query].any() and torch.isneginf(lse[query]).all()
                 worst = max(worst, 0.0 if fits else math.inf)
@@ -103,33 +111,49 @@ class Batch:
 
 
 class Ours:
+    """More queries than a MlaDecode plans are several steps."""
+
     title = "ours"
     kernel = ""  # by --kernel
+    refuses = staticmethod(lambda batch: None)
 
     def __init__(self, batch):
         self.batch = batch
-        self.decode = harness.hypermla.MlaDecode(
-            heads=batch.heads, max_requests=batch.queries, max_tokens=TOP_K, page=PAGE, scale=SCALE, sparse=True,
-            cache_format="fp8_656" if batch.fp8 else "as_queries", device="cuda", kernel=self.kernel)
+        most = harness.hypermla.MlaDecode.MAX_REQUESTS
+        self.steps = [(slice(first, first + most), harness.hypermla.MlaDecode(
+            heads=batch.heads, max_requests=min(most, batch.queries - first), max_tokens=TOP_K, page=PAGE, scale=SCALE,
+            sparse=True, cache_format="fp8_656" if batch.fp8 else "as_queries", device="cuda", kernel=self.kernel))
+            for first in range(0, batch.queries, most)]
         self.out = torch.full((batch.queries, batch.heads, 512), math.nan, dtype=torch.bfloat16, device="cuda")
         self.lse = torch.full((batch.queries, batch.heads), math.nan, device="cuda")
         self.plan()
 
     def plan(self, stream=None):
-        self.decode.plan(self.batch.lengths, stream=stream and stream.cuda_stream)
+        for own, decode in self.steps:
+            decode.plan(self.batch.lengths[own], stream=stream and stream.cuda_stream)
 
     def run(self, stream=None):
         batch = self.batch
-        return self.decode.run(batch.q, batch.cache, batch.slots, self.out, self.lse, stream and stream.cuda_stream,
-                               batch.sinks)
+        for own, decode in self.steps:
+            decode.run(batch.q[own], batch.cache, batch.slots[own], self.out[own], self.lse[own],
+                       stream and stream.cuda_stream, batch.sinks)
+        return self.out, self.lse
+
+    def check(self):
+        for _, decode in self.steps:
+            decode.check()
+
+    def explain(self):
+        return self.steps[0][1].explain()
 
 
 class FlashMla:
     title = "FlashMLA, fp8"
+    refuses = staticmethod(lambda batch: "for decoding" if batch.prefill else
+                           "at most 128 heads" if batch.heads > 128 else None)
 
     def __init__(self, batch):
-        if batch.heads > 128:
-            raise ValueError("at most 128 heads")
+        batch.tokens = batch.pool.widened
         self.heads = 64 if batch.heads <= 64 else 128
         padding = torch.zeros(batch.queries, self.heads - batch.heads, 576, dtype=torch.bfloat16, device="cuda")
         self.q = torch.cat((batch.q, padding), 1).unsqueeze(1)
@@ -141,6 +165,64 @@ class FlashMla:
         o, lse, *self.work = torch.ops._flashmla_C.sparse_decode_fwd(
             self.q, self.packed, self.slots, None, None, *self.work, None, None, None, 512, SCALE, None)
         return o.squeeze(1), None
+
+
+class FlashMlaPrefill:
+    title = "FlashMLA, prefill"
+    refuses = staticmethod(lambda batch: None if batch.prefill and batch.heads in (64, 128) else
+                           "for prefill, 64 or 128 heads")
+
+    def __init__(self, batch):
+        self.op = torch.ops._flashmla_C.sparse_prefill_fwd.default
+        given = batch.q, batch.cache.view(-1, 1, 576), batch.slots.unsqueeze(1), SCALE, 512, None, None, None
+        self.given = given[:len(self.op._schema.arguments)]  # sinks, lengths and outputs came later
+
+    def run(self, _=None):
+        return self.op(*self.given)[0], None
+
+
+class PagesOfOne:
+    """A library of bench_engine.py, for which a list is a request with pages of 1 token."""
+
+    refuses = staticmethod(lambda batch: "caches in 16 bits only" if batch.fp8 else None)
+
+    def __init__(self, batch):
+        counts, starts = [TOP_K] * batch.queries, list(range(batch.queries + 1))
+        integers = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
+        self.cache = batch.cache.view(-1, 1, 576)
+        self.library = self.kind(types.SimpleNamespace(
+            row=engine_worker.Row.named(f"b{batch.queries}-q1-t{TOP_K}-h{batch.heads}-p1"), queries=[1] * batch.queries,
+            lengths=counts, counts=counts, starts=starts, device_lengths=integers(counts),
+            device_starts=integers(starts), table=batch.slots, tables=list(batch.slots), q=batch.q,
+            o=torch.empty_like(batch.q[..., :512], memory_format=torch.contiguous_format)), "")
+        self.library.plan()
+
+    def run(self, _=None):
+        return self.library.run(self.cache)
+
+
+class FlashAttention3(PagesOfOne):
+    title, kind = "FlashAttention-3", engine_worker.FlashAttention3
+
+
+class FlashInfer(PagesOfOne):
+    title, kind = "FlashInfer", engine_worker.FlashInfer
+
+
+PEERS = {"flashmla": FlashMla, "flashmla_prefill": FlashMlaPrefill, "fa3": FlashAttention3, "flashinfer": FlashInfer}
+
+
+def why_not_loaded(key, arguments):
+    """Loads a peer. Returns why it could not, else None."""
+    if key != "flashinfer":
+        key = key.removesuffix("_prefill")
+        return harness.why_not_loaded(key, getattr(arguments, key))
+    if not arguments.flashinfer:
+        return "no library given (--flashinfer=<path>)"
+    try:
+        engine_worker.FlashInfer.load(arguments.flashinfer)
+    except Exception as error:  # of any type: the others have their turn
+        return str(error).splitlines()[0]
 
 
 def measure(machine, kind, batch):
@@ -155,8 +237,8 @@ def measure(machine, kind, batch):
             spoilt.spoil()
             again = Ours(spoilt)
             worst = max(worst, spoilt.worst(*again.run()))
-            again.decode.check()
-            found = {"kernel": library.decode.explain(), "plan_us": machine.measure(library.plan)[0]}
+            again.check()
+            found = {"kernel": library.explain(), "plan_us": machine.measure(library.plan)[0]}
         found |= {"correct": worst <= TOLERANCE, "difference": worst if math.isfinite(worst) else None}
         found["burst_us"], found["sustained_us"] = machine.measure(library.run)
         return found
@@ -166,19 +248,23 @@ def measure(machine, kind, batch):
 
 def main():
     parser = harness.row_parser(__doc__, "flashmla", "FlashMLA")
+    parser.add_argument("--fa3", metavar="PATH", help="library with the torch operators of FlashAttention-3")
+    parser.add_argument("--flashinfer", metavar="PATH", help="FlashInfer's module, as bench_engine.py takes it")
     parser.add_argument("--kernel", default="", help="pins ours by its full name, cute.mla.flash_mla for instance")
     arguments = parser.parse_args()
     Ours.kernel = arguments.kernel
     known = [f"q{queries}-h{heads}-{form}" for form in ("bf16", "fp8") for heads in HEADS for queries in QUERIES]
-    names = harness.rows_named(known, arguments.rows)
+    names = harness.rows_named([*known, *PREFILLS], arguments.rows)
     if arguments.list:
         return print("\n".join(names))
     if not torch or not torch.cuda.is_available():
         harness.stop("it needs a GPU and a Python with PyTorch for it")
-    libraries = {"ours": Ours, "flashmla": FlashMla}
-    if why := harness.why_not_loaded("flashmla", arguments.flashmla):
-        del libraries["flashmla"]
-        print(f"FlashMLA: skipped, {why}")
+    libraries = {"ours": Ours}
+    for key, peer in PEERS.items():
+        if why := why_not_loaded(key, arguments):
+            print(f"{peer.title}: skipped, {why}")
+        else:
+            libraries[key] = peer
     machine, pool, begin = harness.Machine("cuda", arguments.seconds), Pool(), time.monotonic()
     table = harness.Table(f"Sparse decoding on {machine.name}", arguments.out_dir,
                           ["row", "library", "burst_us", "sustained_us", "plan_us", "note"])
@@ -190,8 +276,11 @@ def main():
             left.append(name)
             continue
         batch, found = Batch(name, pool), {}
+        own = batch.tokens
         for key, kind in libraries.items():
-            batch.tokens = batch.tokens if key == "ours" else pool.widened
+            if kind.refuses(batch):
+                continue
+            batch.tokens = own  # which FlashMLA, in FP8, reads in another form
             found[key] = one = measure(machine, kind, batch)
             table.add(row=name, library=kind.title, note=harness.row_note(one), **one)
         wrong += [name] if not found["ours"].get("correct") else []
