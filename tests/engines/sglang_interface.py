@@ -15,6 +15,9 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 USED = {
+    "sglang.srt.environ": ["envs.SGLANG_PLUGINS.get"],
+    "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend._forward_flashmla_sparse",
+                                                "DeepseekSparseAttnBackend._forward_flashmla_kv"],
     "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
     "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
     "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend.forward"],
@@ -31,7 +34,7 @@ USED = {
     "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",
                                                                     "handle_attention_flashinfer"],
     "sglang.srt.models.deepseek_common.utils": ["FORWARD_ABSORB_CORE_ATTENTION_BACKENDS"],
-    "sglang.srt.plugins.hook_registry": ["HookRegistry.register", "HookType.BEFORE"],
+    "sglang.srt.plugins.hook_registry": ["HookRegistry.register", "HookType.BEFORE", "HookType.REPLACE"],
     "sglang.srt.runtime_context": ["get_parallel", "get_spec"],
     "sglang.srt.server_args": ["add_attention_backend_choices", "add_chunked_prefix_cache_attention_backend"],
     "sglang.srt.speculative.draft_utils": ["DraftBackendFactory._create_backend",

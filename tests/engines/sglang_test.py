@@ -274,6 +274,60 @@ class Plugin(unittest.TestCase):
                       attention_backend_handler.handle_attention_flashinfer)
 
 
+class Sparse(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        for listed in "", "hypermla", "hypermla, hypermla_sparse":
+            assert not any(name.startswith(hypermla.sglang.SPARSE) for name in plugins.HookRegistry._hooks), listed
+            with mock.patch.dict(os.environ, SGLANG_PLUGINS=listed):
+                hypermla.sglang.register_sparse()
+        plugins.HookRegistry.apply_hooks()
+
+    def setUp(self):
+        from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend
+
+        self.backend = object.__new__(DeepseekSparseAttnBackend)  # what its methods read
+        self.backend.real_page_size, self.backend.dsa_kv_cache_store_fp8, self.backend.kv_cache_dim = 64, True, 656
+        random = torch.Generator().manual_seed(4)
+        self.rows = torch.randn(4 * 64, 576, generator=random).bfloat16()
+        self.counts = [40, 9, 0]
+        self.slots = torch.randint(0, len(self.rows), (3, 40), generator=random, dtype=torch.int32)
+        for row, count in zip(self.slots, self.counts):
+            row[count:] = -1
+        self.q = torch.randn(3, HEADS, 576, generator=random).bfloat16()
+        self.lengths = torch.tensor(self.counts, dtype=torch.int32)
+
+    def agree(self, o, tokens):
+        for row, q, slots, count in zip(o, self.q, self.slots, self.counts):
+            expected = attended(q[None], tokens[slots[:count].long()], 0.05)[0] if count else torch.zeros(HEADS, 512)
+            self.assertTrue(torch.allclose(row.float(), expected, atol=0.02))
+
+    def test_rows_of_slots(self):
+        for lengths in self.lengths, None, torch.zeros(8, dtype=torch.int32):  # of a batch that is padded
+            o = self.backend._forward_flashmla_sparse(q_all=self.q, kv_cache=self.rows[:, None], v_head_dim=512,
+                                                      page_table_1=self.slots, sm_scale=0.05, topk_length=lengths)
+            self.agree(o, self.rows)
+
+    def test_pages_in_fp8_and_in_16_bits(self):
+        cache = torch.zeros(4, 64, 656, dtype=torch.uint8)
+        hypermla.append(self.rows, cache, torch.arange(len(self.rows)))
+        packed = cache.view(-1, 656)
+        latent = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float()
+        latent *= packed[:, 512:528].contiguous().view(torch.float32).repeat_interleave(128, 1)
+        for kept, tokens in ((cache, torch.cat([latent, self.rows[:, 512:].float()], 1)), (self.rows, self.rows)):
+            self.backend.dsa_kv_cache_store_fp8 = kept is cache
+            self.backend.kv_cache_dim = kept.shape[-1]
+            metadata, planned = types.SimpleNamespace(dsa_cache_seqlens_int32=self.lengths), []
+            with mock.patch.object(hypermla.MlaDecode, "plan",
+                                   lambda *given, plan=hypermla.MlaDecode.plan: planned.append(plan(*given))):
+                for layer_id in (3, 4, 3, 4):  # two passes, as when a graph is recorded behind a first run
+                    layer = types.SimpleNamespace(tp_q_head_num=HEADS, head_dim=576, layer_id=layer_id)
+                    o = self.backend._forward_flashmla_kv(q_all=self.q, kv_cache=kept, v_head_dim=512, sm_scale=0.05,
+                                                          layer=layer, metadata=metadata, page_table_1=self.slots)
+                    self.agree(o[:, 0], tokens)
+            self.assertEqual(len(planned), 2)
+
+
 class Benchmark(unittest.TestCase):
     def test_its_plugin_notes_the_steps_of_the_scheduler(self):
         """With events that take no GPU."""

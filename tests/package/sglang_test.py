@@ -14,8 +14,9 @@ sys.path[:0] = [str(TESTS / "cli"), str(TESTS / "engines")]
 import sglang_interface
 from support import BUILD, CHECKOUT
 
-SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py")]
+SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py", "sparse.py")]
 RECORD = sglang_interface.recorded()
+SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 
 
 class Interface(unittest.TestCase):
@@ -46,6 +47,12 @@ class Interface(unittest.TestCase):
         self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
                                    "forward_decode", "forward_extend"})
 
+    def test_what_is_replaced_takes_the_same(self):
+        functions = {f"_{node.name}": [argument.arg for argument in node.args.args]
+                     for node in ast.parse(SOURCES[2].read_text()).body if isinstance(node, ast.FunctionDef)}
+        for method in "_forward_flashmla_sparse", "_forward_flashmla_kv":
+            self.assertEqual(functions[method], RECORD["uses"][f"{SPARSE}.{method}"])
+
     def test_the_hook_takes_what_the_factory_is_given(self):
         hook = next(node for node in ast.parse(SOURCES[0].read_text()).body
                     if isinstance(node, ast.FunctionDef) and node.name == "_add_to_drafts")
@@ -54,7 +61,8 @@ class Interface(unittest.TestCase):
 
     def test_the_entry_point_is_there(self):
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-        self.assertEqual(project["entry-points"]["sglang.srt.plugins"], {"hypermla": "hypermla.sglang:register"})
+        self.assertEqual(project["entry-points"]["sglang.srt.plugins"],
+                         {"hypermla": "hypermla.sglang:register", "hypermla_sparse": "hypermla.sglang:register_sparse"})
 
     def test_nothing_is_imported_before_it_is_used(self):
         script = "import sys, hypermla.sglang; print({'torch', 'sglang', 'numpy'} & set(sys.modules))"

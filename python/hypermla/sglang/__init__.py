@@ -5,6 +5,7 @@ or PyTorch is imported before.
 """
 
 NAME = "hypermla"
+SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 
 
 def register():
@@ -20,6 +21,19 @@ def register():
     register_attention_backend(NAME)(_backend)
     HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", _add_to_drafts,
                           HookType.BEFORE)
+
+
+def register_sparse():
+    """Puts our kernels in the place of FlashMLA's in SGLang's backend for sparse attention: only where SGLANG_PLUGINS
+    lists `hypermla_sparse`."""
+    from sglang.srt.environ import envs
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from hypermla.sglang import sparse
+
+    if "hypermla_sparse" in (name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")):
+        for method in sparse.forward_flashmla_sparse, sparse.forward_flashmla_kv:
+            HookRegistry.register(f"{SPARSE}._{method.__name__}", method, HookType.REPLACE)
 
 
 def _backend(runner):
