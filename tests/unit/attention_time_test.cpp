@@ -141,6 +141,17 @@ TEST(AttentionTime, OfCachesInFp8IsCloseToWhatWasMeasured) {
     EXPECT_NEAR(plan->time(ceilings_under(Load::burst)).seconds * 1e6 / row.burst, 1, 0.11);
     EXPECT_NEAR(plan->time(ceilings_under(Load::sustained)).seconds * 1e6 / row.sustained, 1, 0.15);
   }
+  struct {
+    int b, s, h;
+    double burst, sustained;
+  } const kE4m3[] = {{32, 16, 128, 614.9, 645.9}, {32, 4, 128, 156.2, 167.9}, {128, 1, 128, 156.1, 177.2}};
+  for (const auto& row : kE4m3) {
+    SCOPED_TRACE(testing::Message() << "e4m3 b" << row.b << " s" << row.s << " h" << row.h);
+    const auto plan = plan_of("cute.mla.flash_mla_v2", {.b = row.b, .s = row.s, .t = 4096, .h = row.h},
+                              {{"fp8", 576}, {"page", 64}, {"fp8_queries", true}});
+    EXPECT_NEAR(plan->time(ceilings_under(Load::burst)).seconds * 1e6 / row.burst, 1, 0.11);
+    EXPECT_NEAR(plan->time(ceilings_under(Load::sustained)).seconds * 1e6 / row.sustained, 1, 0.15);
+  }
 }
 
 TEST(AttentionTime, OrdersKernelsAsMeasured) {

@@ -162,7 +162,7 @@ TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
   Compiler compiler(config);
   const std::unique_ptr<KernelPlan> plan =
       Registry::instance().find("cute.mla.flash_mla", "v2", "sm_90", "cute").make();
-  EXPECT_TRUE(contains(error_of([&] { plan->validate(); }), "only MlaDecode has"));
+  EXPECT_TRUE(contains(error_of([&] { plan->validate(); }), "add --fp8=656 or 576"));
   std::set<std::string> attention;
   for (const KernelSource& source : decode_sources(*plan)) {
     if (source.name == "flash_mla_v2") attention.insert(source.instance);
@@ -182,21 +182,39 @@ std::unique_ptr<KernelPlan> plan_of(const char* name, const Json& problem) {
   plan->validate();
   return plan;
 }
-const Json kCommands[] = {
-    {{"b", 3}, {"s", 1}, {"t", 130}, {"h", 20}, {"fp8", 656}, {"page", 1}, {"pages", 900}},
-    {{"b", 4}, {"s", 1}, {"t", 150}, {"h", 3}, {"fp8", 576}, {"page", 16}, {"ragged", true}, {"fused", true}},
-    {{"b", 3}, {"s", 2}, {"t", 70}, {"h", 5}, {"fp8", 656}, {"page", 64}, {"causal", true}, {"tokens_first", true}}};
+const std::pair<const char*, Json> kCommands[] = {
+    {"flash_mla_v3", {{"b", 3}, {"s", 1}, {"t", 130}, {"h", 20}, {"fp8", 656}, {"page", 1}, {"pages", 900}}},
+    {"flash_mla_v3",
+     {{"b", 4}, {"s", 1}, {"t", 150}, {"h", 3}, {"fp8", 576}, {"page", 16}, {"ragged", true}, {"fused", true}}},
+    {"flash_mla_v2", {{"b", 3}, {"s", 1}, {"t", 150}, {"h", 16}, {"fp8", 576}, {"page", 32}, {"fp8_queries", true}}},
+    {"flash_mla_v2",
+     {{"b", 3},
+      {"s", 3},
+      {"t", 90},
+      {"h", 5},
+      {"fp8", 576},
+      {"page", 16},
+      {"fp8_queries", true},
+      {"fused", true},
+      {"tokens_first", true},
+      {"causal", true}}},
+    {"flash_mla_v3",
+     {{"b", 3}, {"s", 2}, {"t", 70}, {"h", 5}, {"fp8", 656}, {"page", 64}, {"causal", true}, {"tokens_first", true}}}};
+std::unique_ptr<KernelPlan> plan_of(const std::pair<const char*, Json>& command) {
+  return plan_of((std::string("cute.mla.") + command.first).c_str(), command.second);
+}
 
 // `hypermla kernel` with --fp8: its inputs are what an engine gives, and the kernel is the one that an engine runs.
 TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
   const std::shared_ptr<Device> device = make_cpu_device();
-  for (const Json& problem : kCommands) {
+  for (const auto& command : kCommands) {
+    const auto& [name, problem] = command;
     SCOPED_TRACE(problem.dump());
-    const std::unique_ptr<KernelPlan> plan = plan_of("cute.mla.flash_mla_v3", problem);
+    const std::unique_ptr<KernelPlan> plan = plan_of(command);
     AllocatedTensors memory(*plan, device, 1);
     const Tensors& all = memory.tensors();
     const int heads = problem.at("h"), page = problem.at("page"), bytes = problem.at("fp8");
-    const bool fused = problem.value("fused", false);
+    const bool fused = problem.value("fused", false), fp8_queries = problem.value("fp8_queries", false);
     MlaDecodeOptions options = {.heads = heads,
                                 .max_requests = problem.at("b"),
                                 .max_queries = problem.at("s"),
@@ -204,15 +222,17 @@ TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
                                 .page = page,
                                 .causal = problem.value("causal", false),
                                 .sparse = page == 1,
-                                .cache_format = bytes == 656 ? fp8_656 : fp8_576};
+                                .cache_format = bytes == 656 ? fp8_656 : fp8_576,
+                                .fp8_queries = fp8_queries};
     settle(options);
     MlaDecodeTensors with = MlaDecodeTensors::fused(
         heads, page, all.at(fused ? "q" : "qc").data, options.max_query_tokens, all.at("cache").data,
         all.at("cache").shape[0], static_cast<const int*>(all.at("block_table").data), all.at("block_table").shape[1],
-        all.at("o").data, static_cast<float*>(all.at("lse").data), options.cache_format);
+        all.at("o").data, static_cast<float*>(all.at("lse").data), options.cache_format, fp8_queries);
     if (!fused)
       with.q_latent = {all.at("qc").data, heads * 512, 512}, with.q_rope = {all.at("qpe").data, heads * 64, 64};
     if (bytes == 576) with.cache_scale = static_cast<const float*>(all.at("cache_scale").data);
+    if (fp8_queries) with.q_scale = static_cast<const float*>(all.at("q_scale").data);
     MlaDecode decode(options, DeviceHandle("cpu"));
     const std::vector<int> whole(options.max_requests, options.max_tokens);
     decode.plan(problem.value("ragged", false) ? static_cast<const int*>(all.at("lengths").data) : whole.data(),
@@ -221,19 +241,19 @@ TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
     const CheckResult result = check_outputs(*plan, memory, *device, 1);
     EXPECT_TRUE(result.passed) << to_text(result);
 
-    const auto name_of_main = [](const std::vector<KernelSource>& sources) {
+    const auto attention = [&, name = std::string(name)](const std::vector<KernelSource>& sources) {
       std::set<std::string> instances;
       for (const KernelSource& source : sources)
-        if (source.name == "flash_mla_v3") instances.insert(source.instance);
+        if (source.name == name) instances.insert(source.instance);
       return instances;
     };
-    EXPECT_EQ(name_of_main(kernel_sources(*plan, false)), name_of_main(plan->decode(options)->sources()));
+    EXPECT_EQ(attention(kernel_sources(*plan, false)), attention(plan->decode(options)->sources()));
   }
 }
 
 TEST(SparseDecode, ACommandOverACacheInFp8SaysWhatItNeeds) {
   const auto refused = [](const char* name, Json change) {
-    Json problem = kCommands[2];
+    Json problem = kCommands[4].second;
     problem.update(change);
     return error_of([&] { plan_of(name, problem); });
   };
@@ -244,7 +264,11 @@ TEST(SparseDecode, ACommandOverACacheInFp8SaysWhatItNeeds) {
   EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"dtype", "float16"}}), "choose bfloat16"));
   EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"after", 3}}), "--after=0"));
   for (const char* other : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1"})
-    EXPECT_TRUE(contains(refused(other, Json::object()), "leave the version out"));
+    EXPECT_TRUE(contains(refused(other, Json::object()), "--fp8=656 --page=64 is not supported by this version"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v2", {{"fp8_queries", true}}), "add --fp8=576"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v2", {{"fp8_queries", true}, {"fp8", 576}, {"page", 1}}),
+                       "--fp8=576 --fp8_queries --page=1 is not supported by this version"));
+  EXPECT_TRUE(contains(refused("cute.mla.flash_mla_v3", {{"fp8_queries", true}, {"fp8", 576}}), "--fp8_queries"));
 }
 
 // Where no version is named, and by `hypermla choose`, that one runs which takes the cache.
@@ -262,6 +286,9 @@ TEST(SparseDecode, ACacheInFp8ChoosesItsKernel) {
   }
   EXPECT_EQ(choice(rank_kernels(Registry::instance(), {.b = 128, .t = 2048, .page = 1}, h200)).entry.full_name(),
             "cute.mla.flash_mla");  // not v1, which loads single tokens one by one
+  const std::vector<RankedKernel> e4m3 =
+      rank_kernels(Registry::instance(), {.page = 64, .fp8 = 576, .fp8_queries = true}, h200);
+  EXPECT_TRUE(std::all_of(e4m3.begin(), e4m3.end(), [&](const auto& one) { return takes_fp8(one.entry); }));
   ChoiceProblem dense{.fp8 = 656};
   EXPECT_TRUE(contains(error_of([&] { dense.settle(); }), "add --page=64"));
 }
@@ -422,9 +449,9 @@ TEST(SparseDecode, AGpuRunsCommandsOverCachesInFp8) {
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
   Compiler compiler(Environment::detect().compiler_config());
-  for (const Json& problem : kCommands) {
-    SCOPED_TRACE(problem.dump());
-    const std::unique_ptr<KernelPlan> plan = plan_of("cute.mla.flash_mla_v3", problem);
+  for (const auto& command : kCommands) {
+    SCOPED_TRACE(command.second.dump());
+    const std::unique_ptr<KernelPlan> plan = plan_of(command);
     AllocatedTensors memory(*plan, device, 1);
     const std::unique_ptr<Executable> executable = plan->plan(memory.tensors());
     executable->prepare(compiler, *device);

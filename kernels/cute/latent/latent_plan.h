@@ -39,8 +39,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
         field.help =
             "bytes of a token in FP8: 656 (512 e4m3, 4 fp32 scales, 64 bf16 of RoPE) or 576 (e4m3, one scale for "
             "all); 0: elements of dtype";
+    fields.push_back({"fp8_queries", "queries in e4m3, too, with one scale for all; with --fp8=576", &fp8_queries});
     return fields;
   }
+  bool fp8_queries = false;  // of no kernel's template argument: a version takes them or does not
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -88,12 +90,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   TimeEstimate time(const Ceilings& ceilings) const override { return latent_time(problem, this->figures(), ceilings); }
 
   Tolerance allowed(DType output) const override {
-    return decode_tolerance({.dtype = problem.dtype, .cache_format = cache_format()}, output);
+    return decode_tolerance({.dtype = problem.dtype, .cache_format = cache_format(), .fp8_queries = fp8_queries},
+                            output);
+  }
+  InputRules input_rules(std::uint64_t seed) const override { return input_rules_of(problem, seed, fp8_queries); }
+  ReferenceOutputs reference(std::int64_t group, const InputReader& input) const override {
+    return reference_of(problem, group, input, fp8_queries);
   }
 
   std::vector<TensorSpec> tensors() const override {
     const LatentProblem& at = problem;
-    std::vector<TensorSpec> all = tensors_of(at);
+    std::vector<TensorSpec> all = tensors_of(at, fp8_queries);
     auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
       all.push_back({name, role, dtype, std::move(shape)});
     };
@@ -164,6 +171,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .tokens_first = true,
                      .fp8 = fp8,
                      .shards = options.shards > 1};
+    self->fp8_queries = options.fp8_queries;
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
@@ -184,14 +192,15 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     using enum MlaCacheFormat;
     return problem.fp8 == 0 ? as_queries : problem.fp8 == kFp8TokenBytes ? fp8_656 : fp8_576;
   }
-  // Whether MlaDecode may call it for such a cache, under queries of 16 bits.
+  // Whether MlaDecode may call it for such a cache and queries.
   bool takes_cache() const {
     MlaDecodeOptions as = {.heads = problem.h,
                            .max_requests = problem.b,
                            .max_queries = problem.s,
                            .max_tokens = problem.t,
                            .page = problem.page,
-                           .cache_format = cache_format()};
+                           .cache_format = cache_format(),
+                           .fp8_queries = fp8_queries};
     if (takes(as)) return true;
     as.sparse = problem.page == 1 && problem.s == 1 && !problem.causal;
     return as.sparse && takes(as);
@@ -200,12 +209,17 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const LatentProblem& at = problem;
     if (at.fp8 != 0 && at.fp8 != 576 && at.fp8 != kFp8TokenBytes)
       fail("--fp8={} is not supported: choose 656 or 576 bytes a token, or 0 for a cache in --dtype", at.fp8);
+    if (fp8_queries && at.fp8 != 576)
+      fail("--fp8={} is not supported with --fp8_queries: add --fp8=576, or leave --fp8_queries out", at.fp8);
+    if (at.fp8 && at.page == 0)
+      fail("--page=0 is not supported with --fp8={}: add --page=64, or --page=1 for lists of chosen tokens", at.fp8);
     if (!takes_cache() && !at.fp8)
       fail("--fp8=0 is not supported: this version is for caches in FP8; add --fp8=656 or 576, and --page=64");
     if (!takes_cache())
-      fail("--fp8={} is not supported by this version: leave the version out, and one that takes it is chosen", at.fp8);
-    if (at.fp8 && at.page == 0)
-      fail("--page=0 is not supported with --fp8={}: add --page=64, or --page=1 for lists of chosen tokens", at.fp8);
+      fail(
+          "--fp8={}{} --page={} is not supported by this version; `hypermla choose` with these flags lists those that "
+          "take it",
+          at.fp8, fp8_queries ? " --fp8_queries" : "", at.page);
     if (at.fp8 && at.dtype != DType::bfloat16)
       fail("--dtype={} is not supported with --fp8={}: choose bfloat16", dtype_name(at.dtype), at.fp8);
     if (at.fp8 && at.after) fail("--after={} is not supported with --fp8={}: choose --after=0", at.after, at.fp8);
@@ -234,7 +248,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   // Orders the candidates: with padded rows, and partial outputs written and read.
   Cost executed_cost(const Tiling& at) const {
-    Cost cost = latent_cost(problem);
+    Cost cost = latent_cost(problem, fp8_queries);
     cost.flops *= padding(problem.h * problem.s, version(at).rows);
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
@@ -268,8 +282,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.dtype = problem.dtype;
     at.causal = problem.causal;
     at.after = problem.causal && problem.after > 0;
-    // Tokens of FP8 are gathered, whatever their pages, and one query is first either way.
-    at.page = problem.fp8 && takes_cache() ? 1 : problem.page;
+    // Tokens of FP8 are gathered, whatever their pages, but not under queries in FP8; one query is first either way.
+    at.page = problem.fp8 && !fp8_queries ? 1 : problem.page;
     at.tokens_first = problem.tokens_first || problem.fp8;
     at.fp8 = problem.fp8;
     at.shards = problem.shards;
@@ -284,7 +298,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     spec.problem = at_compile_time();
     spec.tiling = tiling;
     spec.candidates = candidates();
-    spec.cost = latent_cost(problem);
+    spec.cost = latent_cost(problem, fp8_queries);
     const std::shared_ptr<const LatentPlan> self = shared_copy();
     spec.executed = [self](const Tiling& at) { return self->executed_cost(at); };
     spec.at_compile_time = [self](const Tiling& at) { return self->tiling_at_compile_time(at); };
@@ -365,6 +379,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       char* const begin = static_cast<char*>(data(of.fused ? fused : apart));
       return static_cast<void*>(begin && of.fused ? begin + 2 * column : begin);
     };
+    const int pair = fp8_queries ? 2 : 1;  // numbers of what counts as an element
     const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
     const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
     const auto query_map = [&](void* from, int columns, int width, int groups) {
@@ -374,18 +389,18 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     };
     CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
-    if (of.fp8) shape = {1, pool_pages(of) * of.page, 1};  // of which no map is used
+    if (of.fp8 && !fp8_queries) shape = {1, pool_pages(of) * of.page, 1};  // of which no map is used
     void* const z = of.fp8 ? data("cache") : operand("cache", "z", 0);
-    void* const kpe = of.fp8 ? z : operand("cache", "kpe", of.k);
+    void* const kpe = fp8_queries ? z ? static_cast<char*>(z) + of.k : z : of.fp8 ? z : operand("cache", "kpe", of.k);
     LatentArguments with =
         attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
-    with.qc_map = query_map(operand("q", "qc", 0), of.k, latent_width, version.query_groups);
-    with.qpe_map = query_map(operand("q", "qpe", of.k), of.p, rope_width, 1);
+    with.qc_map = query_map(operand("q", "qc", 0), of.k / pair, latent_width / pair, version.query_groups);
+    with.qpe_map = query_map(operand("q", "qpe", of.k / pair), of.p / pair, rope_width / pair, 1);
     const auto token_map = [&](void* from, int columns, std::int64_t width) {
       return make_tensor_map(tokens_source(of.dtype, from, columns, shape, width, width * shape.tokens));
     };
-    with.z_map = token_map(z, of.k, of.fp8 ? cache_width(of) : latent_width);
-    with.kpe_map = token_map(kpe, of.p, of.fp8 ? cache_width(of) : rope_width);
+    with.z_map = token_map(z, of.k / pair, of.fp8 ? cache_width(of) : latent_width);
+    with.kpe_map = token_map(kpe, of.p / pair, of.fp8 ? cache_width(of) : rope_width);
     with.z = z;
     with.kpe = kpe;
     with.block_table = of.page ? static_cast<const int*>(data("block_table")) : nullptr;
@@ -403,6 +418,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       with.page = Divisor(of.page);
       with.page_places = of.page;
       if (of.fp8 == 576) with.cache_scale = static_cast<const float*>(data("cache_scale"));
+      if (fp8_queries) with.q_scale = static_cast<const float*>(data("q_scale"));
     }
     with.after = of.after;
     return with;

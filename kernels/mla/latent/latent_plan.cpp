@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 
+#include "hypermla/base/half.h"
 #include "hypermla/plan/fp8_tokens.h"
 
 namespace hypermla {
@@ -24,7 +25,7 @@ void validate_latent(const LatentProblem& at) {
   require_power_of_two("k", at.k, 16, 1024);
 }
 
-std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
+std::vector<TensorSpec> tensors_of(const LatentProblem& at, bool fp8_queries) {
   std::vector<TensorSpec> all;
   auto add = [&](const char* name, Role role, DType dtype, std::vector<std::int64_t> shape) {
     all.push_back({name, role, dtype, std::move(shape)});
@@ -37,11 +38,12 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
     add(name, role, dtype, std::move(shape));
   };
   const std::int64_t batches = at.page ? pool_pages(at) : at.b, tokens = at.page ? at.page : at.t;
+  const int of_pair = fp8_queries ? 2 : 1;
   if (at.fused) {
-    add_rows("q", Role::input, at.dtype, {at.k + at.p});
+    add_rows("q", Role::input, at.dtype, {(at.k + at.p) / of_pair});
   } else {
-    add_rows("qc", Role::input, at.dtype, {at.k});
-    add_rows("qpe", Role::input, at.dtype, {at.p});
+    add_rows("qc", Role::input, at.dtype, {at.k / of_pair});
+    add_rows("qpe", Role::input, at.dtype, {at.p / of_pair});
   }
   if (has_one_cache(at)) {
     add("cache", Role::input, at.dtype, {batches, tokens, cache_width(at)});
@@ -50,6 +52,7 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
     add("kpe", Role::input, at.dtype, {batches, tokens, at.p});
   }
   if (at.fp8 == 576) add("cache_scale", Role::input, DType::float32, {1});
+  if (fp8_queries) add("q_scale", Role::input, DType::float32, {1});
   if (at.ragged) all.push_back({"lengths", Role::input, DType::int32, {at.b}, at.t});
   if (reads_after_lengths(at)) all.push_back({"after_lengths", Role::input, DType::int32, {at.b}, at.after});
   if (at.page) add("block_table", Role::input, DType::int32, {at.b, table_width(at)});
@@ -58,7 +61,7 @@ std::vector<TensorSpec> tensors_of(const LatentProblem& at) {
   return all;
 }
 
-InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
+InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed, bool fp8_queries) {
   InputRules rules;
   const std::vector<int> tokens = lengths_of(at);
   const std::int64_t width = cache_width(at);
@@ -77,9 +80,18 @@ InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed) {
     std::vector<unsigned char> bytes(std::size_t(kTokens) * at.fp8);
     for (int i = 0; i < kTokens; ++i) draw_fp8_token(random, at.fp8, 1, &bytes[std::size_t(i) * at.fp8]);
     rules.repeated["cache"].assign(bytes.begin(), bytes.end());
-    if (at.fp8 == 576) {
-      const auto scale = std::bit_cast<std::array<char, 4>>(0.004f);
-      rules.repeated["cache_scale"].assign(scale.begin(), scale.end());
+    const auto repeat = [&](const char* name, float value) {
+      const auto of = std::bit_cast<std::array<char, 4>>(value);
+      rules.repeated[name].assign(of.begin(), of.end());
+    };
+    if (at.fp8 == 576) repeat("cache_scale", 0.004f);
+    if (fp8_queries) {
+      constexpr float kScale = 0.01f;
+      repeat("q_scale", kScale);
+      std::normal_distribution<float> normal;
+      std::vector<char> queries(std::size_t(kTokens) * 576);
+      for (char& one : queries) one = std::bit_cast<char>(e4m3_from_float(normal(random) / kScale));
+      for (const char* name : {"q", "qc", "qpe"}) rules.repeated[name] = queries;
     }
   }
   if (at.ragged) rules.integers["lengths"] = tokens;
@@ -114,20 +126,26 @@ ReferenceShape reference_shape_of(const LatentProblem& at) {
 
 namespace {
 
-// What tokens in FP8 stand for, from their bytes, two of which were read as a bfloat16.
-std::vector<float> numbers_of(const std::vector<float>& pairs, int bytes, float cache_scale) {
+// Bytes, two of which were read as a bfloat16.
+std::vector<unsigned char> bytes_of(const std::vector<float>& pairs) {
   std::vector<unsigned char> all(2 * pairs.size());
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const auto pair = std::uint16_t(std::bit_cast<std::uint32_t>(pairs[i]) >> 16);
     std::memcpy(&all[2 * i], &pair, 2);
   }
+  return all;
+}
+
+// What tokens in FP8 stand for.
+std::vector<float> numbers_of(const std::vector<unsigned char>& all, int bytes, float cache_scale) {
   std::vector<float> numbers(all.size() / bytes * 576);
   for (std::size_t token = 0; token * bytes < all.size(); ++token)
     read_fp8_token(&all[token * bytes], bytes, cache_scale, &numbers[token * 576]);
   return numbers;
 }
 
-ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, const InputReader& input) {
+ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, const InputReader& input,
+                                bool fp8_queries) {
   const RowReader rows{input};
   const std::int64_t request = group / at.h;
   const int tokens = at.ragged ? int(input("lengths", request, 1)[0]) : at.t;
@@ -147,11 +165,18 @@ ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, con
   };
   const int width = at.k + at.p;
   std::vector<float> q, keys, z;
-  q = at.fused ? rows("q", group, at.s, width)
-               : join_columns(rows("qc", group, at.s, at.k), rows("qpe", group, at.s, at.p), at.k, at.p);
+  const auto queries = [&](const char* name, int columns) {
+    if (!fp8_queries) return rows(name, group, at.s, columns);
+    const float scale = input("q_scale", 0, 1)[0];
+    std::vector<float> numbers;
+    for (const unsigned char one : bytes_of(rows(name, group, at.s, columns / 2)))
+      numbers.push_back(e4m3_to_float(one) * scale);
+    return numbers;
+  };
+  q = at.fused ? queries("q", width) : join_columns(queries("qc", at.k), queries("qpe", at.p), at.k, at.p);
   if (has_one_cache(at)) {
     keys = cache("cache", cache_width(at));
-    if (at.fp8) keys = numbers_of(keys, at.fp8, at.fp8 == 576 ? input("cache_scale", 0, 1)[0] : 1);
+    if (at.fp8) keys = numbers_of(bytes_of(keys), at.fp8, at.fp8 == 576 ? input("cache_scale", 0, 1)[0] : 1);
     for (int i = 0; i < tokens; ++i) z.insert(z.end(), &keys[i * width], &keys[i * width] + at.k);
   } else {
     z = cache("z", at.k);
@@ -177,8 +202,8 @@ ReferenceOutputs head_reference(const LatentProblem& at, std::int64_t group, con
 
 }  // namespace
 
-ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input) {
-  if (!at.tokens_first) return head_reference(at, group, input);
+ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input, bool fp8_queries) {
+  if (!at.tokens_first) return head_reference(at, group, input, fp8_queries);
   // One request, whose heads are read as if they came first, and written as they come.
   LatentProblem heads_first = at;
   heads_first.tokens_first = false;
@@ -196,7 +221,7 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
       }
       return rows;
     };
-    const ReferenceOutputs of_head = head_reference(heads_first, group * at.h + head, one);
+    const ReferenceOutputs of_head = head_reference(heads_first, group * at.h + head, one, fp8_queries);
     for (int i = 0; i < at.s; ++i) {
       std::copy_n(&of_head.at("o")[std::size_t(i) * at.k], at.k, &all["o"][(std::size_t(i) * at.h + head) * at.k]);
       for (const char* name : {"lse", "lse_reach"}) all[name][std::size_t(i) * at.h + head] = of_head.at(name)[i];
@@ -205,10 +230,11 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
   return all;
 }
 
-Cost latent_cost(const LatentProblem& at) {
+Cost latent_cost(const LatentProblem& at, bool fp8_queries) {
   const double width = dtype_bytes(at.dtype), rows = double(at.h) * at.s;
   Cost cost{0,
             at.b * (rows * (width * (2 * at.k + at.p) + 4) + 4.0 * at.ragged + (at.page ? 4.0 * table_width(at) : 0))};
+  if (fp8_queries) cost.bytes -= at.b * rows * (at.k + at.p);  // of two bytes each
   const int masked = masked_queries(at, at.after);
   for (int tokens : lengths_of(at)) {
     const double seen =

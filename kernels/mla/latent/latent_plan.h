@@ -3,7 +3,8 @@
 //   qc [B,H,S,K], qpe [B,H,S,P], z [B,T,K], kpe [B,T,P] -> o [B,H,S,K], lse [B,H,S]
 // tokens first: [B,S,H,..] instead of [B,H,S,..]; fused: q [B,H,S,K+P], cache [B,T,K+P]; paged: the caches are [pages,
 // page, ..], and block_table [B, ceil(T/page)];
-//   in FP8: cache [pages, page, bytes of a token / 2], two bytes an element, and of 576 bytes cache_scale [1]
+//   in FP8: cache [pages, page, bytes of a token / 2], two bytes an element, and of 576 bytes cache_scale [1]; with
+//   queries in e4m3, too, these have half as many columns, and there is q_scale [1]
 //   ragged: lengths [B], each at most T; ragged, causal and after > 0: after_lengths [B], each at most `after`
 #pragma once
 
@@ -30,12 +31,13 @@ std::vector<int> lengths_of(const LatentProblem& at);
 
 // With any extents that are powers of two; a version may have closer limits.
 void validate_latent(const LatentProblem& at);
-std::vector<TensorSpec> tensors_of(const LatentProblem& at);
-InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed);
+std::vector<TensorSpec> tensors_of(const LatentProblem& at, bool fp8_queries = false);
+InputRules input_rules_of(const LatentProblem& at, std::uint64_t seed, bool fp8_queries = false);
 ReferenceShape reference_shape_of(
     const LatentProblem& at);  // a group is one head of one request, or tokens first one request
-ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input);
-Cost latent_cost(const LatentProblem& at);
+ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input,
+                              bool fp8_queries = false);
+Cost latent_cost(const LatentProblem& at, bool fp8_queries = false);
 // Executed by tiles of Bm rows x Bn tokens: padded rows and tokens, and the scores once more for every Bv of the value
 // columns.
 Cost latent_executed(const LatentProblem& at, int Bm, int Bn, int Bv);

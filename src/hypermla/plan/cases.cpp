@@ -15,7 +15,8 @@ namespace {
 // told.
 const Json kPlain = {{"ragged", false},       {"page", 0},    {"pages", 0}, {"fused", false},
                      {"lse_base2", false},    {"scale", 0.0}, {"split", 0}, {"prefixes", 0},
-                     {"tokens_first", false}, {"after", 0},   {"parts", 1}, {"fp8", 0}};
+                     {"tokens_first", false}, {"after", 0},   {"parts", 1}, {"fp8", 0},
+                     {"fp8_queries", false}};
 
 bool has_field(KernelPlan& plan, std::string_view name) {
   const std::vector<FieldRef> fields = plan.problem_fields();

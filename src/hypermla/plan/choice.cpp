@@ -122,6 +122,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
   std::vector<std::string_view> cache;  // the fields that say what is particular of it
   if (problem.page) cache.push_back("page");
   if (problem.fp8) cache.push_back("fp8");
+  if (problem.fp8_queries) cache.push_back("fp8_queries");
   std::vector<RankedKernel> ranking;
   for (const KernelEntry& entry : registry.all()) {
     if (!entry.runs_on(device.target.arch) || (!language.empty() && entry.language != language)) continue;

@@ -29,6 +29,7 @@ struct ChoiceProblem {
   int own = 0;
   int page = 0;
   int fp8 = 0;
+  bool fp8_queries = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -46,6 +47,7 @@ struct ChoiceProblem {
     field("private", self.own, "tokens of a request behind its prefix; 0: t - prefix");
     field("page", self.page, "tokens of a cache page; 1: lists of chosen tokens; 0: a dense cache");
     field("fp8", self.fp8, "bytes of a token in FP8: 656 or 576, in pages; 0: elements of dtype");
+    field("fp8_queries", self.fp8_queries, "queries in e4m3, too: with --fp8=576");
   }
   // Throws Error for values without a meaning. Afterwards t counts all tokens of a request.
   void settle();
