@@ -280,6 +280,12 @@ class Cases:
                     q, kv, xp.int32(lists[:, None]), 0.06, LATENT, None if sinks is None else xp.same_float32(sinks),
                     xp.int32(lengths) if with_lengths else None)
                 self.assertIsNone(none)
+                room = xp.bfloat16(numpy.zeros((queries, heads + 1, LATENT)))[:, :heads]
+                again, *_ = flash_mla.flash_mla_sparse_fwd(
+                    q, kv, xp.int32(lists[:, None]), 0.06, LATENT, None if sinks is None else xp.same_float32(sinks),
+                    xp.int32(lengths) if with_lengths else None, room)
+                self.assertIs(again, room)
+                self.assertTrue(numpy.array_equal(xp.float32(room), xp.float32(out)))
                 some = numpy.arange(0, queries, 1 if queries < 100 else 149)
                 some = numpy.unique([*some, queries - 1])
                 seen = self.chosen(xp.float32(kv)[:, 0], lists[some], lengths[some])

@@ -118,14 +118,14 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
 
 
 @raises_error
-def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None):
+def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None):
     """Sparse prefill; returns (out, None, lse): [queries, heads, 512] and float32 [queries, heads], natural; a query
     that sees no token has 0 and +inf. In the place of None FlashMLA has each row's greatest score, which no kernel here
     keeps.
 
     q: [queries, heads, 576]. kv: [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those
     beyond its end are none. attn_sink: float32 [heads]. topk_length: int32 [queries], how many entries of each list
-    count.
+    count. out: written and returned, if given, as vLLM's fork has it.
     """
     if len(q.shape) != 3 or len(kv.shape) != 3 or q.shape[2] != LATENT + ROPE or kv.shape[1:] != (1, LATENT + ROPE) \
             or d_v != LATENT:
@@ -134,7 +134,8 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     queries, heads, _ = q.shape
     if len(indices.shape) != 3 or indices.shape[:2] != (queries, 1):
         raise Error(f"indices must be [{queries}, 1, top-k], not {list(indices.shape)}")
-    out, lse = _tensors.empty(q, (queries, heads, LATENT)), _tensors.empty(q, (queries, heads), "float32")
+    out = _tensors.empty(q, (queries, heads, LATENT)) if out is None else out
+    lse = _tensors.empty(q, (queries, heads), "float32")
     _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse)
     return out, None, lse
 
