@@ -9,7 +9,8 @@
 A step has requests of any lengths and any numbers of queries, in any order: none, one, the most, at the ends of pages
 and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table entries behind a request's end name no
 page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Some engines share
-prefixes, of which neighbours have any. Then:
+prefixes, of which neighbours have any. The last ones attend to lists of chosen tokens, some of which are none, or to
+caches in FP8, with attention sinks. Then:
 
   compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what was not asked for keeps its poison
   pad      the step again, padded to the capacity, on a GPU as a replay of one recording: the same bits
@@ -39,7 +40,9 @@ LATENT, ROPE, WIDTH = 512, 64, 576
 SCALE = 192**-0.5
 UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-11}  # docs/checking.md
 POISON = 0x7FA5  # NaN in both types
-ENGINES = 28
+FORMS = ((True, "as_queries"), (True, "fp8_656"), (False, "fp8_656"), (False, "fp8_576"), (True, "fp8_576"))
+PLAIN = 28
+ENGINES = PLAIN + 2 * len(FORMS)
 STEPS = 60  # of an engine, until the next one's turn
 MOST_SCORES = 2**27  # of a piece of the reference
 # What kernels are compiled for: few, so that compilation does not take longer than the runs.
@@ -54,8 +57,12 @@ class Engine:
         dice = random.Random(f"engine {seed} {number}")
         self.gpu, self.device = device == "cuda", device
         page, dtype, causal = COMPILED[number % len(COMPILED)]
+        self.sparse, self.form = FORMS[(number - PLAIN) % len(FORMS)] if number >= PLAIN else (False, "as_queries")
+        self.fp8 = hypermla.mla_decode.FP8_BYTES[self.form]
+        if self.fp8:
+            dtype = "bfloat16"
         heads = dice.choice((1, 2, 4, 8, 16, 16, 32, 64, 128, 128, dice.randint(1, 128)))
-        queries = dice.choice((1, 1, 2, 3, 4, 8))
+        queries = 1 if self.sparse else dice.choice((1, 1, 2, 3, 4, 8))
         requests = dice.choice((1, 5, 16, 48, 130, 300, 700))
         self.tokens = dice.choice((700, 3000, 9000, 20000))
         self.pool = 24576  # tokens that the cache has room for
@@ -67,12 +74,18 @@ class Engine:
             "dtype": dtype, "causal": causal, "scale": SCALE, "split": dice.choice((0, 0, 128, 512)),
             "lse_base2": dice.random() < 0.3, "empty_lse_positive": dice.random() < 0.3, "device": device,
             "kernel": dice.choice(("", "", "cute.mla.flash_mla", "cute.mla.flash_mla_v1")) if self.gpu else ""}
+        if number >= PLAIN:
+            self.options |= {"sparse": self.sparse, "cache_format": self.form, "kernel": ""}
+            self.options["causal"] &= not self.sparse
         # Dice of its own: the other engines of a seed stay what they are.
-        shares = not self.options["split"] and random.Random(f"shares {seed} {number}").random() < 0.5
+        shares = (not self.options["split"] and number < PLAIN and
+                  random.Random(f"shares {seed} {number}").random() < 0.5)
         self.options["shared_prefixes"] = self.shared_prefixes = shares
         self.layouts = [dice.choice(("dense", "views", "apart")) for _ in range(3)]  # queries, cache, outputs
         if heads & heads - 1:  # rows of other heads follow each other, see docs/serving.md
             self.layouts[0] = "dense"
+        if self.sparse or (self.fp8 and self.layouts[1] == "apart"):
+            self.layouts[1] = "dense"
         for name in ("heads", "max_requests", "max_queries", "page", "dtype", "causal", "split", "lse_base2",
                      "empty_lse_positive"):
             setattr(self, name, self.options[name])
@@ -89,6 +102,11 @@ class Engine:
         self.pages = self.pool // self.page
         self.source = new(self.pool, WIDTH).normal_(generator=dice)
         self.source_q = new(self.rows, self.heads, WIDTH).normal_(generator=dice)
+        self.sinks = self.cache_scale = None
+        if self.sparse or self.fp8:
+            self.sinks = 4 * new(self.heads, dtype=torch.float32).normal_(generator=dice)
+        if self.fp8:
+            self.quantise(new)
         self.largest_key = self.source.float().norm(dim=-1).max()  # a bound of the reach of scores
         wide = lambda rows, columns: [new(self.rows, self.heads, columns + 64) for _ in range(rows)]
         if self.layouts[0] == "dense":
@@ -98,7 +116,10 @@ class Engine:
             latent = (new(self.heads, self.rows, LATENT).transpose(0, 1) if self.layouts[0] == "apart" else
                       wide(1, LATENT)[0][..., :LATENT])
             self.q = self.q_parts = latent, new(self.rows, self.heads, 192)[..., 128:]
-        if self.layouts[1] == "dense":
+        if self.fp8:  # bytes; of views, every second page
+            apart = 1 + (self.layouts[1] == "views")
+            self.cache = new(self.pages, apart, self.page, self.fp8, dtype=torch.uint8).fill_(255)[:, apart - 1]
+        elif self.layouts[1] == "dense":
             self.cache = new(self.pages, self.page, WIDTH)
             self.cache_parts = self.cache[..., :LATENT], self.cache[..., LATENT:]
         elif self.layouts[1] == "views":  # layers side by side in a page
@@ -116,10 +137,28 @@ class Engine:
         self.whole_lse = new(*(reversed((self.rows, self.heads)) if self.layouts[2] == "apart" else
                                (self.rows, self.heads)), dtype=torch.float32)
         self.lse, self.lse_bits = (first(one) for one in (self.whole_lse, self.whole_lse.view(torch.int32)))
-        self.width = -(-self.tokens // self.page) + 3
+        self.width = self.tokens + 1 if self.sparse else -(-self.tokens // self.page) + 3
         integers = lambda *shape: new(*shape, dtype=torch.int32)
         self.lengths, self.starts = integers(self.max_requests), integers(self.max_requests + 1)
         self.table = integers(self.max_requests, self.width)
+
+    def quantise(self, new):
+        """The source as tokens in FP8, by append(), and as the numbers that these stand for."""
+        if self.form == "fp8_576":
+            self.cache_scale = torch.full((1,), 6 / 448, device=self.device)  # some are beyond 448 times it
+        packed = new(self.pool, 1, self.fp8, dtype=torch.uint8)
+        hypermla.append(self.source, packed, torch.arange(self.pool, device=self.device), cache_scale=self.cache_scale)
+        self.packed = packed[:, 0]
+        numbers = lambda columns: self.packed[:, columns].contiguous().view(torch.float8_e4m3fn).float()
+        if self.form == "fp8_576":
+            self.source = numbers(slice(0, WIDTH)) * self.cache_scale
+            return
+        factors = self.packed[:, LATENT:LATENT + 16].contiguous().view(torch.float32)
+        latent = numbers(slice(0, LATENT)) * factors.repeat_interleave(128, 1)
+        self.source = torch.cat([latent, self.packed[:, LATENT + 16:].contiguous().view(torch.bfloat16).float()], 1)
+
+    def run(self, q, table, o, lse):
+        self.decode.run(q, self.cache, table, o, lse, sinks=self.sinks, cache_scale=self.cache_scale)
 
     def poison(self):
         self.whole_o.view(torch.int16).fill_(POISON)
@@ -143,7 +182,7 @@ class Engine:
 
     def step_of_capacity(self):
         self.plan(self.lengths, self.starts)
-        self.decode.run(self.q, self.cache, self.table, self.o, self.lse)
+        self.run(self.q, self.table, self.o, self.lse)
 
     def run_padded(self):
         """The step of the capacity, with what `lengths`, `starts` and `table` hold."""
@@ -200,11 +239,18 @@ class Step:
         engine, dice = self.engine, self.dice
         on, page = {"device": engine.device}, engine.page
         integers = lambda values: torch.tensor(values, dtype=torch.int32, **on)
-        lengths, counts = integers(self.lengths), integers([-(-length // page) for length in self.lengths])
+        lengths = integers(self.lengths)
+        counts = lengths if engine.sparse else integers([-(-length // page) for length in self.lengths])
         first, column = counts.cumsum(0) - counts, torch.arange(engine.width, **on)
         order = torch.randperm(engine.pages, generator=generator, **on).int()
         stale = dice.choice((2147480000, -1, -2**31, dice.randrange(engine.pages)))
         table = order[(first[:, None] + column).clamp_max(engine.pages - 1).long()]
+        slots = engine.pages * page
+        if engine.sparse:  # any, some twice; a share is none, at times for whole blocks
+            table = torch.randint(0, slots, table.shape, generator=generator, dtype=torch.int32, **on)
+            none = torch.rand(table.shape, generator=generator, **on) < dice.choice((0, 0.1, 0.9))
+            none |= (column // 64 % 3 == 1) & (torch.arange(len(table), **on) % 4 == 1)[:, None]
+            table[none] = dice.choice((-1, slots, 2**31 - 1, -2**31))
         if engine.shared_prefixes:
             self.share(table)
         engine.table.fill_(stale)
@@ -215,15 +261,19 @@ class Step:
         engine.starts[:self.requests + 1] = integers(self.starts)
         # Where the tokens of a request lie, as rows of the source; -1 behind its end.
         token = torch.arange(max(1, *self.lengths), **on)
-        self.tokens = torch.where(token < lengths[:, None],
-                                  table[:, token // page].long() * page + token % page, -1)
+        place = table[:, token].long() if engine.sparse else table[:, token // page].long() * page + token % page
+        self.tokens = torch.where((token < lengths[:, None]) & (place >= 0) & (place < slots), place, -1)
         used = torch.zeros(engine.pages * page + 1, dtype=torch.bool, **on)
         used[self.tokens.reshape(-1)] = True  # the last one: of no request
         shape = engine.pages, page
-        for part, columns in zip(engine.cache_parts, (slice(LATENT), slice(LATENT, None))):
-            part.copy_(torch.where(used[:-1].view(*shape, 1),
-                                   engine.source[:engine.pages * page, columns].view(*shape, -1), math.nan))
-        self.q = engine.source_q[:self.rows] * dice.choice((0.1, 1, 1, 3, 10))
+        if engine.fp8:
+            engine.cache.copy_(torch.where(used[:-1].view(*shape, 1), engine.packed[:slots].view(*shape, -1), 255))
+        else:
+            for part, columns in zip(engine.cache_parts, (slice(LATENT), slice(LATENT, None))):
+                part.copy_(torch.where(used[:-1].view(*shape, 1), engine.source[:slots, columns].view(*shape, -1),
+                                       math.nan))
+        # In FP8 scores are less exact the larger they are.
+        self.q = engine.source_q[:self.rows] * dice.choice((0.1, 1, 1, 3, 3 if engine.fp8 else 10))
         for part, columns in zip(engine.q_parts, (slice(LATENT), slice(LATENT, None))):
             part[:self.rows] = self.q[..., columns]
             part[self.rows:] = math.nan
@@ -257,12 +307,15 @@ class Step:
             exists = torch.tensor([[i < self.queries[r] for i in range(most)] for r in here], **on)
             seen = torch.tensor([[self.lengths[r] + (i + 1 - self.queries[r] if engine.causal else 0)
                                   for i in range(most)] for r in here], **on)
-            keys = engine.source[self.tokens[here, :longest].clamp_min(0)].float()  # (here, longest, 576)
+            tokens = self.tokens[here, :longest]
+            keys = engine.source[tokens.clamp_min(0)].float()  # (here, longest, 576)
             scores = torch.bmm(self.q[rows].float().flatten(1, 2), keys.transpose(1, 2)).mul_(SCALE)
             unseen = torch.arange(longest, **on) >= seen[..., None, None]  # (here, most, 1, longest)
+            unseen = unseen | (tokens < 0)[:, None, None]
             scores.view(len(here), most, heads, -1).masked_fill_(unseen, -math.inf)
             sums = scores.logsumexp(-1)
-            weights = scores.sub_(sums.nan_to_num(neginf=0)[..., None]).exp_()
+            of_sinks = 1 if engine.sinks is None else torch.sigmoid(sums - engine.sinks.repeat(most))[..., None]
+            weights = scores.sub_(sums.nan_to_num(neginf=0)[..., None]).exp_() * of_sinks
             o[rows[exists]] = torch.bmm(weights, keys[..., :LATENT]).view(len(here), most, heads, LATENT)[exists]
             lse[rows[exists]] = sums.view(len(here), most, heads)[exists]
         return o, lse, SCALE * self.q.float().norm(dim=-1) * engine.largest_key
@@ -283,7 +336,8 @@ class Step:
         empty = lse.isneginf()
         right = got_lse == (math.inf if engine.empty_lse_positive else -math.inf)
         off = torch.where(empty, torch.where(right, 0, math.inf), (got_lse - lse).abs())
-        yield "log-sum-exp", worst(over(off, 32 * 2.0**-24 * (1 + torch.where(empty, 0, lse.abs()) + reach)))
+        share = 2.0**-13 if engine.form == "fp8_656" else 32 * 2.0**-24  # docs/checking.md
+        yield "log-sum-exp", worst(over(off, share * (1 + torch.where(empty, 0, lse.abs()) + reach)))
 
     def attack(self):
         """Returns how many runs were made, how far they were off as shares of what is allowed, and faults."""
@@ -292,7 +346,7 @@ class Step:
         equal = all(n == engine.max_queries for n in self.queries) and dice.random() < 0.5
         engine.poison()
         engine.plan(engine.lengths[:self.requests], None if equal else engine.starts[:self.requests + 1])
-        engine.decode.run(engine.queries(0, given), engine.cache, engine.table, engine.o[:given], engine.lse[:given])
+        engine.run(engine.queries(0, given), engine.table, engine.o[:given], engine.lse[:given])
         bits, clean = engine.outputs(self.rows)
         wrong["something else was written"] = ~clean
         same = lambda others, first, last: ~((others[0] == bits[0][first:last]).all() &
@@ -311,8 +365,7 @@ class Step:
             rows = slice(0, n)
             engine.decode.plan(engine.lengths[r:r + 1],
                                torch.tensor([0, n], dtype=torch.int32, device=engine.device))
-            engine.decode.run(engine.queries(first, first + n), engine.cache, engine.table[r:r + 1], engine.o[rows],
-                              engine.lse[rows])
+            engine.run(engine.queries(first, first + n), engine.table[r:r + 1], engine.o[rows], engine.lse[rows])
             alone, clean = engine.outputs(n)
             wrong[f"request {r} alone has other bits"] = same(alone, first, first + n)
             wrong["something else was written, alone"] = ~clean
