@@ -13,7 +13,8 @@ constexpr std::int64_t kLatent = 512, kRope = 64;
 struct DecodeObject {
   PyObject_HEAD hypermla::MlaDecode* decode;
   int heads, page, max_queries;
-  int fp8;  // bytes of a token, or 0
+  int longest;  // list, of sparse attention, or 0
+  int fp8;      // bytes of a token, or 0
   ElementType of_queries;
   int requests;  // of the last plan
   ElementType type;
@@ -56,6 +57,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.page = at.page;
     made.fp8 = fp8;
     made.max_queries = at.max_queries;
+    made.longest = at.sparse ? at.max_tokens : 0;
     made.type = type_of(at.dtype);
     made.of_queries = at.fp8_queries ? ElementType::uint8 : made.type;
     made.device = device_of(handle, device);
@@ -95,14 +97,18 @@ PyObject* decode_check(PyObject* self, PyObject*) {
   });
 }
 
-// plan(lengths, query_starts or None, stream or None, block_table or None)
+// plan(lengths or None, query_starts or None, stream or None, block_table or None). Without lengths, which sparse
+// attention may lack, the table says how many requests there are.
 PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
   if (!gets_arguments(given, 4)) return nullptr;
   return guarded([&]() -> PyObject* {
     DecodeObject& of = *as_decode(self);
-    const TensorView lengths = view_of(arguments[0]);
-    require("lengths", lengths, ElementType::int32, {"requests"}, of.device);
-    require_dense_columns("lengths", lengths);
+    const bool whole = arguments[0] == Py_None && arguments[3] != Py_None;
+    const TensorView lengths = view_of(arguments[whole ? 3 : 0]);
+    if (!whole) {
+      require("lengths", lengths, ElementType::int32, {"requests"}, of.device);
+      require_dense_columns("lengths", lengths);
+    }
     const void* query_starts = nullptr;
     if (arguments[1] != Py_None) {
       const TensorView starts = view_of(arguments[1]);
@@ -118,10 +124,15 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
       require_dense_columns("block_table", table);
       if (table.shape[0] < lengths.shape[0])
         hypermla::fail("block_table has {} rows, but lengths has {}", table.shape[0], lengths.shape[0]);
-      block_table = table.data;
-      table_stride = table.strides[0];
+      if (whole && table.shape[1] < of.longest)
+        hypermla::fail("block_table has {} columns, but without lengths every list has max_tokens={}", table.shape[1],
+                       of.longest);
+      if (!whole) {
+        block_table = table.data;
+        table_stride = table.strides[0];
+      }
     }
-    of.decode->plan(static_cast<const int*>(lengths.data), static_cast<const int*>(query_starts),
+    of.decode->plan(whole ? nullptr : static_cast<const int*>(lengths.data), static_cast<const int*>(query_starts),
                     extent("requests", lengths.shape[0]), stream_of(arguments[2], lengths),
                     static_cast<const int*>(block_table), table_stride);
     of.requests = int(lengths.shape[0]);

@@ -76,10 +76,10 @@ class MlaDecode(Planned):
         return _hypermla.MlaDecode.fixed_split(device, heads, max_requests, max_queries, max_tokens, workspace_bytes)
 
     def plan(self, lengths, query_starts=None, stream=None, block_table=None):
-        """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included.
-        query_starts: int32 [requests + 1], the first 0; None: max_queries of each request. stream: an address or an
-        object with .cuda_stream; None: PyTorch's current stream. block_table: as run() gets it; with shared_prefixes,
-        and only then."""
+        """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included; None:
+        all lists are whole, with sparse. query_starts: int32 [requests + 1], the first 0; None: max_queries of each
+        request. stream: an address or an object with .cuda_stream; None: PyTorch's current stream. block_table: as
+        run() gets it; with shared_prefixes or without lengths, and only then."""
         if _tensors.is_compiling():
             return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts,
                                                           block_table)

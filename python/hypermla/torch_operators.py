@@ -80,7 +80,7 @@ def _define(name, arguments, kernel):
     torch.library.register_fake(f"hypermla::{name}", lambda *arguments: None, lib=_library)
 
 
-_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor lengths, Tensor? query_starts, "
+_define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor? lengths, Tensor? query_starts, "
         "Tensor? block_table=None", _decode_plan)
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
         "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse, Tensor? sinks=None, "

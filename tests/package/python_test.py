@@ -129,6 +129,23 @@ class Decode(unittest.TestCase):
         again = of_tokens.run(q, view, slots // 16 * 48 + slots % 16)
         self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
 
+    def test_lists_without_lengths_are_whole(self):
+        lengths, q, cache, _ = self.step()
+        slots = numpy.random.default_rng(3).integers(-1, 80, (2, 40)).astype(numpy.int32)
+        decode = self.decode(sparse=True, max_tokens=40)
+        decode.plan(numpy.full(2, 40, numpy.int32))
+        expected = decode.run(q, cache, slots)
+        decode.plan(lengths)
+        decode.plan(None, block_table=slots)
+        again = decode.run(q, cache, slots)
+        self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
+        with self.assertRaisesRegex(hypermla.Error, "block_table has 39 columns, but .* max_tokens=40"):
+            decode.plan(None, block_table=slots[:, :39])
+        with self.assertRaisesRegex(hypermla.Error, "lengths is missing"):
+            self.decode().plan(None, block_table=slots)
+        with self.assertRaisesRegex(TypeError, "a tensor or an array is expected, not a NoneType"):
+            decode.plan(None)
+
     def test_the_largest_capacity_and_fixed_splits(self):
         self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
         with self.assertRaisesRegex(hypermla.Error, "max_requests=2049"):
