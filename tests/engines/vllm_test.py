@@ -42,7 +42,7 @@ HEADS, NOPE, LATENT, ROPE, MODEL_TOKENS = 4, 128, 512, 64, 512
 SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
-def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1):
+def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp"):
     """What the classes ask a VllmConfig for."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
@@ -57,7 +57,9 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
                                                  static_forward_context={}),
         cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
         scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
-        speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False)
+        additional_config={},
+        speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
+                                                 method=method)
         if drafts else None,
         attention_config=types.SimpleNamespace(use_prefill_query_quantization=False))
 
@@ -82,12 +84,21 @@ class Prefill:
         pass
 
 
+def dcp_manager():
+    """What 0.33's builder wants of a layer whose context is shared. It serves prefills."""
+    try:
+        from vllm.v1.attention.ops.dcp import MLADCPManager
+    except ImportError:  # 0.26
+        return None
+    return mock.create_autospec(MLADCPManager, instance=True)
+
+
 def builder_of(config, block=16, heads=HEADS):
     names = ["layer.0", "layer.1"]
     for name in names:
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
             prefill_backend=Prefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
-            qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128)
+            qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager())
     spec = types.SimpleNamespace(block_size=block, dtype=torch.bfloat16)
     return Builder(spec, names, config, torch.device("cpu"))
 
@@ -247,29 +258,53 @@ class EngineTest(unittest.TestCase):
         self.agree(first, impl, step, *first.layer())
         self.assertEqual(len(planned), 4)
 
-    def test_a_graph_holds_no_plan(self):
-        """Recorded for padding, replayed for a batch that has as many requests; lengths, tables and query starts lie
-        where they lay."""
-        config = config_of(drafts=3)
+    def test_a_step_of_decodes_is_as_vllm_makes_it(self):
+        builder = builder_of(config_of(drafts=3))
+        for lengths, queries in (([300, 17, 4], [4, 1, 3]), ([300, 17], [4, 40]), ([300, 9], [4, 0])):
+            common = Batch(lengths, queries).common()
+            ours, theirs = builder.build(0, common), super(Builder, builder).build(0, common)
+            for one, other in ((ours, theirs), (ours.decode, theirs.decode)):
+                for name, value in vars(one).items():
+                    expected = getattr(other, name)
+                    if isinstance(value, torch.Tensor):
+                        self.assertEqual((value.data_ptr(), value.shape), (expected.data_ptr(), expected.shape), name)
+                    elif name not in ("decode", "head_dim"):  # which nothing but its check reads
+                        self.assertEqual(value, expected, name)
+
+    def record_and_replay(self, config, recorded, steps):
+        """Recorded for padding, replayed for batches in as many rows; lengths, tables and query starts lie where they
+        lay."""
         builder, impl = builder_of(config), impl_of(config)
-        recorded = Batch([4, 4, 4, 4], [4, 4, 4, 4])
         common = recorded.common()
         metadata = builder.build_for_cudagraph_capture(common)
         q, cache = recorded.layer()
         with Recorded() as graph:
             o, lse = impl.forward_mqa(q, cache, metadata, None)
-        self.assertEqual(graph.plans, 0)
-        for lengths, queries in (([300, 17, 129, 9], [4, 4, 4, 4]), ([512, 40], [4, 3])):
-            batch = Batch(lengths, queries, pad=4 - len(lengths), rows=16)
+        self.assertEqual(graph.plans, 0)  # before each replay instead
+        for lengths, queries in steps:
+            batch = Batch(lengths, queries, pad=len(recorded.tokens) - len(lengths), rows=recorded.rows)
             fresh = batch.common()
             recorded.table[:] = batch.table
             for name in ("seq_lens", "query_start_loc", "query_start_loc_cpu"):
                 getattr(common, name)[:] = getattr(fresh, name)
+            common.max_query_len = fresh.max_query_len
             builder.build(0, common)
             graph.replay()
             expected_o, expected_lse = batch.expected(q, cache)
             self.assertTrue(torch.allclose(o[:len(expected_o)].float(), expected_o, atol=1e-2, rtol=1e-2))
             self.assertTrue(torch.allclose(lse[:len(expected_o)], expected_lse, atol=1e-3, rtol=1e-3))
+
+    def test_a_graph_holds_no_plan(self):
+        self.record_and_replay(config_of(drafts=3), Batch([4] * 4, [4] * 4),
+                               (([300, 17, 129, 9], [4, 4, 4, 4]), ([512, 40], [4, 3])))
+
+    def test_a_graph_of_mixed_drafts(self):
+        """vLLM's own choice of graphs, and drafts that an n-gram drafter found: one graph for every batch of as many
+        tokens, prompts among them."""
+        config = config_of(drafts=3, method="ngram")
+        self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.ALWAYS)
+        self.record_and_replay(config, Batch([2] * 8, [2] * 8),
+                               (([300, 17, 129, 9], [4, 1, 2, 3]), ([512, 16], [1, 15]), ([40] * 8, [1] * 8)))
 
     def test_a_graph_of_a_drafters_steps_plans_each(self):
         config = config_of()
@@ -307,6 +342,10 @@ class EngineTest(unittest.TestCase):
         cases = ((dict(), AttentionCGSupport.UNIFORM_BATCH, 1, 128),
                  (dict(drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128),
                  (dict(graphs=CUDAGraphMode.FULL), AttentionCGSupport.ALWAYS, 128, 128),
+                 (dict(drafts=3, method="ngram"), AttentionCGSupport.ALWAYS, 128, 128),
+                 (dict(drafts=3, method="ngram", graphs=CUDAGraphMode.FULL_DECODE_ONLY),
+                  AttentionCGSupport.UNIFORM_BATCH, 4, 128),
+                 (dict(drafts=3, method="ngram", shards=2), AttentionCGSupport.UNIFORM_BATCH, 4, 128),
                  (dict(shards=2, drafts=3), AttentionCGSupport.UNIFORM_BATCH, 4, 128))
         for case, support, usual, longest in cases:
             with self.subTest(case):

@@ -38,14 +38,25 @@ def _drafted_queries(config):
     return 1 + together * config.speculative_config.num_speculative_tokens
 
 
+# Drafters that find more drafts for one request than for another.
+LOOKUPS = "ngram", "ngram_gpu", "suffix"
+
+
 def _graphs_take_any_batch(config):
     """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
-    of its requests are decodes: none has more queries than the largest graph has tokens."""
+    of its requests are decodes: none has more queries than the largest graph has tokens. vLLM's own choice,
+    FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts alone: where a drafter's differ it becomes FULL."""
     largest = config.compilation_config.max_cudagraph_capture_size
-    return (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL and not envs.VLLM_BATCH_INVARIANT
-            and config.parallel_config.decode_context_parallel_size == 1
-            and config.parallel_config.prefill_context_parallel_size == 1
-            and largest is not None and largest + _drafted_queries(config) <= MlaDecode.MAX_QUERIES)
+    if (envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
+            or config.parallel_config.prefill_context_parallel_size > 1
+            or largest is None or largest + _drafted_queries(config) > MlaDecode.MAX_QUERIES):
+        return False
+    if (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
+            and config.speculative_config is not None and config.speculative_config.method in LOOKUPS):
+        logger.info_once("HyperMLA takes cudagraph_mode=FULL: requests have different numbers of drafts, and so their "
+                         "steps stay in graphs; cudagraph_mode=FULL_DECODE_ONLY declines")
+        config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
+    return config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL
 
 
 class HyperMLABackend(MLACommonBackend):
@@ -205,13 +216,24 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  decode.explain())
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        self._causal = common_attn_metadata.causal is not False
-        return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        step = common_attn_metadata
+        self._causal, self._longest = step.causal is not False, step.max_query_len
+        if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
+                and not self.use_pcp and step.num_reqs == step.seq_lens.size(0) == step.block_table_tensor.size(0)
+                == step.query_start_loc.size(0) - 1):
+            return super().build(common_prefix_len, step, fast_build)
+        # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
+        decode = self._build_decode(step.block_table_tensor, step.seq_lens, step.query_start_loc_cpu,
+                                    step.query_start_loc, None)
+        return self.metadata_cls(num_reqs=step.num_reqs, max_query_len=self._longest, max_seq_len=step.max_seq_len,
+                                 num_actual_tokens=step.num_actual_tokens, query_start_loc=step.query_start_loc,
+                                 slot_mapping=step.slot_mapping, num_decodes=step.num_reqs,
+                                 num_decode_tokens=step.num_actual_tokens, num_prefills=0, decode=decode)
 
     def _build_decode(self, block_table_tensor, seq_lens_device, query_start_loc_cpu, query_start_loc_device,
                       dcp_tot_seq_lens_device, **unused):
         capacity = self._usual
-        if self._long is not self._usual:
+        if self._longest > capacity.queries:  # perhaps of a prompt, which is no decode
             starts = query_start_loc_cpu.numpy()
             longest = int((starts[1:] - starts[:-1]).max())
             if longest > self._long.queries:
