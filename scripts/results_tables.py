@@ -315,8 +315,9 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
 def vllm_runs(graphs):
-    """Those of requests that have nothing in common."""
-    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs and not run.get("samples")]
+    """Those of requests that have nothing in common, with 8 layers."""
+    return [run for run in record("vllm")["runs"]
+            if run["graphs"] == graphs and run["layers"] == 8 and not run.get("samples")]
 
 
 def vllm_middle(values):

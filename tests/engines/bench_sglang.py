@@ -190,7 +190,8 @@ class _Watch:
         elif self.profiled == LAST and self.profiler:
             torch.cuda.synchronize()
             self.profiler.stop()
-            self.file.write(json.dumps({"profile": requests, **kernels_of(self.profiler, LAST - FIRST)}) + "\n")
+            self.file.write(json.dumps({"profile": requests, **vllm_worker.times_of(
+                vllm_worker.spans_of(self.profiler), LAST - FIRST, is_attention)}) + "\n")
             self.profiler = None
             os.remove(wish)
 
@@ -198,17 +199,6 @@ class _Watch:
 def is_attention(kernel):
     """Planning and the concatenation of queries count, writing the cache does not."""
     return vllm_worker.is_attention(kernel) and "kv_buffer" not in kernel
-
-
-def kernels_of(profiler, steps):
-    """Milliseconds of a step in kernels, in those of attention, and in the longest."""
-    kernels = collections.Counter()
-    for event in profiler.events():
-        if "CUDA" in str(event.device_type) and not event.name.startswith(("Memcpy", "Memset")):
-            kernels[event.name] += (event.time_range.end - event.time_range.start) / 1e3 / steps
-    return {"kernels_ms": round(sum(kernels.values()), 4),
-            "attention_ms": round(sum(ms for name, ms in kernels.items() if is_attention(name)), 4),
-            "longest": [[name[:90], round(ms, 4)] for name, ms in kernels.most_common(8)]}
 
 
 # --- in a process of one engine ---

@@ -9,10 +9,11 @@ backends agree, and how long does a step take?
 The measurements are parts, the most telling first. Every backend of a part is a process of its own, in one order and
 then in the reverse one. What the record holds is not measured again: where the time is over, the next call goes on.
 Times: medians of 5 runs, each the median of its steps, by events around the replayed graph; attention by the kernels
-that PyTorch's profiler sees, planners outside of the graph among them, and the pauses around them; the host's time in
-the metadata builder and, without graphs, in one layer's forward call. Agreement: log-probabilities of greedy texts of
-32 tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise to compare with.
-Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
+that PyTorch's profiler sees, planners outside of the graph among them, those that overlap once, and the pauses around
+them; the host's time in the metadata builder and, without graphs, in one layer's forward call. Runs before which the
+host was slow (`host_us`, of a loop of Python) are repeated, as often as there are runs. Agreement: log-probabilities of
+greedy texts of 32 tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise
+to compare with. Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
 """
 
 import argparse
@@ -55,6 +56,7 @@ class Part(NamedTuple):
     invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
     shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
+    layers: int = LAYERS
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -82,6 +84,8 @@ PARTS = (
     Part("h128-d7-mixed", 128, 7, shapes((32,), (4096,), (False, True)), (OURS,), "FULL"),
     Part("h128-d3-mixed-others", 128, 3, BOTH, (FLASH_ATTN, FLASHMLA), rounds=1),
     Part("h16-triton", 16, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
+    Part("h128-d0-deep", 128, 0, SOME, layers=16),  # whose steps the host does not bound
+    Part("h16-d0-deep", 16, 0, SOME, layers=16),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
 )
@@ -126,6 +130,12 @@ def write_record(path, record):
     os.replace(scratch, path)
 
 
+def least_host_us(path):
+    """Of all runs, as vllm_worker.host_us() has it; None where there is none yet."""
+    return min((one for run in read_record(path)["runs"] for row in run["rows"] for one in row.get("host_us", ())),
+               default=None)
+
+
 def run_of(record, part, backend, number):
     """The run of a record, which has none of a key twice; None."""
     key = part, backend, number
@@ -142,7 +152,7 @@ def missing(record, part, backend, number, at):
     have = {shape_of(row) for row in run["rows"]}
     wanted = [shape for shape in part.shapes if (not at.batches or shape[0] in at.batches)
               and (not at.contexts or shape[1] in at.contexts)]
-    agreement = number == 0 and part.graphs == DECODE_GRAPHS and "alone" not in run
+    agreement = number == 0 and part.graphs == DECODE_GRAPHS and part.layers == LAYERS and "alone" not in run
     return [shape for shape in wanted if shape not in have], agreement
 
 
@@ -155,7 +165,7 @@ def merge(record, part, backend, number, found):
                 stop(f"the record is of {record[name]}, this machine has {engine[name]}; name another file by --record")
     run = run_of(record, part.name, backend, number)
     if run is None:
-        run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "backend": backend,
+        run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
         run |= {name: True for name in ("samples", "shares") if getattr(part, name)}
         record["runs"].append(run)
@@ -183,10 +193,10 @@ def merge(record, part, backend, number, found):
 def run_process(part, backend, number, wanted, agreement, at, until):
     """What one process says; its failure is one of the results."""
     name = os.path.join(at.work, f"{part.name}-{backend}-{number}")
-    asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": LAYERS, "graphs": part.graphs,
-             "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
-             "profile": number == 0, "repeats": REPEATS, "steps": STEPS, "work": at.work, "path": f"{name}.jsonl",
-             "until": until - 15}
+    asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": part.layers,
+             "graphs": part.graphs, "shapes": wanted, "agreement": agreement, "samples": part.samples,
+             "shares": part.shares, "profile": number == 0, "repeats": REPEATS, "steps": STEPS, "work": at.work,
+             "path": f"{name}.jsonl", "until": until - 15, "host_us": least_host_us(at.record)}
     environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
     if part.invariant:
         environment["VLLM_BATCH_INVARIANT"] = "1"

@@ -82,6 +82,29 @@ class Bench(unittest.TestCase):
     def test_samples_share_the_prompt_alone(self):
         self.assertEqual(vllm_worker.samples_of([1, 2], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
 
+    def test_kernels_that_overlap_count_once(self):
+        spans = [(0, 2000, "gemm"), (1000, 4000, "latent a"), (2000, 5000, "latent b"), (3000, 3500, "latent c"),
+                 (8000, 9000, "gemm")]
+        times = vllm_worker.times_of(spans, 2)
+        self.assertEqual((times["kernels_ms"], times["attention_ms"]), (3.0, 2.0))
+        self.assertEqual(times["longest"][:2], [["gemm", 1.5], ["latent a", 1.5]])
+
+    def test_runs_on_a_slow_host_are_repeated(self):
+        def chosen(*hosts, least=None):
+            speeds = iter([one for one in hosts for _ in range(3)])
+            with mock.patch.object(vllm_worker, "host_us", lambda: next(speeds)):
+                found = vllm_worker.while_the_host_is_fast(dict, 3, least)
+            return [one["host_us"] for one in found]
+
+        self.assertEqual(chosen(10, 11, 12), [10, 11, 12])
+        self.assertEqual(chosen(20, 10, 11, 19, 12), [10, 11, 12])
+        self.assertEqual(chosen(20, 21, 22, 23, 11, 25, least=10), [23, 11, 25])  # slow throughout: the record says so
+
+    def test_deep_models_are_no_texts_of_others(self):
+        self.run_bench("--parts", "h16-d0-deep", "--backends", "CUSTOM")
+        self.assertEqual({one[4] for one in self.asked}, {False})
+        self.assertEqual([part.layers for part in bench_vllm.PARTS if "deep" in part.name], [16, 16])
+
     def test_a_second_call_measures_what_is_missing(self):
         words = ["--parts", "h16-d3", "--backends", "CUSTOM"]
         status, record, _ = self.run_bench(*words, broken=True)
