@@ -248,6 +248,14 @@ class Backend(unittest.TestCase):
                              ({"use_mla_backend": False}, "512 and 64 columns")):
             with self.assertRaisesRegex(ValueError, said):
                 Case(64, [9], **change)
+        for name, drafts in (("EAGLE", {"speculative_eagle_topk": 2}), ("NGRAM", {"speculative_eagle_topk": 1})):
+            spec = types.SimpleNamespace(speculative_algorithm=name, **drafts)
+            with (mock.patch("hypermla.sglang.backend.get_spec", lambda spec=spec: spec),
+                  self.assertRaisesRegex(ValueError, "chains of drafts, not trees")):
+                Case(64, [9])
+        with (mock.patch("hypermla.sglang.backend.get_parallel", lambda: types.SimpleNamespace(attn_dcp_size=2)),
+              self.assertRaisesRegex(ValueError, "decode context parallelism")):
+            Case(64, [9])
         runner = Runner(64, 1)
         runner.model_config.kv_lora_rank = 256
         with self.assertRaisesRegex(ValueError, r"not \(256, 64\)"):

@@ -190,8 +190,8 @@ class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
                               for step in range(speculative_num_steps - 1)]
 
 
-_TREES = (f"--attention-backend {NAME} takes chains of drafts, not trees: set --speculative-eagle-topk 1, or choose "
-          "another backend")
+_TREES = (f"--attention-backend {NAME} takes chains of drafts, not trees, as n-gram drafts are, too: set "
+          "--speculative-eagle-topk 1 with another algorithm, or choose another backend")
 
 
 def _require_supported(runner):
@@ -206,7 +206,8 @@ def _require_supported(runner):
                          f"{runner.kv_cache_dtype} beside {runner.dtype}; set --kv-cache-dtype auto")
     if get_parallel().attn_dcp_size > 1:
         raise ValueError(f"--attention-backend {NAME} does not take decode context parallelism yet; leave it off")
-    if (get_spec().speculative_eagle_topk or 0) > 1:
+    # An n-gram drafter fills up its drafts with more first ones: a tree, also with one branch.
+    if (get_spec().speculative_eagle_topk or 0) > 1 or get_spec().speculative_algorithm == "NGRAM":
         raise ValueError(_TREES)
 
 
