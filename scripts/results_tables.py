@@ -315,9 +315,9 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
 def vllm_runs(graphs):
-    """Those of requests that have nothing in common, with 8 layers."""
-    return [run for run in record("vllm")["runs"]
-            if run["graphs"] == graphs and run["layers"] == 8 and not run.get("samples")]
+    """Those of requests that have nothing in common, with 8 layers and a cache in 16 bits."""
+    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs and run["layers"] == 8
+            and not run.get("samples") and "cache" not in run]
 
 
 def vllm_middle(values):
@@ -436,7 +436,7 @@ def vllm_host():
     """Microseconds of the host: the builder of a step, and without graphs the forward call of a layer."""
     found = {}
     for run in record("vllm")["runs"]:
-        for row in run["rows"] if not run.get("samples") else []:
+        for row in run["rows"] if not run.get("samples") and "cache" not in run else []:
             if not row["mixed"]:
                 shape = -run["heads"], run["drafts"], row["batch"]
                 of = found.setdefault(shape, {}).setdefault(run["backend"], ([], []))
@@ -459,8 +459,8 @@ def vllm_agreement(name="vllm"):
     for run in record(name)["runs"]:
         if "alone" in run and not run.get("samples") and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
             shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
-            invariant = "invariant" in run["part"]
-            lines.append([f"{run['heads']}, {run['drafts']}", run["backend"] + ", batch-invariant" * invariant, *shown])
+            backend = run["backend"] + ", batch-invariant" * ("invariant" in run["part"]) + ", fp8" * ("cache" in run)
+            lines.append([f"{run['heads']}, {run['drafts']}", backend, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
 
 

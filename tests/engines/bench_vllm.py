@@ -57,6 +57,7 @@ class Part(NamedTuple):
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
     shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
     layers: int = LAYERS
+    cache: str = "auto"  # vLLM's kv_cache_dtype
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -86,6 +87,8 @@ PARTS = (
     Part("h16-triton", 16, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
     Part("h128-d0-deep", 128, 0, SOME, layers=16),  # whose steps the host does not bound
     Part("h16-d0-deep", 16, 0, SOME, layers=16),
+    Part("h128-d0-fp8", 128, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
+    Part("h16-d0-fp8", 16, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
 )
@@ -168,6 +171,7 @@ def merge(record, part, backend, number, found):
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
         run |= {name: True for name in ("samples", "shares") if getattr(part, name)}
+        run |= {"cache": part.cache} if part.cache != "auto" else {}
         record["runs"].append(run)
     run["date"] = datetime.date.today().isoformat()
     run.pop("failed", None)
@@ -194,9 +198,10 @@ def run_process(part, backend, number, wanted, agreement, at, until):
     """What one process says; its failure is one of the results."""
     name = os.path.join(at.work, f"{part.name}-{backend}-{number}")
     asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": part.layers,
-             "graphs": part.graphs, "shapes": wanted, "agreement": agreement, "samples": part.samples,
-             "shares": part.shares, "profile": number == 0, "repeats": REPEATS, "steps": STEPS, "work": at.work,
-             "path": f"{name}.jsonl", "until": until - 15, "host_us": least_host_us(at.record)}
+             "graphs": part.graphs, "cache": part.cache, "shapes": wanted, "agreement": agreement,
+             "samples": part.samples, "shares": part.shares, "profile": number == 0, "repeats": REPEATS,
+             "steps": STEPS, "work": at.work, "path": f"{name}.jsonl", "until": until - 15,
+             "host_us": least_host_us(at.record)}
     environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
     if part.invariant:
         environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -224,7 +229,7 @@ def against_ours(part, backend, found, at):
     have other prompts."""
     path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
-        if backend == OURS and part.drafts == 0 and not part.invariant and not part.shares:
+        if backend == OURS and part.drafts == 0 and part.cache == "auto" and not part.invariant and not part.shares:
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):

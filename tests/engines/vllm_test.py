@@ -42,7 +42,8 @@ HEADS, NOPE, LATENT, ROPE, MODEL_TOKENS = 4, 128, 512, 64, 512
 SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
-def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp"):
+def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp",
+              cache="auto"):
     """What the classes ask a VllmConfig for."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
@@ -55,7 +56,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
                                               cp_kv_cache_interleave_size=interleave),
         compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=32,
                                                  static_forward_context={}),
-        cache_config=types.SimpleNamespace(cache_dtype="auto", block_size=16),
+        cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16),
         scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
         additional_config={},
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
@@ -66,9 +67,9 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
 
 def impl_of(config):
     with set_current_vllm_config(config):
-        return Impl(HEADS, LATENT + ROPE, SCALE, 1, None, None, "auto", None, "decoder", None, q_lora_rank=None,
-                    kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, qk_head_dim=NOPE + ROPE,
-                    v_head_dim=128, kv_b_proj=None)
+        return Impl(HEADS, LATENT + ROPE, SCALE, 1, None, None, config.cache_config.cache_dtype, None, "decoder", None,
+                    q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE,
+                    qk_head_dim=NOPE + ROPE, v_head_dim=128, kv_b_proj=None)
 
 
 class Prefill:
@@ -99,7 +100,8 @@ def builder_of(config, block=16, heads=HEADS):
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
             prefill_backend=Prefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
             qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager())
-    spec = types.SimpleNamespace(block_size=block, dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if config.cache_config.cache_dtype == "auto" else torch.uint8
+    spec = types.SimpleNamespace(block_size=block, dtype=dtype)
     return Builder(spec, names, config, torch.device("cpu"))
 
 
@@ -167,9 +169,9 @@ class Recorded:
             self.calls.append(lambda: plan(decode, *arguments))
             return plan(decode, *arguments)
 
-        def noted_run(decode, *arguments):
-            outputs = run(decode, *arguments)
-            self.calls.append(lambda: run(decode, *arguments, *outputs))
+        def noted_run(decode, *arguments, **named):
+            outputs = run(decode, *arguments, **named)
+            self.calls.append(lambda: run(decode, *arguments, *outputs, **named))
             return outputs
 
         self.patches = [mock.patch.object(MlaDecode, "plan", noted_plan),
@@ -228,6 +230,21 @@ class EngineTest(unittest.TestCase):
             with self.subTest(block=block):
                 config = config_of()
                 self.run_step(builder_of(config, block), impl_of(config), Batch([300, 17], [1, 1], block))
+
+    def test_caches_in_fp8(self):
+        layer = types.SimpleNamespace(_k_scale=torch.tensor(0.25))
+        for cache_dtype in ("fp8", "fp8_e4m3"):
+            config = config_of(drafts=3, cache=cache_dtype)
+            builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17, 4], [4, 1, 2])
+            metadata = builder.build(0, batch.common())
+            q, cache = batch.layer()
+            cache = (cache / 0.25).to(torch.float8_e4m3fn)
+            self.assertFalse(impl.supports_quant_query_input)
+            o, lse = impl.forward_mqa(q, cache, metadata, layer)
+            expected_o, expected_lse = batch.expected(q, cache.bfloat16() * 0.25)
+            self.assertTrue(torch.allclose(o.float(), expected_o, atol=1e-2, rtol=1e-2))
+            self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
+            self.assertEqual(len(builder._plans._planned), 2, "what was loaded at the start")
 
     def test_one_tensor_of_queries(self):  # as context parallelism gives it
         config = config_of()
@@ -418,8 +435,10 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(reasons(), "")
         for block in (16, 32, 64, 128, 256):
             self.assertEqual(reasons(block_size=block), "")
-        self.assertEqual(reasons(kv_cache_dtype="bfloat16"), "")
-        for wrong, said in ((dict(kv_cache_dtype="fp8"), "kv_cache_dtype=fp8; leave"),
+        for cache in ("bfloat16", "fp8", "fp8_e4m3"):
+            self.assertEqual(reasons(kv_cache_dtype=cache), "")
+        for wrong, said in ((dict(kv_cache_dtype="fp8_e5m2"), "kv_cache_dtype=fp8_e5m2; leave"),
+                            (dict(kv_cache_dtype="fp8", dtype=torch.float16), "not of torch.float16; leave"),
                             (dict(kv_cache_dtype="float16"), "kv_cache_dtype=float16; leave"),
                             (dict(use_sparse=True), "dense attention only"),
                             (dict(has_sink=True), "no attention sinks"),

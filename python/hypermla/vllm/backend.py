@@ -38,6 +38,7 @@ def _drafted_queries(config):
     return 1 + together * config.speculative_config.num_speculative_tokens
 
 
+FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
 # Drafters that find more drafts for one request than for another.
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
 
@@ -61,7 +62,7 @@ def _graphs_take_any_batch(config):
 
 class HyperMLABackend(MLACommonBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", *FP8]
 
     @staticmethod
     def get_name():
@@ -116,9 +117,11 @@ class HyperMLABackend(MLACommonBackend):
             return "HyperMLA's plug-in has dense attention only; sparse models need a *_SPARSE backend"
         if has_sink or use_mm_prefix:
             return f"HyperMLA's plug-in has no {'attention sinks' if has_sink else 'bidirectional prefixes'}"
-        if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch.")):
-            return (f"HyperMLA reads a cache of the model's type, {dtype}, not kv_cache_dtype={kv_cache_dtype}; leave "
-                    "--kv-cache-dtype out")
+        if kv_cache_dtype in FP8 and dtype != torch.bfloat16:
+            return f"HyperMLA reads caches in FP8 for models of bfloat16, not of {dtype}; leave --kv-cache-dtype out"
+        if kv_cache_dtype not in (None, "auto", str(dtype).removeprefix("torch."), *FP8):
+            return (f"HyperMLA reads a cache of the model's type, {dtype}, or fp8, not kv_cache_dtype={kv_cache_dtype};"
+                    " leave --kv-cache-dtype out")
         if head_size != LATENT + ROPE:
             return f"HyperMLA's kernels are made for 512 latent and 64 RoPE columns, not for {head_size} in all"
         if device_capability is not None and not cls.supports_compute_capability(device_capability):
@@ -208,7 +211,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
-        self._kinds = [(heads, self.page_size, kv_cache_spec.dtype, float(scale)) for scale in scales]
+        cache_format = "fp8_576" if kv_cache_spec.dtype.itemsize == 1 else "as_queries"
+        self._kinds = [(heads, self.page_size, self.model_config.dtype, float(scale), cache_format) for scale in scales]
         for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
                 decode = self._plans.decode(capacity, True, *kind)
@@ -275,7 +279,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         if refused:
             raise NotImplementedError(f"HyperMLA does not support {', '.join(refused)}; choose another attention "
                                       "backend for this model")
-        self.supports_quant_query_input = False
+        self.supports_quant_query_input = False  # queries stay bfloat16 beside a cache in FP8, too
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
         """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides. Returns o [tokens, heads, 512]
@@ -283,4 +287,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         step = attn_metadata.decode
         if isinstance(q, tuple) and not takes_strides(*q):
             q = torch.cat(q, dim=-1)
+        if self.kv_cache_dtype in FP8:
+            return step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), self.scale,
+                                     layer._k_scale.view(1))
         return step.plans.attend(step, q, kv_c_and_k_pe_cache, self.scale)

@@ -39,7 +39,8 @@ class Plans:
 
     A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
     `capacity` and whether it is `causal`. If GPUs share its contexts, dcp_tot_seq_lens has the lengths of all of
-    their tokens, and seq_lens is not read. Layers of a kind are those of one (heads, page, dtype, scale).
+    their tokens, and seq_lens is not read. Layers of a kind are those of one (heads, page, dtype of queries, scale,
+    cache_format of MlaDecode).
 
     plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
     before each replay plan() is called, with a step of as many requests and its lengths of that time. attend() plans a
@@ -51,34 +52,37 @@ class Plans:
         self._device = device
         self._planned = {}
 
-    def decode(self, capacity, causal, heads, page, dtype, scale):
+    def decode(self, capacity, causal, *kind):
         """The MlaDecode for a capacity and a kind of layers."""
-        return self._of(capacity, causal, heads, page, dtype, scale).decode
+        return self._of(capacity, causal, *kind).decode
 
-    def plan(self, step, heads, page, dtype, scale):
+    def plan(self, step, *kind):
         """Divides the work of a step for a kind of layers, in the current stream."""
-        self._of(step.capacity, step.causal, heads, page, dtype, scale).plan(step)
+        self._of(step.capacity, step.causal, *kind).plan(step)
 
-    def attend(self, step, q, cache, scale):
-        """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q and cache are."""
+    def attend(self, step, q, cache, scale, cache_scale=None):
+        """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q, cache and cache_scale
+        are: with the latter the cache is in fp8_576."""
         latent = q[0] if isinstance(q, tuple) else q
-        planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], latent.dtype, scale)
+        planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], latent.dtype, scale,
+                           "as_queries" if cache_scale is None else "fp8_576")
         if planned.step is not step:
             planned.plan(step)
-        return planned.decode.run(q, cache, step.block_table)
+        return planned.decode.run(q, cache, step.block_table, cache_scale=cache_scale)
 
     def forget(self):
         """The contents of the steps' tensors have changed: the next layer plans."""
         for planned in self._planned.values():
             planned.step = None
 
-    def _of(self, capacity, causal, heads, page, dtype, scale):
-        key = capacity, causal, heads, page, dtype, scale
+    def _of(self, capacity, causal, heads, page, dtype, scale, cache_format="as_queries"):
+        key = capacity, causal, heads, page, dtype, scale, cache_format
         planned = self._planned.get(key)
         if planned is None:
             planned = self._planned[key] = _Planned(MlaDecode(
                 heads=heads, max_requests=capacity.requests, max_queries=capacity.queries,
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
-                interleave=capacity.interleave, shared_prefixes=capacity.shared_prefixes, device=self._device))
+                interleave=capacity.interleave, shared_prefixes=capacity.shared_prefixes,
+                cache_format=cache_format, device=self._device))
         return planned
