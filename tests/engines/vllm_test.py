@@ -231,6 +231,15 @@ class EngineTest(unittest.TestCase):
                 config = config_of()
                 self.run_step(builder_of(config, block), impl_of(config), Batch([300, 17], [1, 1], block))
 
+    @unittest.skipUnless(Backend.supports_non_causal(), "0.33's")
+    def test_drafts_that_see_each_other(self):
+        config = config_of(drafts=3)
+        builder, impl = builder_of(config), impl_of(config)
+        builder.non_causal_multi_token_decode = True  # of a layer of such a drafter
+        for _ in range(2):
+            self.run_step(builder, impl, Batch([300, 17, 4], [4, 4, 4], pad=1, rows=16, causal=False))
+            self.run_step(builder, impl, Batch([300, 17], [4, 3]))
+
     def test_caches_in_fp8(self):
         layer = types.SimpleNamespace(_k_scale=torch.tensor(0.25))
         for cache_dtype in ("fp8", "fp8_e4m3"):
