@@ -5,6 +5,7 @@ Skipped (77) without a package index. What the present build has compiled is not
 
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -61,6 +62,17 @@ class Wheel(unittest.TestCase):
         lines = (CHECKOUT / "requirements.txt").read_text().splitlines()
         pinned = sorted(line for line in lines if "==" in line and not line.startswith("nvidia-cutlass"))
         self.assertEqual(run(PYTHON, "-c", script).stdout.split(), pinned)
+
+    def test_machines_with_an_older_glibc_run_it(self):
+        """As manylinux_2_35 has it: Ubuntu 22.04, on which images of engines stand."""
+        if tuple(map(int, platform.libc_ver()[1].split("."))) > (2, 36):
+            self.skipTest("what is built here needs the glibc that is here")
+        [package] = ENVIRONMENT.glob("lib/python3.*/site-packages/hypermla")
+        binaries = [path for path in package.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
+        self.assertGreaterEqual({path.name for path in binaries}, {"hypermla", "_hypermla.abi3.so"})
+        for path in binaries:
+            newest = max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", path.read_bytes()))
+            self.assertLessEqual(newest, 35, path)
 
     def test_the_command_runs(self):
         done = run(ENVIRONMENT / "bin/hypermla", "kernel", "flash_attention", "--b=1", "--s=3", "--t=40", "--h=1",
