@@ -83,6 +83,7 @@ PARTS = (
     Part("h16-d7", 16, 7, SOME),
     Part("h16-d3-mixed", 16, 3, BOTH, (OURS,), "FULL"),
     Part("h128-d7-mixed", 128, 7, shapes((32,), (4096,), (False, True)), (OURS,), "FULL"),
+    Part("h16-d7-mixed", 16, 7, BOTH, (OURS,), "FULL"),
     Part("h128-d3-mixed-others", 128, 3, BOTH, (FLASH_ATTN, FLASHMLA), rounds=1),
     Part("h16-triton", 16, 0, shapes((1, 32), (4096,)), (TRITON,), rounds=1),
     Part("h128-d0-deep", 128, 0, SOME, layers=16),  # whose steps the host does not bound

@@ -36,12 +36,11 @@ def imported():
 
 
 def read_fields():
-    """{configuration: fields that the plug-in reads}"""
+    """{configuration, or common metadata of a step: fields that the plug-in reads}"""
     fields = {}
     for path in sorted(SOURCE.glob("*.py")):
-        for config, field in re.findall(r"\b(\w+_config)\.(\w+)", path.read_text()):
-            if config != "vllm_config":
-                fields.setdefault(config, set()).add(field)
+        for config, field in re.findall(r"\b(?=(config|common|\w+_config)\.(\w+))", path.read_text()):
+            fields.setdefault("vllm_config" if config == "config" else config, set()).add(field)
     return {config: sorted(found) for config, found in sorted(fields.items())}
 
 
@@ -57,6 +56,7 @@ def of_engine():
 
     import vllm
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import CommonAttentionMetadata
 
     present = {module: [name for name in names if hasattr(importlib.import_module(module), name)]
                for module, names in imported().items()}
@@ -67,9 +67,10 @@ def of_engine():
         names = [name for name in vars(ours) if name == "__init__" or not name.startswith("__")]
         methods[ours.__name__] = {name: parameters(getattr(base, name)) for name in sorted(names)
                                   if inspect.isroutine(getattr(base, name, None))}
-    fields = {}
+    methods["MLACommonMetadata"] = {"__init__": parameters(backend.MLACommonMetadata.__init__)}
+    fields, kinds = {}, {"vllm_config": VllmConfig, "common": CommonAttentionMetadata}
     for config, wanted in read_fields().items():
-        kind = VllmConfig.__annotations__[config]
+        kind = kinds.get(config) or VllmConfig.__annotations__[config]
         kind = next(one for one in (*getattr(kind, "__args__", ()), kind) if hasattr(one, "__dataclass_fields__"))
         fields[config] = [name for name in wanted if name in kind.__dataclass_fields__]
     return {"version": vllm.__version__, "imports": present, "methods": methods, "fields": fields}

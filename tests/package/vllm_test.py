@@ -66,6 +66,11 @@ class Interface(unittest.TestCase):
                 self.assertEqual(recorded["version"], version)
                 self.assertEqual(recorded["imports"], vllm_interface.imported())
                 self.assertEqual(recorded["fields"], vllm_interface.read_fields())
+                made = next(node for node in ast.walk(FUNCTIONS["HyperMLAMetadataBuilder"]["build"])
+                            if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.metadata_cls")
+                given, taken = {one.arg for one in made.keywords}, recorded["methods"].pop("MLACommonMetadata")
+                self.assertLessEqual({name for name in taken["__init__"] if not name.endswith("=")}, given)
+                self.assertLessEqual(given, {name.removesuffix("=") for name in taken["__init__"]})
                 for name, methods in recorded["methods"].items():
                     ours = FUNCTIONS[name]
                     for method in ours.keys() & methods.keys():

@@ -220,19 +220,19 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  decode.explain())
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        step = common_attn_metadata
-        self._causal, self._longest = step.causal is not False, step.max_query_len
+        common = common_attn_metadata
+        self._causal, self._longest = common.causal is not False, common.max_query_len
         if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
-                and not self.use_pcp and step.num_reqs == step.seq_lens.size(0) == step.block_table_tensor.size(0)
-                == step.query_start_loc.size(0) - 1):
-            return super().build(common_prefix_len, step, fast_build)
+                and not self.use_pcp and common.num_reqs == common.seq_lens.size(0)
+                == common.block_table_tensor.size(0) == common.query_start_loc.size(0) - 1):
+            return super().build(common_prefix_len, common, fast_build)
         # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
-        decode = self._build_decode(step.block_table_tensor, step.seq_lens, step.query_start_loc_cpu,
-                                    step.query_start_loc, None)
-        return self.metadata_cls(num_reqs=step.num_reqs, max_query_len=self._longest, max_seq_len=step.max_seq_len,
-                                 num_actual_tokens=step.num_actual_tokens, query_start_loc=step.query_start_loc,
-                                 slot_mapping=step.slot_mapping, num_decodes=step.num_reqs,
-                                 num_decode_tokens=step.num_actual_tokens, num_prefills=0, decode=decode)
+        decode = self._build_decode(common.block_table_tensor, common.seq_lens, common.query_start_loc_cpu,
+                                    common.query_start_loc, None)
+        return self.metadata_cls(num_reqs=common.num_reqs, max_query_len=self._longest, max_seq_len=common.max_seq_len,
+                                 num_actual_tokens=common.num_actual_tokens, query_start_loc=common.query_start_loc,
+                                 slot_mapping=common.slot_mapping, num_decodes=common.num_reqs,
+                                 num_decode_tokens=common.num_actual_tokens, num_prefills=0, decode=decode)
 
     def _build_decode(self, block_table_tensor, seq_lens_device, query_start_loc_cpu, query_start_loc_device,
                       dcp_tot_seq_lens_device, **unused):
