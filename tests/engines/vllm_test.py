@@ -94,7 +94,7 @@ def dcp_manager():
     return mock.create_autospec(MLADCPManager, instance=True)
 
 
-def builder_of(config, block=16, heads=HEADS):
+def builder_of(config, block=16, heads=HEADS, kind=Builder):
     names = ["layer.0", "layer.1"]
     for name in names:
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
@@ -102,7 +102,7 @@ def builder_of(config, block=16, heads=HEADS):
             qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager())
     dtype = torch.bfloat16 if config.cache_config.cache_dtype == "auto" else torch.uint8
     spec = types.SimpleNamespace(block_size=block, dtype=dtype)
-    return Builder(spec, names, config, torch.device("cpu"))
+    return kind(spec, names, config, torch.device("cpu"))
 
 
 class Batch:
