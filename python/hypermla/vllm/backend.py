@@ -46,14 +46,18 @@ LOOKUPS = "ngram", "ngram_gpu", "suffix"
 def _graphs_take_any_batch(config):
     """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
     of its requests are decodes: none has more queries than the largest graph has tokens. vLLM's own choice,
-    FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts alone: where a drafter's differ it becomes FULL."""
+    FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts alone: where a drafter's differ it becomes FULL,
+    unless layers of another backend, which vLLM asks too, would take that back."""
     largest = config.compilation_config.max_cudagraph_capture_size
     if (envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
             or config.parallel_config.prefill_context_parallel_size > 1
             or largest is None or largest + _drafted_queries(config) > MlaDecode.MAX_QUERIES):
         return False
+    layers = config.compilation_config.static_forward_context.values()
     if (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
-            and config.speculative_config is not None and config.speculative_config.method in LOOKUPS):
+            and config.speculative_config is not None and config.speculative_config.method in LOOKUPS
+            and all(layer.get_attn_backend() is HyperMLABackend for layer in layers
+                    if hasattr(layer, "get_attn_backend"))):
         logger.info_once("HyperMLA takes cudagraph_mode=FULL: requests have different numbers of drafts, and so their "
                          "steps stay in graphs; cudagraph_mode=FULL_DECODE_ONLY declines")
         config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
