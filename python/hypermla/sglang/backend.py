@@ -37,6 +37,17 @@ class _Steps:
         self.decode = decode
         self.lse = torch.empty((requests * queries, heads), dtype=torch.float32, device=device)  # never read
         self.table = None  # of graphs, [requests, pages]
+        self.rows = {}  # its first rows, by their number
+
+    def rows_of_graphs(self, requests):
+        if requests not in self.rows:
+            self.rows[requests] = self.table[:requests]
+        return self.rows[requests]
+
+
+def _first(tensor, rows):
+    """Without a view where that is all of it, as where a graph's runner calls: views cost the host's time."""
+    return tensor if tensor.size(0) == rows else tensor[:rows]
 
 
 class HyperMlaBackend(FlashMLABackend):
@@ -78,7 +89,7 @@ class HyperMlaBackend(FlashMLABackend):
         if steps.table is None:
             steps.table = torch.zeros((self._graph_requests, -(-self._max_tokens // self._page)), dtype=torch.int32,
                                       device=self.device)
-        self._plan(forward_batch, queries, lengths, steps.table[:len(lengths)])
+        self._plan(forward_batch, queries, lengths, steps.rows_of_graphs(lengths.size(0)))
 
     def init_cuda_graph_state(self, max_bs, max_num_tokens, block_kv_indices=None):
         self._graph_requests = max_bs
@@ -96,7 +107,7 @@ class HyperMlaBackend(FlashMLABackend):
     def _queries_and_lengths(self, forward_batch, eager):
         """Queries of each request, and the tokens that it then has, int32 on the device."""
         mode, drafts = forward_batch.forward_mode, self.num_draft_tokens
-        lengths = forward_batch.seq_lens[:forward_batch.batch_size]
+        lengths = _first(forward_batch.seq_lens, forward_batch.batch_size)
         if mode.is_target_verify():
             return drafts, (lengths + drafts).to(torch.int32)
         if mode.is_draft_extend_v2():  # a window of `drafts` queries, which graphs' lengths count already
@@ -108,12 +119,13 @@ class HyperMlaBackend(FlashMLABackend):
         return 1, lengths.to(torch.int32)
 
     def _plan(self, forward_batch, queries, lengths, table):
-        if not len(lengths):  # an idle step, whose layers call nothing
+        count = lengths.size(0)
+        if not count:  # an idle step, whose layers call nothing
             return
-        requests = forward_batch.req_pool_indices[:len(lengths)]
+        requests = _first(forward_batch.req_pool_indices, count)
         if table.is_cuda:
             blocks = get_num_kv_index_blocks_flashmla(table.shape[1], self._page)
-            create_flashmla_kv_indices_triton[len(lengths), blocks](
+            create_flashmla_kv_indices_triton[count, blocks](
                 self.req_to_token, requests, lengths, None, table, self.req_to_token.stride(0), table.stride(0),
                 PAGED_SIZE=self._page)
         else:
