@@ -87,7 +87,7 @@ struct MlaDecodeTensors {
   // max_tokens] slots.
   const int* block_table = nullptr;
   std::int64_t table_stride = 0;  // from a request to the next
-  void* o = nullptr;              // [query_tokens, heads, 512]
+  void* o = nullptr;              // [query_tokens, heads, 512], memory of its own
   std::int64_t o_token_stride = 0, o_head_stride = 0;
   // float [query_tokens, heads] by its strides; with a request stride it is [requests, ..] instead, query 0 of each
   // first.
@@ -141,7 +141,8 @@ class HYPERMLA_API MlaDecode {
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr,
             const int* block_table = nullptr, std::int64_t table_stride = 0);
 
-  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.
+  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take, and
+  // before the first plan(). Any thread may call, one at a time, whatever device is current there.
   void run(const MlaDecodeTensors& tensors, void* stream = nullptr);
 
   // Waits for the device and throws Error if the last plan() was given lengths or query starts beyond the capacity.

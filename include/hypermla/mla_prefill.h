@@ -90,7 +90,8 @@ class HYPERMLA_API MlaPrefill {
   // 0 <= requests <= max_requests.
   void plan(const int* query_starts, const int* token_starts, int requests, void* stream = nullptr);
 
-  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take.
+  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take, and
+  // before the first plan(). Any thread may call, one at a time, whatever device is current there.
   void run(const MlaPrefillTensors& tensors, void* stream = nullptr);
 
   // Waits for the device and throws Error if the last plan() was given starts that fall or exceed the capacity.

@@ -1,6 +1,6 @@
 // A CUDA driver for machines without a GPU: it says that it is an H200, gives the host's memory and runs nothing. A
 // program on it asks for the kernels that it would ask for on an H200, so that they are compiled; what it computes is
-// wrong. scripts/pack_gpu_checks.sh runs tests on it.
+// wrong. scripts/pack_gpu_checks.sh runs tests on it, and tests/package/driver_test.py asks what it was asked.
 //
 // cuda.h names newer variants of functions by macro, here as in driver.cpp, which looks them up.
 #include <cuda.h>
@@ -11,6 +11,9 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -18,39 +21,61 @@ constexpr unsigned kProcessors = 132, kProcessorsOfAGroup = 8;
 constexpr std::size_t kMemory = 150'000'000'000, kCache = 60 << 20;
 constexpr std::size_t kMostMoved = 256 << 20;  // bytes; what is larger is left out: the host may lack the memory
 
+std::mutex g_mutex;
+std::map<CUdeviceptr, std::size_t> g_memory;  // bytes of every allocation
+std::string g_calls;  // since they were last asked for, each with a space behind it; "!": without a context
+thread_local CUcontext t_context = nullptr;      // what is current
+thread_local std::vector<CUcontext> t_contexts;  // below it
+
+void note(const char* call, const char* behind = " ") {
+  std::lock_guard lock(g_mutex);
+  g_calls.append(call).append(behind);
+}
+// Of what works only where a context is current.
+CUresult in_context(const char* call = __builtin_FUNCTION()) {
+  note(call, t_context ? " " : "! ");
+  return t_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 char g_object;  // behind every handle
 template <class Handle>
-CUresult give(Handle* handle) {
+CUresult give(Handle* handle, const char* call = __builtin_FUNCTION()) {
   *handle = reinterpret_cast<Handle>(&g_object);
+  note(call);
   return CUDA_SUCCESS;
 }
 
-std::mutex g_mutex;
-std::map<CUdeviceptr, std::size_t> g_memory;  // bytes of every allocation
-
 void* host(CUdeviceptr data) { return reinterpret_cast<void*>(data); }
 
-CUresult move(void* to, const void* from, std::size_t bytes) {
+CUresult move(void* to, const void* from, std::size_t bytes, const char* call = __builtin_FUNCTION()) {
   if (bytes <= kMostMoved) std::memcpy(to, from, bytes);
-  return CUDA_SUCCESS;
+  return in_context(call);
 }
 
 }  // namespace
 
 extern "C" {
 
+// Every call since the last time.
+const char* stub_cuda_calls() {
+  static std::string calls;
+  std::lock_guard lock(g_mutex);
+  calls = std::exchange(g_calls, {});
+  return calls.c_str();
+}
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return CUDA_SUCCESS;
+}
 #define HYPERMLA_NOTHING(name, ...) \
-  CUresult name(__VA_ARGS__) { return CUDA_SUCCESS; }
-HYPERMLA_NOTHING(cuInit, unsigned)
-HYPERMLA_NOTHING(cuCtxSetCurrent, CUcontext)
+  CUresult name(__VA_ARGS__) { return in_context(); }
 HYPERMLA_NOTHING(cuCtxSynchronize)
-HYPERMLA_NOTHING(cuCtxPushCurrent, CUcontext)
 HYPERMLA_NOTHING(cuFuncLoad, CUfunction)
 HYPERMLA_NOTHING(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int)
 HYPERMLA_NOTHING(cuLaunchKernelEx, const CUlaunchConfig*, CUfunction, void**, void**)
-HYPERMLA_NOTHING(cuTensorMapEncodeTiled, CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 HYPERMLA_NOTHING(cuStreamDestroy, CUstream)
 HYPERMLA_NOTHING(cuStreamSynchronize, CUstream)
 HYPERMLA_NOTHING(cuStreamWaitEvent, CUstream, CUevent, unsigned)
@@ -65,8 +90,23 @@ HYPERMLA_NOTHING(cuEventSynchronize, CUevent)
 #undef HYPERMLA_NOTHING
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return give(context); }
-CUresult cuCtxGetCurrent(CUcontext* context) { return give(context); }
-CUresult cuCtxPopCurrent(CUcontext* context) { return give(context); }
+CUresult cuCtxSetCurrent(CUcontext context) {
+  t_context = context;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = t_context;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent(CUcontext context) {
+  t_contexts.push_back(std::exchange(t_context, context));
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent(CUcontext* context) {
+  *context = std::exchange(t_context, t_contexts.back());
+  t_contexts.pop_back();
+  return CUDA_SUCCESS;
+}
 CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx) { return give(context); }
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc, CUdevice, unsigned) { return give(context); }
 CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx, unsigned, int) { return give(stream); }
@@ -145,11 +185,14 @@ CUresult cuMemAlloc(CUdeviceptr* data, std::size_t bytes) {
   void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   *data = reinterpret_cast<CUdeviceptr>(pages);
-  std::lock_guard lock(g_mutex);
-  g_memory[*data] = bytes;
-  return CUDA_SUCCESS;
+  {
+    std::lock_guard lock(g_mutex);
+    g_memory[*data] = bytes;
+  }
+  return in_context();
 }
 CUresult cuMemFree(CUdeviceptr data) {
+  if (in_context() != CUDA_SUCCESS) return CUDA_ERROR_INVALID_CONTEXT;
   std::lock_guard lock(g_mutex);
   const auto found = g_memory.find(data);
   if (found == g_memory.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -162,11 +205,11 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) { return mo
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) { return move(host(to), host(from), bytes); }
 CUresult cuMemsetD8(CUdeviceptr data, unsigned char byte, std::size_t bytes) {
   if (bytes <= kMostMoved) std::memset(host(data), byte, bytes);
-  return CUDA_SUCCESS;
+  return in_context();
 }
 CUresult cuMemsetD32Async(CUdeviceptr data, unsigned word, std::size_t count, CUstream) {
   if (count <= kMostMoved / sizeof word) std::fill_n(static_cast<unsigned*>(host(data)), count, word);
-  return CUDA_SUCCESS;
+  return in_context();
 }
 
 CUresult cuDeviceGetDevResource(CUdevice, CUdevResource* resource, CUdevResourceType) {

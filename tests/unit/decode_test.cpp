@@ -393,8 +393,10 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   MlaDecodeTensors of_sinks;
   of_sinks.query_tokens = 1;
   of_sinks.sinks = &sink;
+  shard.plan(nullptr, nullptr, 0);
   EXPECT_TRUE(contains(error_of([&] { shard.run(of_sinks); }), "sinks are not supported with shards"));
   MlaDecode shares({.heads = 1, .shared_prefixes = true}, DeviceHandle("cpu"));
+  shares.plan(nullptr, nullptr, 0);
   EXPECT_TRUE(contains(error_of([&] { shares.run(of_sinks); }), "sinks are not supported with shared_prefixes"));
 
   const MlaDecodeOptions options = {.heads = 1, .max_requests = 2, .max_queries = 2, .max_tokens = 20, .page = 16};
@@ -419,6 +421,9 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.q_rope.head_stride = 60; }), "q_rope.head_stride=60"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.query_tokens = 2; }), "query_tokens is 2"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 1; }), "the cache has 1 pages"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.q_latent.data); }), "of its own"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.cache_latent); }), "of its own"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_token_stride = 0; }), "lse_token_stride=0"));
   EXPECT_EQ(refused_run([](auto&) {}), "");
   step.check(step.o, step.lse);
 }

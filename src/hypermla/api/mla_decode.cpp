@@ -1,5 +1,6 @@
 #include "hypermla/mla_decode.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "hypermla/api/shared.h"
@@ -58,6 +59,7 @@ struct MlaDecode::State {
   std::shared_ptr<Device> device;
   std::unique_ptr<DecodeKernels> kernels;
   Buffer workspace;
+  std::int64_t queries = -1;  // of the last plan, as far as the host knows them; -1: there is none
 };
 
 MlaDecode::MlaDecode(const MlaDecodeOptions& options, const DeviceHandle& device, void* workspace)
@@ -95,10 +97,20 @@ void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, 
   if (!state_->options.shared_prefixes && block_table)
     fail("block_table has no meaning in plan() without shared_prefixes; give it to run() alone");
   state_->kernels->plan(lengths, query_starts, requests, block_table, table_stride, stream);
+  const MlaDecodeOptions& at = state_->options;
+  if (!query_starts)
+    state_->queries = std::min<std::int64_t>(std::int64_t{requests} * at.max_queries, at.max_query_tokens);
+  else
+    state_->queries = state_->device->is_gpu() ? 0 : std::max(query_starts[requests], 0);
 }
 
 void MlaDecode::run(const MlaDecodeTensors& tensors, void* stream) {
-  if (tensors.query_tokens != 0) state_->kernels->run(tensors, stream);
+  if (tensors.query_tokens == 0) return;
+  if (state_->queries < 0) fail("run() needs a plan; call plan() first, once per step");
+  if (tensors.query_tokens < state_->queries)
+    fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", tensors.query_tokens,
+         state_->queries);
+  state_->kernels->run(tensors, stream);
 }
 
 void MlaDecode::check() const {

@@ -32,6 +32,7 @@ struct MlaPrefill::State {
   std::shared_ptr<Device> device;
   std::unique_ptr<PrefillKernels> kernels;
   Buffer workspace;
+  bool planned = false;
 };
 
 MlaPrefill::MlaPrefill(const MlaPrefillOptions& options, const DeviceHandle& device, void* workspace)
@@ -59,10 +60,13 @@ void MlaPrefill::plan(const int* query_starts, const int* token_starts, int requ
   if (requests > 0 && (!query_starts || !token_starts))
     fail("{} is missing: give the address of requests + 1 integers", query_starts ? "token_starts" : "query_starts");
   state_->kernels->plan(query_starts, token_starts, requests, stream);
+  state_->planned = true;
 }
 
 void MlaPrefill::run(const MlaPrefillTensors& tensors, void* stream) {
-  if (tensors.query_tokens != 0) state_->kernels->run(tensors, stream);
+  if (tensors.query_tokens == 0) return;
+  if (!state_->planned) fail("run() needs a plan; call plan() first, once per step");
+  state_->kernels->run(tensors, stream);
 }
 
 void MlaPrefill::check() const {

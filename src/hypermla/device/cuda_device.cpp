@@ -11,6 +11,25 @@
 namespace hypermla {
 namespace {
 
+// Makes a context the thread's while it lives: a new thread has none, and the caller's may be another device's.
+class Current {
+ public:
+  explicit Current(CUcontext context) {
+    CUcontext callers = nullptr;
+    pushed_ = cuda_.cuCtxGetCurrent(&callers) == CUDA_SUCCESS && callers != context &&
+              cuda_.cuCtxPushCurrent(context) == CUDA_SUCCESS;
+  }
+  Current(const Current&) = delete;
+  ~Current() {
+    CUcontext context = nullptr;
+    if (pushed_) cuda_.cuCtxPopCurrent(&context);
+  }
+
+ private:
+  const CudaDriver& cuda_ = CudaDriver::get();
+  bool pushed_;
+};
+
 // A device's primary context and the kernels in it, each loaded once. Both stay until the process ends: a caller's CUDA
 // graph may hold a kernel longer than its Kernel lives, and the driver crashes when it frees such a graph after the
 // module.
@@ -48,7 +67,8 @@ class PrimaryContext {
 
 class CudaFunction : public Function {
  public:
-  CudaFunction(CUfunction function, const LaunchShape& shape) : function_(function) {
+  CudaFunction(CUcontext context, CUfunction function, const LaunchShape& shape)
+      : context_(context), function_(function) {
     config_.blockDimX = shape.threads;
     config_.blockDimY = config_.blockDimZ = 1;
     config_.sharedMemBytes = shape.shared_bytes;
@@ -72,10 +92,12 @@ class CudaFunction : public Function {
     config_.gridDimY = grid.y;
     config_.gridDimZ = grid.z;
     config_.hStream = static_cast<CUstream>(stream);
+    const Current here(context_);
     HYPERMLA_CUDA(cuLaunchKernelEx(&config_, function_, arguments, nullptr));
   }
 
  private:
+  CUcontext context_;
   CUfunction function_;
   CUlaunchConfig config_{};
   CUlaunchAttribute attributes_[2]{};
@@ -219,6 +241,7 @@ class CudaDevice : public Device {
     HYPERMLA_CUDA(cuEventCreate(&end_, CU_EVENT_DEFAULT));
   }
   ~CudaDevice() override {
+    const Current here(context_);
     const CudaDriver& cuda = CudaDriver::get();
     partitions_.clear();
     if (flush_) cuda.cuMemFree(flush_);
@@ -230,6 +253,7 @@ class CudaDevice : public Device {
   bool is_gpu() const override { return true; }
 
   void* allocate(std::size_t bytes) override {
+    const Current here(context_);
     CUdeviceptr data = 0;
     if (CudaDriver::get().cuMemAlloc(&data, std::max<std::size_t>(bytes, 1)) != CUDA_SUCCESS) {
       std::size_t free = 0, total = 0;
@@ -239,24 +263,31 @@ class CudaDevice : public Device {
     }
     return reinterpret_cast<void*>(data);
   }
-  void release(void* data) noexcept override { CudaDriver::get().cuMemFree(address(data)); }
+  void release(void* data) noexcept override {
+    const Current here(context_);
+    CudaDriver::get().cuMemFree(address(data));
+  }
   void copy_to_device(void* to, const void* from, std::size_t bytes) override {
+    const Current here(context_);
     HYPERMLA_CUDA(cuMemcpyHtoD(address(to), from, bytes));
     end_of_copy();
   }
   void copy_to_host(void* to, const void* from, std::size_t bytes) override {
-    HYPERMLA_CUDA(cuCtxSetCurrent(context_));  // the caller may be a thread of the reference
+    const Current here(context_);
     HYPERMLA_CUDA(cuMemcpyDtoH(to, address(const_cast<void*>(from)), bytes));
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
+    const Current here(context_);
     HYPERMLA_CUDA(cuMemcpyDtoD(address(to), address(const_cast<void*>(from)), bytes));
     end_of_copy();
   }
   void fill(void* data, unsigned char byte, std::size_t bytes) override {
+    const Current here(context_);
     if (bytes) HYPERMLA_CUDA(cuMemsetD8(address(data), byte, bytes));
     synchronize();
   }
   void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle stream) override {
+    const Current here(context_);
     HYPERMLA_CUDA(cuMemsetD32Async(address(data), word, count, static_cast<CUstream>(stream)));
   }
 
@@ -264,11 +295,16 @@ class CudaDevice : public Device {
                                  const LaunchShape& shape) override {
     std::ifstream file(artifact, std::ios::binary);
     std::string image((std::istreambuf_iterator<char>(file)), {});
-    return std::make_unique<CudaFunction>(PrimaryContext::of(device_).load(image, name, shape.shared_bytes), shape);
+    const Current here(context_);
+    return std::make_unique<CudaFunction>(context_, PrimaryContext::of(device_).load(image, name, shape.shared_bytes),
+                                          shape);
   }
 
   StreamHandle stream() override { return stream_; }
-  void synchronize() override { HYPERMLA_CUDA(cuCtxSynchronize()); }
+  void synchronize() override {
+    const Current here(context_);
+    HYPERMLA_CUDA(cuCtxSynchronize());
+  }
   std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition) override {
     return std::make_unique<CudaStreams>(shared_from_this(), count, partition.empty() ? nullptr : split(partition));
   }

@@ -94,6 +94,8 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
     if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
       fail("{} must point to memory of the device that is aligned to 16 bytes", name);
   if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
+  if (with.o == with.q_latent.data || with.o == with.cache_latent)
+    fail("o must have memory of its own: blocks read queries and the cache after others have written");
   const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.token_stride", with.q_latent.token_stride},
                                                           {"q_latent.head_stride", with.q_latent.head_stride},
                                                           {"q_rope.token_stride", with.q_rope.token_stride},
@@ -112,6 +114,10 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
+  const int lse_tokens = with.lse_request_stride ? at.max_queries : with.query_tokens;
+  if ((at.heads > 1 && with.lse_head_stride == 0) || (lse_tokens > 1 && with.lse_token_stride == 0))
+    fail("lse_token_stride={} and lse_head_stride={} are not supported: every query and head has a place of its own",
+         with.lse_token_stride, with.lse_head_stride);
   if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < fp8))
     fail("latent_token_stride={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart",
          with.latent_token_stride, fp8);
@@ -222,10 +228,6 @@ class DecodeReference : public DecodeKernels {
 
   void run(const MlaDecodeTensors& with, StreamHandle) override {
     require_tensors(options_, with);
-    if (starts_.empty()) fail("run() needs a plan; call plan() first, once per step");
-    if (with.query_tokens < starts_.back())
-      fail("query_tokens is {}, but the plan has {} queries; give tensors with a row for each", with.query_tokens,
-           starts_.back());
     for (int r = 0; r < int(lengths_.size()); ++r) {
       if (starts_[r + 1] == starts_[r]) continue;
       const std::vector<float> tokens = options_.sparse ? read_chosen(with, r) : read_tokens(with, r);

@@ -48,6 +48,11 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
       require(name, rows->data, rows->token_stride, rows->head_stride, rows == &with.k_rope);
   require("o", with.o, with.o_token_stride, with.o_head_stride, false);
   if (!with.lse) fail("lse is missing: give its address");
+  if (with.o == with.q_nope.data || (with.tokens > 0 && (with.o == with.k_nope.data || with.o == with.v.data)))
+    fail("o must have memory of its own: blocks read queries, keys and values after others have written");
+  if ((at.heads > 1 && with.lse_head_stride == 0) || (with.query_tokens > 1 && with.lse_token_stride == 0))
+    fail("lse_token_stride={} and lse_head_stride={} are not supported: every query and head has a place of its own",
+         with.lse_token_stride, with.lse_head_stride);
 }
 
 MlaPrefillTensors MlaPrefillTensors::dense(int heads, const void* q, int query_tokens, const void* k, const void* v,
@@ -107,7 +112,6 @@ class PrefillReference : public PrefillKernels {
 
   void run(const MlaPrefillTensors& with, StreamHandle) override {
     require_tensors(options_, with);
-    if (query_starts_.empty()) fail("run() needs a plan; call plan() first, once per step");
     if (with.query_tokens < query_starts_.back() || with.tokens < token_starts_.back())
       fail("the plan has {} queries and {} tokens, but the tensors have {} and {}; give tensors with a row for each",
            query_starts_.back(), token_starts_.back(), with.query_tokens, with.tokens);
