@@ -2,6 +2,8 @@
 // and compare every type, shape and device, which costs less than to remember what was seen.
 #include "hypermla/mla_decode.h"
 
+#include <algorithm>
+
 #include "extension.h"
 #include "hypermla/base/error.h"
 #include "tensor_view.h"
@@ -16,7 +18,8 @@ struct DecodeObject {
   int longest;  // list, of sparse attention, or 0
   int fp8;      // bytes of a token, or 0
   ElementType of_queries;
-  int requests;  // of the last plan
+  int shards, shard, interleave;
+  int requests, columns;  // of the last plan; of its block table, on a CPU alone, which sees the lengths
   ElementType type;
   DLDevice device;
 };
@@ -58,6 +61,9 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.fp8 = fp8;
     made.max_queries = at.max_queries;
     made.longest = at.sparse ? at.max_tokens : 0;
+    made.shards = at.shards;
+    made.shard = at.shard;
+    made.interleave = at.interleave;
     made.type = type_of(at.dtype);
     made.of_queries = at.fp8_queries ? ElementType::uint8 : made.type;
     made.device = device_of(handle, device);
@@ -97,6 +103,15 @@ PyObject* decode_check(PyObject* self, PyObject*) {
   });
 }
 
+// Columns of a block table that a request of so many tokens has.
+int columns_of(const DecodeObject& of, int tokens) {
+  if (of.longest) return tokens;
+  const int turn = of.shards * of.interleave;
+  const int here =
+      tokens / turn * of.interleave + std::clamp(tokens % turn - of.shard * of.interleave, 0, of.interleave);
+  return (here + of.page - 1) / of.page;
+}
+
 // plan(lengths or None, query_starts or None, stream or None, block_table or None). Without lengths, which sparse
 // attention may lack, the table says how many requests there are.
 PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
@@ -109,12 +124,12 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
       require("lengths", lengths, ElementType::int32, {"requests"}, of.device);
       require_dense_columns("lengths", lengths);
     }
-    const void* query_starts = nullptr;
+    const int* query_starts = nullptr;
     if (arguments[1] != Py_None) {
       const TensorView starts = view_of(arguments[1]);
       require("query_starts", starts, ElementType::int32, {lengths.shape[0] + 1}, of.device);
       require_dense_columns("query_starts", starts);
-      query_starts = starts.data;
+      query_starts = static_cast<const int*>(starts.data);
     }
     const void* block_table = nullptr;
     std::int64_t table_stride = 0;
@@ -132,10 +147,15 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
         table_stride = table.strides[0];
       }
     }
-    of.decode->plan(whole ? nullptr : static_cast<const int*>(lengths.data), static_cast<const int*>(query_starts),
-                    extent("requests", lengths.shape[0]), stream_of(arguments[2], lengths),
+    const int requests = extent("requests", lengths.shape[0]);
+    const int* const tokens = whole ? nullptr : static_cast<const int*>(lengths.data);
+    of.decode->plan(tokens, query_starts, requests, stream_of(arguments[2], lengths),
                     static_cast<const int*>(block_table), table_stride);
-    of.requests = int(lengths.shape[0]);
+    of.requests = requests;
+    of.columns = 0;
+    for (int r = 0; r < requests && of.device.type == kCpu; ++r)
+      if (!query_starts || query_starts[r + 1] > query_starts[r])
+        of.columns = std::max(of.columns, tokens ? columns_of(of, tokens[r]) : of.longest);
     Py_RETURN_NONE;
   });
 }
@@ -165,9 +185,9 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     require_dense_columns("out", out);
     if (table.shape[0] < of.requests)
       hypermla::fail("block_table has {} rows, but the plan has {} requests", table.shape[0], of.requests);
+    if (table.shape[1] < of.columns)
+      hypermla::fail("block_table has {} columns, but a request of the plan has {}", table.shape[1], of.columns);
     if (tokens == 0) Py_RETURN_NONE;
-    if (out.data == q.first.data || out.data == cache.first.data)
-      hypermla::fail("out must have memory of its own: blocks read q and the cache after others have written");
     as_decode(self)->decode->run({.q_latent = {q.first.data, q.first.strides[0], q.first.strides[1]},
                                   .q_rope = {q.second.data, q.second.strides[0], q.second.strides[1]},
                                   .query_tokens = extent("query_tokens", tokens),

@@ -180,6 +180,11 @@ class Decode(unittest.TestCase):
     def test_what_does_not_fit_is_refused(self):
         lengths, q, cache, table = self.step()
         decode, latent = self.decode(), q[..., :512].copy()
+        shard, chosen = self.decode(shards=3, shard=1, interleave=4, max_tokens=56), self.decode(sparse=True)
+        shard.plan(numpy.array([52, 3], numpy.int32))  # of 52 tokens 16 are here, of 56 are 20
+        shard.run(q, cache, table[:, :1])
+        shard.plan(numpy.array([56, 3], numpy.int32))
+        chosen.plan(lengths)
         by_request = lambda *shape: numpy.zeros(shape, numpy.float32)
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
@@ -193,6 +198,9 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q.copy("F"), cache, table), "q must be dense"),
                             (lambda: decode.run(q, cache, table[0]), "block_table"),
                             (lambda: decode.run(q, cache, table[:1]), "1 rows, but the plan has 2 requests"),
+                            (lambda: decode.run(q, cache, table[:, :2]), "2 columns, but a request of the plan has 3"),
+                            (lambda: shard.run(q, cache, table[:, :1]), "1 columns, but a request of the plan has 2"),
+                            (lambda: chosen.run(q, cache, table), "3 columns, but a request of the plan has 40"),
                             (lambda: decode.run(q, cache, table, out=q), "out must be"),
                             (lambda: decode.run(q, cache, table, lse=by_request(2, 2, 2)), r"requests, 1, 2\]"),
                             (lambda: decode.run(q, cache, table, lse=by_request(1, 1, 2)), "lse has 1 rows"),
