@@ -156,6 +156,60 @@ TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
     }
 }
 
+// A request whose pages, queries and outputs lie further apart than 2^32 bytes, all in one allocation.
+void check_far_apart(const std::shared_ptr<Device>& device, const char* name, const char* kernel, int page) {
+  SCOPED_TRACE(testing::Message() << kernel << " page " << page);
+  constexpr std::int64_t kPage = (1 << 29) + 64, kRow = (std::int64_t{1} << 31) + 64, kMost = kRow + (1 << 23);
+  constexpr std::int64_t kQ = 1 << 20, kO = 1 << 21, kLse = 1 << 22;  // behind the first page; all count elements
+  const MlaDecodeOptions options = {
+      .heads = 16, .max_requests = 6, .max_queries = 3, .max_tokens = 700, .page = page, .kernel = kernel};
+  const int row = options.heads * kLatent;
+  Step step(options, {page + (page + 1) / 2}, {2}, 22);
+  const testing_support::DeviceMemory on{device};
+  const Buffer memory(device, 2 * kMost);
+  const auto at = [&](std::int64_t element) { return static_cast<std::uint16_t*>(memory.data()) + element; };
+  for (int i = 0; i < 2; ++i) {
+    device->copy_to_device(at(4 * i * kPage), &step.cache[i * page * kWidth], 2 * page * kWidth);
+    device->copy_to_device(at(kQ + i * kRow), &step.q[i * options.heads * kWidth], 2 * options.heads * kWidth);
+  }
+  for (int& entry : step.table) entry = entry < 2 ? 4 * entry : entry;
+  const Buffer lengths = on.copy_of(step.lengths), starts = on.copy_of(step.starts), table = on.copy_of(step.table);
+  MlaDecode decode(options, DeviceHandle(name));
+  decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()), 1);
+  decode.run({.q_latent = {at(kQ), kRow, kWidth},
+              .q_rope = {at(kQ + kLatent), kRow, kWidth},
+              .query_tokens = 2,
+              .cache_latent = at(0),
+              .cache_rope = at(kLatent),
+              .latent_page_stride = kPage,
+              .latent_token_stride = kWidth,
+              .rope_page_stride = kPage,
+              .rope_token_stride = kWidth,
+              .pages = 5,
+              .block_table = static_cast<const int*>(table.data()),
+              .table_stride = step.width,
+              .o = at(kO),
+              .o_token_stride = kRow,
+              .o_head_stride = kLatent,
+              .lse = reinterpret_cast<float*>(at(kLse)),
+              .lse_token_stride = kRow / 2,
+              .lse_head_stride = 1});
+  device->synchronize();
+  for (int i = 0; i < 2; ++i) {
+    device->copy_to_host(&step.o[i * row], at(kO + i * kRow), 2 * row);
+    device->copy_to_host(&step.lse[i * options.heads], at(kLse + i * kRow), 4 * options.heads);
+  }
+  for (int& entry : step.table) entry = entry < 5 ? entry / 4 : entry;
+  step.check(step.o, step.lse);
+}
+
+TEST(MlaDecode, OffsetsGoBeyond32Bits) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  if (device->info().memory_bytes < std::size_t{8} << 30) GTEST_SKIP() << "of 4.3 GB little is touched, but all asked";
+  for (const char* kernel : {"", "cutile.mla.flash_mla_split_kv"})
+    for (const int page : {64, 1}) check_far_apart(device, "cpu", kernel, page);
+}
+
 // What one of several that share the contexts of a step has of it.
 Step shard_of(const Step& step, int shards, int shard, int interleave) {
   MlaDecodeOptions at = step.at;
@@ -466,6 +520,11 @@ TEST_F(DecodeOnHopper, EveryKernelTakesAnyMixOfQueries) {
         const auto [o, lse] = run(decode, step);
         step.check(o, lse);
       }
+}
+
+TEST_F(DecodeOnHopper, OffsetsGoBeyond32Bits) {
+  for (const char* kernel : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cutile.mla.flash_mla_split_kv"})
+    for (const int page : {64, 16, 1}) check_far_apart(device_, "cuda", kernel, page);
 }
 
 TEST_F(DecodeOnHopper, ShardsOfAContextMergeIntoTheWhole) {
