@@ -127,7 +127,7 @@ class OnAStub(unittest.TestCase):
             with_one = lambda **other: lambda: decode.run(**{**tensors, **other})
             q, lse = tensors["q"], tensors["lse"]
             refused(with_one(out=Tensor(16, 16, 512, data=q.data)), "memory of its own")
-            refused(with_one(lse=floats(16, 16, strides=(0, 1))), "lse_token_stride=0")
+            refused(with_one(lse=floats(16, 16, strides=(0, 1))), "lse with a token stride of 0")
             refused(with_one(block_table=integers(7, 70)), "the plan has 8 requests")
             refused(with_one(q=Tensor(16, 16, 576, data=q.data + 2)), "aligned to 16 bytes")
             odd = decoding(heads=20)

@@ -154,6 +154,14 @@ TEST(MlaDecode, StridesTakeAnyViewOfQueriesAndOutputs) {
       EXPECT_TRUE(std::equal(&o[(t * 2 + h) * 640], &o[(t * 2 + h) * 640] + kLatent, &step.o[(t * 2 + h) * kLatent]));
       EXPECT_EQ(lse[t / 2 * 4 + h * 2 + t % 2], step.lse[t * 2 + h]);
     }
+  // A step of one query each needs room for one.
+  const int starts[] = {0, 1, 2};
+  decode.plan(step.lengths.data(), starts, 2);
+  views.lse_request_stride = 2;
+  views.lse_head_stride = 1;
+  decode.run(views);
+  decode.run(step.tensors());
+  EXPECT_TRUE(std::equal(&lse[0], &lse[4], &step.lse[0]));
 }
 
 // A request whose pages, queries and outputs lie further apart than 2^32 bytes, all in one allocation.
@@ -477,7 +485,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 1; }), "the cache has 1 pages"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.q_latent.data); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.cache_latent); }), "of its own"));
-  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_token_stride = 0; }), "lse_token_stride=0"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.o_token_stride = 8; }), "rows would overlap"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_token_stride = 0; }), "lse with a token stride of 0"));
   EXPECT_EQ(refused_run([](auto&) {}), "");
   step.check(step.o, step.lse);
 }

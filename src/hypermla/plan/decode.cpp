@@ -114,10 +114,10 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (with.query_tokens < 1 || with.pages < 1)
     fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
-  const int lse_tokens = with.lse_request_stride ? at.max_queries : with.query_tokens;
-  if ((at.heads > 1 && with.lse_head_stride == 0) || (lse_tokens > 1 && with.lse_token_stride == 0))
-    fail("lse_token_stride={} and lse_head_stride={} are not supported: every query and head has a place of its own",
-         with.lse_token_stride, with.lse_head_stride);
+  require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 512);
+  // By requests it has as many queries as the longest of the step, which may be fewer than the most.
+  require_rows_apart("lse", with.lse_request_stride ? 1 : with.query_tokens, with.lse_token_stride, at.heads,
+                     with.lse_head_stride, 1);
   if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < fp8))
     fail("latent_token_stride={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart",
          with.latent_token_stride, fp8);

@@ -50,9 +50,8 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
   if (!with.lse) fail("lse is missing: give its address");
   if (with.o == with.q_nope.data || (with.tokens > 0 && (with.o == with.k_nope.data || with.o == with.v.data)))
     fail("o must have memory of its own: blocks read queries, keys and values after others have written");
-  if ((at.heads > 1 && with.lse_head_stride == 0) || (with.query_tokens > 1 && with.lse_token_stride == 0))
-    fail("lse_token_stride={} and lse_head_stride={} are not supported: every query and head has a place of its own",
-         with.lse_token_stride, with.lse_head_stride);
+  require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 128);
+  require_rows_apart("lse", with.query_tokens, with.lse_token_stride, at.heads, with.lse_head_stride, 1);
 }
 
 MlaPrefillTensors MlaPrefillTensors::dense(int heads, const void* q, int query_tokens, const void* k, const void* v,
