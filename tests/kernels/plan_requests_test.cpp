@@ -95,16 +95,18 @@ class PlanRequests : public testing::Test {
     EXPECT_EQ(pieces.size(), row_tiles);
     for (const auto& [tile, list] : pieces) {
       EXPECT_LT(tile.second, tiles(queries[tile.first]));
+      const int blocks = std::max(1, (lengths[tile.first] + 63) / 64);
       int at = 0, part = 0;
       for (const auto& [begin, item] : list) {
         EXPECT_EQ(begin, at);
+        EXPECT_TRUE(!split || item.end == std::min(begin + split, blocks)) << "cut elsewhere, at " << item.end;
         EXPECT_EQ(item.part, part);
         EXPECT_EQ(item.parts, int(list.size()));
         EXPECT_EQ(item.slot, list.size() > 1 ? list.begin()->second.slot + part : -1);
         at = item.end;
         ++part;
       }
-      EXPECT_EQ(at, std::max(1, (lengths[tile.first] + 63) / 64));
+      EXPECT_EQ(at, blocks);
       result.merges += list.size() > 1;
     }
     return result;
@@ -165,6 +167,25 @@ TEST_F(PlanRequests, APaddingRequestChangesNothing) {
         queries.push_back(0);
         ASSERT_EQ(alike, plan_both());
       }
+}
+
+TEST_F(PlanRequests, PaddingChangesNothingBehindAnyBatch) {
+  std::mt19937 random(6);
+  const auto below = [&](int end) { return int(random() % unsigned(end)); };
+  for (int i = 0; i < 40; ++i) {
+    const int b = 1 + below(200), most = 1 << (6 + below(9)), most_queries = 1 + below(8), heads = 16 << below(4);
+    std::vector<int> lengths(b), queries(b);
+    std::generate(lengths.begin(), lengths.end(), [&] { return below(3) ? below(most + 1) : below(65); });
+    std::generate(queries.begin(), queries.end(), [&] { return i % 2 ? most_queries : below(most_queries + 1); });
+    const auto plan_both = [&] {
+      return std::pair(plan<0>(lengths, queries, heads, 64, 132, most, most_queries).items,
+                       plan<8>(lengths, queries, heads, 16, 132, most, most_queries).items);
+    };
+    const auto alone = plan_both();
+    lengths.resize(b + 1 + below(600));
+    queries.resize(lengths.size());
+    ASSERT_EQ(alone, plan_both()) << "b=" << b << " and " << lengths.size() - b << " that pad";
+  }
 }
 
 TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {
