@@ -10,8 +10,7 @@ int main() try {
   hypermla::MlaDecode decode({.heads = kHeads, .max_requests = 4, .max_queries = 2, .max_tokens = 256, .page = kPage},
                              hypermla::DeviceHandle("cpu"));
   std::puts(decode.explain().c_str());
-  // Requests of 100 and 30 tokens, the new ones included; the first has 2 queries. Pages 5, 2 and 7 of each layer's
-  // cache.
+  // Requests of 100 and 30 tokens, the new ones included; the first has 2 queries. Pages 5, 2 and 7 of each cache.
   const std::vector<int> lengths = {100, 30}, query_starts = {0, 2, 3}, block_table = {5, 2, 7, 0};
   const std::vector<unsigned short> q(3 * kHeads * 576, 0x3f80);  // 1.0 in bfloat16
   std::vector<unsigned short> o(3 * kHeads * 512);

@@ -130,6 +130,14 @@ class Documents(unittest.TestCase):
                             missing.append(f"{path.relative_to(CHECKOUT)}: {name}")
         self.assertEqual(missing, [])
 
+    def test_the_steps_of_an_engine_are_those_that_run(self):
+        page = (CHECKOUT / "docs/serving.md").read_text()
+        for name, language, first in (("python/decode.py", "python", "import"), ("cpp/decode.cpp", "cpp", "#include")):
+            code = (CHECKOUT / "examples" / name).read_text()
+            code = code[code.index(f"\n{first} ") + 1:]
+            self.assertIn(f"```{language}\n{code}```", page, f"examples/{name} is not what docs/serving.md shows")
+            self.assertLessEqual(len(code.splitlines()), 30)
+
     def test_the_rules_would_notice(self):
         with tempfile.TemporaryDirectory() as directory:
             root = pathlib.Path(directory)
