@@ -290,7 +290,7 @@ TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
     const int most = i >= 40 ? 1 << 20 : 1 << below(17), kind = below(6);
     const int most_queries = 1 + below(9), heads = 1 + below(130), tile_rows = 16 << below(3);
     const int row_tiles = below(4) == 0 ? 1 + below(300) : 1 + below(5);
-    const int workers = below(3) == 0 ? 8 * (1 + below(16)) : 132;
+    const int workers = below(3) ? 132 : 1 + below(kMaxWorkers);
     const int fits = (1 << 20) / (std::max(row_tiles, (most_queries * heads - 1) / tile_rows + 1) * (most / 64 + 1));
     const int b = std::min(i % 9 == 8   ? 1 + below(kMaxPlannedRequests)
                            : i % 3 == 0 ? 1 + below(8)
