@@ -94,6 +94,8 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
       contains(refused_merge([](auto& with) { with.lse.data = (float*)with.a.lse.data + 1; }), "lse overlaps a"));
   EXPECT_TRUE(contains(refused_merge([](auto& with) { with.lse.data = (float*)with.b.o.data; }), "lse overlaps b.o"));
   EXPECT_TRUE(contains(refused_merge([](auto& with) { with.lse.data = (float*)with.o.data; }), "lse overlaps o"));
+  EXPECT_TRUE(contains(refused_merge([](auto& with) { with.o.head_stride = with.o.token_stride = 8; }), "rows would"));
+  EXPECT_TRUE(contains(refused_merge([](auto& with) { with.lse.head_stride = with.lse.token_stride; }), "rows would"));
 
   AppendCase append(1, 2, true);  // with slots that the cache does not have
   MlaCacheOps::Append appended = append.on(reinterpret_cast<char*>(append.memory.bytes.data()));
@@ -133,6 +135,8 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.w_uv.head_stride = 0; }), "w_uv with strides"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.v.data = nullptr; }), "v must point"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.heads = 1025; }), "heads=1025"));
+  EXPECT_TRUE(
+      contains(refused_decompress([](auto& with) { with.v.token_stride = with.v.head_stride = 64; }), "rows w"));
   EXPECT_TRUE(
       contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_656; }), "656 bytes"));
   EXPECT_TRUE(

@@ -251,7 +251,9 @@ void validate(const MlaCacheOps::Merge& with) {
   if (with.lse.data) {
     apart_from_parts("lse", with.lse);
     if (span_of(with.lse, with).overlaps(span_of(with.o, with))) fail("lse overlaps o: give it memory of its own");
+    require_rows_apart("lse", with.tokens, with.lse.token_stride, with.heads, with.lse.head_stride, 1);
   }
+  require_rows_apart("o", with.tokens, with.o.token_stride, with.heads, with.o.head_stride, with.width);
 }
 
 void validate(const MlaCacheOps::Append& with) {
@@ -288,6 +290,8 @@ void validate(const MlaCacheOps::Decompress& with) {
   require_rows("k", with.k);
   require_rows("v", with.v);
   if (with.k_rope.data) require_rows("k_rope", with.k_rope);
+  require_rows_apart("k", with.tokens, with.k.token_stride, with.heads, with.k.head_stride, kHeadColumns);
+  require_rows_apart("v", with.tokens, with.v.token_stride, with.heads, with.v.head_stride, kHeadColumns);
 }
 
 std::unique_ptr<CacheKernels> make_cache_reference(DType dtype, const Device& device) {
