@@ -152,7 +152,7 @@ class MlaDecode:
     def __init__(self, heads: int = 128, max_requests: int = 1, max_queries: int = 1, max_tokens: int = 4096,
                  page: int = 64, dtype: Any = "bfloat16", causal: bool = True, scale: float = 0.0, split: int = 0,
                  max_query_tokens: int = 0, lse_base2: bool = False, empty_lse_positive: bool = False,
-                 kernel: str = "", device: str = "auto", workspace: Any = None, sparse: bool = False,
+                 kernel: str = "", device: Any = "auto", workspace: Any = None, sparse: bool = False,
                  cache_format: str = "as_queries", shards: int = 1, shard: int = 0, interleave: int = 1,
                  shared_prefixes: bool = False, fp8_queries: bool = False) -> None: ...
     @property
@@ -163,7 +163,7 @@ class MlaDecode:
     def check(self) -> None: ...
     @staticmethod
     def fixed_split(workspace_bytes: int, heads: int = 128, max_requests: int = 1, max_queries: int = 1,
-                    max_tokens: int = 4096, device: str = "auto") -> int: ...
+                    max_tokens: int = 4096, device: Any = "auto") -> int: ...
     def plan(self, lengths: Any, query_starts: Any = None, stream: Any = None,
              block_table: Any = None) -> None: ...
     def run(self, q: Any, cache: Any, block_table: Any, out: Any = None, lse: Any = None,
@@ -175,7 +175,7 @@ class MlaPrefill:
     order: Any
     def __init__(self, heads: int = 128, max_requests: int = 1, max_query_tokens: int = 8192, max_tokens: int = 131072,
                  dtype: Any = "bfloat16", causal: bool = True, scale: float = 0.0, lse_base2: bool = False,
-                 empty_lse_positive: bool = False, device: str = "auto", workspace: Any = None,
+                 empty_lse_positive: bool = False, device: Any = "auto", workspace: Any = None,
                  accumulate: bool = False) -> None: ...
     @property
     def device(self) -> str: ...

@@ -2,6 +2,7 @@
 tensors (python/tensor_view.h reads the others); and new tensors like a given one."""
 
 import re
+import sys
 
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}  # DLPack's
 _CPU, _CUDA = 1, 2
@@ -48,6 +49,14 @@ def described(tensor):
                 current_stream(tensor))
     except AttributeError as error:
         raise TypeError(f"a tensor or an array is expected, not a {type(tensor).__name__}") from error
+
+
+def device_name(device):
+    """What the extension calls a device. Where PyTorch uses GPUs, "auto" and "cuda" are its current one."""
+    torch, name = sys.modules.get("torch"), str(device)
+    if name in ("auto", "cuda") and torch and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return name
 
 
 def dtype_name(dtype):

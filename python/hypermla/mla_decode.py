@@ -27,7 +27,8 @@ class MlaDecode(Planned):
     the cache, 1, 16, 32, 64 or 128. scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is
     cut, so that the bits of its output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2.
     empty_lse_positive: +inf instead of -inf for a query that sees no token. kernel: pins one by its full name.
-    workspace: a tensor of workspace_bytes of another MlaDecode of the same options; None: memory of its own.
+    workspace: a tensor of workspace_bytes of another MlaDecode of the same options; None: memory of its own. device:
+    "cpu", "cuda:1" or PyTorch's own; "auto": PyTorch's current GPU, else the first one, else the CPU.
 
     shards, shard, interleave: of several GPUs that share the context of every request, token i is in the cache of shard
     (i // interleave) % shards, in order, and this is one of them. Lengths and max_tokens count whole requests, and
@@ -63,7 +64,8 @@ class MlaDecode(Planned):
         self._heads = heads
         self._fp8_queries = fp8_queries
         self._take(_hypermla.MlaDecode(
-            device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype), kernel,
+            _tensors.device_name(device), 0 if workspace is None else _tensors.address(workspace),
+            _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), FP8_BYTES[cache_format],
             (shards, shard, interleave)))
@@ -73,7 +75,8 @@ class MlaDecode(Planned):
     def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
         """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512
         tokens times a power of two, which installations with compiled kernels bring."""
-        return _hypermla.MlaDecode.fixed_split(device, heads, max_requests, max_queries, max_tokens, workspace_bytes)
+        return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), heads, max_requests, max_queries,
+                                               max_tokens, workspace_bytes)
 
     def plan(self, lengths, query_starts=None, stream=None, block_table=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included; None:

@@ -26,7 +26,7 @@ class MlaPrefill(Planned):
     the scores; 0: 1 / sqrt(192). lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a
     query that sees no token. accumulate: run() merges into what `out` and `lse` hold, attention of the same queries
     over other tokens. workspace: a tensor of workspace_bytes of another MlaPrefill of the same options; None: memory of
-    its own.
+    its own. device: as MlaDecode's.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaPrefill was
     made: they are operators then (torch_operators.py).
@@ -39,7 +39,8 @@ class MlaPrefill(Planned):
         self._workspace = workspace
         self._heads, self._accumulate = heads, accumulate
         self._take(_hypermla.MlaPrefill(
-            device, 0 if workspace is None else _tensors.address(workspace), _tensors.dtype_name(dtype),
+            _tensors.device_name(device), 0 if workspace is None else _tensors.address(workspace),
+            _tensors.dtype_name(dtype),
             (heads, max_requests, max_query_tokens, max_tokens), scale,
             (causal, lse_base2, empty_lse_positive, accumulate)))
 

@@ -161,6 +161,7 @@ class OnAStub(unittest.TestCase):
                 driver.cuCtxSetCurrent(ctypes.c_void_p(64))
                 decode.run(**layer())
                 decode.check()
+                decoding()
                 current = ctypes.c_void_p()
                 driver.cuCtxGetCurrent(ctypes.byref(current))
                 done.append(current.value == 64)
@@ -170,6 +171,17 @@ class OnAStub(unittest.TestCase):
                 thread.start()
                 thread.join()
             assert done == [True, True], done
+        """)
+
+    def test_the_default_is_pytorchs_current_gpu(self):
+        self.run_there("""
+            import sys, types
+            sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True,
+                                                                                    current_device=lambda: 3))
+            for made in (hypermla.MlaDecode, hypermla.MlaPrefill):
+                refused(made, "there is no CUDA device 3")
+                refused(lambda: made(device=types.SimpleNamespace()), "unknown device")
+            refused(lambda: hypermla.MlaDecode.fixed_split(1 << 20), "there is no CUDA device 3")
         """)
 
 

@@ -150,14 +150,19 @@ CUevent make_event(const GreenContext* green) {
 class CudaStreams : public StreamGroup {
  public:
   // Each stream in its own green context of the partition; without one, all in the device's context.
-  CudaStreams(std::shared_ptr<Device> device, std::size_t count, const std::shared_ptr<Partition>& partition)
-      : device_(std::move(device)), partition_(partition), fork_(make_event(nullptr)) {
+  CudaStreams(std::shared_ptr<Device> device, CUcontext context, std::size_t count,
+              const std::shared_ptr<Partition>& partition)
+      : device_(std::move(device)), context_(context), partition_(partition) {
+    const Current here(context_);
+    fork_ = make_event(nullptr);
     for (std::size_t i = 0; i < count; ++i) add(partition_ ? (*partition_)[i].get() : nullptr);
   }
   // All in one green context, forked from a stream of it.
-  CudaStreams(std::shared_ptr<Device> device, std::size_t count, const std::shared_ptr<Partition>& partition,
-              const GreenContext* green)
-      : device_(std::move(device)), partition_(partition), fork_(make_event(green)) {
+  CudaStreams(std::shared_ptr<Device> device, CUcontext context, std::size_t count,
+              const std::shared_ptr<Partition>& partition, const GreenContext* green)
+      : device_(std::move(device)), context_(context), partition_(partition) {
+    const Current here(context_);
+    fork_ = make_event(green);
     for (std::size_t i = 0; i < count; ++i) add(green);
   }
   ~CudaStreams() override {
@@ -174,7 +179,7 @@ class CudaStreams : public StreamGroup {
     return branches_[i].green ? branches_[i].green->processors() : device_->info().processors;
   }
   std::unique_ptr<StreamGroup> inside(std::size_t i, std::size_t count) const override {
-    return std::make_unique<CudaStreams>(device_, count, partition_, branches_[i].green);
+    return std::make_unique<CudaStreams>(device_, context_, count, partition_, branches_[i].green);
   }
   void fork(StreamHandle from) override {
     HYPERMLA_CUDA(cuEventRecord(fork_, static_cast<CUstream>(from)));
@@ -203,8 +208,9 @@ class CudaStreams : public StreamGroup {
     branch.done = make_event(green);
   }
   std::shared_ptr<Device> device_;  // its context outlives the streams
+  CUcontext context_;
   std::shared_ptr<Partition> partition_;
-  CUevent fork_;
+  CUevent fork_ = nullptr;
   std::vector<Branch> branches_;
 };
 
@@ -219,7 +225,10 @@ class CudaDevice : public Device {
            count);
     HYPERMLA_CUDA(cuDeviceGet(&device_, ordinal));
     context_ = PrimaryContext::of(device_).get();
-    HYPERMLA_CUDA(cuCtxSetCurrent(context_));
+    CUcontext callers = nullptr;
+    HYPERMLA_CUDA(cuCtxGetCurrent(&callers));
+    if (!callers) HYPERMLA_CUDA(cuCtxSetCurrent(context_));
+    const Current here(context_);
     char name[256] = "";
     HYPERMLA_CUDA(cuDeviceGetName(name, sizeof name, device_));
     std::size_t memory = 0;
@@ -300,13 +309,15 @@ class CudaDevice : public Device {
                                           shape);
   }
 
+  void make_current() override { HYPERMLA_CUDA(cuCtxSetCurrent(context_)); }
   StreamHandle stream() override { return stream_; }
   void synchronize() override {
     const Current here(context_);
     HYPERMLA_CUDA(cuCtxSynchronize());
   }
   std::unique_ptr<StreamGroup> streams(std::size_t count, const std::vector<int>& partition) override {
-    return std::make_unique<CudaStreams>(shared_from_this(), count, partition.empty() ? nullptr : split(partition));
+    return std::make_unique<CudaStreams>(shared_from_this(), context_, count,
+                                         partition.empty() ? nullptr : split(partition));
   }
 
   std::unique_ptr<Recording> record(const Work& work) override {
@@ -338,6 +349,7 @@ class CudaDevice : public Device {
   }
 
   void flush_cache(StreamHandle stream) override {
+    const Current here(context_);
     const std::size_t bytes = 2 * info_.cache_bytes;
     if (!flush_) HYPERMLA_CUDA(cuMemAlloc(&flush_, bytes));
     HYPERMLA_CUDA(cuMemsetD32Async(flush_, 0, bytes / 4, static_cast<CUstream>(stream)));

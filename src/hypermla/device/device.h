@@ -96,6 +96,9 @@ class Device : public std::enable_shared_from_this<Device> {
 
   virtual std::unique_ptr<Function> load(const std::filesystem::path& artifact, const std::string& function,
                                          const LaunchShape& shape = {}) = 0;
+  // The calling thread's, for what asks the driver beside this class, whose calls do so by themselves and leave the
+  // thread the one that it had.
+  virtual void make_current() {}
   virtual StreamHandle stream() = 0;  // one stream of the device's own, for tuning, checks and profiles
   virtual void synchronize() = 0;
   // `count` streams over the whole device; or, with `partition`, each on SMs of its own, at least as many as asked. One

@@ -168,6 +168,7 @@ Timeline record_timeline(const cupti::Library& library, Device& device, const st
                          int repetitions) {
   ActivityLog result;
   result.library = &library;
+  device.make_current();
   auto run_once = [&] {
     double seconds = 0;
     for (const NamedWork& stage : stages) seconds += device.time(stage.work);

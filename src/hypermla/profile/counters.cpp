@@ -125,6 +125,7 @@ Counters read_counters(const Library& library, Device& device, const std::vector
                        const std::vector<CounterRange>& ranges) {
   CUcontext context = nullptr;
   CUdevice ordinal = 0;
+  device.make_current();
   HYPERMLA_CUDA(cuCtxGetCurrent(&context));
   HYPERMLA_CUDA(cuCtxGetDevice(&ordinal));
   const ProfilerSession session(library);
