@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "hypermla/device/device.h"
@@ -604,6 +605,34 @@ TEST_F(DecodeOnHopper, ARecordingFollowsWhoSharesPrefixes) {
   for (const Step* step : {&one, &other, &alone, &one}) {
     copy(q, step->q), copy(cache, step->cache), copy(table, step->table), copy(o, step->o);
     copy(lse, step->lse), copy(of_lengths, step->lengths);
+    recording->replay(device_->stream());
+    device_->synchronize();
+    step->check(back<std::uint16_t>(o), back<float>(lse));
+  }
+}
+
+// Plans are made by another thread, which has no context of CUDA yet.
+TEST_F(DecodeOnHopper, ARecordingOfRunsFollowsLaterPlans) {
+  const MlaDecodeOptions options = {.heads = 16, .max_requests = 6, .max_queries = 3, .max_tokens = 700};
+  Step one(options, {700, 0, 65, 1, 300, 0}, {1, 2, 3, 1, 2, 0}, 19);
+  Step other(options, {1, 64, 300, 0, 700, 1}, {3, 1, 2, 0, 1, 2}, 20);  // of as many pages and queries
+  MlaDecode decode(options, DeviceHandle("cuda"));
+  const Buffer q = copy_of(one.q), cache = copy_of(one.cache), table = copy_of(one.table), o = copy_of(one.o),
+               lse = copy_of(one.lse), lengths = copy_of(one.lengths), starts = copy_of(one.starts);
+  const auto plan = [&] {
+    decode.plan(static_cast<const int*>(lengths.data()), static_cast<const int*>(starts.data()), 6, device_->stream());
+  };
+  plan();
+  const auto recording = device_->record([&](StreamHandle stream) {
+    decode.run(MlaDecodeTensors::fused(16, 64, q.data(), one.starts.back() + 1, cache.data(), one.pages,
+                                       static_cast<const int*>(table.data()), one.width, o.data(),
+                                       static_cast<float*>(lse.data())),
+               stream);
+  });
+  for (const Step* step : {&other, &one, &other}) {
+    copy(q, step->q), copy(cache, step->cache), copy(table, step->table), copy(o, step->o);
+    copy(lse, step->lse), copy(lengths, step->lengths), copy(starts, step->starts);
+    std::thread(plan).join();
     recording->replay(device_->stream());
     device_->synchronize();
     step->check(back<std::uint16_t>(o), back<float>(lse));
