@@ -29,7 +29,8 @@ namespace hypermla {
 
 class Device;
 
-// A CUDA device, or this CPU. Copies share it.
+// A CUDA device, or this CPU. Copies share it. A thread's current device of CUDA stays what it is; one that has none
+// gets this.
 class HYPERMLA_API DeviceHandle {
  public:
   // "cpu", "cuda", "cuda:1", or "auto": the first GPU, else the CPU.
