@@ -75,7 +75,6 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, v
 HYPERMLA_NOTHING(cuCtxSynchronize)
 HYPERMLA_NOTHING(cuFuncLoad, CUfunction)
 HYPERMLA_NOTHING(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int)
-HYPERMLA_NOTHING(cuLaunchKernelEx, const CUlaunchConfig*, CUfunction, void**, void**)
 HYPERMLA_NOTHING(cuStreamDestroy, CUstream)
 HYPERMLA_NOTHING(cuStreamSynchronize, CUstream)
 HYPERMLA_NOTHING(cuStreamWaitEvent, CUstream, CUevent, unsigned)
@@ -88,6 +87,11 @@ HYPERMLA_NOTHING(cuEventDestroy, CUevent)
 HYPERMLA_NOTHING(cuEventRecord, CUevent, CUstream)
 HYPERMLA_NOTHING(cuEventSynchronize, CUevent)
 #undef HYPERMLA_NOTHING
+CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction, void**, void**) {
+  return in_context(("launch:" + std::to_string(how->gridDimX) + "x" + std::to_string(how->gridDimY) + "x" +
+                     std::to_string(how->gridDimZ))
+                        .c_str());
+}
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) { return give(context); }
 CUresult cuCtxSetCurrent(CUcontext context) {
