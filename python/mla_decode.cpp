@@ -50,8 +50,12 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.empty_lse_positive = positive;
     at.shared_prefixes = shared_prefixes;
     at.kernel = kernel;
-    const hypermla::DeviceHandle handle(device);
-    auto decode = std::make_unique<hypermla::MlaDecode>(at, handle, reinterpret_cast<void*>(workspace));
+    std::unique_ptr<hypermla::DeviceHandle> handle;
+    std::unique_ptr<hypermla::MlaDecode> decode;
+    without_lock([&] {  // it may compile
+      handle = std::make_unique<hypermla::DeviceHandle>(device);
+      decode = std::make_unique<hypermla::MlaDecode>(at, *handle, reinterpret_cast<void*>(workspace));
+    });
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
     DecodeObject& made = *as_decode(self);
@@ -66,7 +70,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.interleave = at.interleave;
     made.type = type_of(at.dtype);
     made.of_queries = at.fp8_queries ? ElementType::uint8 : made.type;
-    made.device = device_of(handle, device);
+    made.device = device_of(*handle, device);
     return self;
   });
 }
@@ -98,7 +102,7 @@ PyObject* decode_explain(PyObject* self, PyObject*) {
 PyObject* decode_device(PyObject* self, PyObject*) { return name_of(as_decode(self)->device); }
 PyObject* decode_check(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    as_decode(self)->decode->check();
+    without_lock([&] { as_decode(self)->decode->check(); });  // it waits for the device
     Py_RETURN_NONE;
   });
 }

@@ -35,15 +35,19 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.accumulate = accumulate;
-    const hypermla::DeviceHandle handle(device);
-    auto prefill = std::make_unique<hypermla::MlaPrefill>(at, handle, reinterpret_cast<void*>(workspace));
+    std::unique_ptr<hypermla::DeviceHandle> handle;
+    std::unique_ptr<hypermla::MlaPrefill> prefill;
+    without_lock([&] {  // it may compile
+      handle = std::make_unique<hypermla::DeviceHandle>(device);
+      prefill = std::make_unique<hypermla::MlaPrefill>(at, *handle, reinterpret_cast<void*>(workspace));
+    });
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
     PrefillObject& made = as_prefill(self);
     made.prefill = prefill.release();
     made.heads = at.heads;
     made.type = type_of(at.dtype);
-    made.device = device_of(handle, device);
+    made.device = device_of(*handle, device);
     return self;
   });
 }
@@ -64,7 +68,7 @@ PyObject* prefill_explain(PyObject* self, PyObject*) {
 }
 PyObject* prefill_check(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    prefill_of(self).check();
+    without_lock([&] { prefill_of(self).check(); });  // it waits for the device
     Py_RETURN_NONE;
   });
 }

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
 import unittest
 
@@ -80,8 +81,8 @@ def refused(call, said):
 
 
 class OnAStub(unittest.TestCase):
-    def run_there(self, script):
-        variables = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "LD_LIBRARY_PATH": str(STUB)}
+    def run_there(self, script, **variables):
+        variables = {**os.environ, "PYTHONPATH": str(BUILD / "python"), "LD_LIBRARY_PATH": str(STUB), **variables}
         done = subprocess.run([sys.executable, "-c", PROLOGUE + textwrap.dedent(script)], env=variables, text=True,
                               capture_output=True, check=False, timeout=600)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
@@ -180,6 +181,22 @@ class OnAStub(unittest.TestCase):
                 thread.join()
             assert done == [True, True], done
         """)
+
+    def test_others_run_while_kernels_compile(self):
+        """Several objects at once, into an empty cache."""
+        with tempfile.TemporaryDirectory() as cache:
+            self.run_there("""
+                made, ticks = [], 0
+                make = lambda causal: made.append(hypermla.MlaPrefill(heads=16, causal=causal, device="cuda"))
+                threads = [threading.Thread(target=make, args=(causal, )) for causal in (True, False, True)]
+                for thread in threads:
+                    thread.start()
+                while any(thread.is_alive() for thread in threads):
+                    threads[0].join(0.01)
+                    threads[-1].join(0.01)
+                    ticks += 1
+                assert len(made) == 3 and ticks > 10, (made, ticks)
+            """, HYPERMLA_CACHE_DIR=cache)
 
     def test_the_default_is_pytorchs_current_gpu(self):
         self.run_there("""
