@@ -261,6 +261,21 @@ def sparse():
     return table(["heads, queries", "bfloat16", "FP8", "FlashMLA, FP8", "FlashMLA / ours in bfloat16", "in FP8"], lines)
 
 
+def sparse_bf16():
+    """Ours over caches in bfloat16 beside libraries that take pages of one token, and FlashMLA's prefill."""
+    peers, lines = {"flashmla_prefill": "FlashMLA, prefill", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}, []
+    for row in record("sparse")["rows"]:
+        if not row["row"].endswith("-bf16"):
+            continue
+        found = [row.get(key, {}) for key in ("ours", *peers)]
+        best = [min(one[load] for one in found[1:] if load in one) / found[0][load] for load in LOADS]
+        prefill = "prefill, " if row["row"].startswith("prefill-") else ""
+        lines.append([f"{prefill}{row['heads']}, {row['queries']}",
+                      *(both([one[load] for load in LOADS], ".1f") if LOADS[0] in one else "" for one in found),
+                      both(best, ".2f")])
+    return table(["heads, queries", "ours", *peers.values(), "best of them / ours"], lines)
+
+
 def kernel_files():
     """Each template, and beside a matrix product its part of torch.matmul of the same run."""
     rows = {row["file"]: row for row in record("kernel_files")["rows"]}
@@ -578,7 +593,7 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_e4m3, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_33, vllm_33_agreement, sglang_steps,
-                                           sglang_agreement, waiting, runs)}
+                                           sglang_agreement, sparse_bf16, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

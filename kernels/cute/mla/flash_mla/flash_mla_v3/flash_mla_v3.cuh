@@ -173,8 +173,7 @@ struct Consumer {
   __device__ __forceinline__ void scores(int slot, int parity) {
     const u32 line = shared.tokens[slot] + (warp() * 16 + group()) * kLine;
     const int j = in_group();
-    constexpr int kAtOnce = N == 64 && !one_scale ? 2 : 4;  // of products; four would spill there
-    u32 a[2][4 * kAtOnce];
+    u32 a[2][16];     // of four products at once
     uint4 low, high;  // 16 bytes of the thread's two tokens
     auto load = [&](int unit) {
       low = load_shared(line + unit * 16);
@@ -205,28 +204,28 @@ struct Consumer {
       }
     }
     u32 by[2];                                  // the scales of 128 columns, over the token's power of two
-    constexpr int kFirst = one_scale ? -4 : 0;  // RoPE first
+    constexpr int kFirst = one_scale ? -1 : 0;  // RoPE first
 #pragma unroll
-    for (int n = kFirst; n < 32; n += kAtOnce) {
-      if (!one_scale || n >= kFirst + 2 * kAtOnce) mma_wait<1>();
-      if (!one_scale && n % 8 == 0) {
+    for (int n = kFirst; n < 8; ++n) {  // 64 columns each
+      if (!one_scale || n >= kFirst + 2) mma_wait<1>();
+      if (!one_scale && n % 2 == 0) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float scale = scale_of(slot, i, n / 8) * inverse[i];
+          const float scale = scale_of(slot, i, n / 2) * inverse[i];
           by[i] = pack<DType::float16>(scale, scale);
         }
       }
       const u32 x[8] = {low.x, high.x, low.y, high.y, low.z, high.z, low.w, high.w};
-      u32* const to = a[n / kAtOnce & 1];
+      u32* const to = a[n & 1];
 #pragma unroll
-      for (int i = 0; i < 2 * kAtOnce; ++i) {
-        uint2 wide = halves_of_e4m3(x[(n & 2) * 2 + i]);
+      for (int i = 0; i < 8; ++i) {
+        uint2 wide = halves_of_e4m3(x[i]);
         if (!one_scale) wide = {multiply_halves(wide.x, by[i % 2]), multiply_halves(wide.y, by[i % 2])};
         to[i / 2 * 4 + i % 2] = wide.x;
         to[i / 2 * 4 + i % 2 + 2] = wide.y;
       }
-      if ((n + kAtOnce) % 4 == 0 && n + kAtOnce < 32) load_columns((n + kAtOnce) / 4);
-      multiply_queries<DType::float16, kAtOnce>(to, n < 0 ? 36 + n : n, one_scale && n == kFirst);
+      if (n < 7) load_columns(n + 1);
+      multiply_queries<DType::float16, 4>(to, n < 0 ? 32 : 4 * n, one_scale && n == kFirst);
     }
     mma_wait<0>();
     pin<N / 2>(p);
@@ -382,14 +381,14 @@ struct Consumer {
     warp_arrive(shared.empty[slot][1]);
   }
 
-  __device__ __forceinline__ void attend(const WorkItem* __restrict__ work) {
+  __device__ __forceinline__ void attend() {
     const float cache_scale = one_scale ? *with.cache_scale : 1.0f, scale_log2 = with.scale_log2 * cache_scale;
     int slot = 0, parity = 0;          // of the next even block, of its pair
     u32 phase = 0, queries_phase = 0;  // of that slot
     auto after = [](int at) { return at + 1 == Layout::kSlots ? 0 : at + 1; };
-    WorkItem item = *work;
+    WorkItem item = with.own_work()[0];
 #pragma unroll 1
-    for (;;) {
+    for (int number = 0;;) {  // of the item; an address would need two registers
       const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
       if (begin == end) break;
       const int tile_row = uniform(item.row_tile) * N;
@@ -456,8 +455,9 @@ struct Consumer {
       }
 
       // What is needed of this item, and the next one: they arrive during the exchange.
+      const WorkItem* const work = with.own_work() + number++;
       const int request = work->request, first_row = work->first_row, slot_of_item = work->slot;
-      item = *++work;
+      item = work[1];
       finish(request, first_row, tile_row, rows, uniform(slot_of_item), cache_scale);
     }
   }
@@ -547,18 +547,18 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   __syncthreads();
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
-  const WorkItem* __restrict__ work = with.own_work();
   if (role == 2) {
-    give_registers<40>();
+    give_registers<24>();
+    const WorkItem* __restrict__ work = with.own_work();
     latent::collect_ahead(shared.cut, work, with);
     latent::copy_tokens<problem, tiling.rows>(shared, work, with);
     return;
   }
-  take_registers<232>();
-  Consumer<problem, tiling.rows>(shared, with, uniform(role)).attend(work);
+  take_registers<240>();
+  Consumer<problem, tiling.rows>(shared, with, uniform(role)).attend();
   static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.tokens));
   latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<tiling.rows>>(
-      with, work, shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.tokens.elements[0].bytes));
+      with, with.own_work(), shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.tokens.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
