@@ -21,7 +21,7 @@ to=$(readlink -f "$1")
 lock
 install_all "${test_packages[@]}"
 configure -DHYPERMLA_BUILD_TESTS=ON -DHYPERMLA_BUILD_PYTHON=ON
-build "about three minutes" hypermla_cli hypermla_python unit_tests stub_cuda
+build "about three minutes" hypermla_cli hypermla hypermla_python unit_tests stub_cuda
 unlock
 
 build=$root/build here=$root/build/gpu_checks log=$root/build/gpu_checks/compile.log
