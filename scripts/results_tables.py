@@ -276,6 +276,20 @@ def sparse_bf16():
     return table(["heads, queries", "ours", *peers.values(), "best of them / ours"], lines)
 
 
+def context_parallel():
+    """A layer by one GPU, a rank's share of it, and what the exchange adds to that."""
+    lines = []
+    for row in record("context_parallel")["rows"]:
+        of = [row["nccl"], row["memory"]]
+        whole, shard = (min(one[name] for one in of) for name in ("whole_us", "shard_us"))
+        added = [f"{one['together_us']:.1f}, +{one['together_us'] - one['shard_us']:.1f}" for one in of]
+        lines.append([f"{row['heads']}, {row['requests']}, {row['queries']}, {row['tokens']}", f"{whole:.1f}",
+                      f"{shard:.1f}", *added, f"{whole / of[1]['together_us']:.2f}",
+                      f"{max(one['difference'] for one in of):.4f}"])
+    return table(["heads, requests, queries, tokens", "one GPU", "a share", "two, NCCL", "two, memory",
+                  "one / memory", "difference"], lines)
+
+
 def kernel_files():
     """Each template, and beside a matrix product its part of torch.matmul of the same run."""
     rows = {row["file"]: row for row in record("kernel_files")["rows"]}
@@ -593,7 +607,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_e4m3, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_33, vllm_33_agreement, sglang_steps,
-                                           sglang_agreement, sparse_bf16, waiting, runs)}
+                                           sglang_agreement, sparse_bf16, context_parallel, waiting,
+                                           runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
