@@ -67,7 +67,8 @@ def of_engine():
         names = [name for name in vars(ours) if name == "__init__" or not name.startswith("__")]
         methods[ours.__name__] = {name: parameters(getattr(base, name)) for name in sorted(names)
                                   if inspect.isroutine(getattr(base, name, None))}
-    methods["MLACommonMetadata"] = {"__init__": parameters(backend.MLACommonMetadata.__init__)}
+    methods["MLACommonMetadata"] = {"__init__": parameters(
+        importlib.import_module("hypermla.vllm.backend").MLACommonMetadata.__init__)}
     fields, kinds = {}, {"vllm_config": VllmConfig, "common": CommonAttentionMetadata}
     for config, wanted in read_fields().items():
         kind = kinds.get(config) or VllmConfig.__annotations__[config]
