@@ -43,8 +43,8 @@ SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
 def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp",
-              cache="auto"):
-    """What the classes ask a VllmConfig for."""
+              cache="auto", requests=8, largest=32, sizes=None):
+    """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
         get_head_size=lambda: LATENT + ROPE,
@@ -54,10 +54,11 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
         model_config=model,
         parallel_config=types.SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=shards,
                                               cp_kv_cache_interleave_size=interleave),
-        compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=32,
+        compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=largest,
+                                                 cudagraph_capture_sizes=sizes or [1, 2, 4, 8, 16, largest],
                                                  static_forward_context={}),
         cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests)),
         additional_config={},
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
                                                  method=method)
@@ -389,6 +390,26 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(Builder.get_varlen_cudagraph_max_query_len(config, None), 4)
         metadata = builder_of(config).build_for_cudagraph_capture(batch.common())
         self.assertEqual(metadata.num_decode_tokens, 4)
+
+    def test_graphs_hold_whole_requests(self):
+        """128 requests with 7 drafts each stay in graphs, whose sizes vLLM chooses or a user does."""
+        own = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+        cases = ((128, own, 512, 1024, 1024), (100, own, 512, 800, 800), (256, own, 512, 1024, 1024),
+                 (64, own, 512, 512, 512), (128, [8, 1024], 1024, 1024, 1024), (128, [8, 512], 512, 512, 512),
+                 (128, [8, 100], 100, 100, 128))
+        for requests, sizes, largest, graph, longest in cases:
+            with self.subTest(requests=requests, sizes=sizes[-2:]):
+                config = config_of(drafts=7, method="ngram", requests=requests, largest=largest, sizes=list(sizes))
+                self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.ALWAYS)
+                found = config.compilation_config
+                self.assertEqual((found.max_cudagraph_capture_size, found.cudagraph_capture_sizes[-1]), (graph, graph))
+                self.assertEqual(found.cudagraph_capture_sizes[:len(sizes)], sizes)
+                added = found.cudagraph_capture_sizes[len(sizes):]
+                self.assertEqual(added, sorted(set(added)))
+                self.assertTrue(all(size > 512 and size % 8 == 0 for size in added))
+                self.assertEqual(builder_of(config).reorder_batch_threshold, longest)
+        config = config_of(drafts=7, method="ngram", requests=128, largest=1025, sizes=[8, 1025])
+        self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.UNIFORM_BATCH)
 
     def test_ranks_share_contexts(self):
         """The layers of all ranks, each with the queries of all heads, merge into those of one."""

@@ -43,15 +43,35 @@ FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
 
 
+def _largest_graph(config):
+    """Tokens of the largest graph; vLLM may round them up to whole requests. None where it is not known."""
+    largest, queries = config.compilation_config.max_cudagraph_capture_size, _drafted_queries(config)
+    return None if largest is None else -(-largest // queries) * queries
+
+
+def _add_graphs_of_whole_batches(config):
+    """Where vLLM chose the sizes of graphs, these end at 512 tokens: 64 requests with 7 drafts each. Adds larger ones,
+    as far as requests and drafts go, in steps of 8 requests."""
+    compilation_config, queries = config.compilation_config, _drafted_queries(config)
+    most = min(config.scheduler_config.max_num_seqs * queries, config.scheduler_config.max_num_batched_tokens,
+               MlaDecode.MAX_QUERIES)
+    largest, sizes = most // queries * queries, compilation_config.cudagraph_capture_sizes or []
+    if queries > 1 and largest > 512 and sizes[-3:] == [480, 496, 512]:
+        compilation_config.cudagraph_capture_sizes = sizes + sorted(range(largest, 512, -8 * queries))
+        compilation_config.max_cudagraph_capture_size = largest
+        logger.info_once("HyperMLA adds CUDA graphs of up to %d tokens, of %d requests with all of their drafts; "
+                         "cudagraph_capture_sizes of your own decline", largest, largest // queries)
+
+
 def _graphs_take_any_batch(config):
     """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
     of its requests are decodes: none has more queries than the largest graph has tokens. vLLM's own choice,
     FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts alone: where a drafter's differ it becomes FULL,
     unless layers of another backend, which vLLM asks too, would take that back."""
-    largest = config.compilation_config.max_cudagraph_capture_size
+    largest = _largest_graph(config)
     if (envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
             or config.parallel_config.prefill_context_parallel_size > 1
-            or largest is None or largest + _drafted_queries(config) > MlaDecode.MAX_QUERIES):
+            or largest is None or largest > MlaDecode.MAX_QUERIES):
         return False
     layers = config.compilation_config.static_forward_context.values()
     if (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
@@ -61,7 +81,10 @@ def _graphs_take_any_batch(config):
         logger.info_once("HyperMLA takes cudagraph_mode=FULL: requests have different numbers of drafts, and so their "
                          "steps stay in graphs; cudagraph_mode=FULL_DECODE_ONLY declines")
         config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
-    return config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL
+    if config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL:
+        return False
+    _add_graphs_of_whole_batches(config)
+    return True
 
 
 class HyperMLABackend(MLACommonBackend):
@@ -180,12 +203,11 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         requests = vllm_config.scheduler_config.max_num_seqs
-        largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         any_batch = _graphs_take_any_batch(vllm_config)
+        largest = _largest_graph(vllm_config) or 0  # now that graphs were added
         usual = _drafted_queries(vllm_config)
-        # One kernel for all, where bits may not depend on which other requests a step has. vLLM may round the tokens of
-        # graphs up to whole requests.
-        longest = usual if envs.VLLM_BATCH_INVARIANT else max(usual, SHORT_EXTEND, largest + usual if any_batch else 0)
+        # One kernel for all, where bits may not depend on which other requests a step has.
+        longest = usual if envs.VLLM_BATCH_INVARIANT else max(usual, SHORT_EXTEND, largest if any_batch else 0)
         self.reorder_batch_threshold = longest  # before vLLM's own constructor, which reads it
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
 
