@@ -39,7 +39,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPL
                "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
                "VLLM_USE_DEEP_GEMM": "0", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
                "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-DECODE_GRAPHS = "FULL_DECODE_ONLY"
+DECODE_GRAPHS, DEFAULT_GRAPHS = "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
 
 
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     drafts: int  # n-gram drafts of a step
     shapes: tuple  # (requests, tokens of context, whether requests have 0, 1, .. and all drafts in turn)
     backends: tuple = (OURS, FLASH_ATTN, FLASHMLA)
-    graphs: str = DECODE_GRAPHS  # vLLM's cudagraph_mode; NONE: without
+    graphs: str = DECODE_GRAPHS  # cudagraph_mode; NONE: without; DEFAULT_GRAPHS: as vLLM has it, torch.compile, too
     rounds: int = 2  # of all processes; the second in reverse order
     invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
@@ -69,7 +69,7 @@ def shapes(batches, contexts, mixed=(False,)):
 ALL = shapes((1, 8), (32768,)) + shapes((1, 32, 128, 256), (2048, 4096))
 SOME = shapes((1, 32, 128), (4096,))
 BOTH = shapes((32, 128), (4096,), (False, True))
-SAMPLES = shapes((64, 128), (8192,))
+SAMPLES = shapes((64, 128, 512), (8192,))
 PARTS = (
     Part("h128-d0", 128, 0, ALL),
     Part("h16-d0", 16, 0, ALL),
@@ -92,6 +92,7 @@ PARTS = (
     Part("h16-d0-fp8", 16, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
+    Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
 )
 
 
@@ -102,6 +103,7 @@ def parse(words):
     parser.add_argument("--backends", nargs="+", help="these alone")
     parser.add_argument("--batches", type=int, nargs="+", help="these alone, of a part's")
     parser.add_argument("--contexts", type=int, nargs="+", help="these alone, of a part's")
+    parser.add_argument("--rounds", type=int, default=2, help="so many of a part's (default 2: all)")
     parser.add_argument("--seconds", type=float, default=540, help="for everything (default 540)")
     parser.add_argument("--limit", type=float, default=170, help="seconds for one process (default 170)")
     parser.add_argument("--record", default="vllm.json", help="file of all results, to which new ones are added")
@@ -243,7 +245,7 @@ def processes(at):
     for part in PARTS:
         if at.parts and part.name not in at.parts:
             continue
-        for number in range(part.rounds):
+        for number in range(min(part.rounds, at.rounds)):
             for backend in part.backends if number % 2 == 0 else part.backends[::-1]:
                 if not at.backends or backend in at.backends:
                     yield part, backend, number

@@ -90,7 +90,7 @@ class Engine:
             arguments["additional_config"] = {"hypermla_shared_prefixes": True}
         if at["graphs"] == "NONE":
             arguments["enforce_eager"] = True
-        else:
+        elif at["graphs"] != "FULL_AND_PIECEWISE":
             arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": at["graphs"],
                                                "cudagraph_capture_sizes": sorted(sizes)}
         if at["drafts"]:
@@ -163,6 +163,7 @@ class Engine:
         layers = list(self.config.compilation_config.static_forward_context.values())
         return {"implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
                 "graphs_of_engine": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
+                "largest_graph": self.config.compilation_config.max_cudagraph_capture_size,
                 "runner_v2": bool(getattr(self.config, "use_v2_model_runner", False))}
 
     def generate(self, prompts, tokens, logprobs=None):

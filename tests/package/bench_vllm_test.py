@@ -61,6 +61,10 @@ class Bench(unittest.TestCase):
         self.assertEqual((record["device"], record["versions"]), (MACHINE["device"], MACHINE["versions"]))
         self.assertEqual(len(record["runs"]), 6)
 
+    def test_one_round_alone(self):
+        self.run_bench("--parts", "h16-d3", "--backends", "CUSTOM", "--rounds=1")
+        self.assertEqual([one[:3] for one in self.asked], [("h16-d3", "CUSTOM", 0)])
+
     def test_backends_are_compared_with_ours(self):
         _, record, _ = self.run_bench("--parts", "h16-d0", "--batches", "1")
         runs = {run["backend"]: run for run in record["runs"] if run["round"] == 0}
