@@ -343,10 +343,15 @@ def runs(*patterns):
 VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
-def vllm_runs(graphs):
-    """Those of requests that have nothing in common, with 8 layers and a cache in 16 bits."""
-    return [run for run in record("vllm")["runs"] if run["graphs"] == graphs and run["layers"] == 8
-            and not run.get("samples") and "cache" not in run]
+VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
+# Which runs of a record: their layers, and their cache.
+VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8")}
+
+
+def vllm_runs(name, graphs, kind="plain"):
+    """Those of requests that have nothing in common."""
+    return [run for run in record(name)["runs"] if run["graphs"] == graphs and not run.get("samples")
+            and (run["layers"], run.get("cache", "auto")) == VLLM_KINDS[kind]]
 
 
 def vllm_middle(values):
@@ -388,7 +393,7 @@ def vllm_cells(cells):
 
 def vllm_steps():
     """All but TRITON_MLA's, those of another number of heads behind."""
-    steps, lines = vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")), {}
+    steps, lines = vllm_steps_of(vllm_runs("vllm", VLLM_DECODE)), {}
     columns = [(heads, name) for heads in sorted({shape[0] for shape in steps}, reverse=True)
                for name in VLLM_BACKENDS if name != "TRITON_MLA"
                if any(name in cells for shape, cells in steps.items() if shape[0] == heads)]
@@ -403,7 +408,7 @@ def vllm_steps():
 
 def vllm():
     """Some, without drafts and with 4096 tokens of context."""
-    steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("FULL_DECODE_ONLY")).items()
+    steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("vllm", VLLM_DECODE)).items()
              if shape[1] == 0 and shape[2] in (1, 32, 128) and shape[3] == 4096}
     backends = [name for name in VLLM_BACKENDS if any(name in cells for cells in steps.values())]
     return table(["heads, requests", *backends], [[f"{heads}, {batch}", *(cells.get(name, "") for name in backends)]
@@ -416,10 +421,10 @@ def spread(ratios):
     return f"{span(ratios)}, mean {mean(ratios):.2f} ({len(ratios)})"
 
 
-def vllm_ratios():
+def vllm_ratios(name="vllm", kind="plain"):
     """The time of other backends over ours: range and geometric mean of the shapes that both have."""
     found = {}  # what: {(heads, drafts): {shape: {backend: [a value of each round]}}}
-    for run in vllm_runs("FULL_DECODE_ONLY"):
+    for run in vllm_runs(name, VLLM_DECODE, kind):
         for row in run["rows"]:
             if row["mixed"]:
                 continue
@@ -442,14 +447,18 @@ def vllm_ratios():
     return table(["of", "heads, drafts", *peers], lines)
 
 
-def vllm_mixed():
+def vllm_mixed(name="vllm"):
     """Queries of a request, and milliseconds of graph, attention and whole step: all requests with all drafts, and
-    mixed. Ours with graphs of any batch, the others with graphs of equal requests."""
+    mixed. Ours with graphs of any batch, asked for or by default, the others with graphs of equal requests."""
     found = {}
-    for run in vllm_runs("FULL") + [run for run in vllm_runs("FULL_DECODE_ONLY") if "mixed" in run["part"]]:
-        for row in run["rows"]:
-            shape = -run["heads"], run["drafts"], row["batch"], row["context"], VLLM_BACKENDS.index(run["backend"])
-            found.setdefault(shape, ([], []))[row["mixed"]].append(row)
+    for graphs in (VLLM_ANY, VLLM_DEFAULT, VLLM_DECODE):
+        for run in vllm_runs(name, graphs):
+            if graphs == VLLM_DECODE and "mixed" not in run["part"]:
+                continue
+            backend = VLLM_BACKENDS.index(run["backend"]), graphs == VLLM_DEFAULT
+            for row in run["rows"]:
+                shape = -run["heads"], run["drafts"], row["batch"], row["context"], backend
+                found.setdefault(shape, ([], []))[row["mixed"]].append(row)
 
     def cell(rows):
         graph, wall = (vllm_middle([row[key] for row in rows]) for key in ("graph_ms", "wall_ms"))
@@ -457,8 +466,9 @@ def vllm_mixed():
         return f"{rows[0]['queries']:.2f}: {f'{graph:.3f}' if graph else 'no graph'}, {attention:.3f}, {wall:.2f}"
 
     return table(["heads, drafts, requests, context", "backend", "all drafts", "mixed"],
-                 [[f"{-heads}, {drafts}, {batch}, {context}", VLLM_BACKENDS[backend], *map(cell, of)]
-                  for (heads, drafts, batch, context, backend), of in sorted(found.items()) if all(of)])
+                 [[f"{-heads}, {drafts}, {batch}, {context}", VLLM_BACKENDS[backend] + ", by default" * default,
+                   *map(cell, of)]
+                  for (heads, drafts, batch, context, (backend, default)), of in sorted(found.items()) if all(of)])
 
 
 def vllm_host():
@@ -497,41 +507,40 @@ def vllm_whole(of):
     """{column: "graph, whole step, builder"} of {column: rows}: milliseconds, the least graph in bold, and microseconds
     of the host."""
     graphs = {column: vllm_middle([row["graph_ms"] for row in rows]) for column, rows in of.items()}
-    return {column: (f"**{graph:.3f}**" if graph == min(graphs.values()) else f"{graph:.3f}")
+    best = min((graph for graph in graphs.values() if graph), default=None)
+    return {column: ("no graph" if not graph else f"**{graph:.3f}**" if graph == best else f"{graph:.3f}")
             + f", {vllm_middle([row['wall_ms'] for row in of[column]]):.2f}"
             + f", {statistics.median(row['builder_us'] for row in of[column]):.0f}" for column, graph in graphs.items()}
 
 
-def vllm_samples():
+def vllm_samples(name="vllm"):
     """Samples of one prompt: ours without and with shared prefixes, and the others; and how far texts agree."""
     shapes, texts = {}, {}
-    for run in record("vllm")["runs"]:
+    for run in record(name)["runs"]:
         if run.get("samples"):
-            name = run["backend"] + ", shared prefixes" * run.get("shares", False)
-            texts.setdefault(name, {}).update({key: agreement(run[key]) for key in ("alone", "against") if key in run})
+            backend = run["backend"] + ", shared prefixes" * run.get("shares", False)
+            said = {key: agreement(run[key]) for key in ("alone", "against") if key in run}
+            texts.setdefault(backend, {}).update(said)
             for row in run["rows"]:
-                shapes.setdefault(row["batch"], {}).setdefault(name, []).append(row)
+                shapes.setdefault(row["batch"], {}).setdefault(backend, []).append(row)
     cells = {batch: vllm_whole(of) for batch, of in sorted(shapes.items())}
     return table(["backend", *(f"{batch} samples" for batch in cells), "alone against in a batch", "against CUSTOM"],
-                 [[name, *(of.get(name, "") for of in cells.values()), said["alone"], said.get("against", "")]
-                  for name, said in texts.items()])
+                 [[backend, *(of.get(backend, "") for of in cells.values()), said.get("alone", ""),
+                   said.get("against", "")] for backend, said in texts.items()])
 
 
-def vllm_33():
-    """The engine of vLLM 0.33."""
+def vllm_engine(name, kind="plain"):
+    """Another record of vLLM's engine: graph, whole step and builder of each row without mixed drafts."""
     shapes = {}
-    for run in record("vllm33")["runs"]:
+    for run in vllm_runs(name, VLLM_DECODE, kind):
         for row in run["rows"]:
-            of = shapes.setdefault((-run["heads"], row["context"], row["batch"]), {})
-            of.setdefault(run["backend"], []).append(row)
+            if not row["mixed"]:
+                shape = -run["heads"], run["drafts"], row["context"], row["batch"]
+                shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
     backends = [name for name in VLLM_BACKENDS if any(name in of for of in shapes.values())]
-    return table(["heads, context, requests", *backends],
-                 [[f"{-heads}, {context}, {batch}", *(vllm_whole(of).get(name, "") for name in backends)]
-                  for (heads, context, batch), of in sorted(shapes.items())])
-
-
-def vllm_33_agreement():
-    return vllm_agreement("vllm33")
+    return table(["heads, drafts, context, requests", *backends],
+                 [[f"{-heads}, {drafts}, {context}, {batch}", *(vllm_whole(of).get(name, "") for name in backends)]
+                  for (heads, drafts, context, batch), of in sorted(shapes.items())])
 
 
 # ---- Decoding in SGLang: tests/engines/bench_sglang.py.
@@ -606,9 +615,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_in_all, engine_behind, engine_plans, engine_equal, engine_other,
                                            engine_e4m3, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           vllm_samples, vllm_33, vllm_33_agreement, sglang_steps,
-                                           sglang_agreement, sparse_bf16, context_parallel, waiting,
-                                           runs)}
+                                           vllm_samples, vllm_engine, sglang_steps, sglang_agreement, sparse_bf16,
+                                           context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
