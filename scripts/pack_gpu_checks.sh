@@ -40,9 +40,12 @@ steps=$("$root/scripts/gpu_checks.sh" --list)
 while read -r step kernel; do
   if [[ $step == verify ]]; then ahead "$kernel" --cases; fi
 done <<<"$steps"
-# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. And a draft that only MlaDecode runs, for benchmarks.
+# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. For benchmarks a draft that only MlaDecode runs, and
+# what bench_engine.py --compare runs beside it.
 ahead all --decode
 ahead cute.mla.flash_mla_v2 --decode
+ahead cute.mla.flash_mla v0 --fused --tokens_first --causal --candidates
+ahead cute.mla.flash_mla_v1 --h=16 --fused --tokens_first --causal
 ahead cute.mla.flash_attention v0 --candidates
 ahead cute.mla.flash_attention v1 --candidates
 

@@ -7,6 +7,7 @@ plan a step outside the time.
     tests/benchmark/bench_engine.py --rows='.*-(fp8|e4m3)' --flashmla_fp8=<library>
 
     tests/benchmark/bench_engine.py --shared_prefixes
+    tests/benchmark/bench_engine.py --compare
 
 A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-|shared<tokens of all>-]b<requests>-q<queries
 of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>][-fp8|-e4m3]. fp8: the cache is e4m3 with one factor for all;
@@ -15,7 +16,9 @@ crash; all get the same tensors and take turns, a burst each. The caches of the 
 burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output
 is compared with float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for
 each request. With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows
-are those of many samples of one prompt, and two that share nothing.
+are those of many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of
+itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on
+the device beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
 """
 
 import argparse
@@ -32,7 +35,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
-from engine_worker import LIBRARIES, LONGEST, Row, figures  # noqa: E402
+from engine_worker import FORMS, LIBRARIES, LONGEST, OURS, PEERS, Row, figures  # noqa: E402
 
 PATIENCE = 120  # seconds without an answer after which a library is given up for a row
 
@@ -67,12 +70,24 @@ def rows_of_samples():
     yield "shared8192-b128-q2-t8704-h16"
 
 
-class Process:
-    """A library in a process of its own; one that failed is started again for the next row."""
+def rows_of_forms():
+    """What ours does in other forms, too."""
+    for h in (128, 16, 64):
+        yield from (f"mixed-b{b}-q1to8-t4096-h{h}" for b in (32, 128))
+        yield from (f"b{b}-q1-t4096-h{h}" for b in (32, 128))
+    for h in (128, 16):
+        yield from (f"b{b}-q1-t4096-h{h}-p{page}" for page in (16, 1) for b in (128, 32))
+    for h in (128, 16, 64):
+        yield from (f"b{b}-q{q}-t4096-h{h}" for b, q in ((1, 1), (32, 4), (128, 4), (1, 4)))
 
-    def __init__(self, key, **options):
+
+class Process:
+    """Libraries in a process of its own; one that failed is started again for the next row."""
+
+    def __init__(self, keys, **options):
         worker = pathlib.Path(__file__).with_name("engine_worker.py")
-        self.words, self.child, self.hello = [sys.executable, worker, key, json.dumps(options)], None, None
+        words = [",".join(keys), json.dumps(options)]
+        self.words, self.child, self.hello = [sys.executable, worker, *words], None, None
 
     def start(self):
         """What it says of itself, or of why it cannot."""
@@ -81,12 +96,12 @@ class Process:
             self.hello = self.answer()
         return self.hello
 
-    def ask(self, do, **request):
+    def ask(self, key, do, **request):
         hello = self.start()
         if "failed" in hello:
             return hello
         try:
-            self.child.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.child.stdin.write(json.dumps({"key": key, "do": do, **request}) + "\n")
             self.child.stdin.flush()
         except OSError:
             pass  # it died; the answer says of what
@@ -117,19 +132,19 @@ class Process:
 
 def measure(row, processes, bursts):
     """Figures of a row by library; one that fails keeps those it has got so far, and the others do not notice."""
-    found = {key: process.ask("prepare", row=row.name) for key, process in processes.items()}
+    found = {key: process.ask(key, "prepare", row=row.name) for key, process in processes.items()}
     able = lambda: [key for key in found if "failed" not in found[key] and "refused" not in found[key]]
     times = {key: [] for key in able()}
     for _ in range(bursts):
         for key in able():
-            answer = processes[key].ask("burst")
+            answer = processes[key].ask(key, "burst")
             found[key].update(answer if "failed" in answer else {})
             times[key] += [answer["us"]] if "us" in answer else []
     for key in times:
         found[key].update(figures("burst_us", times[key]) if times[key] else {})
     for request in ("sustained", "plan"):
         for key in able():
-            found[key].update(processes[key].ask(request))
+            found[key].update(processes[key].ask(key, request))
     return found
 
 
@@ -139,7 +154,7 @@ def ratios(found):
     for load in ("burst", "sustained"):
         name = f"{load}_us"
         times = {key: value[name] for key, value in found.items() if value.get("correct") and name in value}
-        peers = [time for key, time in times.items() if not issubclass(LIBRARIES[key], LIBRARIES["ours"])]
+        peers = [time for key, time in times.items() if key in PEERS]
         if "ours" in times and peers:
             result[f"{load}_ratio"] = min(peers) / times["ours"]
     return result
@@ -157,6 +172,8 @@ def cells(found, ratio):
 
 def notes_of(found):
     for key, value in found.items():
+        if key in FORMS and "refused" in value:
+            continue  # the row is nothing to that form
         if why := value.get("failed") or value.get("refused"):
             yield f"{key}: {why}"
         elif not value["correct"]:
@@ -174,6 +191,18 @@ def summary(rows):
                    f"{worst[0]:.2f} in {worst[2]}, behind in {sum(one[0] < 1 for one in those)} of {len(those)}")
 
 
+def summary_of_forms(rows):
+    """Geometric mean and the ends of our time over that of each form."""
+    for load in ("burst", "sustained"):
+        for form in FORMS:
+            known = [(row["ours"][f"{load}_us"] / row[form][f"{load}_us"], row["row"]) for row in rows
+                     if all(row.get(key, {}).get("correct") and f"{load}_us" in row[key] for key in ("ours", form))]
+            if known:
+                (least, _), (most, worst) = min(known), max(known)
+                mean = statistics.geometric_mean([one for one, _ in known])
+                yield f"ours / {form:7}, {load:9}  {mean:.3f}, from {least:.3f} to {most:.3f} in {worst}"
+
+
 def flags():
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     integers = lambda text: [int(word) for word in text.split(",")]
@@ -184,17 +213,19 @@ def flags():
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
     result.add_argument("--limit", type=float, default=600.0, help="seconds in which all rows must end (default 600)")
     result.add_argument("--shared_prefixes", action="store_true", help="ours without and with it")
+    result.add_argument("--compare", action="store_true", help="ours beside other forms of it")
     result.add_argument("--kernel", default="", help="pins the kernel of ours")
     result.add_argument("--record", help="file for what the table and the figure are made from")
     result.add_argument("--versions", default="", help="what the record says of the libraries' versions")
     result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_engine/<time>)")
-    for key, kind in list(LIBRARIES.items())[2:]:
+    for key, kind in PEERS.items():
         result.add_argument(f"--{key}", metavar="PATH", help=f"library of {kind.title}")
     return result
 
 
 def wanted(arguments):
-    names = list(rows_of_samples() if arguments.shared_prefixes else all_rows())
+    names = list(rows_of_samples() if arguments.shared_prefixes else
+                 rows_of_forms() if arguments.compare else all_rows())
     for pattern in arguments.rows or []:
         names += [pattern] if Row.named(pattern) and pattern not in names else []
     rows = [Row.named(name) for name in names
@@ -205,9 +236,12 @@ def wanted(arguments):
 def loaded(arguments):
     """The processes of the libraries that load. Prints why others do not."""
     keys = ["ours", *(key for key in LIBRARIES if getattr(arguments, key, None))]  # shared_prefixes is a flag, too
-    processes = {key: Process(key, library=getattr(arguments, key, None), kernel=arguments.kernel,
+    processes = {key: Process([key], library=getattr(arguments, key, None), kernel=arguments.kernel,
                               seconds=arguments.seconds) for key in keys}
-    for key in keys:
+    if arguments.compare:
+        forms = Process(["ours", *FORMS], library=None, kernel=arguments.kernel, seconds=arguments.seconds)
+        processes |= dict.fromkeys(["ours", *FORMS], forms)
+    for key in list(processes):
         hello = processes[key].start()
         if "failed" in hello:
             print(f"{LIBRARIES[key].title}: skipped, {hello['failed']}")
@@ -260,8 +294,9 @@ def main():
             harness.write_json(arguments.record, record)
     for process in processes.values():
         process.stop()
-    table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]))
-    if any(not row.get(key, {}).get("correct", True) for row in record["rows"] for key in ("ours", "shared_prefixes")):
+    table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]),
+                 *summary_of_forms(record["rows"]))
+    if any(not row.get(key, {}).get("correct", True) for row in record["rows"] for key in OURS):
         harness.stop("an output of ours is wrong")
 
 

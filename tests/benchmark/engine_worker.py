@@ -1,12 +1,14 @@
 """What bench_engine.py starts for each library: a process that makes the batches of rows, runs the library on them and
-answers with times and with how far its outputs are from float32.
+answers with times and with how far its outputs are from float32. It may run several, on the same tensors.
 
     engine_worker.py ours '{"library": null, "kernel": "", "seconds": 0.4}'
+    engine_worker.py ours,known,dense '{"library": null, "kernel": "", "seconds": 0.4}'
 
 Requests come on stdin and answers go to stdout, one JSON object a line each; the first answer is about the device.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -109,10 +111,10 @@ class Batch:
         self.device_lengths, self.device_starts = (torch.tensor(values, dtype=torch.int32, device="cuda")
                                                    for values in (self.lengths, self.starts))
 
-    def worst(self, layer, o, lse):
-        """Largest difference from attention in float32, as TOLERANCE counts it."""
+    def worst(self, layer, o, lse, tables):
+        """Largest difference from attention in float32, as TOLERANCE counts it; tables: the pages of each request."""
         worst = torch.zeros((), device="cuda")
-        for pages, length, queries, start in zip(self.tables, self.lengths, self.queries, self.starts):
+        for pages, length, queries, start in zip(tables, self.lengths, self.queries, self.starts):
             tokens = self.caches[layer].view(torch.uint8)[pages].view(self.caches[layer].dtype)  # no e4m3 is indexed
             tokens = tokens.view(-1, 576)[:length].float() * (self.cache_scale if self.row.form else 1)  # (length, 576)
             step = max(1, 2**27 // (self.row.h * length))  # queries at once: half a gigabyte of scores
@@ -128,6 +130,12 @@ class Batch:
                 if lse is not None:
                     worst = torch.maximum(worst, (lse[here] - scores.logsumexp(-1)).abs().max())
         return worst.item()
+
+
+@functools.lru_cache(maxsize=1)
+def batch_of(row, alike):
+    """One for all libraries of a process that take the same."""
+    return Batch(row, alike)
 
 
 class Graph:
@@ -166,11 +174,15 @@ class Library:
 
     def __init__(self, batch, kernel):
         self.batch, self.row, self.causal = batch, batch.row, max(batch.queries) > 1
+        self.tables = batch.tables  # pages of each request, where tokens are read
 
     def plan_us(self):
-        """Microseconds of a plan, a few times."""
+        """Microseconds of a plan, a few times; empty where there is none."""
         graph = Graph([self.plan] * 20)
         return [graph.burst() for _ in range(3)]
+
+    def about(self):
+        return {}
 
 
 class Ours(Library):
@@ -206,6 +218,71 @@ class Ours(Library):
 
 class OursShared(Ours):
     title, shared_prefixes = "HyperMLA, shared prefixes", True
+
+
+class OursUniform(Ours):
+    title, alike = "HyperMLA, as many queries of each request", True
+    refuses = staticmethod(lambda row: "the queries are uniform" if row.q else None)
+
+
+class OursKnown(Library):
+    """The kernel of MlaDecode, or if only that calls it the fastest of the others, with a work list that the host made:
+    a Kernel for each layer, and one workspace."""
+
+    title, dense = "HyperMLA, lengths known to the host", False
+    refuses = staticmethod(lambda row: "bfloat16, and as many queries and whole pages of each request, only"
+                           if row.shape or row.form or not row.q or row.t % row.page else None)
+    load = staticmethod(lambda _: harness.hypermla.Kernel)
+
+    def __init__(self, batch, kernel):
+        super().__init__(batch, kernel)
+        row = self.row
+        self.problem = {"b": row.b, "s": row.q, "t": row.t, "h": row.h, "dtype": "bfloat16", "causal": True,
+                        "fused": True, "tokens_first": True, "page": 0 if self.dense else row.page}
+        self.name = Ours(batch, kernel).decode.explain().split(",")[0]
+        try:
+            harness.hypermla.Kernel(self.name, **self.problem)
+        except harness.hypermla.Error:
+            sizes = {key: self.problem[key] for key in ("b", "s", "t", "h", "dtype", "causal", "page")}
+            choices = harness.hypermla.choose(language="cute", **sizes)
+            self.name = next(choice.kernel for choice in choices if choice.path == "latent")
+        if self.dense:
+            self.tables = torch.arange(len(batch.caches[0]), device="cuda").view(row.b, -1)
+        self.kernels, self.workspace = {}, {}
+
+    def plan(self):
+        """Kernels have theirs when they are prepared."""
+
+    def plan_us(self):
+        return []
+
+    def kernel_of(self, cache):
+        batch, row = self.batch, self.row
+        bound = {"q": batch.q.view(row.b, row.q, row.h, 576), "cache": cache, "block_table": batch.table,
+                 "o": batch.o.view(row.b, row.q, row.h, 512), "lse": batch.lse.view(row.b, row.q, row.h)}
+        if self.dense:
+            bound["cache"] = cache.view(row.b, row.t, 576)
+        kernel = harness.hypermla.Kernel(self.name, **self.problem)
+        for info in kernel.tensors:
+            if info.role == "workspace" and info.name not in self.workspace:
+                self.workspace[info.name] = torch.empty(info.shape, dtype=getattr(torch, info.dtype), device="cuda")
+            kernel.bind(info.name, (self.workspace if info.role == "workspace" else bound)[info.name])
+        kernel.prepare()
+        return kernel
+
+    def run(self, cache):
+        key = cache.data_ptr()
+        if key not in self.kernels:
+            self.kernels[key] = self.kernel_of(cache)
+        self.kernels[key].run(torch.cuda.current_stream())
+        return self.batch.o, self.batch.lse
+
+    def about(self):
+        return {"kernel": self.name}
+
+
+class OursDense(OursKnown):
+    title, dense = "HyperMLA, a dense cache", True
 
 
 class FlashMla(Library):
@@ -317,8 +394,10 @@ class FlashInfer(Library):
         return batch.o, None
 
 
-LIBRARIES = {"ours": Ours, "shared_prefixes": OursShared, "flashmla": FlashMla, "flashmla_fp8": FlashMlaFp8,
-             "fa3": FlashAttention3, "flashinfer": FlashInfer}
+FORMS = {"uniform": OursUniform, "known": OursKnown, "dense": OursDense}  # that ours is compared with
+OURS = {"ours": Ours, "shared_prefixes": OursShared, **FORMS}
+PEERS = {"flashmla": FlashMla, "flashmla_fp8": FlashMlaFp8, "fa3": FlashAttention3, "flashinfer": FlashInfer}
+LIBRARIES = {**OURS, **PEERS}
 
 
 class Job:
@@ -335,10 +414,10 @@ class Job:
         row = Row.named(row)
         if why := self.kind.refuses(row):
             return {"refused": why}
-        batch = Batch(row, self.kind.alike)
+        batch = batch_of(row, self.kind.alike and not row.q)
         self.library = self.kind(batch, self.kernel)
         self.library.plan()
-        for cache in batch.caches[:2]:  # what is compiled, loaded or allocated once
+        for cache in batch.caches:  # what is compiled, loaded or allocated once
             self.library.run(cache)
         walk = [lambda cache=cache: self.library.run(cache) for cache in batch.caches]
         self.graph = Graph(walk)
@@ -349,11 +428,11 @@ class Job:
         o, lse = self.graph.last
         o.fill_(math.nan)
         self.graph.us()
-        worst = batch.worst(batch.layers - 1, o, lse)
+        worst = batch.worst(batch.layers - 1, o, lse, self.library.tables)
         answer = {"layers": batch.layers, "runs": self.graph.count, "queries": len(batch.q),
                   "correct": worst <= (E4M3_TOLERANCE if row.form == "e4m3" else TOLERANCE),
                   "difference": worst if math.isfinite(worst) else None}
-        return {**answer, **(self.library.about() if isinstance(self.library, Ours) else {})}
+        return {**answer, **self.library.about()}
 
     def burst(self):
         return {"us": self.graph.burst()}
@@ -367,7 +446,8 @@ class Job:
     def plan(self):
         """The last of a row: the graph's work list is gone after it."""
         self.graph = None
-        return {"plan_us": statistics.median(self.library.plan_us())}
+        times = self.library.plan_us()
+        return {"plan_us": statistics.median(times)} if times else {}
 
 
 def figures(name, times):
@@ -376,7 +456,7 @@ def figures(name, times):
     return {name: median, name.replace("_us", "_spread"): (max(times) - min(times)) / median}
 
 
-def main(key, options):
+def main(keys, options):
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
 
@@ -387,16 +467,16 @@ def main(key, options):
             value = {"failed": (str(error) or type(error).__name__).splitlines()[0]}
         answers.write(json.dumps(value) + "\n")
 
-    jobs = []
+    jobs = {}
 
     def start():
-        jobs.append(Job(key, **json.loads(options)))
+        jobs.update((key, Job(key, **json.loads(options))) for key in keys.split(","))
         return {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 
     answer(start)
     for line in sys.stdin:
         request = json.loads(line)
-        answer(lambda: getattr(jobs[0], request.pop("do"))(**request))
+        answer(lambda: getattr(jobs[request.pop("key")], request.pop("do"))(**request))
 
 
 if __name__ == "__main__":

@@ -177,6 +177,23 @@ class Benchmarks(CommandCase):
         samples = self.engine("--list", "--shared_prefixes").stdout.split()
         self.assertIn("shared8192-b512-q1-t8704-h16", samples)
         self.assertEqual(self.engine("--list", "--rows=shared64-b2-q1-t64-h16").stdout, "\n")  # none of its own
+        forms = self.engine("--list", "--compare").stdout.split()
+        self.assertEqual(len(forms), len(set(forms)))
+        for name in ("mixed-b128-q1to8-t4096-h16", "b1-q4-t4096-h64", "b128-q1-t4096-h16-p1"):
+            self.assertIn(name, forms)
+        self.assertIn("it needs a GPU", self.engine("--compare", status=1).stderr)
+
+    def test_a_form_of_ours_refuses_rows_that_are_nothing_to_it(self):
+        sys.path.insert(0, str(BENCHMARKS))
+        self.addCleanup(sys.path.remove, str(BENCHMARKS))
+        from bench_engine import rows_of_forms
+        from engine_worker import FORMS, Row
+        taken = {name: [key for key, form in FORMS.items() if not form.refuses(Row.named(name))]
+                 for name in (*rows_of_forms(), "normal-b8-q1-t4096-h16", "b8-q1-t4090-h16", "b8-q1-t4096-h16-fp8")}
+        self.assertEqual(taken["mixed-b32-q1to8-t4096-h16"], ["uniform"])
+        self.assertEqual(taken["b128-q1-t4096-h16-p1"], ["known", "dense"])
+        self.assertEqual([name for name, forms in taken.items() if not forms],
+                         ["normal-b8-q1-t4096-h16", "b8-q1-t4090-h16", "b8-q1-t4096-h16-fp8"])
 
     def test_an_engines_batches_are_the_same_in_every_process(self):
         sys.path.insert(0, str(BENCHMARKS))
