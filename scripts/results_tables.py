@@ -221,6 +221,39 @@ def engine_fp8():
                   for batch, of in cells.items()])
 
 
+def pair_ratios(rows, form):
+    """{row: (burst, sustained)} of our time over that of another form of ours."""
+    return {row["row"]: [row["ours"][load] / row[form][load] for load in LOADS] for row in rows
+            if all(row[key].get("correct") and load in row[key] for key in ("ours", form) for load in LOADS)}
+
+
+def engine_pairs_in_all():
+    """Beside each form: how many rows, and how the ratios spread."""
+    lines, rows = [], record("engine_pairs")["rows"]
+    for form, name, bar in (("uniform", "as many queries of each request", 1.05),
+                            ("known", "lengths known to the host", 1.03), ("dense", "these, and a dense cache", 1.03)):
+        ratios = list(pair_ratios(rows, form).values())
+        lines.append([name, str(len(ratios))])
+        for one in zip(*ratios):
+            above = sum(ratio > bar for ratio in one)
+            lines[-1].append(f"{mean(one):.3f}, {span(one, '.3f')}, {above} above {bar}")
+    return table(["ours over ours with", "rows", "bursts: geometric mean, from, to", "sustained"], lines)
+
+
+def engine_pairs(form):
+    """Our time in a burst, and over that of the form; sustained in brackets."""
+    cells, rows = {}, record("engine_pairs")["rows"]
+    ratios = pair_ratios(rows, form)
+    for row in rows:
+        if row["row"] in ratios:
+            cell = f"{row['ours']['burst_us']:.1f}, {both(ratios[row['row']], '.3f')}"
+            cells.setdefault(re.sub(r"-h\d+", "", row["row"]), {})[row["h"]] = cell
+    heads = sorted({h for of in cells.values() for h in of}, reverse=True)
+    return table(["row", *(f"{h} heads" for h in heads)],
+                 [[f"`{name}`", *(cells[name].get(h, "") for h in heads)]
+                  for name in sorted(cells, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])])
+
+
 # ---- Prefill, and the operations around attention.
 
 
@@ -613,10 +646,11 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how,
                                            engine_in_all, engine_behind, engine_plans, engine_equal, engine_other,
-                                           engine_e4m3, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           vllm_samples, vllm_engine, sglang_steps, sglang_agreement, sparse_bf16,
-                                           context_parallel, waiting, runs)}
+                                           engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8, prefill,
+                                           cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
+                                           vllm_mixed, vllm_host, vllm_agreement, vllm_samples, vllm_engine,
+                                           sglang_steps, sglang_agreement, sparse_bf16, context_parallel,
+                                           waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
