@@ -202,6 +202,27 @@ TEST_F(PlanRequests, RequestsOfDifferentQueriesShareTheWorkersEvenly) {
     }
 }
 
+TEST_F(PlanRequests, TilesOfARequestReadItsTokensTogether) {
+  // 4 queries on average. Tiles whose workers stand side by side and begin with the same block read once for all, so
+  // the blocks of a request of up to kSides tiles should be read once, however the work is divided.
+  const std::array<int, 8> in_turn = {1, 8, 2, 4, 3, 4, 6, 4};
+  for (int heads : {16, 64, 128}) {
+    std::vector<int> queries(128);
+    for (int r = 0; r < 128; ++r) queries[r] = in_turn[r % 8];
+    const Result mixed = plan<0>(std::vector<int>(128, 4096), queries, heads, 64, 132, 4096, 8);
+    std::map<std::array<int, 3>, int> workers;  // by request, row tile and begin
+    for (const std::vector<int>& item : mixed.items) workers[{item[1], item[2], item[3]}] = item[0];
+    int read = 0, least = 0;
+    for (const std::vector<int>& item : mixed.items) {
+      const auto beside = workers.find({item[1], item[2] - 1, item[3]});
+      if (beside == workers.end() || beside->second != item[0] - 1) read += item[4] - item[3];
+    }
+    for (int n : queries) least += ((n * heads + 63) / 64 + kSides - 1) / kSides * 64;
+    EXPECT_LE(read, 1.05 * least) << heads << " heads";
+    EXPECT_LE(mixed.load * 132, 1.1 * mixed.sum) << heads << " heads";
+  }
+}
+
 TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   std::vector<WorkItem> items(132 * 16);
   std::vector<MergeState> merges(264);

@@ -481,6 +481,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
     __shared__ float cost_of_side[kTried];
     __shared__ int work_of_side[kSides], groups_of_side[kSides], blocks_of_side[kSides];
+    // Of a worker that is busy for so many blocks while all groups read so many. Reads delay the products beside them:
+    // by 0.37 of the time that they take themselves, as measured (docs/log/engine.md).
+    auto cost_of = [&](float busy, float blocks) {
+      const float reads = blocks * with.traffic;
+      return max(busy + 0.37f * reads, reads);
+    };
     auto side_for_all = [&](int i) {
       return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
     };
@@ -499,7 +505,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       blocks = __reduce_add_sync(~0u, blocks);
       if (lane == 0 && i < kTried) {
         const float busy = static_cast<float>(work) / static_cast<float>(by_tried.of(workers));
-        cost_of_side[i] = max(busy, static_cast<float>(blocks) * with.traffic);
+        cost_of_side[i] = cost_of(busy, static_cast<float>(blocks));
       } else if (lane == 0) {
         work_of_side[tried - 1] = work;
         blocks_of_side[tried - 1] = blocks;
@@ -534,7 +540,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (groups_of_side[i] > 0)
         longest = max(longest, static_cast<float>(work_of_side[i]) / static_cast<float>(groups_of_side[i]));
     }
-    shared_out = used > 0 && max(longest, blocks * with.traffic) < 0.96f * least;
+    shared_out = used > 0 && cost_of(longest, blocks) < 0.96f * least;
     if (shared_out) {
       side = blockIdx.x + 1;
       groups = groups_of_side[blockIdx.x];
