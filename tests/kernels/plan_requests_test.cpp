@@ -133,8 +133,9 @@ TEST(RequestSides, CoverAllRowTilesAndUseTheWorkers) {
 }
 
 TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
-  const std::array<int, 3> shapes[] = {{1, 65536, 1},  {8, 32768, 1},  {32, 4096, 1}, {32, 4096, 2}, {128, 4096, 1},
-                                       {128, 4096, 2}, {256, 2048, 1}, {64, 8192, 2}, {16, 16384, 8}};
+  const std::array<int, 3> shapes[] = {{1, 65536, 1},  {8, 32768, 1},  {32, 4096, 1},  {32, 4096, 2},
+                                       {128, 4096, 1}, {128, 4096, 2}, {256, 2048, 1}, {64, 8192, 2},
+                                       {16, 16384, 8}, {1, 4096, 2},   {2, 4096, 2},   {1, 256, 2}};
   for (const auto& [b, t, row_tiles] : shapes) {
     const std::vector<int> lengths(b, t);
     const Result device = plan<0>(lengths, row_tiles, 132, t);
@@ -147,6 +148,10 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
       most = std::max(most, load);
     }
     EXPECT_LE(device.load, most + kCosts.overhead()) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
+    const int slots =
+        int(std::count_if(device.items.begin(), device.items.end(), [](auto& item) { return item[5] >= 0; }));
+    const double merge = slots ? kCosts.combine + kCosts.partial * slots : 0.0;
+    EXPECT_LE(device.load + merge, 1.05 * host.cost) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
     EXPECT_EQ(device.merges > 0, host.slots > 0) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
   }
 }

@@ -4,7 +4,8 @@
 // more row tiles is attended in passes. Every group gets a range of the token blocks of all passes, laid end to end.
 // There are three divisions, and the cheapest is taken:
 //
-//   pieces   each pass in equal pieces, one piece a group: where there are at least as many groups as passes
+//   pieces   each pass in equal pieces, one piece a group: where there are at least as many groups as passes; fewer
+//            pieces than groups where merging them costs more than it gains
 //   line     `overhead` in front of each pass, and the whole cut into equal ranges; a cut near an end of a pass moves
 //            there, so that no piece is shorter than what an item costs
 //   whole    the cuts of `line` moved to the nearest ends of passes: nothing is cut, and nothing has to be merged
@@ -292,12 +293,16 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     const int range = max(static_cast<int>(even), overhead + 1);
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
-    // every warp tries another length.
+    // every warp tries another length. But none that is shorter than the cheapest: a piece takes its length, and all
+    // parts together `part_cost` each, so what is least is the root of part_cost times all blocks of all row tiles.
     int piece = 0;
     if (!split && all > 0 && all <= groups) {
       int pieces;
+      const int sum = total - overhead * all;
+      const int cheapest =
+          min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.5f));
       if (alike) {
-        piece = Quotient(Quotient(all).of(groups)).up(longest);
+        piece = max(Quotient(Quotient(all).of(groups)).up(longest), cheapest);
         pieces = all * Quotient(piece).up(longest);
       } else {
         auto pieces_of = [&](int length) {
@@ -307,9 +312,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           for (int r = lane; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
           return static_cast<int>(__reduce_add_sync(~0u, count));
         };
-        const int sum = total - overhead * all;
-        int low = max(1, by_groups.up(sum)), high = longest;
-        if (all < groups) high = min(high, Quotient(groups - all).of(sum + groups - all - 1));
+        int low = max(max(1, by_groups.up(sum)), cheapest), high = longest;
+        if (all < groups) high = max(low, min(high, Quotient(groups - all).of(sum + groups - all - 1)));
         for (int turn = 0; low < high; ++turn) {
           int* fits = turn % 2 ? other_sums : sums;
           const int tried = low + (high - low) * warp / kWarps;
