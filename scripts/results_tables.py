@@ -470,7 +470,9 @@ def vllm_ratios(name="vllm", kind="plain"):
             for what, value in values.items():
                 shapes = found.setdefault(what, {}).setdefault((-run["heads"], run["drafts"]), {})
                 shapes.setdefault((row["batch"], row["context"]), {}).setdefault(run["backend"], []).append(value)
-    lines, peers = [], VLLM_BACKENDS[1:]
+    measured = {name for groups in found.values() for shapes in groups.values() for of in shapes.values()
+                for name in of}
+    lines, peers = [], [name for name in VLLM_BACKENDS[1:] if name in measured]
     for what, groups in found.items():
         for (heads, drafts), shapes in sorted(groups.items()):
             ratios = [[statistics.median(of[peer]) / statistics.median(of["CUSTOM"]) for of in shapes.values()
@@ -556,10 +558,10 @@ def vllm_samples(name="vllm"):
             texts.setdefault(backend, {}).update(said)
             for row in run["rows"]:
                 shapes.setdefault(row["batch"], {}).setdefault(backend, []).append(row)
-    cells = {batch: vllm_whole(of) for batch, of in sorted(shapes.items())}
-    return table(["backend", *(f"{batch} samples" for batch in cells), "alone against in a batch", "against CUSTOM"],
-                 [[backend, *(of.get(backend, "") for of in cells.values()), said.get("alone", ""),
-                   said.get("against", "")] for backend, said in texts.items()])
+    rows = [(str(batch), vllm_whole(of)) for batch, of in sorted(shapes.items())]
+    rows += [(name, {backend: said[key] for backend, said in texts.items() if key in said})
+             for key, name in (("alone", "alone, in a batch"), ("against", "against CUSTOM"))]
+    return table(["samples", *texts], [[name, *(of.get(backend, "") for backend in texts)] for name, of in rows])
 
 
 def vllm_engine(name, kind="plain"):
@@ -574,6 +576,22 @@ def vllm_engine(name, kind="plain"):
     return table(["heads, drafts, context, requests", *backends],
                  [[f"{-heads}, {drafts}, {context}, {batch}", *(vllm_whole(of).get(name, "") for name in backends)]
                   for (heads, drafts, context, batch), of in sorted(shapes.items())])
+
+
+def vllm_attention():
+    """vLLM's own benchmark of attention alone: microseconds of a layer, and the least of the others' over ours."""
+    found = {}
+    for row in record("vllm26_attention")["rows"]:
+        if row["us"] is not None:
+            found.setdefault((row["config"], row["spec"], row["heads"]), {})[row["backend"]] = row["us"]
+    backends, lines = [name for name in VLLM_BACKENDS if any(name in of for of in found.values())], []
+    for (_, spec, heads), of in found.items():
+        best = min((us for name, us in of.items() if name != "CUSTOM"), default=None)
+        least = min(of.values()) if len(of) == len(backends) else None
+        cells = ["" if name not in of else f"**{of[name]:.1f}**" if of[name] == least else f"{of[name]:.1f}"
+                 for name in backends]
+        lines.append([f"`{spec}`, {heads}", *cells, f"{best / of['CUSTOM']:.2f}" if best and "CUSTOM" in of else ""])
+    return table(["batch, heads", *backends, "best other / CUSTOM"], lines)
 
 
 # ---- Decoding in SGLang: tests/engines/bench_sglang.py.
@@ -649,8 +667,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8, prefill,
                                            cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
                                            vllm_mixed, vllm_host, vllm_agreement, vllm_samples, vllm_engine,
-                                           sglang_steps, sglang_agreement, sparse_bf16, context_parallel,
-                                           waiting, runs)}
+                                           vllm_attention, sglang_steps, sglang_agreement, sparse_bf16,
+                                           context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
