@@ -381,10 +381,13 @@ class EngineTest(unittest.TestCase):
                 self.assertEqual(Builder.get_cudagraph_support(config, None), support)
                 self.assertEqual(builder._usual.queries, usual)
                 self.assertEqual(builder.reorder_batch_threshold, longest)
-        config = config_of(drafts=3, method="ngram")
-        config.compilation_config.static_forward_context["a layer with states"] = mock.Mock(spec=["get_attn_backend"])
-        self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.UNIFORM_BATCH)
-        self.assertEqual(config.compilation_config.cudagraph_mode, CUDAGraphMode.FULL_AND_PIECEWISE)
+        for backend in (dict(), dict(side_effect=NotImplementedError)):  # another's; not said, as in vLLM's own tests
+            config = config_of(drafts=3, method="ngram")
+            layer = mock.Mock(get_attn_backend=mock.Mock(**backend))
+            config.compilation_config.static_forward_context["another layer"] = layer
+            self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.UNIFORM_BATCH)
+            self.assertEqual(config.compilation_config.cudagraph_mode, CUDAGraphMode.FULL_AND_PIECEWISE)
+            builder_of(config)
         batch = Batch([40, 30, 20, 10], [1, 1, 1, 1])
         config = config_of(drafts=3)
         self.assertEqual(Builder.get_varlen_cudagraph_max_query_len(config, None), 4)

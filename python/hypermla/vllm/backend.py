@@ -63,6 +63,14 @@ def _add_graphs_of_whole_batches(config):
                          "cudagraph_capture_sizes of your own decline", largest, largest // queries)
 
 
+def _of_another_backend(layer):
+    """Of attention, as far as the layer says it: its base class does not."""
+    try:
+        return hasattr(layer, "get_attn_backend") and layer.get_attn_backend() is not HyperMLABackend
+    except NotImplementedError:
+        return True
+
+
 def _graphs_take_any_batch(config):
     """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
     of its requests are decodes: none has more queries than the largest graph has tokens. vLLM's own choice,
@@ -76,8 +84,7 @@ def _graphs_take_any_batch(config):
     layers = config.compilation_config.static_forward_context.values()
     if (config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE
             and config.speculative_config is not None and config.speculative_config.method in LOOKUPS
-            and all(layer.get_attn_backend() is HyperMLABackend for layer in layers
-                    if hasattr(layer, "get_attn_backend"))):
+            and not any(map(_of_another_backend, layers))):
         logger.info_once("HyperMLA takes cudagraph_mode=FULL: requests have different numbers of drafts, and so their "
                          "steps stay in graphs; cudagraph_mode=FULL_DECODE_ONLY declines")
         config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
