@@ -64,7 +64,8 @@ def _add_graphs_of_whole_batches(config):
 
 
 def _of_another_backend(layer):
-    """Of attention, as far as the layer says it: its base class does not."""
+    """Whether a layer of attention is another backend's. One that does not say whose it is, like the mocks in vLLM's
+    own tests, counts as another's."""
     try:
         return hasattr(layer, "get_attn_backend") and layer.get_attn_backend() is not HyperMLABackend
     except NotImplementedError:
