@@ -16,12 +16,12 @@ import datetime
 import functools
 import json
 import pathlib
-import subprocess
 import sys
 import types
 
 import torch
 from torch import distributed
+from vllm_worker import driver_version
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/python"))
 import context_parallel  # noqa: E402
@@ -68,9 +68,7 @@ def main():
     at = parser.parse_args()
     if torch.cuda.device_count() < at.ranks:
         sys.exit(f"bench_context_parallel.py: it needs {at.ranks} GPUs, and PyTorch finds {torch.cuda.device_count()}")
-    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    at.driver = subprocess.run(words, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    at.rows = ROWS[:at.rows]
+    at.driver, at.rows = driver_version(), ROWS[:at.rows]
     context_parallel.start(run_rank, at)
 
 

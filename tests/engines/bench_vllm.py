@@ -28,7 +28,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import difference, median, without_paths
+from vllm_worker import DEFAULT_GRAPHS, difference, median, without_paths
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
 LAYERS = 8
@@ -39,7 +39,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPL
                "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
                "VLLM_USE_DEEP_GEMM": "0", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
                "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-DECODE_GRAPHS, DEFAULT_GRAPHS = "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
+DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
 
 

@@ -14,6 +14,7 @@ import zlib
 
 VOCABULARY = 1024
 GREEDY_TOKENS = 32
+DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's cudagraph_mode, where it is not asked for another
 # Parts of the names of kernels that are attention. Writing the cache is not.
 ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "_fwd_grouped",
              "_fwd_kernel_stage", "combine")
@@ -90,7 +91,7 @@ class Engine:
             arguments["additional_config"] = {"hypermla_shared_prefixes": True}
         if at["graphs"] == "NONE":
             arguments["enforce_eager"] = True
-        elif at["graphs"] != "FULL_AND_PIECEWISE":
+        elif at["graphs"] != DEFAULT_GRAPHS:
             arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": at["graphs"],
                                                "cudagraph_capture_sizes": sorted(sizes)}
         if at["drafts"]:

@@ -293,8 +293,9 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     const int range = max(static_cast<int>(even), overhead + 1);
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
-    // every warp tries another length. But none that is shorter than the cheapest: a piece takes its length, and all
-    // parts together `part_cost` each, so what is least is the root of part_cost times all blocks of all row tiles.
+    // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
+    // piece, and `part_cost` for each part. The sum is least where that length is the square root of part_cost times
+    // the blocks of all row tiles.
     int piece = 0;
     if (!split && all > 0 && all <= groups) {
       int pieces;
