@@ -1,6 +1,8 @@
 """The plug-in for vLLM against vLLM's own base classes, on a CPU: its builder divides batches, plans and attends
 layers. Skipped (77) where vLLM is not installed; `./test --engines` installs it."""
 
+import copy
+import gc
 import importlib.util
 import math
 import os
@@ -8,6 +10,7 @@ import pathlib
 import sys
 import types
 import unittest
+import weakref
 from unittest import mock
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -59,7 +62,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
                                                  static_forward_context={}),
         cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16),
         scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests)),
-        additional_config={},
+        additional_config={}, device_config=types.SimpleNamespace(device=torch.device("cpu")),
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
                                                  method=method)
         if drafts else None,
@@ -95,12 +98,13 @@ def dcp_manager():
     return mock.create_autospec(MLADCPManager, instance=True)
 
 
-def builder_of(config, block=16, heads=HEADS, kind=Builder):
+def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None):
     names = ["layer.0", "layer.1"]
     for name in names:
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
             prefill_backend=Prefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
-            qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager())
+            qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager(),
+            impl=impl or types.SimpleNamespace())
     dtype = torch.bfloat16 if config.cache_config.cache_dtype == "auto" else torch.uint8
     spec = types.SimpleNamespace(block_size=block, dtype=dtype)
     return kind(spec, names, config, torch.device("cpu"))
@@ -413,6 +417,40 @@ class EngineTest(unittest.TestCase):
                 self.assertEqual(builder_of(config).reorder_batch_threshold, longest)
         config = config_of(drafts=7, method="ngram", requests=128, largest=1025, sizes=[8, 1025])
         self.assertEqual(Builder.get_cudagraph_support(config, None), AttentionCGSupport.UNIFORM_BATCH)
+
+    def test_memory_is_taken_while_vllm_measures_it(self):
+        full, made, alive = CUDAGraphMode.FULL, [], weakref.WeakSet()
+
+        def make(**options):
+            decode = MlaDecode(**options)
+            made.append((options, len(alive)))
+            alive.add(decode)
+            return decode
+
+        lookups = {"drafts": 7, "method": "ngram", "requests": 100, "largest": 512, "sizes": [480, 496, 512]}
+        for options, block, page in (({}, 16, 16), ({}, 192, 64), ({"graphs": full}, 64, 64), ({"drafts": 3}, 256, 128),
+                                     ({"cache": "fp8"}, 16, 16), (lookups, 16, 16)):
+            with self.subTest(**options, block=block), mock.patch("hypermla.vllm.plans.MlaDecode", make):
+                made.clear()
+                config = config_of(**options)
+                config.cache_config.block_size = block
+                compilation = copy.deepcopy(config.compilation_config)
+                layers = [impl_of(config) for _ in range(2)]
+                with set_current_vllm_config(config):
+                    for impl in layers:
+                        impl.reserve_workspace()
+                self.assertEqual(config.compilation_config, compilation)
+                held = [one for one, _ in made]
+                self.assertEqual(len(alive), len(held))
+                builder = builder_of(config, page, impl=layers[0])
+                self.assertEqual([one for one, _ in made[len(held):]], held, "the builder makes others")
+                self.assertEqual(made[len(held)][1], 0, "what was held is there while the builder makes its own")
+                with set_current_vllm_config(config):
+                    layers[0].reserve_workspace()  # as each pass without a step asks
+                self.assertEqual(len(made), 2 * len(held))
+                del builder
+                gc.collect()
+                self.assertEqual(len(alive), 0)
 
     def test_ranks_share_contexts(self):
         """The layers of all ranks, each with the queries of all heads, merge into those of one."""

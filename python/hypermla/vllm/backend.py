@@ -5,6 +5,8 @@ the cache, and project. Requests with at most reorder_batch_threshold queries ar
 releases is looked for where it is used, never by a version's number.
 """
 
+import copy
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -183,6 +185,42 @@ def _shares_prefixes(config):
     return isinstance(asked, dict) and bool(asked.get("hypermla_shared_prefixes"))
 
 
+def _longest_decode(config, any_batch):
+    """Queries of the longest request that decodes."""
+    usual = _drafted_queries(config)
+    if envs.VLLM_BATCH_INVARIANT:  # one kernel for all, where bits may not depend on which other requests a step has
+        return usual
+    return max(usual, SHORT_EXTEND, (_largest_graph(config) or 0) if any_batch else 0)
+
+
+def _capacities(config, any_batch, heads, shards, device):
+    """Of usual steps, and of those with longer requests; heads: those of all shards."""
+    requests, tokens = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
+    usual, longest = _drafted_queries(config), _longest_decode(config, any_batch)
+    # The GPUs that share the context of every request: lengths of whole requests tell what a draft sees of a shard.
+    interleave = config.parallel_config.cp_kv_cache_interleave_size if shards > 1 else 1
+    shard_of = shards, get_dcp_group().rank_in_group if shards > 1 else 0, interleave
+    most = max(config.scheduler_config.max_num_batched_tokens, _largest_graph(config) or 0)
+    of_shard = -(-tokens // (shards * interleave)) * interleave
+    split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
+                                  device) if envs.VLLM_BATCH_INVARIANT else 0
+    shares = _shares_prefixes(config)
+    short = Capacity(requests, usual, requests * usual, tokens, split, *shard_of, shares)
+    # Requests of many queries fill their row tiles: to share prefixes saves nothing there.
+    long = short if longest == usual else Capacity(requests, longest, min(requests * longest, most), tokens, 0,
+                                                   *shard_of, shares and any_batch)
+    return long if any_batch else short, long  # a graph may be recorded with short queries and replayed with long ones
+
+
+def _device_name(device):
+    index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
+    return device.type if index is None else f"{device.type}:{index}"
+
+
+# What HyperMLAImpl.reserve_workspace() holds until there is a builder, by device.
+_reserved: dict[str, Plans] = {}
+
+
 @dataclass
 class HyperMLADecodeMetadata(MLACommonDecodeMetadata):
     """A step, as Plans wants it."""
@@ -210,37 +248,22 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         return _drafted_queries(vllm_config)
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
-        requests = vllm_config.scheduler_config.max_num_seqs
         any_batch = _graphs_take_any_batch(vllm_config)
-        largest = _largest_graph(vllm_config) or 0  # now that graphs were added
-        usual = _drafted_queries(vllm_config)
-        # One kernel for all, where bits may not depend on which other requests a step has.
-        longest = usual if envs.VLLM_BATCH_INVARIANT else max(usual, SHORT_EXTEND, largest if any_batch else 0)
-        self.reorder_batch_threshold = longest  # before vLLM's own constructor, which reads it
+        # Before vLLM's own constructor, which reads it.
+        self.reorder_batch_threshold = _longest_decode(vllm_config, any_batch)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
 
-        # The GPUs that share the context of every request: lengths of whole requests tell what a draft sees of a shard.
         shards = self.dcp_world_size
-        interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size if shards > 1 else 1
-        shard_of = shards, get_dcp_group().rank_in_group if shards > 1 else 0, interleave
         layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         heads = (getattr(layers[0], "num_heads", None) or self.num_heads) * shards
-        tokens = vllm_config.model_config.max_model_len
-        most = max(vllm_config.scheduler_config.max_num_batched_tokens, largest)
-        index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
-        name = device.type if index is None else f"{device.type}:{index}"
-        of_shard = -(-tokens // (shards * interleave)) * interleave
-        split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
-                                      name) if envs.VLLM_BATCH_INVARIANT else 0
-        shares = _shares_prefixes(vllm_config)
-        self._usual = Capacity(requests, usual, requests * usual, tokens, split, *shard_of, shares)
-        # Requests of many queries fill their row tiles: to share prefixes saves nothing there.
-        self._long = self._usual if longest == usual else Capacity(requests, longest, min(requests * longest, most),
-                                                                   tokens, 0, *shard_of, shares and any_batch)
-        if any_batch:  # a graph may be recorded with short queries and replayed with long ones
-            self._usual = self._long
+        name = _device_name(device)
+        self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
+        _reserved.clear()  # for what is made here
+        for layer in layers:
+            if hasattr(layer, "impl"):
+                layer.impl.reserves = False
         self._plans = Plans(name)
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
@@ -314,6 +337,23 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
             raise NotImplementedError(f"HyperMLA does not support {', '.join(refused)}; choose another attention "
                                       "backend for this model")
         self.supports_quant_query_input = False  # queries stay bfloat16 beside a cache in FP8, too
+        self.reserves = True
+
+    def reserve_workspace(self):
+        """vLLM 0.33, of every layer, also while it measures what memory it can leave to the cache: makes what a builder
+        will make, which comes after that, and has it held until then. The first layer of a kind makes it for all."""
+        config = get_current_vllm_config_or_none()
+        if config is None or not self.reserves:
+            return
+        config = copy.copy(config)
+        config.compilation_config = copy.copy(config.compilation_config)  # which is not to change yet
+        shards = config.parallel_config.decode_context_parallel_size
+        heads, name = self.num_heads * shards, _device_name(torch.device(config.device_config.device))
+        cache_format = "fp8_576" if self.kv_cache_dtype in FP8 else "as_queries"
+        page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
+        for capacity in _capacities(config, _graphs_take_any_batch(config), heads, shards, name):
+            _reserved.setdefault(name, Plans(name)).decode(capacity, True, heads, page, config.model_config.dtype,
+                                                           float(self.scale), cache_format)
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
         """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides. Returns o [tokens, heads, 512]
