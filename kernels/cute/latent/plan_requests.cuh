@@ -170,12 +170,24 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     return before >= 0 && before <= with.all_queries - queries ? queries : 0;
   };
 
+  const int shift = __ffs(with.tile_rows) - 1;
+  auto tiles_for = [&](int queries) { return (queries * with.heads + with.tile_rows - 1) >> shift; };
+
+  // How requests of as many row tiles each are attended: `passes` of each, by `groups` groups of `side` workers.
+  struct Sides {
+    int side, groups, passes;
+    Quotient by_groups_of_pass;  // where there are at least as many groups as passes
+  };
+  auto sides_for = [&](int tiles) {
+    const Quotient by_side(side_for(tiles, workers));
+    const int groups = by_side.of(workers), passes = by_side.up(tiles);
+    return Sides{by_side.by, groups, passes, Quotient(max(Quotient(max(b * passes, 1)).of(groups), 1))};
+  };
   launch_next();
+  // What needs no lengths is worked out while the kernels before this one end.
+  Sides sides = equal_queries ? sides_for(tiles_for(with.queries)) : Sides{1, 0, 0, Quotient(1)};
   wait_for_previous();
-  enum { kMostTiles, kLessTiles, kMostBlocks, kLessBlocks, kFlags };  // the least as the most of the negative
-  constexpr int kNone = -0x7fffffff, kNoTiles = 4;                    // a flag beside those of PlanStatus
-  int most[5] = {0, kNone, 0, kNone, 0};
-  // All loads of a thread are on their way at once.
+  // All loads of a thread are on their way at once. Every thread reads the first request, too.
   constexpr int kOwn = (kMaxPlannedRequests + kThreads - 1) / kThreads;
   int tokens_of_own[kOwn], before_own[kOwn], behind_own[kOwn];
 #pragma unroll
@@ -189,59 +201,83 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       behind_own[i] = with.query_starts[r + 1];
     }
   }
-  const int shift = __ffs(with.tile_rows) - 1;
+  int first_tokens = with.max_tokens, first_before = 0, first_behind = 0;
+  if (with.lengths && b > 0) first_tokens = with.lengths[0];
+  if (with.query_starts && b > 0) {
+    first_before = with.query_starts[0];
+    first_behind = with.query_starts[1];
+  }
+  enum { kMostTiles, kLessTiles, kMostBlocks, kLessBlocks, kFlags };  // the least as the most of the negative
+  constexpr int kNone = -0x7fffffff, kNoTiles = 4;                    // a flag beside those of PlanStatus
+  struct Size {
+    int tokens, blocks, tiles, flags;
+  };
+  auto size_of = [&](int tokens_said, int before, int behind) {
+    int queries = with.queries, flags = 0;
+    if (!equal_queries) {
+      queries = queries_between(before, behind);
+      if (queries != behind - before) flags |= kWrongQueries;
+    }
+    int tokens = min(max(tokens_said, 0), with.max_tokens);
+    if (tokens != tokens_said) flags |= kWrongTokens;
+    if constexpr (problem.shards) tokens = with.shards.count(tokens);
+    const int tiles = tiles_for(queries);
+    if (tiles == 0) flags |= kNoTiles;
+    return Size{tokens, max(1, (tokens + 63) / 64), tiles, flags};
+  };
+  const Size first_size = size_of(first_tokens, first_before, first_behind);
+  int most[5] = {0, kNone, 0, kNone, 0};
+  bool differs = b == 0;  // from the first request, or something is to be reported
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const int r = thread + i * kThreads;
     if (r >= b) break;
-    int queries = with.queries;
     if (!equal_queries) {
-      const int before = before_own[i], behind = behind_own[i];
-      query_start[r] = before;
-      if (r == b - 1) query_start[b] = behind;
-      queries = queries_between(before, behind);
-      if (queries != behind - before) most[kFlags] |= kWrongQueries;
+      query_start[r] = before_own[i];
+      if (r == b - 1) query_start[b] = behind_own[i];
     }
-    int tokens = min(max(tokens_of_own[i], 0), with.max_tokens);
-    if (tokens != tokens_of_own[i]) most[kFlags] |= kWrongTokens;
-    if constexpr (problem.shards) tokens = with.shards.count(tokens);
-    const int blocks = max(1, (tokens + 63) / 64);
-    const int tiles = (queries * with.heads + with.tile_rows - 1) >> shift;
-    tokens_of[r] = tokens;
-    tiles_of[r] = static_cast<unsigned short>(tiles);
-    most[kMostTiles] = max(most[kMostTiles], tiles);
-    if (tiles == 0) {
-      most[kFlags] |= kNoTiles;
-    } else {
-      most[kLessTiles] = max(most[kLessTiles], -tiles);
-      most[kMostBlocks] = max(most[kMostBlocks], blocks);
-      most[kLessBlocks] = max(most[kLessBlocks], -blocks);
+    const Size size = size_of(tokens_of_own[i], before_own[i], behind_own[i]);
+    tokens_of[r] = size.tokens;
+    tiles_of[r] = static_cast<unsigned short>(size.tiles);
+    differs |= size.flags || size.tiles != first_size.tiles || size.blocks != first_size.blocks;
+    most[kFlags] |= size.flags;
+    most[kMostTiles] = max(most[kMostTiles], size.tiles);
+    if (size.tiles > 0) {
+      most[kLessTiles] = max(most[kLessTiles], -size.tiles);
+      most[kMostBlocks] = max(most[kMostBlocks], size.blocks);
+      most[kLessBlocks] = max(most[kLessBlocks], -size.blocks);
     }
   }
+  if (__syncthreads_or(differs)) {
 #pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    most[i] = i == kFlags ? __reduce_or_sync(~0u, most[i]) : __reduce_max_sync(~0u, most[i]);
-    if (lane == 0) extremes[i][warp] = most[i];
-  }
-  __syncthreads();
+    for (int i = 0; i < 5; ++i) {
+      most[i] = i == kFlags ? __reduce_or_sync(~0u, most[i]) : __reduce_max_sync(~0u, most[i]);
+      if (lane == 0) extremes[i][warp] = most[i];
+    }
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    const int of_warp = extremes[i][lane % kWarps];
-    most[i] = i == kFlags ? __reduce_or_sync(~0u, of_warp) : __reduce_max_sync(~0u, of_warp);
+    for (int i = 0; i < 5; ++i) {
+      const int of_warp = extremes[i][lane % kWarps];
+      most[i] = i == kFlags ? __reduce_or_sync(~0u, of_warp) : __reduce_max_sync(~0u, of_warp);
+    }
+  } else {
+    most[kMostTiles] = first_size.tiles;
+    most[kLessTiles] = -first_size.tiles;
+    most[kMostBlocks] = first_size.blocks;
+    most[kLessBlocks] = -first_size.blocks;
+    most[kFlags] = 0;
   }
   if (blockIdx.x == 0 && thread == 0) *with.status = most[kFlags] & ~kNoTiles;
   const int least_tiles = -most[kLessTiles], most_tiles = most[kMostTiles], longest = most[kMostBlocks];
-  int side = 1, groups = 0, first_worker = 0, used = 0;
+  int first_worker = 0, used = 0;
   bool shared_out = false;
 
   // The rest, for requests that are all alike in row tiles and token blocks, whose code needs no sums and no searches,
   // or for any.
   auto divide = [&](auto of_what) {
     constexpr bool alike = of_what.alike;
-    if (!shared_out) {
-      groups = Quotient(side).of(workers);
-      used = side * groups;
-    }
+    const int side = sides.side, groups = sides.groups;
+    if (!shared_out) used = side * groups;
     if (blockIdx.x == 0) {
 #pragma unroll 1
       for (int worker = used + thread; worker < workers; worker += kThreads)
@@ -249,7 +285,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     }
     if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
     const Quotient by_side(side);
-    const int equal_passes = by_side.up(most_tiles);
+    const int equal_passes = sides.passes;
     const bool equal_tiles = alike || (most_tiles == least_tiles && !(most[kFlags] & kNoTiles));
     auto passes_of = [&](int request) {
       if (equal_tiles) return equal_passes;
@@ -296,15 +332,15 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
     // piece, and `part_cost` for each part. The sum is least where that length is the square root of part_cost times
     // the blocks of all row tiles.
-    int piece = 0;
+    int piece = 0, pieces = 0, pieces_of_longest = 0;
     if (!split && all > 0 && all <= groups) {
-      int pieces;
       const int sum = total - overhead * all;
       const int cheapest =
           min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.5f));
       if (alike) {
-        piece = max(Quotient(Quotient(all).of(groups)).up(longest), cheapest);
-        pieces = all * Quotient(piece).up(longest);
+        piece = max(sides.by_groups_of_pass.up(longest), cheapest);
+        pieces_of_longest = Quotient(piece).up(longest);
+        pieces = all * pieces_of_longest;
       } else {
         auto pieces_of = [&](int length) {
           const Quotient by_length(length);
@@ -334,78 +370,90 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (cost > cost_of_line) piece = 0;
     }
 
-    bool cuts = !split;  // some passes may be cut, at boundaries whose parts are still to be counted
-    if (piece > 0) {
-      const Quotient by_piece(piece);
-      int of = by_piece.up(longest), pieces = all * of;
+    struct Cut {
+      int pass, block;
+    };
+    const Quotient by_piece(max(piece, 1));
+    auto piece_at = [&](int g) {
+      int of = pieces_of_longest, inside = g, blocks = longest, before = 0;
       if (!alike) {
-        __syncthreads();  // the search has read the sums
-        pieces = write_sums(first_part, sums, [&](int r) { return passes_of(r) * by_piece.up(blocks_of(r)); });
-        __syncthreads();
-      } else {
-        cuts = false;
+        const int request = range_of(first_part, b, g);
+        blocks = blocks_of(request);
+        of = by_piece.up(blocks);
+        inside = g - first_part[request];
+        before = first_pass_of(request);
       }
+      const Quotient by_pieces(of);
+      const int pass = by_pieces.of(inside);
+      const int block = by_pieces.of((inside - pass * of) * blocks);
+      return g < pieces ? Cut{before + pass, block} : Cut{all, 0};
+    };
+    struct Line {
+      Cut cut;
+      int nearest, nearest_start;  // the end of a pass, and where on the line it is
+    };
+    auto line_at = [&](int g) {
+      const int at = range * min(g, groups);
+      if (g > groups || at >= total) return Line{{all, 0}, all, total};
+      int blocks = longest, before = 0, start_before = 0;
+      if (!alike) {
+        const int request = range_of(start, b, at);
+        blocks = blocks_of(request);
+        before = first_pass_of(request);
+        start_before = start[request];
+      }
+      const int weight = blocks + overhead, pass = Quotient(weight).of(at - start_before);
+      const int inside = at - start_before - pass * weight, later = inside > weight / 2;
+      int v = before + pass, block = max(0, inside - overhead);
+      const int nearest = v + later;
+      if (split) {
+        block = (block + split / 2) / split * split;
+        if (block >= blocks) ++v, block = 0;
+      } else if (block < overhead) {
+        block = 0;
+      } else if (blocks - block < overhead) {
+        ++v, block = 0;
+      }
+      return Line{{v, block}, nearest, start_before + (pass + later) * weight};
+    };
+
+    bool cuts = !split;  // some passes may be cut, at boundaries whose parts are still to be counted
+    if (piece > 0 && alike) {
+      cuts = false;
+    } else if (piece > 0) {
+      __syncthreads();  // the search has read the sums
+      pieces = write_sums(first_part, sums, [&](int r) { return passes_of(r) * by_piece.up(blocks_of(r)); });
+      __syncthreads();
       for (int g = thread; g <= groups; g += kThreads) {
-        int v = all, block = 0;
-        if (g < pieces) {
-          int inside = g, blocks = longest, before = 0;
-          if (!alike) {
-            const int request = range_of(first_part, b, g);
-            blocks = blocks_of(request);
-            of = by_piece.up(blocks);
-            inside = g - first_part[request];
-            before = first_pass_of(request);
-          }
-          const Quotient by_pieces(of);
-          const int pass = by_pieces.of(inside);
-          v = before + pass;
-          block = by_pieces.of((inside - pass * of) * blocks);
-        }
-        cut_pass[g] = v;
-        cut_block[g] = block;
+        const Cut cut = piece_at(g);
+        cut_pass[g] = cut.pass;
+        cut_block[g] = cut.block;
       }
     } else {
-      const int g = thread, at = range * min(g, groups);
-      int v = all, block = 0, nearest = all, nearest_start = total, load = 0;
-      if (g <= groups && at < total) {
-        int blocks = longest, before = 0, start_before = 0;
-        if (!alike) {
-          const int request = range_of(start, b, at);
-          blocks = blocks_of(request);
-          before = first_pass_of(request);
-          start_before = start[request];
-        }
-        const int weight = blocks + overhead, pass = Quotient(weight).of(at - start_before);
-        const int inside = at - start_before - pass * weight, later = inside > weight / 2;
-        v = before + pass;
-        nearest = v + later;
-        nearest_start = start_before + (pass + later) * weight;
-        block = max(0, inside - overhead);
-        if (split) {
-          block = (block + split / 2) / split * split;
-          if (block >= blocks) ++v, block = 0;
-        } else if (block < overhead) {
-          block = 0;
-        } else if (blocks - block < overhead) {
-          ++v, block = 0;
-        }
-      }
+      const int g = thread;
+      const Line here = line_at(g);
+      Cut cut = here.cut;
       if (!split) {  // the division `whole`
-        __shared__ int ends[kMaxWorkers + 1];
-        if (g <= groups) ends[g] = nearest_start;
-        __syncthreads();
-        if (g < groups) load = ends[g + 1] - nearest_start;
-        load = __reduce_max_sync(~0u, load);
-        if (lane == 0) sums[warp] = load;
-        __syncthreads();
-        load = __reduce_max_sync(~0u, sums[lane % kWarps]);
+        int load = 0;
+        if constexpr (alike) {
+          if (g < groups) load = line_at(g + 1).nearest_start - here.nearest_start;
+        } else {
+          __shared__ int ends[kMaxWorkers + 1];
+          if (g <= groups) ends[g] = here.nearest_start;
+          __syncthreads();
+          if (g < groups) load = ends[g + 1] - here.nearest_start;
+        }
         const float cost_of_line =
             range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
-        if (load <= cost_of_line) v = nearest, block = 0, cuts = false;
+        if (!__syncthreads_or(load > cost_of_line)) {
+          cut = {here.nearest, 0};
+          cuts = false;
+        }
       }
-      if (g <= groups) cut_pass[g] = v, cut_block[g] = block;
+      if (g <= groups) cut_pass[g] = cut.pass, cut_block[g] = cut.block;
     }
-    __syncthreads();
+    const bool by_formula = alike && piece > 0;
+    if (!by_formula) __syncthreads();
     if (cuts) {
       if (warp < BoundarySet::kWords) {
         const bool cut = thread <= groups && cut_block[thread] > 0;  // never boundary 0
@@ -419,10 +467,15 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     for (int worker = thread; worker < side * groups; worker += kThreads) {
       const int g = by_side.of(worker), m = worker - g * side;
       WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
-      const int end_pass = cut_pass[g + 1], end_block = cut_block[g + 1];
-      int v = cut_pass[g], request = v < all ? request_of_pass(v) : 0;
+      Cut from, to;
+      if (by_formula)
+        from = piece_at(g), to = piece_at(g + 1);
+      else
+        from = {cut_pass[g], cut_block[g]}, to = {cut_pass[g + 1], cut_block[g + 1]};
+      const int end_pass = to.pass, end_block = to.block;
+      int v = from.pass, request = v < all ? request_of_pass(v) : 0;
 #pragma unroll 1
-      for (int begin = cut_block[g]; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
+      for (int begin = from.block; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
         while (v >= first_pass_of(request + 1)) ++request;
         const int pass = v - first_pass_of(request), row_tile = pass * side + m;
         const int tokens = tokens_of[request], blocks = max(1, (tokens + 63) / 64);
@@ -460,7 +513,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
               parts = continues_run.first_without(first + 1) - first + 1;
               runs = starts_run.count_below(first);
             } else {  // pieces of passes that are alike
-              parts = Quotient(piece).up(longest);
+              parts = pieces_of_longest;
               part = g - v * parts;
             }
             slot = 2 * first_worker + m * 2 * groups + g + runs;
@@ -472,17 +525,14 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       *out = {};
     }
   };
+  if (most_tiles <= least_tiles && !equal_queries) sides = sides_for(most_tiles);
   if (most_tiles == least_tiles && longest == -most[kLessBlocks] && !(most[kFlags] & kNoTiles) &&
-      static_cast<long long>(b) * most_tiles < 1 << 20) {
-    side = side_for(most_tiles, workers);
+      static_cast<long long>(b) * most_tiles < 1 << 20)
     return divide(Requests<true>());
-  }
 
   // Who attends what: requests of as many row tiles each are divided among all workers at once, by one thread block. Of
   // different ones either one side serves all, or those of every side have workers of their own, and a thread block.
-  if (most_tiles <= least_tiles) {
-    side = side_for(most_tiles, workers);
-  } else {
+  if (most_tiles > least_tiles) {
     constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
     __shared__ float cost_of_side[kTried];
     __shared__ int work_of_side[kSides], groups_of_side[kSides], blocks_of_side[kSides];
@@ -535,6 +585,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (lane < kSides) groups_of_side[lane] = left >= 0 ? count : 0;
     }
     __syncthreads();
+    int side = 1;
     float least = cost_of_side[0], blocks = 0, longest = 0;
     for (int i = 1; i < kTried; ++i) least = min(least, cost_of_side[i]);
     for (int i = 0; i < kTried; ++i)
@@ -546,10 +597,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         longest = max(longest, static_cast<float>(work_of_side[i]) / static_cast<float>(groups_of_side[i]));
     }
     shared_out = used > 0 && cost_of(longest, blocks) < 0.96f * least;
+    sides.side = side;
+    sides.groups = Quotient(side).of(workers);
     if (shared_out) {
-      side = blockIdx.x + 1;
-      groups = groups_of_side[blockIdx.x];
-      for (int i = 0; i < side - 1; ++i) first_worker += groups_of_side[i] * (i + 1);
+      sides.side = blockIdx.x + 1;
+      sides.groups = groups_of_side[blockIdx.x];
+      for (int i = 0; i < sides.side - 1; ++i) first_worker += groups_of_side[i] * (i + 1);
     }
   }
   divide(Requests<false>());

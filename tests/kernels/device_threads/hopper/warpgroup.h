@@ -59,6 +59,16 @@ class Block {
     }
   }
   void meet() { wait(meeting_); }
+  // Whether a thread of the block votes for it.
+  bool any(bool vote) {
+    voted_ |= vote;
+    wait(meeting_);
+    const bool result = voted_;
+    wait(meeting_);
+    voted_ = false;
+    wait(meeting_);
+    return result;
+  }
   // What f makes of the values of the warp's 32 lanes.
   template <class F>
   int exchange(int value, F f) {
@@ -122,6 +132,7 @@ class Block {
   }
 
   Barrier meeting_;  // of the block's threads
+  bool voted_ = false;
   std::vector<Barrier> warps_;
   std::vector<int> lanes_;
   std::vector<Thread> threads_;
@@ -142,6 +153,7 @@ using std::min;
 inline void launch_next() {}
 inline void wait_for_previous() {}
 inline void __syncthreads() { device_threads::Block::present()->meet(); }
+inline int __syncthreads_or(int vote) { return device_threads::Block::present()->any(vote != 0); }
 
 template <class F>
 int exchange(int value, F f) {
