@@ -46,7 +46,7 @@ SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
 def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp",
-              cache="auto", requests=8, largest=32, sizes=None):
+              cache="auto", requests=8, largest=32, sizes=None, executor="uni"):
     """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
@@ -56,17 +56,28 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
     return types.SimpleNamespace(
         model_config=model,
         parallel_config=types.SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=shards,
-                                              cp_kv_cache_interleave_size=interleave),
+                                              cp_kv_cache_interleave_size=interleave,
+                                              distributed_executor_backend=executor),
         compilation_config=types.SimpleNamespace(cudagraph_mode=graphs, max_cudagraph_capture_size=largest,
                                                  cudagraph_capture_sizes=sizes or [1, 2, 4, 8, 16, largest],
                                                  static_forward_context={}),
-        cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests)),
+        cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16, enable_prefix_caching=True),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests),
+                                               enable_chunked_prefill=True),
         additional_config={}, device_config=types.SimpleNamespace(device=torch.device("cpu")),
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
                                                  method=method)
         if drafts else None,
         attention_config=types.SimpleNamespace(use_prefill_query_quantization=False))
+
+
+def reasons(capability=(9, 0), **changed):
+    """Why the backend is refused; changed: what is asked for."""
+    asked = dict(head_size=576, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=64, use_mla=True,
+                 has_sink=False, use_sparse=False, use_mm_prefix=False, use_per_head_quant_scales=False,
+                 attn_type="decoder", use_batch_invariant=True)
+    return " ".join(Backend.validate_configuration(device_capability=DeviceCapability(*capability),
+                                                   **{**asked, **changed}))
 
 
 def impl_of(config):
@@ -489,9 +500,12 @@ class EngineTest(unittest.TestCase):
             self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
             self.assertTrue(lses.isinf().any())  # of the request of one token
 
-    def test_batch_invariance(self):
+    def turn_on_batch_invariance(self):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
         self.addCleanup(os.environ.pop, "VLLM_BATCH_INVARIANT")
+
+    def test_batch_invariance(self):
+        self.turn_on_batch_invariance()
         config = config_of(drafts=3)
         builder = builder_of(config)
         self.assertEqual(builder.reorder_batch_threshold, 4)
@@ -499,14 +513,32 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(builder._usual.split, 512)
         self.run_step(builder, impl_of(config), Batch([300, 17, 4], [4, 1, 2]))
 
-    def test_what_is_refused(self):
-        def reasons(capability=(9, 0), **changed):
-            asked = dict(head_size=576, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=64, use_mla=True,
-                         has_sink=False, use_sparse=False, use_mm_prefix=False, use_per_head_quant_scales=False,
-                         attn_type="decoder", use_batch_invariant=True)
-            return " ".join(Backend.validate_configuration(device_capability=DeviceCapability(*capability),
-                                                           **{**asked, **changed}))
+    def test_batch_invariant_prompts_stay_whole(self):
+        """What follows others in the cache is prefilled in two parts, with other bits."""
+        def parts(config):
+            with mock.patch.object(hypermla.vllm.backend.logger, "warning_once") as warned:
+                for _ in range(2):  # layers
+                    impl_of(config)
+            return config.cache_config.enable_prefix_caching, " ".join(call.args[0] for call in warned.call_args_list)
 
+        self.assertEqual(parts(config_of()), (True, ""))
+        self.turn_on_batch_invariance()
+        config = config_of()
+        cached, said = parts(config)
+        self.assertFalse(cached)
+        self.assertIn("turns prefix caching off", said)
+        self.assertIn("--no-enable-chunked-prefill keeps", said)
+        config.scheduler_config.enable_chunked_prefill = False
+        self.assertEqual(parts(config), (False, ""))
+        for executor in ("uni", "mp", "ray"):  # the workers of the latter have copies of what the scheduler reads
+            config = config_of(executor=executor)
+            with self.subTest(executor), set_current_vllm_config(config):
+                said = reasons()
+                self.assertEqual("add --no-enable-prefix-caching" in said, executor != "uni", said)
+                config.cache_config.enable_prefix_caching = False
+                self.assertEqual(reasons(), "")
+
+    def test_what_is_refused(self):
         self.assertEqual(reasons(), "")
         for block in (16, 32, 64, 128, 256):
             self.assertEqual(reasons(block_size=block), "")

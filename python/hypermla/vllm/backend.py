@@ -97,6 +97,25 @@ def _graphs_take_any_batch(config):
     return True
 
 
+def _scheduled_elsewhere(config):
+    """Whether the scheduler has a configuration of its own, in another process."""
+    return config.parallel_config.distributed_executor_backend not in ("uni", "external_launcher")
+
+
+def _keep_prompts_whole(config):
+    """Under batch invariance. vLLM attends tokens of a prompt that follow others in the cache in two parts, which it
+    merges: other bits than those of a prompt that is prefilled at once. Which follow depends on what ran before, by the
+    prefix cache, and on what else is in a step, whose last prompt is cut. vLLM, too, does without prefix caching for
+    those of its backends whose prompts and decodes always have different kernels."""
+    if config.cache_config.enable_prefix_caching:
+        logger.warning_once("HyperMLA turns prefix caching off for VLLM_BATCH_INVARIANT=1: a prompt of which the cache "
+                            "has a part rounds differently")
+        config.cache_config.enable_prefix_caching = False
+    if config.scheduler_config.enable_chunked_prefill:
+        logger.warning_once("With VLLM_BATCH_INVARIANT=1 a prompt that is cut because a step is full rounds "
+                            "differently; --no-enable-chunked-prefill keeps prompts whole")
+
+
 class HyperMLABackend(MLACommonBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", *FP8]
@@ -176,6 +195,9 @@ class HyperMLABackend(MLACommonBackend):
         if config.parallel_config.cp_kv_cache_interleave_size > MlaDecode.MAX_INTERLEAVE:
             return (f"HyperMLA shares a context in turns of at most {MlaDecode.MAX_INTERLEAVE} tokens; lower "
                     "--cp-kv-cache-interleave-size to that")
+        if envs.VLLM_BATCH_INVARIANT and config.cache_config.enable_prefix_caching and _scheduled_elsewhere(config):
+            return ("with VLLM_BATCH_INVARIANT=1 a prompt of which the cache has a part would round differently; add "
+                    "--no-enable-prefix-caching")
         return None
 
 
@@ -338,6 +360,9 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
                                       "backend for this model")
         self.supports_quant_query_input = False  # queries stay bfloat16 beside a cache in FP8, too
         self.reserves = True
+        config = get_current_vllm_config_or_none()
+        if envs.VLLM_BATCH_INVARIANT and config is not None:
+            _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
     def reserve_workspace(self):
         """vLLM 0.33, of every layer, also while it measures what memory it can leave to the cache: makes what a builder
