@@ -230,10 +230,35 @@ TEST(SpecFor, ADeviceOfTheTableIsItself) {
   EXPECT_EQ(spec_for(table, device).sm_count, 4);  // the entry does not say; the device does
 }
 
+struct Gpu : testing_support::FakeDevice {
+  bool is_gpu() const override { return true; }
+};
+
+TEST(SpecFor, AMeasuredDeviceKeepsItsArchitecture) {
+  const TempDir dir;
+  const DeviceTable table =
+      DeviceTable::load(dir.write("devices.json", R"({"CPU": {}})"),
+                        dir.write("measured.json", R"({"Fake 1": {"measured": {"read_GBps": 7}}})"));
+  const DeviceSpec spec = spec_for(table, Gpu());
+  EXPECT_EQ(spec.arch, "generic");  // without which no kernel's time is known
+  EXPECT_EQ(spec.peak_gbps, 7);
+}
+
+TEST(SpecFor, AnUnknownGpuIsAsThoseOfItsArchitecture) {
+  const TempDir dir;
+  const DeviceTable table = DeviceTable::load(dir.write("devices.json", R"({"CPU": {}, "A": {"arch": "generic",
+      "peak_bfloat16_float32_tflops": 80, "peak_dram_bw_GBps": 30, "sm_count": 8, "measured": {"read_GBps": 20}},
+      "B": {"arch": "generic", "peak_dram_bw_GBps": 10}, "C": {"arch": "sm_90", "peak_dram_bw_GBps": 90}})"));
+  const DeviceSpec spec = spec_for(table, Gpu());  // of 4 multiprocessors
+  EXPECT_EQ(spec.name, "Fake 1");
+  EXPECT_EQ(spec.bfloat16_tflops, 40);
+  EXPECT_EQ(spec.peak_gbps, 30);
+  EXPECT_EQ(spec.sm_count, 4);
+  EXPECT_TRUE(spec.measured.empty());
+  EXPECT_TRUE(contains(spec.note, "a guess, A: ")) << spec.note;
+}
+
 TEST(SpecFor, AnUnknownDeviceIsAGuess) {
-  struct Gpu : testing_support::FakeDevice {
-    bool is_gpu() const override { return true; }
-  };
   const TempDir dir;
   const DeviceTable table = DeviceTable::load(dir.write("devices.json", R"({"CPU": {"peak_dram_bw_GBps": 20}})"));
   testing_support::FakeDevice cpu;

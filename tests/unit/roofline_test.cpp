@@ -283,8 +283,8 @@ TEST(DeviceTable, HoldsTheDevicesOfTheDocumentation) {
 
 TEST(DeviceTable, AnUnknownDeviceIsAnErrorThatNamesTheNearest) {
   const DeviceTable table = DeviceTable::load(kDevices);
-  EXPECT_FALSE(table.contains("NVIDIA H20"));
-  const std::string message = error_of([&] { table.find("NVIDIA H20"); });
+  EXPECT_FALSE(table.contains("NVIDIA H300"));
+  const std::string message = error_of([&] { table.find("NVIDIA H300"); });
   EXPECT_NE(message.find("'NVIDIA H200'"), std::string::npos) << message;
   EXPECT_NE(message.find("--measure"), std::string::npos) << message;
 }

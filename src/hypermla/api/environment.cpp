@@ -196,23 +196,40 @@ CompilerConfig Environment::compiler_config() const {
 
 DeviceTable Environment::devices() const { return DeviceTable::load(root / "conf/devices.json", measured_devices()); }
 
-DeviceSpec spec_for(const DeviceTable& table, const Device& device) {
-  const DeviceInfo& info = device.info();
-  if (table.contains(info.name)) {
-    DeviceSpec spec = table.find(info.name);
-    if (spec.sm_count == 0) spec.sm_count = info.processors;
-    return spec;
-  }
-  DeviceSpec spec = device.is_gpu() ? DeviceSpec{} : table.find("CPU");
-  spec.name = info.name;
-  spec.sm_count = info.processors;
-  if (device.is_gpu()) {
-    // About a mid-range GPU; only the ratio matters here.
+namespace {
+
+// Of a device that is not in the table: by its multiprocessors that of its architecture which is, or else a GPU in the
+// middle, since only ratios matter.
+DeviceSpec guess(const DeviceTable& table, const DeviceInfo& info) {
+  DeviceSpec spec = table.of_arch(info.arch);
+  std::string as = "a GPU in the middle";
+  if (spec.arch == info.arch && spec.sm_count > 0) {
+    as = spec.name;
+    const double share = double(info.processors) / spec.sm_count;
+    for (double* peak : {&spec.bfloat16_tflops, &spec.float16_tflops, &spec.float32_tflops}) *peak *= share;
+  } else {
+    spec = {};
     spec.bfloat16_tflops = spec.float16_tflops = 150;
     spec.float32_tflops = 30;
     spec.peak_gbps = 1000;
-    spec.note = "a guess: this device is not in conf/devices.json; `hypermla device --measure` adds it";
   }
+  spec.measured = Json::object();
+  spec.note =
+      fmt::format("a guess, {}: this device is not in conf/devices.json; `hypermla device --measure` adds it", as);
+  return spec;
+}
+
+}  // namespace
+
+DeviceSpec spec_for(const DeviceTable& table, const Device& device) {
+  const DeviceInfo& info = device.info();
+  DeviceSpec spec = table.contains(info.name) ? table.find(info.name)
+                    : device.is_gpu()         ? guess(table, info)
+                                              : table.find("CPU");
+  // What an entry does not say, as one that was measured here alone, the device does.
+  if (spec.name != info.name || spec.sm_count == 0) spec.sm_count = info.processors;
+  if (device.is_gpu() && spec.arch.empty()) spec.arch = info.arch;
+  spec.name = info.name;
   return spec;
 }
 

@@ -175,9 +175,10 @@ const DeviceSpec& DeviceTable::find(const std::string& name) const {
 }
 
 const DeviceSpec& DeviceTable::of_arch(const std::string& arch) const {
+  const DeviceSpec* found = nullptr;
   for (const auto& [name, spec] : specs_)
-    if (spec.arch == arch) return spec;
-  return find("CPU");
+    if (spec.arch == arch && (!found || spec.peak_gbps > found->peak_gbps)) found = &spec;
+  return found ? *found : find("CPU");
 }
 
 void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured) {

@@ -78,7 +78,8 @@ class DeviceTable {
   bool contains(const std::string& name) const { return specs_.count(name) != 0; }
   // Throws Error naming the nearest entry. The entry "CPU" is used for a CPU without measured figures.
   const DeviceSpec& find(const std::string& name) const;
-  // The first entry of that architecture, else that of a CPU: for compilation ahead of time.
+  // Of the entries of that architecture the one with the fastest memory, else that of a CPU: for compilation ahead of
+  // time, and for devices without an entry.
   const DeviceSpec& of_arch(const std::string& arch) const;
 
  private:
