@@ -11,6 +11,7 @@ A table stands between two lines of a page and belongs to this program; edit the
     <!-- end of table -->
 
 `<!-- table: runs flash_attention-b32-* -->` shows runs of `hypermla kernel`, by the names of their records.
+`<!-- table: engine_equal of nvidia-h100-80gb-hbm3 -->` takes records from that folder of results/, not an H200's.
 """
 
 import argparse
@@ -23,14 +24,20 @@ import sys
 import textwrap
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
-DEVICE = "nvidia-h200"
-BLOCK = re.compile(r"^( *)<!-- table: (\w+)((?: [\w.*-]+)*) -->\n(.*?)^ *<!-- end of table -->$", re.S | re.M)
+DEVICE = "nvidia-h200"  # the folder whose records a table shows that names none
+BLOCK = re.compile(r"^( *)(<!-- table: (\w+)((?: [\w.*-]+)*?)(?: of ([\w-]+))? -->)\n.*?^ *<!-- end of table -->$",
+                   re.S | re.M)
 LOADS = ("burst_us", "sustained_us")
 ENGINE_PEERS = {"flashmla": "FlashMLA", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
 
 
+def folder():
+    """Of the device whose records the table at hand shows; renewed() says which."""
+    return CHECKOUT / "results" / folder.device
+
+
 def record(name):
-    return json.loads((CHECKOUT / "results" / DEVICE / f"{name}.json").read_text())
+    return json.loads((folder() / f"{name}.json").read_text())
 
 
 def table(head, rows):
@@ -296,10 +303,10 @@ def sparse():
 
 def sparse_bf16():
     """Ours over caches in bfloat16 beside libraries that take pages of one token, and FlashMLA's prefill."""
-    peers, lines = {"flashmla_prefill": "FlashMLA, prefill", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}, []
-    for row in record("sparse")["rows"]:
-        if not row["row"].endswith("-bf16"):
-            continue
+    rows, lines = [row for row in record("sparse")["rows"] if row["row"].endswith("-bf16")], []
+    peers = {"flashmla_prefill": "FlashMLA, prefill", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
+    peers = {key: name for key, name in peers.items() if any(key in row for row in rows)}
+    for row in rows:
         found = [row.get(key, {}) for key in ("ours", *peers)]
         best = [min(one[load] for one in found[1:] if load in one) / found[0][load] for load in LOADS]
         prefill = "prefill, " if row["row"].startswith("prefill-") else ""
@@ -355,9 +362,9 @@ COMMON = {"t": 4096, "h": 128, "d": 128, "p": 64, "k": 512, "dtype": "bfloat16",
 
 def runs(*patterns):
     """Profiles of kernels, with the command that makes one: its tilings are the tuner's."""
-    lines, folder, profiles = [], CHECKOUT / "results" / DEVICE, {}
+    lines, profiles = [], {}
     for pattern in patterns:
-        found = {path.stem: record(path.stem) for path in folder.glob(f"{pattern}.json")}
+        found = {path.stem: record(path.stem) for path in folder().glob(f"{pattern}.json")}
         if not found:
             raise ValueError(f"no record is called {pattern}")
         profiles.update(found)
@@ -679,11 +686,12 @@ def pages():
 def renewed(text, found):
     """The page with its tables made anew; the names of its tables go to `found`."""
     def make(match):
-        indent, name, words = match[1], match[2], match[3]
+        indent, head, name, words, device = match.group(1, 2, 3, 4, 5)
+        folder.device = device or DEVICE
         if name not in TABLES:
             raise KeyError(name)
         found.append(name)
-        lines = [f"<!-- table: {name}{words} -->", *TABLES[name](*words.split()), "<!-- end of table -->"]
+        lines = [head, *TABLES[name](*words.split()), "<!-- end of table -->"]
         return "\n".join(indent + line for line in lines)
     return BLOCK.sub(make, text)
 

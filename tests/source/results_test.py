@@ -51,7 +51,7 @@ def missing_records(root):
     """Records that a page names, one or a pattern of some, and that are not there."""
     return [f"{page.relative_to(root)}: {name}" for page in sorted((root / "docs").rglob("*.md"))
             if "log" not in page.parts  # those of a version that was taken out stand in its log only
-            for name in re.findall(r"\bresults/nvidia-h200/[\w*.-]+(?![\w*.{-])", page.read_text())
+            for name in re.findall(r"\bresults/nvidia-[\w-]+/[\w*.-]+(?![\w*.{-])", page.read_text())
             if not any(root.glob(name.rstrip("."))) and not any(root.glob(f"{name}.json"))]
 
 
@@ -72,8 +72,9 @@ class Results(unittest.TestCase):
             page.write_text(f"# A\n\nBy `hypermla kernel a`.\n\n{table}\n## B\n\n{table}\n## C\n\n"
                             f"<!-- table: runs a -->\n{table}<!-- end of table -->\n| s | n |\n|---|---|\n")
             self.assertEqual(tables_without_a_source(root), [f"{name}: ## B"])
-            page.write_text("`results/nvidia-h200/gone-*.json`")
-            self.assertEqual(missing_records(root), [f"{name}: results/nvidia-h200/gone-*.json"])
+            records = [f"results/{device}/gone-*.json" for device in ("nvidia-h200", "nvidia-h100-80gb-hbm3")]
+            page.write_text(" and ".join(f"`{record}`" for record in records))
+            self.assertEqual(missing_records(root), [f"{name}: {record}" for record in records])
 
     def test_runs_under_profilers_left_their_files(self):
         """results/<device>/<mode>-<kernel>.json is the profile.json of such a run."""
@@ -101,15 +102,18 @@ class Results(unittest.TestCase):
             page, readme = root / "docs/results/engine.md", root / "README.md"
             page.write_text(page.read_text().replace(" (1.", " (7.", 1))
             before = readme.read_text()
+            other = root / "results/nvidia-h100-80gb-hbm3/engine.json"
+            other.write_text(other.read_text().replace('_ratio": 1.0921654611544276', '_ratio": 9.5'))
             record = root / "results/nvidia-h200/prefill.json"
             record.write_text(record.read_text().replace('"sustained_us": 190.44444296095105', '"sustained_us": 170.0'))
             done = tables(root, "--check")
             self.assertEqual(done.returncode, 1)
-            for name in ("README.md", "docs/prefill.md", "docs/results/engine.md"):
+            for name in ("README.md", "docs/prefill.md", "docs/results/engine.md", "docs/results/engine-h100.md"):
                 self.assertIn(name, done.stderr)
             self.assertEqual(before, readme.read_text())  # a check writes nothing
             self.assertEqual(tables(root).returncode, 0)
             self.assertIn("1.05 to 1.41 |", readme.read_text().split("an engine's prefill")[1].splitlines()[0])
+            self.assertIn("71.5, 1.10 (9.50)", (root / "docs/results/engine-h100.md").read_text())
             self.assertEqual(tables(root, "--check").returncode, 0)
             page.write_text("<!-- table: nothing -->\n<!-- end of table -->\n")
             self.assertIn("no table can be made", tables(root, "--check").stderr)
