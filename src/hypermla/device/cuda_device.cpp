@@ -119,7 +119,13 @@ class GreenContext {
   GreenContext(CUdevice device, CUdevResource resource) : processors_(int(resource.sm.smCount)) {
     CUdevResourceDesc description = nullptr;
     HYPERMLA_CUDA(cuDevResourceGenerateDesc(&description, &resource, 1));
-    HYPERMLA_CUDA(cuGreenCtxCreate(&context_, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+    const CUresult made =
+        CudaDriver::get().cuGreenCtxCreate(&context_, description, device, CU_GREEN_CTX_DEFAULT_STREAM);
+    if (made == CUDA_ERROR_NOT_SUPPORTED)
+      fail(
+          "the driver does not divide the multiprocessors of this process among streams (cuGreenCtxCreate: operation "
+          "not supported), as was seen after counters had been read in it; use a process of its own");
+    cuda_check(made, "cuGreenCtxCreate");
   }
   GreenContext(const GreenContext&) = delete;
   ~GreenContext() { CudaDriver::get().cuGreenCtxDestroy(context_); }
