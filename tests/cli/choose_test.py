@@ -60,8 +60,8 @@ class Ranking(CommandCase):
         for words, sentence in {
             ("--device_name=H200",): "device 'H200' has no entry in devices.json; did you mean 'NVIDIA H200'?",
             ("--language=cuda", H200): "no kernel in the language 'cuda' for sm_90 takes this problem",
-            ("--device_name=NVIDIA H20",):
-                "device 'NVIDIA H20' has no entry in devices.json; did you mean 'NVIDIA H200'?",
+            ("--device_name=NVIDIA H300",):
+                "device 'NVIDIA H300' has no entry in devices.json; did you mean 'NVIDIA H200'?",
             ("--prefix=5000",): "--prefix=5000 is not supported: requests have only --t=4096 tokens; or set --private",
             ("--prefixes=0",): "--prefixes=0 is not supported: it must be from 1 to the 32 requests",
             ("--b=0",): "--b=0 is not supported: it must be at least 1",

@@ -116,7 +116,7 @@ class GpuChecks(CommandCase):
     def test_what_fails_is_in_the_table(self):
         out, table = self.check("unit", "verify")
         self.assertEqual(set(table.values()), {"passed"})
-        self.assertIn("8 passed, 1 skipped", (out / "table.txt").read_text())
+        self.assertIn("9 passed, 1 skipped", (out / "table.txt").read_text())
         out, table = self.check("unit", "verify", status=1, FAIL="Beyond32Bits cute.mla.b")
         self.assertEqual({name for name, said in table.items() if said != "passed"},
                          {"unit large", "verify cute.mla.b"})
