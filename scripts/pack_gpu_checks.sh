@@ -45,7 +45,7 @@ done <<<"$steps"
 ahead all --decode
 ahead cute.mla.flash_mla_v2 --decode
 ahead cute.mla.flash_mla v0 --fused --tokens_first --causal --candidates
-ahead cute.mla.flash_mla_v1 --h=16 --fused --tokens_first --causal
+ahead cute.mla.flash_mla_v1 --h=16 --fused --tokens_first --causal --candidates
 ahead cute.mla.flash_attention v0 --candidates
 ahead cute.mla.flash_attention v1 --candidates
 

@@ -77,15 +77,18 @@ TEST_F(ConcurrentOnAGpu, MembersOverlap) {
   }
 }
 
-// As many blocks as there are SMs, on a quarter of them: about four times the time.
+// As many blocks as there are SMs take about four times as long on a quarter of them. 2.4 was seen, on an H100, where
+// starts and ends count in a run of 58 us; on all of them it is less than 1.5.
+constexpr double kConfined = 1.8;
+
 TEST_F(ConcurrentOnAGpu, APartitionKeepsItsWork) {
   const int processors = device_->info().processors, quarter = processors / 32 * 8;
   const Path large = path({{"b", processors / 32}, {"s", 128}, {"t", 2048}, {"h", 32}}, 1);
   const Path small = path({{"b", 1}, {"s", 16}, {"t", 64}, {"h", 1}}, 2);
   const double whole = alone(large);
   const Seconds confined = time(*at_once({&large, &small}, {quarter, processors - quarter}));
-  EXPECT_GT(confined.launched, 2.5 * whole);
-  EXPECT_GT(confined.recorded, 2.5 * whole) << "a recording keeps the partition";
+  EXPECT_GT(confined.launched, kConfined * whole);
+  EXPECT_GT(confined.recorded, kConfined * whole) << "a recording keeps the partition";
   const Seconds shared = time(*at_once({&large, &small}, {}));
   EXPECT_LT(shared.launched, 1.5 * whole);
 }
@@ -105,8 +108,8 @@ TEST_F(ConcurrentOnAGpu, AGroupInAPartitionKeepsItsWork) {
   ConcurrentKernels group("paths", std::move(members), nullptr, {quarter, processors - quarter});
   group.prepare(*compiler_, *device_);
   const Seconds confined = time(group);
-  EXPECT_GT(confined.launched, 2.5 * whole);
-  EXPECT_GT(confined.recorded, 2.5 * whole) << "a recording keeps the partition";
+  EXPECT_GT(confined.launched, kConfined * whole);
+  EXPECT_GT(confined.recorded, kConfined * whole) << "a recording keeps the partition";
   for (const Path* one : {&large, &small, &other}) {
     const CheckResult result = check_outputs(*one->plan, *one->tensors, *device_, 1);
     EXPECT_TRUE(result.passed) << to_text(result);
