@@ -50,6 +50,13 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace emulated {
 
+// The boxes that L2 was asked for.
+struct Asked {
+  const hypermla::TensorMap* map;
+  int row, group, batch;
+};
+inline std::vector<Asked> asked;
+
 // Where threads meet: `threads` of them, some of which may go on at once.
 struct Meeting {
   int threads, arrived = 0;
@@ -439,7 +446,9 @@ inline uint2 halves_of_e4m3(u32 word) {
 // tma.h
 enum class Keep { normal, evict_first };
 inline void tma_prefetch_map(const TensorMap&) {}
-inline void tma_prefetch(const TensorMap&, int, int, int) {}
+inline void tma_prefetch(const TensorMap& map, int row, int group, int batch) {
+  emulated::asked.push_back({&map, row, group, batch});
+}
 template <Keep = Keep::normal>
 void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
   const races::Unwatched emulation;

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "cute/latent/decode_plan.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/registry.h"
 
@@ -104,6 +105,20 @@ TEST(WorkPlan, EvenWorkIsCutEvenly) {
   EXPECT_GE(plan.grid, 128);
   EXPECT_LE(*std::max_element(load.begin(), load.end()),
             1.1 * std::accumulate(load.begin(), load.end(), 0) / load.size());
+}
+
+TEST(BlocksAhead, AreAskedForWhereAStepHasFewRowTiles) {
+  LatentVersion version, always;
+  version.ahead = 2;
+  version.ahead_tiles = 44;
+  always.rows = 16;
+  always.ahead = 3;
+  EXPECT_EQ(blocks_ahead(version, 22, 128, 1), 2);
+  EXPECT_EQ(blocks_ahead(version, 23, 128, 1), 0);
+  EXPECT_EQ(blocks_ahead(version, 44, 16, 4), 2);
+  EXPECT_EQ(blocks_ahead(version, 44, 16, 5), 0);
+  EXPECT_EQ(blocks_ahead(always, 2048, 16, 1), 3);
+  EXPECT_EQ(blocks_ahead(LatentVersion{}, 1, 16, 1), 0);
 }
 
 }  // namespace

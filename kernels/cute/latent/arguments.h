@@ -54,6 +54,8 @@ struct RowWalk {
 };
 #endif
 
+inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
+
 struct LatentArguments {
   // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):
   // one box is the 64 columns of a tile, as many groups as the kernel says.
@@ -85,6 +87,9 @@ struct LatentArguments {
   int rounds = 0;
   int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did
   int table_width = 0;
+  // Token blocks that a thread block asks L2 for while the kernel before this one ends (ask_ahead.cuh), of so many rows
+  // of the table, or requests of a dense cache, which are there whatever the work list says. 0: none.
+  int ahead = 0, requests = 0;
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;
   // Where single tokens are gathered, of FP8 also from pages: the tokens of a page, and places of the pool from a page

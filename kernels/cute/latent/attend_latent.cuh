@@ -16,9 +16,8 @@
 
 namespace hypermla::cute::latent {
 
-inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
-inline constexpr int kBoxPairs = 5;   // of a slot: four pairs of latent boxes and the RoPE box
-inline constexpr int kRope = 4;       // index of the RoPE box among the pairs
+inline constexpr int kBoxPairs = 5;  // of a slot: four pairs of latent boxes and the RoPE box
+inline constexpr int kRope = 4;      // index of the RoPE box among the pairs
 inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
 
 struct Shared {

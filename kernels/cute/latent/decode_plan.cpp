@@ -57,6 +57,10 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
           .traffic = version.traffic};
 }
 
+int blocks_ahead(const LatentVersion& version, int requests, int heads, int queries) {
+  return requests * divided_up(std::int64_t{heads} * queries, version.rows) <= version.ahead_tiles ? version.ahead : 0;
+}
+
 LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
                                     bool empty_lse_positive) {
   return {.work = lists.items,
@@ -247,6 +251,9 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
     with_.lse_rows = {Divisor(heads), with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
     last_ = with;
   }
+  // The rows that the table of this step has: its plan was the last one.
+  with_.requests = plan_.requests;
+  with_.ahead = blocks_ahead(spec_.version, plan_.requests, options_.heads, options_.max_queries);
   void* arguments[] = {&with_};
   attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 
 #include "cute/latent/arguments.h"
 #include "cute/latent/plan_requests.h"
@@ -37,6 +38,9 @@ struct LatentVersion {
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
   float traffic = 0;  // PlanRequestsArguments
+  // Token blocks that L2 is asked for ahead (LatentArguments), where there are at most so many row tiles.
+  int ahead = 0;
+  std::int64_t ahead_tiles = std::numeric_limits<std::int64_t>::max();
 };
 
 // A work list and what belongs to it, in device memory.
@@ -54,6 +58,9 @@ struct RequestLimits {
   int heads = 0, queries = 0, max_tokens = 0;  // queries and tokens of a request
   int all_queries = 0;
 };
+
+// Token blocks that L2 is asked for ahead, for requests of so many queries at most. 0: none.
+int blocks_ahead(const LatentVersion& version, int requests, int heads, int queries);
 
 // What a planner is told but for the requests, and the attention but for the tensors.
 PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,

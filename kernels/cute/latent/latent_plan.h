@@ -227,11 +227,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
   }
 
-  // Tokens may be asked for before the kernels before this one are done only where the host knows which.
-  bool may_prefetch() const { return problem.page == 0 && !problem.ragged; }
+  // What is loaded by boxes may be asked for before the kernels before this one are done.
+  bool may_prefetch() const { return problem.page == 0 || problem.page >= kLeastBox; }
   void validate_prefetch(int blocks) const {
     if (blocks != 0 && !(may_prefetch() && blocks > 0))
-      fail("--prefetch={} is not supported here: it needs a dense cache, and no --ragged; choose --prefetch=0", blocks);
+      fail(
+          "--prefetch={} is not supported here: it needs a dense cache or pages of {} tokens or more; choose "
+          "--prefetch=0",
+          blocks, kLeastBox);
   }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
@@ -411,6 +414,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     with.lse_rows = {Divisor(1), 1, 0, 0};
     with.query_inner = Divisor(std::numeric_limits<int>::max());
     with.table_width = table_width(of);
+    with.requests = of.b;
+    with.ahead = blocks_ahead(version, of.b, of.h, of.s);
     with.tokens = unsigned(of.fp8 || of.page == 1 ? pool_pages(of) * of.page : 0);
     with.z_stride = of.fp8 ? of.fp8 : 2 * latent_width;
     with.kpe_stride = 2 * rope_width;

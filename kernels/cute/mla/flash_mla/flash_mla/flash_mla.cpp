@@ -1,5 +1,7 @@
 #include "flash_mla.h"
 
+#include <limits>
+
 #include "cute/latent/latent_plan.h"
 #include "hypermla/plan/registry.h"
 
@@ -30,27 +32,36 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   }
 
  protected:
-  LatentVersion version(const FlashMlaTiling&) const override {
+  LatentVersion version(const FlashMlaTiling& at) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
             .shape = {kFlashMlaThreads, kFlashMlaSharedBytes, 1, true},
             .rows = 64,
             .query_groups = 2,
             .costs = {},
-            .traffic = 0.012f};  // 73.7 KB at 4.5 TB/s against 1.4 us
+            .traffic = 0.012f,  // 73.7 KB at 4.5 TB/s against 1.4 us
+            .ahead = at.prefetch,
+            .ahead_tiles = problem.ragged ? few_tiles() : std::numeric_limits<std::int64_t>::max()};
   }
 
   // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart
   // over long requests; where the tiles of all requests are few, too, the start of the kernel counts.
+  // The lengths of a step, and how many requests it has, are not known here: LatentArguments::ahead asks that.
   std::vector<FlashMlaTiling> candidates() const override {
-    std::vector<FlashMlaTiling> all = {{false, 0}, {true, 0}};
-    if (may_prefetch()) all.push_back({true, 2});
-    const std::int64_t of_request = row_tiles({}), tiles = of_request * problem.b;
-    if (of_request <= 2 && 3 * tiles <= target.processors)
-      std::swap(all.front(), all.back());
-    else if (of_request <= (problem.ragged ? 2 : 8))
-      std::swap(all[0], all[1]);
+    const std::int64_t of_request = row_tiles({});
+    const bool ahead = may_prefetch() && of_request <= 2 && (problem.ragged || of_request * problem.b <= few_tiles());
+    const FlashMlaTiling first{of_request <= (problem.ragged ? 2 : 8), ahead ? 2 : 0};
+    std::vector<FlashMlaTiling> all = {first};
+    for (const FlashMlaTiling& one : {FlashMlaTiling{false, 0}, FlashMlaTiling{true, 0}, FlashMlaTiling{true, 2}})
+      if (fields_json(one) != fields_json(first) && (one.prefetch == 0 || may_prefetch())) all.push_back(one);
     return all;
+  }
+  std::int64_t few_tiles() const { return target.processors / 3; }
+
+  // What it asks for ahead it learns at run time.
+  FlashMlaTiling tiling_at_compile_time(FlashMlaTiling at) const override {
+    at.prefetch = 0;
+    return at;
   }
 
   bool takes(const MlaDecodeOptions& options) const override { return !fp8_bytes(options.cache_format); }

@@ -33,6 +33,7 @@
 #pragma once
 
 #include "flash_mla.h"
+#include "latent/ask_ahead.cuh"
 #include "latent/attend_latent.cuh"
 #include "latent/gather_tokens.cuh"
 
@@ -73,15 +74,8 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
-  if (tiling.prefetch > 0 && problem.page == 0 && threadIdx.x == 256) {  // the work list is a constant of the host
-    // An opaque copy of the index: else the compiler advances `work` here, and not behind the waits as below.
-    int own = blockIdx.x;
-    asm volatile("" : "+r"(own));
-    const WorkItem item = with.work[static_cast<long long>(own) * with.rounds];
-    for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
-      for (int pair = 0; pair < kRope; ++pair) tma_prefetch(with.z_map, block * kTile, 2 * pair, item.request);
-      tma_prefetch(with.kpe_map, block * kTile, 0, item.request);
-    }
+  if constexpr (!gathered) {
+    if (threadIdx.x / 32 == kAskingWarp) ask_ahead<problem>(with);
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();

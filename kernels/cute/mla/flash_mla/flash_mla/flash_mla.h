@@ -17,7 +17,7 @@ struct FlashMlaTiling {
   static constexpr void fields(Self& self, Visitor&& field) {
     field("evict_first", self.evict_first, "L2 drops loaded tokens first: for few row tiles per request");
     field("prefetch", self.prefetch,
-          "token blocks that L2 is asked for while the kernel before this one ends; dense caches only");
+          "token blocks that L2 is asked for while the kernel before this one ends; not of pages of 1 token");
   }
 };
 

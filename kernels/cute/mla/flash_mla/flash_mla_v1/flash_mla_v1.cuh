@@ -38,6 +38,7 @@
 #include "hopper/warpgroup.h"
 #include "hopper/wgmma.h"
 #include "latent/arguments.h"
+#include "latent/ask_ahead.cuh"
 #include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
@@ -402,12 +403,6 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
   int place = 0;
   u32 phase = 1;
   WorkItem item = *work;
-  if (!paged) {  // harmless where they are not written yet
-    for (int block = item.begin; block < min(item.begin + tiling.prefetch, item.end); ++block) {
-      for (int pair = 0; pair < kPairs; ++pair) tma_prefetch(z_map, block * kTile, 2 * pair, item.request);
-      tma_prefetch(kpe_map, block * kTile, 0, item.request);
-    }
-  }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
   for (int sequence = 0; item.begin != item.end; item = *++work) {
@@ -514,6 +509,9 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
     for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
+  if constexpr (problem.page == 0 || problem.page >= kLeastBox) {
+    if (threadIdx.x / 32 == latent::kAskingWarp) latent::ask_ahead<problem>(with);
+  }
   // The threads that load wait for the previous kernel, and the others for what they load; all of them where that
   // kernel makes the work list.
   if (with.planned) wait_for_previous();

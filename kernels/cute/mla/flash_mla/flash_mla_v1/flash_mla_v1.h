@@ -21,7 +21,7 @@ struct FlashMlaV1Tiling {
     field("cluster", self.cluster, "thread blocks placed side by side, whose row tiles read the same tokens: 1, 2");
     field("evict_first", self.evict_first, "L2 drops loaded tokens first");
     field("prefetch", self.prefetch,
-          "token blocks that L2 is asked for while the kernel before this one ends; dense caches only");
+          "token blocks that L2 is asked for while the kernel before this one ends; not of pages of 1 token");
   }
 };
 
