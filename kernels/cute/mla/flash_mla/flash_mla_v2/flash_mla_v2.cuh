@@ -56,6 +56,7 @@ namespace hypermla::cute {
 inline constexpr int kSlots = 5;  // token blocks in shared memory
 inline constexpr int kBoxes = 4;  // of 128 bytes of the latent part
 inline constexpr u32 kRopeAt = kBoxes * kBoxBytes, kBlockBytes = kRopeAt + kTile * 64;
+inline constexpr int kBeside = 2;  // fragments of the even block that the odd warpgroup multiplies beside its softmax
 inline constexpr float kWeightBits = 7.0f, kLag = 1.75f;
 
 struct E4m3Shared {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     for (int i = 0; i < 2; ++i) mma_e4m3<Line::bytes_64>(p, q_rope + 2 * i, keys + (kRopeAt >> 4) + 2 * i, 1);
     mma_commit();
   };
-  auto weigh_values = [&](int at, int begin, int end) {  // O^T += Z^T P^T, of fragments begin to end
+  auto weigh_values = [&](int at, int begin = 0, int end = 4) {  // O^T += Z^T P^T, of fragments begin to end
     const u32 weights = key + at * (kBlockBytes >> 4) + (kRopeAt >> 4);
     mma_fence();
 #pragma unroll
@@ -231,10 +232,11 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
       const int column = first + 2 * (lane_id() & 3);
       mask_rows<32>(p, {seen0 - column, seen1 - column});
     };
-    // Fragments from `begin` to `end` of a block's values as A operands; of tokens behind the request's end zeros.
-    auto transpose_values = [&](int at, int first, int begin, int end) {
+    // Fragments from `begin` to `end` of a block's values as A operands, `nothing` bytes from where they are; of tokens
+    // behind the request's end zeros.
+    auto transpose_values = [&](int at, int first, int begin = 0, int end = 4, u32 nothing = 0) {
       // 16 columns of the warp, of token `lane`: of an odd fragment, bit 6 is turned over.
-      const u32 even = shared.slots[at] + half * 2 * kBoxBytes + swizzled(lane_id(), (thread_id() >> 5) & 3),
+      const u32 even = shared.slots[at] + half * 2 * kBoxBytes + swizzled(lane_id(), (thread_id() >> 5) & 3) + nothing,
                 odd = even ^ 64;
 #pragma unroll
       for (int m = begin; m < end; ++m) {
@@ -283,7 +285,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
     if (half == 0) {
       auto even_block = [&] {  // its scores are in flight
         named_arrive(kEvenScoresIssued, 256);
-        transpose_values(slot, token, 0, 4);
+        transpose_values(slot, token);
         mma_wait<0>();
         pin<32>(p);
         mask(token);
@@ -293,19 +295,19 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
         rescale(0);
         named_sync(kOddScoresIssued, 256);
         pin_outputs();
-        weigh_values(slot, 0, 4);
+        weigh_values(slot);
         mma_wait<0>();
         pin_outputs();
         release(slot);
       };
       auto odd_block = [&] {  // leaves its products in flight
         wait_until_loaded(1);
-        transpose_values(after(slot), token + kTile, 0, 4);
+        transpose_values(after(slot), token + kTile);
         barrier_wait(shared.weights_ready[1], odd_phase);
         odd_phase ^= 1;
         adopt_maximum(1);
         pin_outputs();
-        weigh_values(after(slot), 0, 4);
+        weigh_values(after(slot));
       };
       wait_until_loaded(0);
       scores(slot);
@@ -336,46 +338,69 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
         adopt_maximum(0);
         pin_outputs();
       };
-      if (pairs == 0) warp_arrive(shared.queries_empty);
-#pragma unroll 1
-      for (int i = pairs; i > 0; --i) {
-        const int odd = after(slot);
+      auto score_odd = [&] {
         wait_until_loaded(1);
         named_sync(kEvenScoresIssued, 256);
-        scores(odd);
+        scores(after(slot));
         named_arrive(kOddScoresIssued, 256);
+      };
+      auto transpose_beside_scores = [&] {
         wait_until_loaded(0);
-        transpose_values(slot, token, 0, 2);
+        transpose_values(slot, token);
         mma_wait<0>();
         pin<32>(p);
-        if (i == 1) warp_arrive(shared.queries_empty);
+      };
+      auto weigh_pair = [&](int odd) {  // the scores are done; leaves the odd block's products in flight
         wait_for_even_weights();
-        weigh_values(slot, 0, 2);  // for all there are too few registers beside the softmax
+        weigh_values(slot, 0, kBeside);
         mask(token + kTile);
         softmax(odd);
-        transpose_values(slot, token, 2, 4);
-        weigh_values(slot, 2, 4);
+        weigh_values(slot, kBeside, 4);
+        mma_wait<1>();
+        // By an address that asks for the sums of the softmax: else the compiler adds up later, and keeps all weights.
+        const bool negative = sum.x + sum.y + rounded.x + rounded.y < 0.0f;  // never
+        transpose_values(odd, token + kTile, 0, kBeside, negative);
         mma_wait<0>();
         pin_outputs();
         release(slot);
-        transpose_values(odd, token + kTile, 0, 4);
+        transpose_values(odd, token + kTile, kBeside, 4);
         barrier_wait(shared.weights_ready[1], odd_phase);
         odd_phase ^= 1;
         rescale(1);
         pin_outputs();
-        weigh_values(odd, 0, 4);
+        weigh_values(odd);
+      };
+      if (pairs == 0) {
+        warp_arrive(shared.queries_empty);
+      } else {
+        score_odd();
+        transpose_beside_scores();
+#pragma unroll 1
+        for (int i = pairs - 1; i > 0; --i) {
+          const int odd = after(slot);
+          weigh_pair(odd);
+          next_pair();
+          score_odd();
+          mma_wait<1>();
+          pin_outputs();
+          release(odd);
+          transpose_beside_scores();
+        }
+        warp_arrive(shared.queries_empty);
+        const int odd = after(slot);
+        weigh_pair(odd);
         mma_wait<0>();
         pin_outputs();
         release(odd);
-        if (i > 1 || single) next_pair();
+        if (single) next_pair();
       }
       if (single) {
         named_sync(kEvenScoresIssued, 256);
         named_arrive(kOddScoresIssued, 256);
         wait_until_loaded(0);
-        transpose_values(slot, token, 0, 4);
+        transpose_values(slot, token);
         wait_for_even_weights();
-        weigh_values(slot, 0, 4);
+        weigh_values(slot);
         mma_wait<0>();
         pin_outputs();
         release(slot);
@@ -440,67 +465,64 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
 
 // The warp that loads tokens. A page is a batch element of the maps, the next 32 of which the lanes read ahead.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* __restrict__ work,
-                                            const LatentArguments& with) {
+__device__ __forceinline__ void load_tokens(E4m3Shared& shared, const LatentArguments& with) {
   constexpr int kPages = problem.page < kTile ? kTile / problem.page : 1;  // of a block
   constexpr int kStep = kTile / kPages;                                    // tokens of a box
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id();
   int slot = 0;
   u32 phase = 1;
-  for (;; ++work) {
-    const WorkItem item = *work;
-    if (item.begin == item.end) break;
-    const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
-    auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / problem.page] : 0; };
-    int window = item.begin * kPages, pages = page_of(window + lane), next_pages = page_of(window + 32 + lane);
-    for (int block = item.begin; block < item.end; ++block) {
+#pragma unroll 1
+  for (int number = 0;; ++number) {  // of the item; an address would need two registers
+    const WorkItem* const item = with.own_work() + number;
+    const int end = item->end, tokens = item->tokens;
+    int block = item->begin;
+    if (block == end) break;
+    const int* __restrict__ table = with.block_table + static_cast<long long>(item->request) * with.table_width;
+    auto page_of = [&](int box) { return box * kStep < tokens ? table[box * kStep / problem.page] : 0; };
+    int window = block * kPages, pages = page_of(window + lane), next_pages = page_of(window + 32 + lane);
+#pragma unroll 1
+    for (; block < end; ++block) {
       if (block * kPages == window + 32) {
         window += 32;
         pages = next_pages;
         next_pages = page_of(window + 32 + lane);
       }
-      int page[kPages];
-#pragma unroll
-      for (int j = 0; j < kPages; ++j) page[j] = __shfl_sync(~0u, pages, block * kPages + j - window);
-      const int used = min(kPages, max(0, (item.tokens - block * kTile + kStep - 1) / kStep));
-      const u32 full = shared.full[slot], to = shared.slots[slot];
+      const int page = __shfl_sync(~0u, pages, block * kPages - window + min(lane, kPages - 1));  // of lane's box
+      const int used = min(kPages, max(0, (tokens - block * kTile + kStep - 1) / kStep));
+      const u32 full = shared.full[slot];
       barrier_wait(shared.empty[slot], phase);
+      if (lane == 0) {
+        if (used == 0)
+          barrier_arrive(full);
+        else
+          barrier_expect(full, used * (kBlockBytes / kPages));
+      }
+      __syncwarp();
+      if (lane < used) {
+        const u32 to = shared.slots[slot] + lane * kStep * 128;
+        const int row = kPages == 1 ? block * kTile % problem.page : 0;
+        constexpr int kGroups = kPages == 1 ? 2 : 1;
+#pragma unroll
+        for (int box = 0; box < kBoxes; box += kGroups)
+          tma_load<keep>(to + box * kBoxBytes, with.z_map, row, box, page, full);
+        tma_load<keep>(to + kRopeAt - lane * kStep * 64, with.kpe_map, row, 0, page, full);
+      }
+      __syncwarp();
       if (++slot == kSlots) {
         slot = 0;
         phase ^= 1;
-      }
-      if (lane != 0) continue;
-      if (used == 0) {
-        barrier_arrive(full);
-        continue;
-      }
-      barrier_expect(full, used * (kBlockBytes / kPages));
-      if constexpr (kPages == 1) {
-        const int row = block * kTile % problem.page;
-        tma_load<keep>(to, with.z_map, row, 0, page[0], full);
-        tma_load<keep>(to + 2 * kBoxBytes, with.z_map, row, 2, page[0], full);
-        tma_load<keep>(to + kRopeAt, with.kpe_map, row, 0, page[0], full);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kPages; ++j) {
-          if (j >= used) break;
-#pragma unroll
-          for (int box = 0; box < kBoxes; ++box)
-            tma_load<keep>(to + box * kBoxBytes + j * kStep * 128, with.z_map, 0, box, page[j], full);
-          tma_load<keep>(to + kRopeAt + j * kStep * 64, with.kpe_map, 0, 0, page[j], full);
-        }
       }
     }
   }
 }
 
 // The thread that loads queries: apart from the tokens', which run ahead of the item at work.
-__device__ __forceinline__ void load_queries(E4m3Shared& shared, const WorkItem* __restrict__ work,
-                                             const LatentArguments& with) {
+__device__ __forceinline__ void load_queries(E4m3Shared& shared, const LatentArguments& with) {
   u32 phase = 1;
-  for (;; ++work, phase ^= 1) {
-    const WorkItem item = *work;
+#pragma unroll 1
+  for (int number = 0;; ++number, phase ^= 1) {
+    const WorkItem item = with.own_work()[number];
     if (item.begin == item.end) break;
     barrier_wait(shared.queries_empty, phase);
     latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
@@ -536,14 +558,13 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
   if (role == 2) {
-    give_registers<40>();
-    const WorkItem* __restrict__ work = with.own_work();
-    latent::collect_ahead(shared.cut, work, with);
-    if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
-    if (threadIdx.x == 288) load_queries(shared, work, with);
+    give_registers<24>();
+    latent::collect_ahead(shared.cut, with.own_work(), with);
+    if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, with);
+    if (threadIdx.x == 288) load_queries(shared, with);
     return;
   }
-  take_registers<232>();
+  take_registers<240>();
   if (role == 0)
     attend<problem, 0>(shared, with);
   else
