@@ -178,7 +178,7 @@ class Library:
 
     def plan_us(self):
         """Microseconds of a plan, a few times; empty where there is none."""
-        graph = Graph([self.plan] * 20)
+        graph = Graph([self.plan] * 200)  # of 20 its start was a third
         return [graph.burst() for _ in range(3)]
 
     def about(self):

@@ -15,6 +15,7 @@ import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 USED = {
+    "sglang.srt.arg_groups.overrides": ["_page_size_default"],
     "sglang.srt.environ": ["envs.SGLANG_PLUGINS.get"],
     "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend._forward_flashmla_sparse",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv"],
@@ -34,7 +35,8 @@ USED = {
     "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",
                                                                     "handle_attention_flashinfer"],
     "sglang.srt.models.deepseek_common.utils": ["FORWARD_ABSORB_CORE_ATTENTION_BACKENDS"],
-    "sglang.srt.plugins.hook_registry": ["HookRegistry.register", "HookType.BEFORE", "HookType.REPLACE"],
+    "sglang.srt.plugins.hook_registry": ["HookRegistry.register", "HookType.BEFORE", "HookType.AROUND",
+                                         "HookType.REPLACE"],
     "sglang.srt.runtime_context": ["get_parallel", "get_spec"],
     "sglang.srt.server_args": ["add_attention_backend_choices", "add_chunked_prefix_cache_attention_backend"],
     "sglang.srt.speculative.draft_utils": ["DraftBackendFactory._create_backend",

@@ -273,6 +273,18 @@ class Plugin(unittest.TestCase):
         self.assertEqual(server_args.ATTENTION_BACKEND_CHOICES.count("hypermla"), 1)
         self.assertIn("hypermla", server_args.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS)
 
+    def test_pages_have_64_tokens_where_none_are_named(self):
+        from sglang.srt.arg_groups import overrides
+
+        hypermla.sglang.register()
+        plugins.HookRegistry.apply_hooks()
+        view = types.SimpleNamespace(page_size=None, attention_backend="hypermla", decode_attention_backend=None)
+        self.assertEqual(overrides._page_size_default(view), {"page_size": 64})
+        view.attention_backend = "fa3"
+        self.assertEqual(overrides._page_size_default(view), {"page_size": 1})
+        view.page_size, view.attention_backend = 16, "hypermla"
+        self.assertEqual(overrides._page_size_default(view), {})
+
     def test_layers_hand_queries_in_two_parts(self):
         from sglang.srt.models.deepseek_common import attention_backend_handler, utils
 

@@ -53,11 +53,26 @@ class Interface(unittest.TestCase):
         for method in "_forward_flashmla_sparse", "_forward_flashmla_kv":
             self.assertEqual(functions[method], RECORD["uses"][f"{SPARSE}.{method}"])
 
-    def test_the_hook_takes_what_the_factory_is_given(self):
-        hook = next(node for node in ast.parse(SOURCES[0].read_text()).body
-                    if isinstance(node, ast.FunctionDef) and node.name == "_add_to_drafts")
-        self.assertEqual([argument.arg for argument in hook.args.args][1:],
+    def test_the_hooks_take_what_the_functions_are_given(self):
+        hooks = {node.name: [argument.arg for argument in node.args.args][1:]
+                 for node in ast.parse(SOURCES[0].read_text()).body if isinstance(node, ast.FunctionDef)}
+        self.assertEqual(hooks["_add_to_drafts"],
                          RECORD["uses"]["sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"][1:])
+        self.assertEqual(hooks["_page_size"], RECORD["uses"]["sglang.srt.arg_groups.overrides._page_size_default"])
+
+    def test_pages_have_64_tokens_where_none_are_named(self):
+        script = """if True:
+            from types import SimpleNamespace as View
+            from hypermla.sglang import _page_size
+            for view in (View(page_size=None, attention_backend="hypermla", decode_attention_backend=None),
+                         View(page_size=None, attention_backend=None, decode_attention_backend="hypermla"),
+                         View(page_size=1, attention_backend="hypermla", decode_attention_backend=None),
+                         View(page_size=None, attention_backend="fa3", decode_attention_backend=None)):
+                print(_page_size(lambda view: "as ever", view))"""
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              text=True, capture_output=True, check=False, timeout=120)
+        self.assertEqual((done.stdout.splitlines(), done.stderr),
+                         (["{'page_size': 64}", "{'page_size': 64}", "as ever", "as ever"], ""))
 
     def test_the_entry_point_is_there(self):
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]

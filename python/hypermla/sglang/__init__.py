@@ -4,7 +4,10 @@ SGLang finds register() by the entry point `sglang.srt.plugins` and calls it in 
 or PyTorch is imported before.
 """
 
+import logging
+
 NAME = "hypermla"
+PAGE = 64  # tokens, where the command line names none
 SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 
 
@@ -21,6 +24,7 @@ def register():
     register_attention_backend(NAME)(_backend)
     HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", _add_to_drafts,
                           HookType.BEFORE)
+    HookRegistry.register("sglang.srt.arg_groups.overrides._page_size_default", _page_size, HookType.AROUND)
 
 
 def register_sparse():
@@ -40,6 +44,14 @@ def _backend(runner):
     from hypermla.sglang.backend import HyperMlaBackend
 
     return HyperMlaBackend(runner)
+
+
+def _page_size(default, view):
+    """Around what SGLang takes where the command line names no page size: 1 token, which kernels gather one by one."""
+    if view.page_size is not None or NAME not in (view.attention_backend, view.decode_attention_backend):
+        return default(view)
+    logging.getLogger(__name__).info("HyperMLA takes pages of %d tokens; --page-size names others.", PAGE)
+    return {"page_size": PAGE}
 
 
 def _add_to_drafts(factory, backend_name, backend_map, error_template):
