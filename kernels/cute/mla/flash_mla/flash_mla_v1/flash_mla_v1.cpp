@@ -49,10 +49,10 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   // and where a multiprocessor has but a few blocks of tokens. Side by side, row tiles share the reads of their tokens.
   std::vector<FlashMlaV1Tiling> candidates() const override {
     const int rows = problem.h * problem.s;
-    if (problem.split > 0) return {{rows <= 16 ? 16 : 32, 1, true}};  // the same sums in any batch
-    const bool few = rows <= 16 || token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
     // What other tiles of the request read as well is there soon enough.
     const int prefetch = rows <= 16 && may_prefetch() ? 3 : 0;
+    if (problem.split > 0) return {{rows <= 16 ? 16 : 32, 1, true, prefetch}};  // the same sums in any batch
+    const bool few = rows <= 16 || token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
     const FlashMlaV1Tiling first{.rows = few ? 16 : 32, .cluster = !few && rows > 32 ? 2 : 1, .prefetch = prefetch};
     std::vector<FlashMlaV1Tiling> all = {first};
     for (const FlashMlaV1Tiling& one :
