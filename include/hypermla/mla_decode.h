@@ -83,8 +83,9 @@ struct MlaDecodeTensors {
   const void* cache_rope = nullptr;    // [pages, page, 64]
   std::int64_t latent_page_stride = 0, latent_token_stride = 0, rope_page_stride = 0, rope_token_stride = 0;
   std::int64_t pages = 0;
-  // [requests of the last plan, at least the pages of the longest]; entries behind a request's end may hold anything.
-  // Sparse: [queries, max_tokens] slots. It may be read while the kernel in front still runs, but then as a guess.
+  // [requests, at least the pages of the longest]; entries behind a request's end may hold anything. Sparse: [queries,
+  // max_tokens] slots. Rows of the last plan's requests may be read up to their stride, and while the kernel in front
+  // still runs: then as a guess.
   const int* block_table = nullptr;
   std::int64_t table_stride = 0;  // from a request to the next
   void* o = nullptr;              // [query_tokens, heads, 512], memory of its own

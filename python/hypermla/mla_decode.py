@@ -93,9 +93,9 @@ class MlaDecode(Planned):
         """Attention of one layer; returns (out, lse).
 
         q: [tokens, heads, 576], or the pair [tokens, heads, 512] and [tokens, heads, 64]. cache: [pages, page, 576], or
-        the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages]. out: [tokens, heads,
-        512]; lse: float32 [tokens, heads], or [requests, max_queries, heads]; both are made where they are not given.
-        `out` must have memory of its own.
+        the pair [pages, page, 512] and [pages, page, 64]. block_table: int32 [requests, pages], whose rows may
+        be read up to their stride. out: [tokens, heads, 512]; lse: float32 [tokens, heads], or [requests, max_queries,
+        heads]; both are made where they are not given. `out` must have memory of its own.
         sinks: float32 [heads], attention sinks: a head's output is multiplied by exp(lse) / (exp(lse) + exp(sink)).
         cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by.
         q_scale: float32 [1], for fp8_queries: what the queries' numbers are multiplied by; positive.
