@@ -87,8 +87,8 @@ struct LatentArguments {
   int rounds = 0;
   int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did
   int table_width = 0;
-  // Token blocks that a thread block asks L2 for while the kernel before this one ends (ask_ahead.cuh), of so many rows
-  // of the table, or requests of a dense cache, which are there whatever the work list says. 0: none.
+  // Token blocks that each thread block asks L2 for while the kernel before this one ends (ask_ahead.cuh); 0: none. And
+  // the requests that the table, or a dense cache, has: a work list that is not written yet may name others.
   int ahead = 0, requests = 0;
   unsigned tokens = 0;
   int z_stride = 0, kpe_stride = 0;

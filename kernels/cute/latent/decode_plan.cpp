@@ -164,6 +164,8 @@ void LatentDecode::plan(const int* lengths, const int* query_starts, int request
   plan_.lengths = lengths;
   plan_.query_starts = query_starts;
   plan_.requests = requests;
+  with_.requests = requests;  // the tables of the layers have as many rows
+  with_.ahead = blocks_ahead(spec_.version, requests, options_.heads, options_.max_queries);
   void* arguments[] = {&plan_};
   planner_->launch({query_starts ? unsigned(kSides) : 1, 1, 1}, arguments, stream);
 }
@@ -251,9 +253,6 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
     with_.lse_rows = {Divisor(heads), with.lse_token_stride, with.lse_head_stride, with.lse_request_stride};
     last_ = with;
   }
-  // The rows that the table of this step has: its plan was the last one.
-  with_.requests = plan_.requests;
-  with_.ahead = blocks_ahead(spec_.version, plan_.requests, options_.heads, options_.max_queries);
   void* arguments[] = {&with_};
   attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
 }

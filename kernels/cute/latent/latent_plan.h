@@ -227,6 +227,16 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
   }
 
+  // Those tilings that no one before them is equal to.
+  static std::vector<Tiling> distinct(std::initializer_list<Tiling> all) {
+    std::vector<Tiling> found;
+    for (const Tiling& one : all) {
+      const auto is_one = [&](const Tiling& other) { return fields_json(other) == fields_json(one); };
+      if (std::none_of(found.begin(), found.end(), is_one)) found.push_back(one);
+    }
+    return found;
+  }
+
   // What is loaded by boxes may be asked for before the kernels before this one are done.
   bool may_prefetch() const { return problem.page == 0 || problem.page >= kLeastBox; }
   void validate_prefetch(int blocks) const {

@@ -45,16 +45,13 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   }
 
   // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart
-  // over long requests; where the tiles of all requests are few, too, the start of the kernel counts.
-  // The lengths of a step, and how many requests it has, are not known here: LatentArguments::ahead asks that.
+  // over long requests; where the tiles of all requests are few, too, the start of the kernel counts. Where lengths
+  // live on the device problem.b is the most requests of a step; how many it has, blocks_ahead() looks at.
   std::vector<FlashMlaTiling> candidates() const override {
     const std::int64_t of_request = row_tiles({});
     const bool ahead = may_prefetch() && of_request <= 2 && (problem.ragged || of_request * problem.b <= few_tiles());
     const FlashMlaTiling first{of_request <= (problem.ragged ? 2 : 8), ahead ? 2 : 0};
-    std::vector<FlashMlaTiling> all = {first};
-    for (const FlashMlaTiling& one : {FlashMlaTiling{false, 0}, FlashMlaTiling{true, 0}, FlashMlaTiling{true, 2}})
-      if (fields_json(one) != fields_json(first) && (one.prefetch == 0 || may_prefetch())) all.push_back(one);
-    return all;
+    return distinct({first, {false, 0}, {true, 0}, {true, may_prefetch() ? 2 : 0}});
   }
   std::int64_t few_tiles() const { return target.processors / 3; }
 

@@ -54,12 +54,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
     if (problem.split > 0) return {{rows <= 16 ? 16 : 32, 1, true, prefetch}};  // the same sums in any batch
     const bool few = rows <= 16 || token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
     const FlashMlaV1Tiling first{.rows = few ? 16 : 32, .cluster = !few && rows > 32 ? 2 : 1, .prefetch = prefetch};
-    std::vector<FlashMlaV1Tiling> all = {first};
-    for (const FlashMlaV1Tiling& one :
-         {FlashMlaV1Tiling{16, 1, true}, FlashMlaV1Tiling{16, 2, true}, FlashMlaV1Tiling{32, 1, true},
-          FlashMlaV1Tiling{32, 2, true}, FlashMlaV1Tiling{32, 2, false}})
-      if (fields_json(one) != fields_json(first)) all.push_back(one);
-    return all;
+    return distinct({first, {16, 1, true}, {16, 2, true}, {32, 1, true}, {32, 2, true}, {32, 2, false}});
   }
 
   // Where its blocks are placed is nothing to the kernel, and what it asks for ahead it learns at run time.
