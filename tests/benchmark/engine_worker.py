@@ -178,7 +178,7 @@ class Library:
 
     def plan_us(self):
         """Microseconds of a plan, a few times; empty where there is none."""
-        graph = Graph([self.plan] * 200)  # of 20 its start was a third
+        graph = Graph([self.plan] * 200)  # so many that the start of the graph counts little
         return [graph.burst() for _ in range(3)]
 
     def about(self):
