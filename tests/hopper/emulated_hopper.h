@@ -57,6 +57,8 @@ struct Asked {
 };
 inline std::vector<Asked> asked;
 
+inline unsigned passed_clocks = 0, launched_next = 0;  // of the last thread; threads
+
 // Where threads meet: `threads` of them, some of which may go on at once.
 struct Meeting {
   int threads, arrived = 0;
@@ -351,7 +353,8 @@ inline bool named_any(int barrier, int threads, bool yes) {
   at.meet("named barrier", unsigned(barrier), true, true, [&] { at.was_any = std::exchange(at.any, false); });
   return at.was_any;
 }
-inline void launch_next() {}
+inline void pass_clocks(u32 clocks) { emulated::passed_clocks = clocks; }
+inline void launch_next() { ++emulated::launched_next; }
 inline void wait_for_previous() {}
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float log2_fast(float x) { return std::log2(x); }

@@ -58,6 +58,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
+// Lets at least so many clocks pass.
+__device__ __forceinline__ void pass_clocks(u32 clocks) {
+  u32 begin, now;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(begin));
+  do {
+    asm volatile("mov.u32 %0, %clock;" : "=r"(now));
+  } while (now - begin < clocks);
+}
+
 // Programmatic launch: the next kernel of the stream may start / wait here until the previous one has finished.
 __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -13,6 +13,7 @@
 #include "latent/item_rows.cuh"
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute::latent {
 
@@ -516,6 +517,7 @@ __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict_
   const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;
   const int lane = lane_id();
   u32 phase = 1, queries_phase = 1;
+  start_apart(*work, with);
   for (;; ++work) {
     const WorkItem item = *work;
     if (item.begin == item.end) break;

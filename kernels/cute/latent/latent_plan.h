@@ -248,6 +248,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
+  // Thread blocks of a cluster, which only places them beside each other: the two row tiles of a request read the same
+  // tokens, and reads of neighbours merge on their way to L2. More than two: launch_next_if_short() in start.cuh.
+  unsigned side_by_side(int rows) const { return ceil_div(problem.h * problem.s, rows) == 2 ? 2 : 1; }
   double part_bytes(const Tiling& at) const {
     const int rows = version(at).rows;
     return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));

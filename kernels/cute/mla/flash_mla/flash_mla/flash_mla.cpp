@@ -35,7 +35,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   LatentVersion version(const FlashMlaTiling& at) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .shape = {kFlashMlaThreads, kFlashMlaSharedBytes, 1, true},
+            .shape = {kFlashMlaThreads, kFlashMlaSharedBytes, this->side_by_side(64), true},
             .rows = 64,
             .query_groups = 2,
             .costs = {},

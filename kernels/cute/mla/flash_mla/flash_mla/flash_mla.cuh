@@ -29,13 +29,15 @@
 // The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
 // consumers do at the end, in latent/merge_tiles.cuh.
 //
-// grid = any, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// Clusters share nothing and only place thread blocks beside each other.
 #pragma once
 
 #include "flash_mla.h"
 #include "latent/ask_ahead.cuh"
 #include "latent/attend_latent.cuh"
 #include "latent/gather_tokens.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute {
 
@@ -78,12 +80,15 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     if (threadIdx.x / 32 == kAskingWarp) ask_ahead<problem>(with);
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
-  launch_next();
+  if constexpr (gathered) launch_next();
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.own_work();
   if (role >= 2) {
     give_registers<gathered ? 72 : 40>();
-    if (!gathered) collect_ahead(shared.cut, work, with);
+    if constexpr (!gathered) {
+      if (threadIdx.x / 32 == kAskingWarp) launch_next_if_short(work, with);
+      collect_ahead(shared.cut, work, with);
+    }
     if constexpr (gathered) {
       gather<tiling>(shared, work, with);
     } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {

@@ -20,6 +20,9 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   std::vector<Figures> figures() const override {
     // Pages of 1 token are loaded one by one: 907 us where the base version takes 83.
     const double gathered = problem.page == 1 ? 0.09 : 1;
+    // Two tiles of 32 rows ask L2 for nothing ahead: b1 t65536, b8 t32768 and b32 t4096 of 64 rows took 35.9, 114.4 and
+    // 62.1 us on an H100, where the base version took 37.4, 110.2 and 58.5 (docs/log/cute-flash-mla-v1.md).
+    const bool two_tiles = ceil_div(problem.h * problem.s, 32) == 2;
     return {{.rows = 16,
              .burst = 0.42,
              .sustained = 0.42,
@@ -29,7 +32,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
              .burst = 0.71,
              .sustained = 0.71,
              .memory = 0.92 * gathered,
-             .launches = {.full = 2, .half = 1.5, .few = 3}}};
+             .launches = {.full = 2, .half = two_tiles ? 4 : 1.5, .few = two_tiles ? 4.5 : 3}}};
   }
 
  protected:
@@ -49,11 +52,13 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   // and where a multiprocessor has but a few blocks of tokens. Side by side, row tiles share the reads of their tokens.
   std::vector<FlashMlaV1Tiling> candidates() const override {
     const int rows = problem.h * problem.s;
+    const bool few = rows <= 16 ||  // with a split the same sums in any batch
+                     (problem.split == 0 && token_blocks() * ceil_div(rows, 16) <= 8 * target.processors);
+    const int tile = few ? 16 : 32;
     // What other tiles of the request read as well is there soon enough.
-    const int prefetch = rows <= 16 && may_prefetch() ? 3 : 0;
-    if (problem.split > 0) return {{rows <= 16 ? 16 : 32, 1, true, prefetch}};  // the same sums in any batch
-    const bool few = rows <= 16 || token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
-    const FlashMlaV1Tiling first{.rows = few ? 16 : 32, .cluster = !few && rows > 32 ? 2 : 1, .prefetch = prefetch};
+    const int prefetch = rows > tile || !may_prefetch() ? 0 : few ? 3 : 2;
+    if (problem.split > 0) return {{tile, 1, true, prefetch}};
+    const FlashMlaV1Tiling first{.rows = tile, .cluster = rows > 32 && !few ? 2 : 1, .prefetch = prefetch};
     return distinct({first, {16, 1, true}, {16, 2, true}, {32, 1, true}, {32, 2, true}, {32, 2, false}});
   }
 

@@ -23,7 +23,7 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
   LatentVersion version(const FlashMlaV2Tiling&) const override {
     return {.name = "flash_mla_v2",
             .header = beside(__FILE__, "flash_mla_v2.cuh"),
-            .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, 1, true},
+            .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(64), true},
             .rows = 64,
             .query_groups = 2,
             .costs = {.item = 3, .combine = 4, .partial = 0.05},  // v0's, in blocks of 0.85 us where its take 1.4
