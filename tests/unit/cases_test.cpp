@@ -115,6 +115,28 @@ TEST(Cases, TheLatentKernelForHopperHasItsVariants) {
   EXPECT_GE(std::min({ragged, fused, base2, split}), 5);
 }
 
+// Two row tiles of a request read the same tokens, so their thread blocks lie side by side; of an odd number of
+// processors one would lie alone.
+TEST(Cases, TwoRowTilesOfARequestAreACluster) {
+  const auto cluster_of = [](int rows, int processors) {
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla").make();
+    plan->target.processors = processors;
+    Json problem = to_json(plan->problem_fields());
+    problem.update({{"b", 8}, {"s", 1}, {"t", 4096}, {"h", rows}, {"ragged", true}});
+    set_problem(*plan, problem);
+    plan->use_default_tiling();
+    const std::unique_ptr<Executable> run = plan->plan(empty_tensors(*plan));
+    for (const TiledKernel* kernel : run->kernels())
+      if (kernel->name() == "flash_mla") return kernel->shape().cluster;
+    return 0u;
+  };
+  EXPECT_EQ(cluster_of(64, 132), 1);
+  EXPECT_EQ(cluster_of(65, 132), 2);
+  EXPECT_EQ(cluster_of(128, 132), 2);
+  EXPECT_EQ(cluster_of(128, 131), 1);
+  EXPECT_EQ(cluster_of(129, 132), 1);
+}
+
 // A kernel that writes o = 0 and lse = -inf must fail every case: rows are empty in places, never most of them.
 TEST(Cases, NoMergeIsOfEmptyRowsOnly) {
   for (const KernelEntry& entry : Registry::instance().all()) {
