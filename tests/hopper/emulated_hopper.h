@@ -57,7 +57,8 @@ struct Asked {
 };
 inline std::vector<Asked> asked;
 
-inline unsigned passed_clocks = 0, launched_next = 0;  // of the last thread; threads
+inline unsigned passed_clocks = 0;  // that the last thread which waited let pass
+inline unsigned launched_next = 0;  // threads that let the next kernel start
 
 // Where threads meet: `threads` of them, some of which may go on at once.
 struct Meeting {

@@ -33,7 +33,8 @@
 // Pages of 64 or 128 tokens are loaded like a dense cache, those of 16 or 32 as boxes of a page. What lies behind the
 // end of a request is not loaded; its scores are hidden, and its values are zeroed in registers, since 0 * NaN is NaN.
 //
-// grid = any, by the work list; 384 threads, kFlashMlaV2SharedBytes of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaV2SharedBytes of dynamic shared memory.
+// Clusters share nothing and only place thread blocks beside each other.
 #pragma once
 
 #include "flash_mla_v2.h"
