@@ -8,11 +8,11 @@ namespace {
 
 TEST(HopperKernels, FlashMlaIsTheDefinition) {
   using latent_case::Case;
-  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
-  const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, {}>(with); };
-  const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
-  Case{16, 5}.check(64, 2, 384, with_16);
-  Case{64, 16}.check(64, 2, 384, with_64);
+  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_32 = latent_case::problem_of(32),
+                          of_64 = latent_case::problem_of(64);
+  Case{16, 5}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_16, {}>(with); });
+  Case{32, 5}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_32, {}>(with); });
+  Case{64, 16}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_64, {}>(with); });
 }
 
 TEST(HopperKernels, FlashMlaGathersTokens) {

@@ -55,6 +55,7 @@ struct RowWalk {
 #endif
 
 inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
+constexpr bool is_gathered(int page) { return page > 0 && page < kLeastBox; }  // 0: no pages
 
 struct LatentArguments {
   // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):

@@ -18,7 +18,7 @@ inline constexpr unsigned kAskingWarp = 10;
 // Token boxes as the maps of LatentArguments have them: 64 rows and 2 groups of z_map, or a smaller page and 1 group.
 template <auto problem>
 __device__ __forceinline__ void ask_ahead(const LatentArguments& with) {
-  static_assert(kTile == 64 && (problem.page == 0 || problem.page >= kLeastBox), "smaller pages are gathered");
+  static_assert(kTile == 64 && !is_gathered(problem.page));
   constexpr int kPages = problem.page > 0 && problem.page < kTile ? kTile / problem.page : 1;  // of a block
   if (with.ahead == 0) return;
   const uint4* const own = reinterpret_cast<const uint4*>(with.own_work());

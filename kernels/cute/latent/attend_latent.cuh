@@ -102,7 +102,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   constexpr DType dtype = problem.dtype;
   const float scale_log2 = with.scale_log2;
   constexpr int kOwnBarrier = kWarpgroup0 + half;
-  constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
+  constexpr bool gathered = is_gathered(problem.page);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
 
   float o[128];  // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
@@ -350,9 +350,13 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         hand_over_weights();
         mma_fence();
         values_of_other(1);
+        if (gathered) {  // which takes longer than boxes: its next pair is asked for earlier
+          mma_wait<1>();
+          warp_arrive(shared.empty[0][2]);
+        }
         mma_wait<0>();
         pin<128>(o);
-        warp_arrive(shared.empty[0][2]);
+        if (!gathered) warp_arrive(shared.empty[0][2]);
         warp_arrive(shared.empty[0][3]);
         warp_arrive(shared.empty[0][kRope]);
         if (raise) rescale_rows<128>(o, factors);
@@ -463,36 +467,19 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
   }
 }
 
-// A pair of boxes of an operand; its bytes arrive at `full`. One thread.
-template <Keep keep>
-__device__ __forceinline__ void load_pair(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
-                                          int row, int batch, u32 full) {
-  barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
-  if (pair == kRope) {
-    tma_load<keep>(operand + 8 * kBoxBytes, rope, row, 0, batch, full);
-  } else {
-    tma_load<keep>(operand + 2 * pair * kBoxBytes, latent, row, 2 * pair, batch, full);
-  }
-}
-
-// The same of the first `used` pages of a block. What lies behind them is zeroed before it is read.
+// A pair of boxes of an operand, or as much of it as a page of several has; its bytes arrive at `full`. One thread.
+// `operand`: the place of the first row.
 template <Keep keep, int pages>
-__device__ __forceinline__ void load_pages(u32 operand, const TensorMap& latent, const TensorMap& rope, int pair,
-                                           const int (&page)[pages], int used, u32 full) {
-  constexpr u32 kPageBytes = kBoxBytes / pages;  // 64 columns
-  const bool is_rope = pair == kRope;
-  barrier_expect(full, used * kPageBytes * (is_rope ? 1 : 2));
-#pragma unroll
-  for (int j = 0; j < pages; ++j) {
-    if (j >= used) break;
-    const u32 to = operand + 2 * pair * kBoxBytes + j * kPageBytes;
-    if (is_rope) {
-      tma_load<keep>(to, rope, 0, 0, page[j], full);
-    } else {
-      tma_load<keep>(to, latent, 0, 2 * pair, page[j], full);
-      tma_load<keep>(to + kBoxBytes, latent, 0, 2 * pair + 1, page[j], full);
-    }
+__device__ __forceinline__ void load_pair(u32 operand, const LatentArguments& with, int pair, int row, int batch,
+                                          u32 full) {
+  constexpr u32 kBytes = kBoxBytes / pages;  // 64 columns
+  barrier_expect(full, pair == kRope ? kBytes : 2 * kBytes);
+  if (pair == kRope) {
+    tma_load<keep>(operand + 8 * kBoxBytes, with.kpe_map, row, 0, batch, full);
+    return;
   }
+  tma_load<keep>(operand + 2 * pair * kBoxBytes, with.z_map, row, 2 * pair, batch, full);
+  if (pages > 1) tma_load<keep>(operand + (2 * pair + 1) * kBoxBytes, with.z_map, row, 2 * pair + 1, batch, full);
 }
 
 template <auto tiling>
@@ -507,15 +494,21 @@ __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& ite
   }
 }
 
-// The warp that loads; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded like a dense cache,
-// smaller ones as a box for each page and 64 columns.
+// Warps that load. A warp takes 48 clocks for each instruction of the copy engine, so where a page is less than a block
+// each warp loads one page of every block: a single one would take 1700 clocks for four pages, most of a block's time.
+template <auto problem>
+inline constexpr int kLoaders = problem.page > 0 && problem.page < kTile ? kTile / problem.page : 1;
+
+// A warp that loads, `part` of kLoaders; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded
+// like a dense cache.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
+__device__ __forceinline__ void load(int part, Shared& shared, const WorkItem* __restrict__ work,
+                                     const LatentArguments& with) {
   constexpr bool paged = problem.page > 0;
-  constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
+  constexpr int kPages = kLoaders<problem>;  // of a block
+  constexpr int kStep = kTile / kPages;      // tokens of a box
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
-  const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;
-  const int lane = lane_id();
+  const int lane = lane_id(), first = part * kStep;  // of a block's tokens
   u32 phase = 1, queries_phase = 1;
   start_apart(*work, with);
   for (;; ++work) {
@@ -523,43 +516,36 @@ __device__ __forceinline__ void load(Shared& shared, const WorkItem* __restrict_
     if (item.begin == item.end) break;
     // The next 32 pages, a lane each; those behind them are on their way.
     const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
-    constexpr int kStep = kTile / kPages;  // tokens of a box
     auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
     int window = item.begin * kPages, pages = paged ? page_of(window + lane) : 0,
         next_pages = paged ? page_of(window + 32 + lane) : 0;
     for (int block = item.begin; block < item.end || ((block - item.begin) & 1); ++block) {
       const int slot = (block - item.begin) & 1;
-      int row = block * kTile, batch = item.request;
+      int row = block * kTile + first, batch = item.request;
       bool exists = block < item.end;
-      int page[kPages];
       if constexpr (paged) {
         if (block * kPages == window + 32) {
           window += 32;
           pages = next_pages;
           next_pages = page_of(window + 32 + lane);
         }
-#pragma unroll
-        for (int j = 0; j < kPages; ++j) page[j] = __shfl_sync(~0u, pages, block * kPages + j - window);
-        batch = page[0];
-        exists = exists && row < item.tokens;
+        batch = __shfl_sync(~0u, pages, block * kPages + part - window);
+        exists = exists && row < item.tokens;  // what lies behind them is zeroed before it is read
         row %= max(problem.page, 1);
       }
 #pragma unroll
       for (int i = 0; i < kBoxPairs; ++i) {
         const int pair = order_of_release(slot, i);
+        const u32 full = shared.full[slot][pair];
         barrier_wait(shared.empty[slot][pair], phase);
         if (lane != 0) continue;
-        if (exists && kPages > 1) {
-          load_pages<keep, kPages>(shared.slots[slot], z_map, kpe_map, pair, page,
-                                   min(kPages, (item.tokens - block * kTile + kStep - 1) / kStep),
-                                   shared.full[slot][pair]);
-        } else if (exists) {
-          load_pair<keep>(shared.slots[slot], z_map, kpe_map, pair, row, batch, shared.full[slot][pair]);
+        if (exists) {
+          load_pair<keep, kPages>(shared.slots[slot] + first * 128, with, pair, row, batch, full);
         } else {
-          barrier_arrive(shared.full[slot][pair]);
+          barrier_arrive(full);
         }
       }
-      if (block == item.begin) {  // behind the tokens: the queries' place is free later than a slot
+      if (block == item.begin && part == 0) {  // behind the tokens: the queries' place is free later than a slot
         barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
         if (lane == 0) load_queries<tiling>(shared, item, with);

@@ -42,17 +42,19 @@ struct GatherThread {
   }
 };
 
-// Tokens in the type of the queries.
+// Tokens in the type of the queries. The consumers wait for what this brings, and beside them a warp of it is slow to
+// issue. So whatever can be known before a pair is free is computed before: pointers once a block, and a slot is a
+// constant of the code.
 template <auto tiling>
 __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
   const GatherThread own;
   const u32 first_row = own.first_row();
-  const u32 to = shared.slots[0] + first_row * 128 + ((own.unit() ^ (first_row & 3)) << 4);
+  const u32 to = shared.slots + first_row * 128 + ((own.unit() ^ (first_row & 3)) << 4);
   const unsigned char* __restrict__ z = static_cast<const unsigned char*>(with.z) + own.unit() * 16;
   const unsigned char* __restrict__ kpe = static_cast<const unsigned char*>(with.kpe) + own.unit() * 16;
   u32 phase = 1, queries_phase = 1;
   for (;; ++work) {
-    const int begin = work->begin, end = work->end, tokens = work->tokens;
+    const int begin = uniform(work->begin), end = uniform(work->end), tokens = work->tokens;
     if (begin == end) break;
     const int* __restrict__ table = with.block_table + static_cast<long long>(work->request) * with.table_width;
     int place[kGatherRows], next[kGatherRows];  // rows of the pool, for this block and the next; -1: none
@@ -64,57 +66,71 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
       }
     };
     read_places(begin);
-    for (int block = begin; block < end || ((block - begin) & 1); ++block) {
-      const int slot = (block - begin) & 1;
+    auto bring = [&]<int slot>(int block) {
 #pragma unroll
       for (int j = 0; j < kGatherRows; ++j) place[j] = with.place_of(next[j]);
       read_places(block + 1);
+      // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
+      auto box_of = [&](int pair, int j) {
+        return (to ^ (j & 1) << 6) + slot * kOperandBytes + 2 * pair * kBoxBytes + j * 512;
+      };
       const u32 present = own.present(place);
-      // Whether the next pair is free is asked before the copies of this one.
-      bool is_free = barrier_test(shared.empty[slot][0], phase);
+      if (present == kAllPresent) {
+        const unsigned char *from[kGatherRows], *from_rope[kGatherRows];
 #pragma unroll
-      for (int i = 0; i < kBoxPairs; ++i) {
-        const int pair = order_of_release(slot, i);
-        if (!is_free) barrier_wait(shared.empty[slot][pair], phase);
-        if (i + 1 < kBoxPairs) is_free = barrier_test(shared.empty[slot][order_of_release(slot, i + 1)], phase);
-        // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
-        const auto box_of = [&](int j) {
-          return ((to + slot * kOperandBytes) ^ (j & 1) << 6) + 2 * pair * kBoxBytes + j * 512;
-        };
-        if (present == kAllPresent) {
+        for (int j = 0; j < kGatherRows; ++j) {
+          from[j] = z + static_cast<long long>(place[j]) * with.z_stride;
+          from_rope[j] = kpe + static_cast<long long>(place[j]) * with.kpe_stride;
+          asm volatile("" : "+l"(from[j]), "+l"(from_rope[j]));  // here, not where they are used
+        }
+#pragma unroll
+        for (int i = 0; i < kBoxPairs; ++i) {
+          const int pair = order_of_release(slot, i);
+          barrier_wait(shared.empty[slot][pair], phase);
 #pragma unroll
           for (int j = 0; j < kGatherRows; ++j) {
-            if (i == kRope) {
-              copy_ahead(box_of(j), kpe + static_cast<long long>(place[j]) * with.kpe_stride);
+            if (pair == kRope) {
+              copy_ahead(box_of(pair, j), from_rope[j]);
             } else {
-              const unsigned char* from = z + static_cast<long long>(place[j]) * with.z_stride + pair * 256;
-              copy_ahead(box_of(j), from);
-              copy_ahead(box_of(j) + kBoxBytes, from + 128);
+              copy_ahead(box_of(pair, j), from[j] + pair * 256);
+              copy_ahead(box_of(pair, j) + kBoxBytes, from[j] + pair * 256 + 128);
             }
           }
-        } else if (block < end) {
+          barrier_arrive_when_copied(shared.full[slot][pair]);
+        }
+      } else {
 #pragma unroll 1
-          for (int j = 0; j < kGatherRows; ++j) {
+        for (int i = 0; i < kBoxPairs; ++i) {
+          const int pair = order_of_release(slot, i);
+          barrier_wait(shared.empty[slot][pair], phase);
+#pragma unroll 1
+          for (int j = 0; j < kGatherRows && block < end; ++j) {
             const int row = j & 2 ? (j & 1 ? place[3] : place[2]) : j & 1 ? place[1] : place[0];
-            if (i == kRope) {
-              copy_ahead_or_zero(box_of(j), kpe + max(row, 0) * static_cast<long long>(with.kpe_stride), row >= 0);
+            if (pair == kRope) {
+              const unsigned char* from = kpe + max(row, 0) * static_cast<long long>(with.kpe_stride);
+              copy_ahead_or_zero(box_of(pair, j), from, row >= 0);
             } else {
               const unsigned char* from = z + max(row, 0) * static_cast<long long>(with.z_stride) + pair * 256;
-              copy_ahead_or_zero(box_of(j), from, row >= 0);
-              copy_ahead_or_zero(box_of(j) + kBoxBytes, from + 128, row >= 0);
+              copy_ahead_or_zero(box_of(pair, j), from, row >= 0);
+              copy_ahead_or_zero(box_of(pair, j) + kBoxBytes, from + 128, row >= 0);
             }
           }
+          barrier_arrive_when_copied(shared.full[slot][pair]);
         }
-        barrier_arrive_when_copied(shared.full[slot][pair]);
       }
       own.tell(shared, slot, present);
+    };
+#pragma unroll 1
+    for (int block = begin; block < end; block += 2) {
+      bring.template operator()<0>(block);
       if (block == begin && (thread_id() & 127) == 0) {
         barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
         load_queries<tiling>(shared, *work, with);
       }
       __syncwarp();
-      if (slot) phase ^= 1;
+      bring.template operator()<1>(block + 1);  // nothing behind an odd number of blocks
+      phase ^= 1;
     }
   }
 }

@@ -238,7 +238,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
   // What is loaded by boxes may be asked for before the kernels before this one are done.
-  bool may_prefetch() const { return problem.page == 0 || problem.page >= kLeastBox; }
+  bool may_prefetch() const { return !is_gathered(problem.page); }
   void validate_prefetch(int blocks) const {
     if (blocks != 0 && !(may_prefetch() && blocks > 0))
       fail(

@@ -22,7 +22,7 @@
 // and freed in pairs of boxes. Outputs leave through the place of the odd block.
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
-// page a lane. Pages of 16 or 32 tokens are loaded box by box. Pages of 1 token are gathered by all threads of
+// page a lane. Pages of 16 or 32 tokens are loaded by a warp each. Pages of 1 token are gathered by all threads of
 // warpgroup 2 (latent/gather_tokens.cuh). Pages behind the end of a request are not loaded; their scores are masked and
 // their values zeroed.
 //
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   static_assert(!problem.fp8, "tokens are in the type of the queries");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  constexpr bool gathered = problem.page > 0 && problem.page < kLeastBox;
-  constexpr int kArrivals = gathered ? kGatherThreads : 1;                  // at a pair
-  constexpr int kRopeArrivals = gathered ? kArrivals + kArrivals / 32 : 1;  // each warp for its present rows, too
+  constexpr bool gathered = is_gathered(problem.page);
+  constexpr int kArrivals = gathered ? kGatherThreads : kLoaders<problem>;    // at a pair
+  constexpr int kRopeArrivals = kArrivals + (gathered ? kArrivals / 32 : 0);  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
@@ -76,8 +76,9 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
+  const unsigned warp = threadIdx.x / 32;
   if constexpr (!gathered) {
-    if (threadIdx.x / 32 == kAskingWarp) ask_ahead<problem>(with);
+    if (warp == kAskingWarp) ask_ahead<problem>(with);
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   if constexpr (gathered) launch_next();
@@ -85,16 +86,17 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   const WorkItem* __restrict__ work = with.own_work();
   if (role >= 2) {
     give_registers<gathered ? 72 : 40>();
-    if constexpr (!gathered) {
-      if (threadIdx.x / 32 == kAskingWarp) launch_next_if_short(work, with);
-      collect_ahead(shared.cut, work, with);
-    }
     if constexpr (gathered) {
       gather<tiling>(shared, work, with);
-    } else if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load<problem, tiling>(shared, work, with);
+      collect_ahead(shared.cut, work, with);
+    } else {
+      constexpr int kWarps = kLoaders<problem>;
+      if (warp == kAskingWarp) launch_next_if_short(work, with);
+      if (kWarps < 4) collect_ahead(shared.cut, work, with);
+      if (problem.page > 0 ? warp < 8 + kWarps : threadIdx.x == 256)
+        load<problem, tiling>(kWarps > 1 ? uniform(warp - 8) : 0, shared, work, with);
+      if (kWarps == 4) collect_ahead(shared.cut, work, with);
     }
-    if (gathered) collect_ahead(shared.cut, work, with);
     return;
   }
   take_registers<gathered ? 216 : 232>();

@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
     for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
-  if constexpr (problem.page == 0 || problem.page >= kLeastBox) {
+  if constexpr (!is_gathered(problem.page)) {
     if (threadIdx.x / 32 == latent::kAskingWarp) latent::ask_ahead<problem>(with);
   }
   // The threads that load wait for the previous kernel, and the others for what they load; all of them where that
