@@ -6,19 +6,32 @@ backends agree, and how long does a step take?
     tests/engines/bench_vllm.py --record=vllm.json --seconds=540     # and once more: goes on where it stopped
     tests/engines/bench_vllm.py --parts h16-d0 --backends CUSTOM FLASHMLA --batches 1 32 --contexts 4096
 
-The measurements are parts, the most telling first. Every backend of a part is a process of its own, in one order and
-then in the reverse one. What the record holds is not measured again: where the time is over, the next call goes on.
-Times: medians of 5 runs, each the median of its steps, by events around the replayed graph; attention by the kernels
-that PyTorch's profiler sees, planners outside of the graph among them, those that overlap once, and the pauses around
-them; the host's time in the metadata builder and, without graphs, in one layer's forward call. Runs before which the
-host was slow (`host_us`, of a loop of Python) are repeated, as often as there are runs. Agreement: log-probabilities of
-greedy texts of 32 tokens, against ours, and of prompts alone against the same prompts in one batch, which is the noise
-to compare with. Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours.
+The measurements are parts, the most telling first. The backends of a part are processes that live at once, each with
+an engine, and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each. Rounds are
+processes anew, in the reverse order. What the record holds is not measured again: where the time is over, the next call
+goes on; a row that one backend lacks is measured with all that are asked for.
+
+Hosts differ from core to core and from second to second. So a loop of Python is timed on every core, at the start and
+before every eighth turn: all main threads, of which one works at a time, are put on the fastest, their other threads on
+the next three, on one hardware thread of each. The loop is timed before and behind each run, too: `host_us`, the larger
+of both. A turn is fast if those of its runs are within 10 % of each other, and within 30 % of the least that this call
+has seen on any core, since a slow host takes 1.7 times as long. A row has the runs of 8 turns, the same of all
+backends: fast ones first, then those whose slowest host_us is the least, of as many turns as it takes to have 8 fast
+ones, but 20 turns or 20 seconds at most. `turns` says how many there were, `fast` how many of the 8 are fast: where it
+is less than 8, the whole step says little.
+
+Times: medians of runs, each the median of its steps, by events around the replayed graph; the host's time in the
+metadata builder and, without graphs, in one layer's forward call. Behind all runs, since a process that has profiled
+stays slower: attention by the kernels that PyTorch's profiler sees, planners outside of the graph among them, those
+that overlap once, and the pauses around them. Agreement: log-probabilities of greedy texts of 32 tokens, against ours,
+and of prompts alone against the same prompts in one batch, which is the noise to compare with. Needs a GPU, vLLM, and
+this package where Python finds it; CUSTOM is ours.
 """
 
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
 import signal
@@ -28,12 +41,15 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import DEFAULT_GRAPHS, difference, median, without_paths
+from vllm_worker import DEFAULT_GRAPHS, difference, host_us, median, without_paths
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
 LAYERS = 8
-REPEATS, STEPS = 5, 20
-LEAST_SECONDS = 45  # that a process needs to say anything
+STEPS = 20  # of a run
+TURNS, MOST_TURNS, TURN_SECONDS = 8, 20, 20  # of a row
+EVEN, FAST = 1.1, 1.3  # the largest host_us of a turn over its least, and over the least of all
+CORES = 4
+LEAST_SECONDS = 60  # that processes need to say anything
 # One process, no network, nothing optional.
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
                "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
@@ -105,7 +121,7 @@ def parse(words):
     parser.add_argument("--contexts", type=int, nargs="+", help="these alone, of a part's")
     parser.add_argument("--rounds", type=int, default=2, help="so many of a part's (default 2: all)")
     parser.add_argument("--seconds", type=float, default=540, help="for everything (default 540)")
-    parser.add_argument("--limit", type=float, default=170, help="seconds for one process (default 170)")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for a part's processes (default 240)")
     parser.add_argument("--record", default="vllm.json", help="file of all results, to which new ones are added")
     parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "bench_vllm"), help="model and logs")
     return parser.parse_args(words)
@@ -134,12 +150,6 @@ def write_record(path, record):
         json.dump(record, file, indent=1)
         file.write("\n")
     os.replace(scratch, path)
-
-
-def least_host_us(path):
-    """Of all runs, as vllm_worker.host_us() has it; None where there is none yet."""
-    return min((one for run in read_record(path)["runs"] for row in run["rows"] for one in row.get("host_us", ())),
-               default=None)
 
 
 def run_of(record, part, backend, number):
@@ -194,37 +204,172 @@ def merge(record, part, backend, number, found):
     run["rows"] = [rows[shape] for shape in sorted(rows)]
 
 
+# --- the host ---
+
+
+class Host:
+    """The least host_us that this call has seen, and the cores to use: one hardware thread of each, fastest first."""
+
+    least, cpus = math.inf, ()
+
+    def seen(self, us):
+        self.least = min(self.least, us)
+
+    def look(self):
+        allowed, found = os.sched_getaffinity(0), {}
+        for cpu in sorted(allowed):
+            os.sched_setaffinity(0, [cpu])
+            found[cpu] = median([host_us() for _ in range(9)])
+        os.sched_setaffinity(0, allowed)
+        print("host_us of cores:", ", ".join(f"{cpu}: {us:.0f}" for cpu, us in found.items()), flush=True)
+        self.seen(min(found.values()))
+        cores = {}
+        for cpu in sorted(found, key=found.get):
+            cores.setdefault(siblings(cpu), cpu)
+        self.cpus = list(cores.values())[:CORES]
+
+
+def siblings(cpu):
+    """The hardware threads of its core, as Linux writes them."""
+    path = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text() if path.exists() else str(cpu)
+
+
+def host_of(turn, least):
+    """Whether it is not fast, and its slowest host_us: the less, the better."""
+    speeds = [run["host_us"] for run in turn.values()] or [math.inf]
+    return max(speeds) > EVEN * min(speeds) or max(speeds) > FAST * least, max(speeds)
+
+
+def chosen(turns, least):
+    """Of turns, {backend: run} each, those of a row; and how many of them are fast."""
+    best = sorted(turns, key=lambda turn: host_of(turn, least))[:TURNS]
+    return best, sum(not host_of(turn, least)[0] for turn in best)
+
+
+def row_of(runs, **counts):
+    """A row of the record, but for its shape."""
+    row = {name: [one[name] for one in runs] for name in ("wall_ms", "graph_ms", "host_us")}
+    return counts | row | {name: median([one[name] for one in runs if one[name] is not None])
+                           for name in ("steps", "replays", "queries", "builder_us", "forward_us")}
+
+
 # --- over the processes ---
 
 
-def run_process(part, backend, number, wanted, agreement, at, until):
-    """What one process says; its failure is one of the results."""
-    name = os.path.join(at.work, f"{part.name}-{backend}-{number}")
-    asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": part.layers,
-             "graphs": part.graphs, "cache": part.cache, "shapes": wanted, "agreement": agreement,
-             "samples": part.samples, "shares": part.shares, "profile": number == 0, "repeats": REPEATS,
-             "steps": STEPS, "work": at.work, "path": f"{name}.jsonl", "until": until - 15,
-             "host_us": least_host_us(at.record)}
-    environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
-    if part.invariant:
-        environment["VLLM_BATCH_INVARIANT"] = "1"
-    open(asked["path"], "w").close()
-    with open(f"{name}.log", "w") as log:
-        child = subprocess.Popen([sys.executable, WORKER, json.dumps(asked)], stdout=log, stderr=subprocess.STDOUT,
-                                 env=environment, start_new_session=True)
-        try:
-            status = f"exit status {child.wait(max(until - time.time(), 1))}"
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            status = "stopped: the time is over"
-    with open(asked["path"]) as file:
-        found = [json.loads(line) for line in file if line.endswith("\n")]
-    if not any(one["what"] == "end" for one in found):
-        with open(f"{name}.log", errors="replace") as file:
-            lines = [line for line in file.read().splitlines() if "Error" in line or "error:" in line]
-        found.append({"what": "failed", "said": "; ".join([status, *(line[-300:] for line in lines[-2:])])})
-    return found
+class Worker:
+    """A process, what it has found, and, once it has ended, why."""
+
+    def __init__(self, part, backend, number, wanted, agreement, at, host, until):
+        self.name, self.until, self.found = os.path.join(at.work, f"{part.name}-{backend}-{number}"), until, []
+        asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": part.layers,
+                 "graphs": part.graphs, "cache": part.cache, "shapes": wanted, "agreement": agreement,
+                 "samples": part.samples, "shares": part.shares, "steps": STEPS, "work": at.work,
+                 "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
+        environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
+        if part.invariant:
+            environment["VLLM_BATCH_INVARIANT"] = "1"
+        open(asked["path"], "w").close()
+        self._results = open(asked["path"])
+        with open(f"{self.name}.log", "w") as log:
+            self._child = subprocess.Popen([sys.executable, WORKER, json.dumps(asked)], stdin=subprocess.PIPE,
+                                           stdout=log, stderr=subprocess.STDOUT, env=environment,
+                                           start_new_session=True)
+        self.host, self.ended = host, None
+        self._hear()
+
+    def ask(self, what, shape=None):
+        """What it finds, {} if nothing, an "error" among it; None if it has ended."""
+        if not self.ended:
+            try:
+                line = json.dumps({"do": what, "shape": shape, "cpus": self.host.cpus})
+                os.write(self._child.stdin.fileno(), line.encode() + b"\n")
+            except BrokenPipeError:
+                pass  # _hear() says why
+            heard = self._hear()
+        return None if self.ended else heard[-1] if heard else {}
+
+    def end(self):
+        """All that it found but what it was asked for. Its failure is one of the results."""
+        self.ask("end")
+        self._child.stdin.close()
+        self._results.close()
+        if self.ended != "end":
+            with open(f"{self.name}.log", errors="replace") as file:
+                lines = [line for line in file.read().splitlines() if "Error" in line or "error:" in line]
+            said = "; ".join([self.ended, *(line[-300:] for line in lines[-2:])])
+            self.found.append({"what": "failed", "said": said})
+        return self.found
+
+    def _hear(self):
+        """What it answers, until it is done or has ended."""
+        heard, line, status = [], "", None
+        while True:
+            line += self._results.readline()
+            if line.endswith("\n"):
+                one, line = json.loads(line), ""
+                if one["what"] == "done":
+                    return heard
+                (heard if one["what"] in ("run", "profile", "error") else self.found).append(one)
+            elif status is not None:
+                self.ended = "end" if any(one["what"] == "end" for one in self.found) else f"exit status {status}"
+                return heard
+            else:
+                status = self._child.poll()
+                if status is None and time.time() > self.until:
+                    os.killpg(self._child.pid, signal.SIGKILL)
+                    self._child.wait()
+                    self.ended = "stopped: the time is over"
+                    return heard
+                time.sleep(0.01 if status is None else 0)
+
+
+def take_turns(workers, shape, host, until):
+    """{backend: its row}; of processes that end, none."""
+    of_shape, errors, turns, begin = dict(zip(("batch", "context", "mixed"), shape)), {}, [], time.time()
+
+    def ask(what, backends):
+        found = {backend: workers[backend].ask(what, shape) for backend in backends if backend not in errors}
+        errors.update({backend: one for backend, one in found.items() if one is None or "error" in one})
+        return found
+
+    order = list(workers)
+    ask("prepare", order)
+    while len(errors) < len(order) and len(turns) < MOST_TURNS and (
+            not turns or time.time() < min(begin + TURN_SECONDS, until)):
+        if len(turns) % TURNS == 0:
+            host.look()
+        turns.append(ask("time", order))
+        for turn in turns:  # without those that have failed
+            for backend in errors.keys() & turn.keys():
+                del turn[backend]
+        for run in turns[-1].values():
+            host.seen(run["host_us"])
+        if chosen(turns, host.least)[1] == TURNS:
+            break
+    best, fast = chosen(turns, host.least)
+    rows = {backend: {**of_shape, "error": one["error"]} for backend, one in errors.items() if one}
+    return rows | {backend: of_shape | row_of([turn[backend] for turn in best], turns=len(turns), fast=fast)
+                   for backend in order if backend not in errors}
+
+
+def run_together(part, number, backends, wanted, agreement, at, host, until):
+    """{backend: what its process says}; agreement: the backends that are asked for it."""
+    workers, rows = {}, {}
+    host.look()
+    for backend in backends:  # one after another, since vLLM looks at what memory is free
+        workers[backend] = Worker(part, backend, number, wanted, backend in agreement, at, host, until)
+    for shape in wanted:
+        alive = {backend: worker for backend, worker in workers.items() if not worker.ended}
+        if alive and time.time() < until - 15:
+            rows[shape] = take_turns(alive, shape, host, until - 15)
+    for shape, of in rows.items():
+        for backend, row in of.items():
+            if number == 0 and "error" not in row and time.time() < until - 10:
+                found = workers[backend].ask("profile", shape) or {"error": "its process ended"}
+                row |= {"profile_error": found["error"]} if "error" in found else found  # the times stay
+            workers[backend].found.append({**row, "what": "row"})
+    return {backend: worker.end() for backend, worker in workers.items()}
 
 
 def against_ours(part, backend, found, at):
@@ -240,15 +385,14 @@ def against_ours(part, backend, found, at):
                 found.append({"what": "against", **difference(texts, json.load(file))})
 
 
-def processes(at):
-    """(part, backend, round), in the order in which they are run."""
+def groups(at):
+    """(part, round, backends), in the order in which they are run."""
     for part in PARTS:
         if at.parts and part.name not in at.parts:
             continue
-        for number in range(min(part.rounds, at.rounds)):
-            for backend in part.backends if number % 2 == 0 else part.backends[::-1]:
-                if not at.backends or backend in at.backends:
-                    yield part, backend, number
+        backends = [backend for backend in part.backends if not at.backends or backend in at.backends]
+        for number in range(min(part.rounds, at.rounds)) if backends else ():
+            yield part, number, backends[::-1 if number % 2 else 1]
 
 
 def told(one):
@@ -257,9 +401,9 @@ def told(one):
         return json.dumps(one)
     shown = ", ".join(f"{name} {median([value for value in one[name] if value is not None])}"
                       for name in ("graph_ms", "wall_ms") if any(one[name]))
-    rest = ", ".join(f"{name} {one[name]}" for name in ("queries", "builder_us", "forward_us", "attention_ms",
-                                                        "kernels_ms", "pause_before_us", "pause_behind_us")
-                     if one.get(name) is not None)
+    rest = ", ".join(f"{name} {one[name]}" for name in ("queries", "builder_us", "forward_us", "turns", "fast",
+                                                        "attention_ms", "kernels_ms", "pause_before_us",
+                                                        "pause_behind_us") if one.get(name) is not None)
     return f"b={one['batch']} context={one['context']}{' mixed' * one['mixed']}: {shown}, {rest}"
 
 
@@ -271,22 +415,28 @@ def main():
                   f"{', '.join(part.backends)}")
         return 0
     os.makedirs(at.work, exist_ok=True)
-    end = time.time() + at.seconds
+    end, host = time.time() + at.seconds, Host()
     record, failed, left = read_record(at.record), 0, 0
-    for part, backend, number in processes(at):
-        wanted, agreement = missing(record, part, backend, number, at)
-        if not wanted and not agreement:
+    for part, number, backends in groups(at):
+        lacks = {backend: missing(record, part, backend, number, at) for backend in backends}
+        wanted = [shape for shape in part.shapes if any(shape in shapes for shapes, _ in lacks.values())]
+        agreement = [backend for backend, (_, asked) in lacks.items() if asked]
+        backends = backends if wanted else agreement
+        if not backends:
             continue
         if end - time.time() < LEAST_SECONDS:
-            left += 1
+            left += len(backends)
             continue
-        found = run_process(part, backend, number, wanted, agreement, at, min(end, time.time() + at.limit))
-        against_ours(part, backend, found, at)
-        merge(record, part, backend, number, found)
+        together = run_together(part, number, backends, wanted, agreement, at, host, min(end, time.time() + at.limit))
+        for backend in part.backends:
+            found = together.get(backend, [])
+            against_ours(part, backend, found, at)
+            if found:
+                merge(record, part, backend, number, found)
+            failed += any(one["what"] == "failed" or "error" in one for one in found)
+            for one in [one for one in found if one["what"] != "texts"]:
+                print(f"{part.name} {backend} {number}: {told(one)}", flush=True)
         write_record(at.record, record)
-        failed += any(one["what"] == "failed" or "error" in one for one in found)
-        for one in [one for one in found if one["what"] != "texts"]:
-            print(f"{part.name} {backend} {number}: {told(one)}", flush=True)
     print(f"{left} processes are left for the next call; {failed} failed", flush=True)
     return 1 if failed or not record["runs"] else 0
 

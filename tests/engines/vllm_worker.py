@@ -1,14 +1,18 @@
 """One process of bench_vllm.py: vLLM's engine with one attention backend, over a small model of DeepSeek-V3's shape
-with random weights. Writes a JSON line per result. Needs a GPU, vLLM, and this package where Python finds it."""
+with random weights. Does what the JSON lines of its standard input ask, a JSON line per result. Needs a GPU, vLLM, and
+this package where Python finds it."""
 
 import collections
+import gc
 import json
 import math
 import os
 import re
+import select
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
@@ -82,7 +86,7 @@ class Engine:
         sizes |= {mixed_queries(batch, queries) for batch, _, mixed in at["shapes"] if mixed}
         tokens = max([16384, *(2048 + context for _, context, _ in at["shapes"])])
         arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens), "load_format": "dummy",
-                     "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": 0.3,
+                     "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": 0.28,
                      "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"],
@@ -275,18 +279,33 @@ def host_us():
     return round(1e6 * (time.perf_counter() - begin), 1)
 
 
-def while_the_host_is_fast(measure, repeats, least):
-    """`repeats` results of measure(), each with its host_us, of at most twice as many: those before which the host was
-    within 20 % of its best, if there are as many, else the last ones. least: the best that is known; None."""
-    found = []
-    for _ in range(2 * repeats):
-        speed = min(host_us() for _ in range(3))
-        found.append({**measure(), "host_us": speed})
-        least = min(least or speed, speed)
-        fast = [one for one in found if one["host_us"] <= 1.2 * least]
-        if len(fast) == repeats:
-            return fast
-    return found[-repeats:]
+def with_host_us(measure):
+    """measure(), without Python's garbage collector, and host_us: the larger of before and behind it, each the least of
+    three."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = min(host_us() for _ in range(3))
+        found = measure()
+        return {**found, "host_us": max(before, min(host_us() for _ in range(3)))}
+    finally:
+        gc.enable()
+
+
+def stay_on(cpus):
+    """This thread on the first, all others of the process on the others."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        own = thread == threading.get_native_id()
+        try:
+            os.sched_setaffinity(thread, cpus[:1] if own else cpus[1:] or cpus)
+        except ProcessLookupError:  # it has ended
+            pass
+
+
+def lines_until(end):
+    """Those of the standard input, until nothing comes in the time."""
+    while select.select([sys.stdin], [], [], max(end - time.time(), 0))[0] and (line := sys.stdin.readline()):
+        yield line
 
 
 def mixed_queries(requests, queries):
@@ -335,6 +354,7 @@ def main():
         out.write(json.dumps({"what": what, **result}) + "\n")
 
     begin = time.monotonic()
+    os.sched_setaffinity(0, at["cpus"])  # of all threads that this one starts, too
     engine = Engine(at)
     torch = engine.torch
     import vllm
@@ -362,28 +382,29 @@ def main():
     most = max([batch for batch, _, _ in at["shapes"]], default=0)
     shuffled = [torch.randperm(VOCABULARY, generator=generator).tolist() for _ in range(most)]
     rows = [some + tokens(max(context for _, context, _ in at["shapes"])) for some in shuffled]
-    for batch, context, mixed in at["shapes"]:
-        if time.time() > at["until"]:
+    gc.collect()
+    gc.freeze()
+    put("done")
+    for line in lines_until(at["until"]):
+        asked = json.loads(line)
+        if asked["do"] == "end":
             break
+        stay_on(asked["cpus"])
+        batch, context, engine.mixed = asked["shape"]
+        these = [row[:context + 1] for row in rows[:batch]]
+        if at["samples"]:
+            these = samples_of(rows[0][:context], [row[:1] for row in rows[:batch]])
         try:
-            engine.mixed = mixed
-            these = [row[:context + 1] for row in rows[:batch]]
-            if at["samples"]:
-                these = samples_of(rows[0][:context], [row[:1] for row in rows[:batch]])
-            engine.generate(these, 1)
-            found = while_the_host_is_fast(lambda: engine.time_decode(these, at["steps"]), at["repeats"],
-                                           at["host_us"])
-            row = {name: [one[name] for one in found] for name in ("wall_ms", "graph_ms", "host_us")}
-            row |= {name: median([one[name] for one in found if one[name] is not None])
-                    for name in ("steps", "replays", "queries", "builder_us", "forward_us")}
-            if at["profile"]:
-                try:
-                    row |= engine.profile_decode(these)
-                except Exception as error:  # the times stay
-                    row["profile_error"] = repr(error)[:300]
-            put("row", batch=batch, context=context, mixed=mixed, **row)
+            if asked["do"] == "prepare":  # the prefix cache, and a run that does not count
+                engine.generate(these, 1)
+                engine.time_decode(these, at["steps"])
+            elif asked["do"] == "time":
+                put("run", **with_host_us(lambda: engine.time_decode(these, at["steps"])))
+            else:
+                put("profile", **engine.profile_decode(these))
         except Exception as error:  # the next shape may work
-            put("row", batch=batch, context=context, mixed=mixed, error=repr(error)[:500])
+            put("error", error=repr(error)[:500])
+        put("done")
     put("end", seconds=round(time.monotonic() - begin, 1))
 
 

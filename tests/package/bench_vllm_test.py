@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -25,8 +26,11 @@ class Bench(unittest.TestCase):
         self.asked = []
         self.machine = MACHINE
 
-    def process(self, part, backend, number, wanted, agreement, at, until):
-        """In place of a process of the engine."""
+    def together(self, part, number, backends, wanted, agreement, *_):
+        """In place of the processes of a part."""
+        return {backend: self.process(part, backend, number, wanted, backend in agreement) for backend in backends}
+
+    def process(self, part, backend, number, wanted, agreement):
         self.asked.append((part.name, backend, number, list(wanted), agreement))
         found = [{"what": "engine", **self.machine, "start_s": 20.0}]
         if agreement:
@@ -45,7 +49,7 @@ class Bench(unittest.TestCase):
         self.broken = broken
         record = self.work / "record.json"
         words = [f"--work={self.work}", f"--record={record}", *words]
-        with mock.patch.object(bench_vllm, "run_process", self.process), \
+        with mock.patch.object(bench_vllm, "run_together", self.together), \
              mock.patch.object(sys, "argv", ["bench_vllm.py", *words]), \
              contextlib.redirect_stdout(io.StringIO()) as said:
             status = bench_vllm.main()
@@ -93,16 +97,72 @@ class Bench(unittest.TestCase):
         self.assertEqual((times["kernels_ms"], times["attention_ms"]), (3.0, 2.0))
         self.assertEqual(times["longest"][:2], [["gemm", 1.5], ["latent a", 1.5]])
 
-    def test_runs_on_a_slow_host_are_repeated(self):
-        def chosen(*hosts, least=None):
-            speeds = iter([one for one in hosts for _ in range(3)])
-            with mock.patch.object(vllm_worker, "host_us", lambda: next(speeds)):
-                found = vllm_worker.while_the_host_is_fast(dict, 3, least)
-            return [one["host_us"] for one in found]
+    def take_turns(self, hosts, failing=None, **limits):
+        """Rows of two processes whose runs have these host_us, in turn; failing: the place of a run that does not
+        work."""
+        speeds, runs = iter(hosts), []
 
-        self.assertEqual(chosen(10, 11, 12), [10, 11, 12])
-        self.assertEqual(chosen(20, 10, 11, 19, 12), [10, 11, 12])
-        self.assertEqual(chosen(20, 21, 22, 23, 11, 25, least=10), [23, 11, 25])  # slow throughout: the record says so
+        class Worker:
+            def __init__(self, backend):
+                self.backend, self.ended = backend, None
+
+            def ask(self, what, shape):
+                if what == "prepare":
+                    return {}
+                runs.append(self.backend)
+                if len(runs) - 1 == failing:
+                    return {"what": "error", "error": "it broke"}
+                times = {name: len(runs) for name in ("wall_ms", "graph_ms", "steps", "replays", "queries",
+                                                      "builder_us", "forward_us")}
+                return {"what": "run", **times, "host_us": next(speeds)}
+
+        host, self.looks = bench_vllm.Host(), []
+        host.look = lambda: self.looks.append(len(runs))
+        with mock.patch.multiple(bench_vllm, **{"TURNS": 2, "MOST_TURNS": 4, **limits}):
+            rows = bench_vllm.take_turns({one: Worker(one) for one in "ab"}, (1, 4096, False), host, math.inf)
+        return rows, "".join(runs)
+
+    def test_backends_take_turns_until_enough_are_fast(self):
+        rows, runs = self.take_turns([10, 10, 10, 11])
+        self.assertEqual(runs, "abab")
+        self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 10], [10, 11]))
+        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([1, 3], [2, 4]))
+        self.assertEqual((rows["a"]["turns"], rows["a"]["fast"], bench_vllm.shape_of(rows["a"])),
+                         (2, 2, (1, 4096, False)))
+
+    def test_a_turn_that_is_slow_for_one_counts_for_none(self):
+        rows, runs = self.take_turns([10, 19, 10, 10, 10, 10])
+        self.assertEqual(runs, "ababab")
+        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([3, 5], [4, 6]))
+        self.assertEqual((rows["b"]["turns"], rows["b"]["fast"]), (3, 2))
+
+    def test_a_row_says_how_few_turns_were_fast(self):
+        rows, runs = self.take_turns([10, 10, 20, 21, 10, 11.5, 22, 22])
+        self.assertEqual(runs, "abababab")
+        self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 10], [10, 11.5]))
+        self.assertEqual((rows["a"]["turns"], rows["a"]["fast"], self.looks), (4, 1, [0, 4]))
+
+    def test_a_backend_that_fails_does_not_stop_the_others(self):
+        rows, runs = self.take_turns([10, 10, 10, 10], failing=2)
+        self.assertEqual(runs, "abab")
+        self.assertEqual(rows["a"], {"batch": 1, "context": 4096, "mixed": False, "error": "it broke"})
+        self.assertEqual((rows["b"]["wall_ms"], rows["b"]["fast"]), ([2, 4], 2))
+        self.assertEqual(self.take_turns([10], failing=0, TURN_SECONDS=0)[1], "ab")
+
+    def test_the_fastest_cores_one_thread_of_each(self):
+        times, here = {4: 20, 5: 10, 6: 11, 7: 12}, []
+        with mock.patch.multiple(bench_vllm, host_us=lambda: times[here[-1]], siblings=lambda cpu: cpu // 2), \
+             mock.patch.object(bench_vllm.os, "sched_getaffinity", lambda _: set(times)), \
+             mock.patch.object(bench_vllm.os, "sched_setaffinity", lambda _, cpus: here.append(min(cpus))), \
+             contextlib.redirect_stdout(io.StringIO()):
+            host = bench_vllm.Host()
+            host.look()
+        self.assertEqual((host.cpus, host.least), ([5, 6], 10))
+
+    def test_the_host_is_looked_at_before_and_behind(self):
+        for hosts, said in (((10, 12, 11, 9, 30, 31), 10), ((10, 12, 11, 22, 21, 23), 21)):
+            with mock.patch.object(vllm_worker, "host_us", iter(hosts).__next__):
+                self.assertEqual(vllm_worker.with_host_us(lambda: {"wall_ms": 1}), {"wall_ms": 1, "host_us": said})
 
     def test_deep_models_are_no_texts_of_others(self):
         self.run_bench("--parts", "h16-d0-deep", "--backends", "CUSTOM")
