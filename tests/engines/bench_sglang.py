@@ -4,13 +4,18 @@ backends agree, and how long does a step take?
 
     tests/engines/bench_sglang.py --record=sglang.json
     tests/engines/bench_sglang.py --engines fa3/1 hypermla/1 --heads 16 --batches 1 32
+    tests/engines/bench_sglang.py --engines fa3/64/3 hypermla/64/3
 
-An engine has an attention backend and a size of pages; each runs by itself, once for each number of heads. Agreement:
-greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of prompts alone
-against the same prompts in one batch, which is the noise to compare with. Times: medians of the steps, by events around
-the replayed graph and around all that the runner does for a step; kernels by PyTorch's profiler; the host's time in the
-backend's planning. They are taken inside of SGLang's scheduler, by a plug-in of this script. Needs a GPU, SGLang, and
-this package where Python finds it.
+An engine has an attention backend, a size of pages, and drafts or none; each runs by itself, once for each number of
+heads. Agreement: greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of
+prompts alone against the same prompts in one batch, which is the noise to compare with. Times: medians of the steps, by
+events around the replayed graph and around all that the runner does for a step; kernels by PyTorch's profiler; the
+host's time in the backend's planning. They are taken inside of SGLang's scheduler, by a plug-in of this script.
+
+Drafts are chains by the model's own layer for them, as DeepSeek-V3 has it (EAGLE of one branch). A step then drafts,
+verifies and extends: graph_ms is the graph of the model, which verifies; draft_ms and extend_ms are those of the layer
+that drafts, where the backend has them: SGLang extends without one under fa3. Needs a GPU, SGLang, and this package
+where Python finds it.
 """
 
 import argparse
@@ -34,6 +39,12 @@ from vllm_worker import VOCABULARY, difference, median, without_paths
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
+DRAFTS = "BENCH_SGLANG_DRAFTS"  # how many tokens a chain drafts
+RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.execute"
+SPECULATIVE = "sglang.srt.speculative."
+WORKER = SPECULATIVE + "eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
+RUNNERS = {"graph": RUNNER, "draft": SPECULATIVE + "eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
+           "extend": SPECULATIVE + "eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"}
 FIRST, LAST = 4, 12  # steps that are profiled; those before them begin the requests
 ENVIRONMENT = {"SGLANG_PLUGINS": "hypermla,bench_sglang", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
                "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo",
@@ -44,7 +55,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "beta_fast": 3
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", help="backend/tokens of a page; SGLang's flashmla only has 64",
+    parser.add_argument("--engines", nargs="+",
+                        help="backend/tokens of a page[/tokens of a draft]; SGLang's flashmla only has pages of 64",
                         default=["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"])
     parser.add_argument("--heads", type=int, nargs="+", default=[128, 16])
     parser.add_argument("--layers", type=int, default=8)
@@ -63,6 +75,12 @@ def parse(words):
     return parser.parse_args(words)
 
 
+def engines_of(at):
+    """Backends, tokens of a page, and tokens of a draft, 0 for none."""
+    words = [(*engine.split("/"), "0")[:3] for engine in at.engines]
+    return [(backend, int(page), int(drafts)) for backend, page, drafts in words]
+
+
 # --- the model ---
 
 
@@ -73,15 +91,37 @@ def spread_of(name, columns):
     return columns ** -0.5 * (2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0)
 
 
+def weights_of(name, shape, layers):
+    """The layer that drafts, which comes behind the others, sees the last token's embedding and attends as the first
+    one does: some of its drafts are right."""
+    import torch
+
+    if len(shape) == 1:
+        return (torch.zeros if "bias" in name else torch.ones)(shape)
+    if "eh_proj" in name:
+        return torch.eye(*shape)
+    like = name.replace(f"layers.{layers}.self", "layers.0.self")
+    generator = torch.Generator().manual_seed(zlib.crc32(like.encode()))
+    return spread_of(name, shape[1]) * torch.randn(shape, generator=generator)
+
+
+def directory_of_models(at):
+    return os.path.join(at.work, "drafts") if any(drafts for _, _, drafts in engines_of(at)) else at.work
+
+
 def write_model(at, heads):
-    """A directory with a checkpoint that SGLang takes for a DeepSeek-V3 without experts; returns its name."""
+    """A directory with a checkpoint that SGLang takes for a DeepSeek-V3 without experts; returns its name. Where an
+    engine drafts, all of them have a layer for it, with experts, and more columns, as SGLang asks."""
     import torch
     from safetensors.torch import save_file
 
-    directory = vllm_worker.write_model(at.work, heads, at.layers, CONTEXT)
+    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
     config["rope_parameters"] = config["rope_scaling"] = YARN
+    drafts = directory_of_models(at) != at.work
+    if drafts:
+        config |= {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024}
     with open(os.path.join(directory, "config.json"), "w") as file:
         json.dump(config, file, indent=1)
     checkpoint = os.path.join(directory, "model.safetensors")
@@ -91,19 +131,27 @@ def write_model(at, heads):
     nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     latent, query = config["kv_lora_rank"], config["q_lora_rank"]
     shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
-    for layer in range(at.layers):
-        own = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,), "mlp.gate_proj": (inner, hidden),
-               "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+
+    def mlp(name, inner):
+        return {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden),
+                f"{name}.down_proj": (hidden, inner)}
+
+    experts, of_expert = config["n_routed_experts"], config["moe_intermediate_size"]
+    drafting = {"enorm": (hidden,), "hnorm": (hidden,), "eh_proj": (hidden, 2 * hidden), "shared_head.norm": (hidden,),
+                "mlp.gate": (experts, hidden), "mlp.gate.e_score_correction_bias": (experts,),
+                **mlp("mlp.shared_experts", of_expert * config["n_shared_experts"])}
+    for expert in range(experts):
+        drafting |= mlp(f"mlp.experts.{expert}", of_expert)
+    for layer in range(at.layers + drafts):
+        own = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+               **(mlp("mlp", inner) if layer < at.layers else drafting),
                "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
                "self_attn.q_b_proj": (heads * (nope + rope), query),
                "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
                "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
-    weights = {}
-    for name, shape in shapes.items():
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        weights[name + ".weight"] = (torch.ones(shape) if len(shape) == 1 else spread_of(name, shape[1]) * torch.randn(
-            shape, generator=generator)).to(torch.bfloat16)
+    weights = {name if "bias" in name else name + ".weight": weights_of(name, shape, at.layers).to(torch.bfloat16)
+               for name, shape in shapes.items()}
     save_file(weights, checkpoint + ".tmp", {"format": "pt"})
     os.replace(checkpoint + ".tmp", checkpoint)
     return directory
@@ -116,58 +164,92 @@ def watch():
     """SGLang finds it by an entry point of this script's. Each decoding step becomes a line of the file."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    if os.environ.get(STEPS):
-        runner = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.execute"
-        HookRegistry.register(runner, _Watch(os.environ[STEPS]).step, HookType.AROUND)
+    if not os.environ.get(STEPS):
+        return
+    watch = _Watch(os.environ[STEPS])
+    if not int(os.environ.get(DRAFTS, 0)):
+        HookRegistry.register(RUNNER, watch.step, HookType.AROUND)
+        return
+    HookRegistry.register(WORKER, watch.step_with_drafts, HookType.AROUND)
+    for name, runner in RUNNERS.items():
+        HookRegistry.register(runner, watch.part(name), HookType.AROUND)
 
 
 class _Watch:
     def __init__(self, path):
         self.path = path
         self.waiting = collections.deque()  # steps whose events may not have come yet
-        self.file = self.profiler = self.replay = self.wrapped = None
-        self.count = self.profiled = 0
+        self.file = self.profiler = None
+        self.wrapped = []  # backends whose planning is timed
+        self.replays = {}  # of this step: events around the graph, by its name
+        self.name, self.planned, self.count, self.profiled = "graph", 0.0, 0, 0
 
     def step(self, execute, runner, forward_batch, *arguments, **keywords):
+        self._time_planning(runner.attn_backend)
+        return self._measured(forward_batch.batch_size, execute, runner, forward_batch, *arguments, **keywords)
+
+    def step_with_drafts(self, execute, worker, batch, *arguments, **keywords):
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return execute(worker, batch, *arguments, **keywords)
+        return self._measured(len(batch.seq_lens), execute, worker, batch, *arguments, **keywords)
+
+    def part(self, name):
+        """Around a graph's runner: its replays are of this name."""
+        def execute_as(execute, runner, *arguments, **keywords):
+            self._time_planning(runner.attn_backend)
+            before, self.name = self.name, name
+            try:
+                return execute(runner, *arguments, **keywords)
+            finally:
+                self.name = before
+
+        return execute_as
+
+    def _measured(self, requests, execute, *arguments, **keywords):
         import torch
 
         if self.file is None:
             self.file = open(self.path, "a", buffering=1)
             self._time_replays(torch)
-        if self.wrapped is not runner.attn_backend:
-            self._time_planning(runner.attn_backend)
         try:
-            self._profile(torch, forward_batch.batch_size)
+            self._profile(torch, requests)
         except Exception as error:  # the engine lives on
-            self.file.write(json.dumps({"profile": forward_batch.batch_size, "error": repr(error)[:300]}) + "\n")
+            self.file.write(json.dumps({"profile": requests, "error": repr(error)[:300]}) + "\n")
             self.profiler = None
-            os.remove(self.path + ".profile")
-        self.marks, self.planned = [torch.cuda.Event(enable_timing=True) for _ in range(4)], 0.0
+            pathlib.Path(self.path + ".profile").unlink(missing_ok=True)
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.replays, self.planned = {}, 0.0
         begin = time.monotonic()
-        self.marks[0].record()
-        output = execute(runner, forward_batch, *arguments, **keywords)
-        self.marks[3].record()
-        line = {"at": begin, "requests": forward_batch.batch_size, "host_us": 1e6 * (time.monotonic() - begin),
+        ends[0].record()
+        output = execute(*arguments, **keywords)
+        ends[1].record()
+        line = {"at": begin, "requests": requests, "host_us": 1e6 * (time.monotonic() - begin),
                 "plan_us": 1e6 * self.planned}
-        self.waiting.append((line, self.marks))
-        while self.waiting and self.waiting[0][1][3].query():
-            line, marks = self.waiting.popleft()
-            self.file.write(json.dumps({**line, "step_ms": marks[0].elapsed_time(marks[3]),
-                                        "graph_ms": marks[1].elapsed_time(marks[2])}) + "\n")
+        self.waiting.append((line, ends, self.replays))
+        self.replays = {}
+        while self.waiting and self.waiting[0][1][1].query():
+            line, ends, replays = self.waiting.popleft()
+            self.file.write(json.dumps({**line, "step_ms": ends[0].elapsed_time(ends[1]), **{
+                f"{name}_ms": one.elapsed_time(other) for name, (one, other) in replays.items()}}) + "\n")
         return output
 
     def _time_replays(self, torch):
         replay = torch.cuda.CUDAGraph.replay
 
         def timed(graph):
-            self.marks[1].record()
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
             replay(graph)
-            self.marks[2].record()
+            marks[1].record()
+            self.replays[self.name] = marks
 
         torch.cuda.CUDAGraph.replay = timed
 
     def _time_planning(self, backend):
-        self.wrapped, plan = backend, backend.init_forward_metadata_out_graph
+        if any(backend is one for one in self.wrapped):
+            return
+        self.wrapped.append(backend)
+        plan = backend.init_forward_metadata_out_graph
 
         def timed(*arguments, **keywords):
             begin = time.perf_counter()
@@ -193,7 +275,7 @@ class _Watch:
             self.file.write(json.dumps({"profile": requests, **vllm_worker.times_of(
                 vllm_worker.spans_of(self.profiler), LAST - FIRST, is_attention)}) + "\n")
             self.profiler = None
-            os.remove(wish)
+            pathlib.Path(wish).unlink(missing_ok=True)
 
 
 def is_attention(kernel):
@@ -205,19 +287,23 @@ def is_attention(kernel):
 
 
 class Engine:
-    def __init__(self, at, backend, page, heads, number, steps):
+    def __init__(self, at, backend, page, drafts, heads, number, steps):
         import sglang
 
         prefill = backend if at.prefill == "own" else at.prefill
         batches = sorted({1, 2, 4, 8, *at.batches})
-        tokens = max(at.batches) * (max(at.contexts) + 4 * at.steps + 2 * 64)
+        tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.steps, LAST + 4) * (1 + drafts) + 4 * 64)
+        # Else the backend of prefill verifies.
+        chains = {"speculative_algorithm": "EAGLE", "speculative_num_steps": drafts, "speculative_eagle_topk": 1,
+                  "speculative_num_draft_tokens": drafts + 1, "speculative_attention_mode": "decode"} if drafts else {}
+        self.drafts = drafts
         self.llm = sglang.Engine(
-            model_path=os.path.join(at.work, f"model-{heads}-{at.layers}"), skip_tokenizer_init=True, dtype="bfloat16",
-            device=at.device, attention_backend=backend, prefill_attention_backend=prefill,
+            model_path=os.path.join(directory_of_models(at), f"model-{heads}-{at.layers}"), skip_tokenizer_init=True,
+            dtype="bfloat16", device=at.device, attention_backend=backend, prefill_attention_backend=prefill,
             decode_attention_backend=backend, page_size=page, mem_fraction_static=at.memory,
             max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT, max_running_requests=max(batches),
             chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches, cuda_graph_max_bs_decode=max(batches),
-            sleep_on_idle=True, random_seed=1, log_level="info", port=30000 + 100 * number)
+            sleep_on_idle=True, random_seed=1, log_level="info", port=30000 + 100 * number, **chains)
         self.steps = pathlib.Path(steps)
         self.read = 0
 
@@ -228,7 +314,8 @@ class Engine:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         args = self.llm.server_args
         return {"gpu": gpu, "sglang": sglang.__version__, "torch": torch.__version__, "page": args.page_size,
-                "prefill": args.prefill_attention_backend, "decode": args.decode_attention_backend}
+                "prefill": args.prefill_attention_backend, "decode": args.decode_attention_backend,
+                "algorithm": args.speculative_algorithm}
 
     def forget(self):
         """Empties the prefix cache; SGLang refuses while it still ends a request."""
@@ -256,38 +343,50 @@ class Engine:
         return [json.loads(line) for line in new.splitlines()]
 
     def time_decode(self, prompts, steps):
-        """Medians of decoding steps of all prompts at once, whose contexts the prefix cache keeps."""
+        """Medians of decoding steps of all prompts at once, whose contexts the prefix cache keeps. Accepted: tokens
+        that a step with drafts adds to a request, on average."""
         self.generate(prompts, 1)
         self.generate(prompts, 4)
         self._lines()
-        self.generate(prompts, steps)
+        # A step with drafts adds a token or several.
+        about = [one["meta_info"] for one in self.generate(prompts, steps * (1 + self.drafts))]
         lines = [line for line in self._lines() if line.get("requests") == len(prompts)][3:]
         wall = [1e3 * (b["at"] - a["at"]) for a, b in zip(lines, lines[1:])]
-        return {"steps": len(lines), "wall_ms": median(wall),
-                **{name: median([line[name] for line in lines]) for name in ("step_ms", "graph_ms", "host_us",
-                                                                             "plan_us")}}
+        names = ["step_ms", "graph_ms", "host_us", "plan_us"]
+        accepted = {}
+        if self.drafts:
+            names += ["draft_ms", "extend_ms"]
+            lengths = [one.get("spec_accept_length", 1.0) for one in about]
+            accepted = {"accepted": round(sum(lengths) / len(lengths), 3)}
+        return {"steps": len(lines), "wall_ms": median(wall), **accepted,
+                **{name: median([line[name] for line in lines if name in line]) for name in names}}
 
     def profile_decode(self, prompts):
         wish = pathlib.Path(str(self.steps) + ".profile")
         wish.touch()
         self._lines()
-        self.generate(prompts, LAST + 4)
+        self.generate(prompts, (LAST + 4) * (1 + self.drafts))
         wish.unlink(missing_ok=True)
         found = [line for line in self._lines() if "profile" in line]
         return {name: value for name, value in (found or [{}])[-1].items() if name != "profile"}
 
 
+def named(backend, page, drafts, heads):
+    """Of an engine, in its results."""
+    return {"backend": backend, "page": page, **({"drafts": drafts} if drafts else {}), "heads": heads}
+
+
 def run_child(at):
     import torch
 
-    backend, page, heads, number, path = json.loads(at.child)
+    backend, page, drafts, heads, number, path = json.loads(at.child)
     out = open(path, "w", buffering=1)
 
     def put(what, **result):
-        out.write(json.dumps({"what": what, "backend": backend, "page": page, "heads": heads, **result}) + "\n")
+        out.write(json.dumps({"what": what, **named(backend, page, drafts, heads), **result}) + "\n")
 
     begin = time.monotonic()
-    engine = Engine(at, backend, page, heads, number, os.environ[STEPS])
+    engine = Engine(at, backend, page, drafts, heads, number, os.environ[STEPS])
     put("engine", layers=at.layers, start_s=round(time.monotonic() - begin, 1), **engine.describe())
     sys.stdin.readline()  # until no other engine measures
 
@@ -324,18 +423,18 @@ def run_child(at):
 class Child:
     """A process with an engine."""
 
-    def __init__(self, at, words, plugin, backend, page, heads, number):
-        self.what = {"backend": backend, "page": page, "heads": heads}
-        stem = os.path.join(at.work, f"{backend}-{page}-{heads}")
+    def __init__(self, at, words, plugin, backend, page, drafts, heads, number):
+        self.what = named(backend, page, drafts, heads)
+        stem = os.path.join(at.work, f"{backend}-{page}-{heads}" + (f"-{drafts}" if drafts else ""))
         self.path, self.log = stem + ".jsonl", stem + ".log"
         for old in (self.path, stem + ".steps"):
             if os.path.exists(old):
                 os.remove(old)
-        environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps"}
+        environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps", DRAFTS: str(drafts)}
         found = [plugin, str(HERE), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
         command = [sys.executable, os.path.abspath(__file__), *words,
-                   f"--child={json.dumps([backend, page, heads, number, self.path])}"]
+                   f"--child={json.dumps([backend, page, drafts, heads, number, self.path])}"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                                             env=environment, start_new_session=True, text=True)
@@ -412,7 +511,7 @@ def table(results):
     rows, columns = {}, []
     for one in results:
         if one["what"] == "decode" and "error" not in one:
-            column = f"{one['backend']}/{one['page']}"
+            column = "/".join(str(one[name]) for name in ("backend", "page", "drafts") if name in one)
             if column not in columns:
                 columns.append(column)
             rows.setdefault((one["heads"], one["context"], one["batch"]), {})[column] = one
@@ -433,16 +532,14 @@ def main():
     os.makedirs(at.work, exist_ok=True)
     begin = time.monotonic()
     plugin, results = write_plugin(at.work), []
-    named = [engine.split("/") for engine in at.engines]
-    engines = [(backend, int(page), heads) for heads in at.heads for backend, page in named]
+    engines = [(*engine, heads) for heads in at.heads for engine in engines_of(at)]
     for heads in at.heads:
         write_model(at, heads)
     for first in range(0, len(engines), at.at_once):
         several = engines[first:first + at.at_once]
         left = at.seconds - (time.monotonic() - begin)
         if left < 30:
-            results += [{"what": "left out", "backend": backend, "page": page, "heads": heads,
-                         "said": "the time is over"} for backend, page, heads in several]
+            results += [{"what": "left out", **named(*one), "said": "the time is over"} for one in several]
             continue
         children = [Child(at, words, plugin, *one, first + i) for i, one in enumerate(several)]
         started = time.monotonic() + min(at.limit, left)
@@ -460,8 +557,9 @@ def main():
     for heads in at.heads:
         reference, *others = [one for one in texts if one["heads"] == heads] or [None]
         for one in others:
-            results.append({"what": "against", "heads": heads, "backend": one["backend"], "page": one["page"],
+            results.append({"what": "against", **named(one["backend"], one["page"], one.get("drafts"), heads),
                             "reference": reference["backend"], "reference_page": reference["page"],
+                            **({"reference_drafts": reference["drafts"]} if "drafts" in reference else {}),
                             **difference(one["texts"], reference["texts"])})
             print(json.dumps(results[-1]), flush=True)
     if at.record:
