@@ -604,39 +604,43 @@ def vllm_attention():
 # ---- Decoding in SGLang: tests/engines/bench_sglang.py.
 
 
-def sglang_found(what):
-    """{(heads, requests, tokens of context): {backend: the result}}"""
+def sglang_engine(one):
+    return f"{one['backend']}, pages of {one['page']}" + (f", {one['drafts']} drafts" if one.get("drafts") else "")
+
+
+def sglang_found(what, name):
+    """{(heads, requests, tokens of context): {engine: the result}}"""
     found = {}
-    for one in record("sglang")["results"]:
+    for one in record(name)["results"]:
         if one["what"] == what:
             shape = -one["heads"], one.get("batch", 0), one.get("context", 0)
-            found.setdefault(shape, {})[f"{one['backend']}, pages of {one['page']}"] = one
+            found.setdefault(shape, {})[sglang_engine(one)] = one
     return sorted(found.items())
 
 
-def sglang_steps():
+def sglang_steps(name="sglang"):
     """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host."""
-    found = sglang_found("decode")
-    backends = sorted({name for _, of in found for name in of}, key=lambda name: not name.startswith("hypermla"))
+    found = sglang_found("decode", name)
+    engines = sorted({engine for _, of in found for engine in of}, key=lambda engine: not engine.startswith("hypermla"))
     lines = []
     for (heads, batch, _), of in found:
         best = min(one["graph_ms"] for one in of.values())
-        for name in backends:
-            if name in of:
-                one = of[name]
+        for engine in engines:
+            if engine in of:
+                one = of[engine]
                 graph = f"**{one['graph_ms']:.3f}**" if one["graph_ms"] == best else f"{one['graph_ms']:.3f}"
-                lines.append([f"{-heads}, {batch}", name, graph, f"{one['attention_ms']:.3f}", f"{one['wall_ms']:.2f}",
-                              f"{one['plan_us']:.0f}"])
+                lines.append([f"{-heads}, {batch}", engine, graph, f"{one['attention_ms']:.3f}",
+                              f"{one['wall_ms']:.2f}", f"{one['plan_us']:.0f}"])
     return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us"], lines)
 
 
-def sglang_agreement():
-    lines, against = [], {(one["heads"], one["backend"], one["page"]): one for one in record("sglang")["results"]
+def sglang_agreement(name="sglang"):
+    lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record(name)["results"]
                           if one["what"] == "against"}
-    for _, of in sglang_found("alone against batch"):
-        for name, one in of.items():
-            other = against.get((one["heads"], one["backend"], one["page"]))
-            lines.append([str(one["heads"]), name, agreement(one), agreement(other) if other else ""])
+    for _, of in sglang_found("alone against batch", name):
+        for engine, one in of.items():
+            other = against.get((one["heads"], engine))
+            lines.append([str(one["heads"]), engine, agreement(one), agreement(other) if other else ""])
     return table(["heads", "backend", "alone against in a batch", "against the first of these heads"], lines)
 
 
