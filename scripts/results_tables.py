@@ -608,19 +608,19 @@ def sglang_engine(one):
     return f"{one['backend']}, pages of {one['page']}" + (f", {one['drafts']} drafts" if one.get("drafts") else "")
 
 
-def sglang_found(what, name):
+def sglang_found(what):
     """{(heads, requests, tokens of context): {engine: the result}}"""
     found = {}
-    for one in record(name)["results"]:
+    for one in record("sglang")["results"]:
         if one["what"] == what:
             shape = -one["heads"], one.get("batch", 0), one.get("context", 0)
             found.setdefault(shape, {})[sglang_engine(one)] = one
     return sorted(found.items())
 
 
-def sglang_steps(name="sglang"):
+def sglang_steps():
     """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host."""
-    found = sglang_found("decode", name)
+    found = sglang_found("decode")
     engines = sorted({engine for _, of in found for engine in of}, key=lambda engine: not engine.startswith("hypermla"))
     lines = []
     for (heads, batch, _), of in found:
@@ -634,10 +634,10 @@ def sglang_steps(name="sglang"):
     return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us"], lines)
 
 
-def sglang_agreement(name="sglang"):
-    lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record(name)["results"]
+def sglang_agreement():
+    lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record("sglang")["results"]
                           if one["what"] == "against"}
-    for _, of in sglang_found("alone against batch", name):
+    for _, of in sglang_found("alone against batch"):
         for engine, one in of.items():
             other = against.get((one["heads"], engine))
             lines.append([str(one["heads"]), engine, agreement(one), agreement(other) if other else ""])

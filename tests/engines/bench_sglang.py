@@ -105,8 +105,12 @@ def weights_of(name, shape, layers):
     return spread_of(name, shape[1]) * torch.randn(shape, generator=generator)
 
 
+def any_drafts(at):
+    return any(drafts for _, _, drafts in engines_of(at))
+
+
 def directory_of_models(at):
-    return os.path.join(at.work, "drafts") if any(drafts for _, _, drafts in engines_of(at)) else at.work
+    return os.path.join(at.work, "drafts") if any_drafts(at) else at.work
 
 
 def write_model(at, heads):
@@ -119,8 +123,7 @@ def write_model(at, heads):
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
     config["rope_parameters"] = config["rope_scaling"] = YARN
-    drafts = directory_of_models(at) != at.work
-    if drafts:
+    if any_drafts(at):
         config |= {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024}
     with open(os.path.join(directory, "config.json"), "w") as file:
         json.dump(config, file, indent=1)
@@ -142,7 +145,7 @@ def write_model(at, heads):
                 **mlp("mlp.shared_experts", of_expert * config["n_shared_experts"])}
     for expert in range(experts):
         drafting |= mlp(f"mlp.experts.{expert}", of_expert)
-    for layer in range(at.layers + drafts):
+    for layer in range(at.layers + any_drafts(at)):
         own = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
                **(mlp("mlp", inner) if layer < at.layers else drafting),
                "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
