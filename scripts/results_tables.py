@@ -608,36 +608,47 @@ def sglang_engine(one):
     return f"{one['backend']}, pages of {one['page']}" + (f", {one['drafts']} drafts" if one.get("drafts") else "")
 
 
-def sglang_found(what):
+def sglang_found(name, what):
     """{(heads, requests, tokens of context): {engine: the result}}"""
     found = {}
-    for one in record("sglang")["results"]:
+    for one in record(name)["results"]:
         if one["what"] == what:
             shape = -one["heads"], one.get("batch", 0), one.get("context", 0)
             found.setdefault(shape, {})[sglang_engine(one)] = one
     return sorted(found.items())
 
 
-def sglang_steps():
-    """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host."""
-    found = sglang_found("decode")
-    engines = sorted({engine for _, of in found for engine in of}, key=lambda engine: not engine.startswith("hypermla"))
+SGLANG_OF_DRAFTS = {"draft_ms": ("draft", ".3f"), "extend_ms": ("extend", ".3f"), "accepted": ("accepted", ".2f")}
+
+
+def sglang_steps(name="sglang"):
+    """Milliseconds of the graph and of attention's kernels, of the whole step, microseconds of planning on the host;
+    with drafts, milliseconds of the drafting layer's graphs, and tokens that a step adds. Ours first; in bold the
+    shortest graph of several with as many drafts."""
+    found = sglang_found(name, "decode")
+    engines = sorted(dict.fromkeys(engine for _, of in found for engine in of),
+                     key=lambda engine: not engine.startswith("hypermla"))
+    more = SGLANG_OF_DRAFTS if any("accepted" in one for _, of in found for one in of.values()) else {}
     lines = []
     for (heads, batch, _), of in found:
-        best = min(one["graph_ms"] for one in of.values())
         for engine in engines:
             if engine in of:
                 one = of[engine]
-                graph = f"**{one['graph_ms']:.3f}**" if one["graph_ms"] == best else f"{one['graph_ms']:.3f}"
+                peers = [other["graph_ms"] for other in of.values() if other.get("drafts") == one.get("drafts")]
+                is_best = len(peers) > 1 and one["graph_ms"] == min(peers)
+                graph = f"**{one['graph_ms']:.3f}**" if is_best else f"{one['graph_ms']:.3f}"
                 lines.append([f"{-heads}, {batch}", engine, graph, f"{one['attention_ms']:.3f}",
-                              f"{one['wall_ms']:.2f}", f"{one['plan_us']:.0f}"])
-    return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us"], lines)
+                              f"{one['wall_ms']:.2f}", f"{one['plan_us']:.0f}",
+                              *("" if one.get(key) is None else f"{one[key]:{form}}"
+                                for key, (_, form) in more.items())])
+    return table(["heads, requests", "backend", "graph, ms", "attention, ms", "whole step, ms", "planning, us",
+                  *(head for head, _ in more.values())], lines)
 
 
-def sglang_agreement():
-    lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record("sglang")["results"]
+def sglang_agreement(name="sglang"):
+    lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record(name)["results"]
                           if one["what"] == "against"}
-    for _, of in sglang_found("alone against batch"):
+    for _, of in sglang_found(name, "alone against batch"):
         for engine, one in of.items():
             other = against.get((one["heads"], engine))
             lines.append([str(one["heads"]), engine, agreement(one), agreement(other) if other else ""])
