@@ -68,6 +68,8 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
   Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check(64, 2, 384, kernel);
   Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check(64, 2, 384, kernel);
+  // More parts than a warp, a team of its own, copies at once.
+  Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
 }
 
 }  // namespace

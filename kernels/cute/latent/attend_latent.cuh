@@ -35,7 +35,7 @@ struct Shared {
   alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see mask_absent()
   CutItems cut;
 };
-static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= kOperandBytes);
+static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= 2 * kOperandBytes);
 
 // Hides the scores of gathered tokens that are not there. Token 16 w + r of a block is bit 8 (r % 4) + r / 4 of word w:
 // so a warp of the gather finds its word by one vote (gather_tokens.cuh).
@@ -58,26 +58,22 @@ __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 ||
 
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kLoads = 16;
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kPairs = 8, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
 
   struct Output {
     u32 *first, *second;  // of column 2 (lane % 4) of the two rows; null behind the end of the request
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const RowSums& sums) {
-      const int at = item.row_tile * kTile + row(chunk, lane_id()), rows = item.queries * with.heads;
-      const bool writes_lse = chunk < kPeriod && (lane_id() & 3) == 0;
-      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-      auto place = [&](int at, float lse) -> u32* {
-        if (at >= rows) return nullptr;
-        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        return reinterpret_cast<u32*>(static_cast<unsigned short*>(with.o) +
-                                      with.o_rows.offset(item.request, item.first_row, at) + 2 * (lane_id() & 3));
-      };
-      first = place(at, lse.x);
-      second = place(at + kNextRow, lse.y);
+    Output() = default;
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
+        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
+    static __device__ __forceinline__ u32* place(const LatentArguments& with, const WorkItem& item, int chunk,
+                                                 int next) {
+      const int at = item.row_tile * kTile + row(chunk, lane_id()) + next;
+      if (at >= item.queries * with.heads) return nullptr;
+      return reinterpret_cast<u32*>(static_cast<unsigned short*>(with.o) +
+                                    with.o_rows.offset(item.request, item.first_row, at) + 2 * (lane_id() & 3));
     }
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
@@ -494,6 +490,18 @@ __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& ite
   }
 }
 
+// The queries of all items: by one thread beside a single warp that loads tokens, which first has to read the table.
+template <auto tiling>
+__device__ __forceinline__ void load_all_queries(Shared& shared, const WorkItem* __restrict__ work,
+                                                 const LatentArguments& with) {
+  for (u32 phase = 1;; phase ^= 1, ++work) {
+    const WorkItem item = *work;
+    if (item.begin == item.end) break;
+    barrier_wait(shared.queries_empty, phase);
+    load_queries<tiling>(shared, item, with);
+  }
+}
+
 // Warps that load. A warp takes 48 clocks for each instruction of the copy engine, so where a page is less than a block
 // each warp loads one page of every block: a single one would take 1700 clocks for four pages, most of a block's time.
 template <auto problem>
@@ -545,7 +553,7 @@ __device__ __forceinline__ void load(int part, Shared& shared, const WorkItem* _
           barrier_arrive(full);
         }
       }
-      if (block == item.begin && part == 0) {  // behind the tokens: the queries' place is free later than a slot
+      if (kPages > 1 && block == item.begin && part == 0) {  // the queries' place is free later than a slot
         barrier_wait(shared.queries_empty, queries_phase);
         queries_phase ^= 1;
         if (lane == 0) load_queries<tiling>(shared, item, with);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
   const unsigned char* __restrict__ z = static_cast<const unsigned char*>(with.z) + own.unit() * 16;
   const unsigned char* __restrict__ kpe = static_cast<const unsigned char*>(with.kpe) + own.unit() * 16;
   u32 phase = 1, queries_phase = 1;
-  for (;; ++work) {
+  for (bool begun = false;; ++work, begun = true) {
     const int begin = uniform(work->begin), end = uniform(work->end), tokens = work->tokens;
     if (begin == end) break;
     const int* __restrict__ table = with.block_table + static_cast<long long>(work->request) * with.table_width;
@@ -66,6 +66,15 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
       }
     };
     read_places(begin);
+    auto bring_queries = [&] {
+      if ((thread_id() & 127) == 0) {
+        barrier_wait(shared.queries_empty, queries_phase);
+        queries_phase ^= 1;
+        load_queries<tiling>(shared, *work, with);
+      }
+      __syncwarp();
+    };
+    if (!begun) bring_queries();  // while the table is read
     auto bring = [&]<int slot>(int block) {
 #pragma unroll
       for (int j = 0; j < kGatherRows; ++j) place[j] = with.place_of(next[j]);
@@ -123,12 +132,8 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
 #pragma unroll 1
     for (int block = begin; block < end; block += 2) {
       bring.template operator()<0>(block);
-      if (block == begin && (thread_id() & 127) == 0) {
-        barrier_wait(shared.queries_empty, queries_phase);
-        queries_phase ^= 1;
-        load_queries<tiling>(shared, *work, with);
-      }
-      __syncwarp();
+      // Of the next items behind the tokens: the queries' place is free later than a slot.
+      if (begun && block == begin) bring_queries();
       bring.template operator()<1>(block + 1);  // nothing behind an odd number of blocks
       phase ^= 1;
     }

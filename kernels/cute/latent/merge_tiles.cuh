@@ -8,7 +8,9 @@
 #pragma once
 
 #include "hopper/constants.h"
+#include "hopper/copies.h"
 #include "hopper/fragments.h"
+#include "hopper/gather.h"
 #include "hopper/global.h"
 #include "hopper/warpgroup.h"
 #include "latent/arguments.h"
@@ -65,6 +67,11 @@ struct TwoRows {
     first = {first.x + w.x * a.x, first.y + w.x * a.y, first.z + w.x * c.x, first.w + w.x * c.y};
     second = {second.x + w.y * b.x, second.y + w.y * b.y, second.z + w.y * d.x, second.w + w.y * d.y};
   }
+  __device__ __forceinline__ void add(const TwoRows& x, float2 w) {
+    const float4 &a = x.first, &b = x.second;
+    first = {fmaf(a.x, w.x, first.x), fmaf(a.y, w.x, first.y), fmaf(a.z, w.x, first.z), fmaf(a.w, w.x, first.w)};
+    second = {fmaf(b.x, w.y, second.x), fmaf(b.y, w.y, second.y), fmaf(b.z, w.y, second.z), fmaf(b.w, w.y, second.w)};
+  }
   __device__ __forceinline__ void scale(float2 by) {
     first = {first.x * by.x, first.y * by.x, first.z * by.x, first.w * by.x};
     second = {second.x * by.y, second.y * by.y, second.z * by.y, second.w * by.y};
@@ -87,6 +94,12 @@ struct RowSums {
     total = {total.x + w.x, total.y + w.y};
     return w;
   }
+  __device__ __forceinline__ void add(RowSums of) {
+    const float2 to = {fmaxf(top.x, of.top.x), fmaxf(top.y, of.top.y)};
+    raise(to);
+    of.raise(to);
+    total = {total.x + of.total.x, total.y + of.total.y};
+  }
   __device__ __forceinline__ float2 inverse(float2 sink) const {
     const float2 all = {total.x + exp2_fast(sink.x - top.x), total.y + exp2_fast(sink.y - top.y)};
     return {all.x == 0.0f ? 0.0f : 1.0f / all.x, all.y == 0.0f ? 0.0f : 1.0f / all.y};
@@ -98,10 +111,15 @@ struct RowSums {
   }
 };
 
-// What the warps of a team hand each other.
+// What merge_many() has in shared memory.
+inline constexpr int kMergeLoads = 16;  // chunks of parts that a warp has on their way at once
 struct MergeScratch {
-  TwoRows rows[kMergeWarps][32];
-  RowSums sums[kMergeWarps][32];
+  struct OfWarp {
+    uint4 parts[kMergeLoads][32];
+    float2 weights[kMergeLoads][8];  // [load][pair of rows]: what parts are multiplied by
+    RowSums sums[8];                 // [pair of rows]
+    TwoRows rows[32];                // what the warp has of a chunk, for its team
+  } warps[kMergeWarps];
 };
 
 // The next items of a thread block that cover but a part of their tile.
@@ -144,7 +162,7 @@ struct Parts {
           lane_id()),
         lse(with.lse_part + (item.slot - item.part) * static_cast<long long>(kFloats)),
         count(item.parts) {}
-  __device__ __forceinline__ uint4 load(int part, int chunk, bool wanted = true) const {
+  __device__ __forceinline__ uint4 load(int part, int chunk, bool wanted) const {
     return load_at_once(o + part * kDistance + chunk * 32, wanted && part < count);
   }
   __device__ __forceinline__ float2 load_lse(int part, int row) const {
@@ -165,6 +183,46 @@ __device__ __forceinline__ float2 sinks_of(const LatentArguments& with, const Wo
   const int row = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id());
   return {with.sink(row), with.sink(row + Tile::kNextRow)};
 }
+
+// The log-sum-exps of the rows of a chunk, where no other chunk before has the same rows.
+template <class Tile>
+__device__ __forceinline__ void store_merged_lse(const LatentArguments& with, const WorkItem& item, int chunk,
+                                                 const RowSums& sums) {
+  const bool first_of_pair = Tile::kPairs == 8 ? (lane_id() & 3) == 0 : lane_id() < 4 && (chunk & 3) == 0;
+  if (chunk >= Tile::kPeriod || !first_of_pair) return;
+  const int at = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id()), rows = item.queries * with.heads;
+  const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
+  if (at < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse.x;
+  const int second = at + Tile::kNextRow;
+  if (second < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, second)] = lse.y;
+}
+
+// Of all lanes that have the same rows.
+template <class Tile, class Join>
+__device__ __forceinline__ float2 over_sharers(float2 x, Join join) {
+#pragma unroll
+  for (int step = Tile::kPairs == 8 ? 1 : 4; step < (Tile::kPairs == 8 ? 4 : 32); step *= 2) {
+    x = {join(x.x, __shfl_xor_sync(~0u, x.x, step)), join(x.y, __shfl_xor_sync(~0u, x.y, step))};
+  }
+  return x;
+}
+
+// A part's share of the merge of its tile: chunks begin .. end - 1, by teams of 1 << log_team warps.
+template <class Tile>
+struct MergeShare {
+  static constexpr int kChunks = Tile::kRows * 2;
+  int begin, end;
+  int log_team = 0;
+
+  __device__ __forceinline__ MergeShare(int part, int parts) {
+    // Exact, since numbers are far smaller than float's precision; integer divisions take longer.
+    const float chunks = static_cast<float>(kChunks) / static_cast<float>(parts),
+                half = 0.5f / static_cast<float>(parts);
+    begin = static_cast<int>(fmaf(static_cast<float>(part), chunks, half));
+    end = static_cast<int>(fmaf(static_cast<float>(part + 1), chunks, half));
+    while (kMergeWarps >> log_team > 1 && 3 * kChunks << log_team < 2 * kMergeWarps * parts) ++log_team;
+  }
+};
 
 // Merges chunks begin .. end - 1 of a tile of at most `most` parts, by single warps.
 template <DType dtype, class Tile, int most>
@@ -188,12 +246,14 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
       }
     };
     float2 w[most];
-    load(first);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
       w[i] = parts.load_lse(i, Tile::row(first, lane_id()));
       if (kOnePiece) scale[0][i] = parts.load_scale(i, first);
     }
+    load(first);
+    const typename Tile::Output out(with, item, first);  // while they are on their way
+    const float2 sinks = sinks_of<Tile>(with, item, first);
     RowSums sums;
     float2 top = sums.top;
 #pragma unroll
@@ -201,13 +261,12 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
     sums.top = top;
 #pragma unroll
     for (int i = 0; i < most; ++i) w[i] = sums.weigh(w[i]);
-    const float2 inverse = sums.inverse(sinks_of<Tile>(with, item, first));
+    const float2 inverse = sums.inverse(sinks);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
       w[i] = {w[i].x * inverse.x, w[i].y * inverse.y};
       if (kOnePiece) w[i] = {w[i].x * scale[0][i].x, w[i].y * scale[0][i].y};
     }
-    const typename Tile::Output out(with, item, first, sums);
 #pragma unroll 1
     for (int chunk = first; chunk < end; chunk += kAtOnce * kStep) {
       if (chunk > first) load(chunk);
@@ -223,64 +282,96 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
         out.template write<dtype>(chunk + u * kStep, all);
       }
     }
+    store_merged_lse<Tile>(with, item, first, sums);
   }
 }
 
-// The same of many parts, by teams of warps.
+// The same of many parts, by teams of warps. A warp copies 16 parts of a chunk at once. While they are on their way it
+// finds what they are multiplied by, once for all lanes that have the same rows, and where the output goes.
+//
+// The loops are kept although they could be written out, since instructions are cold here: an engine runs other kernels
+// between two of these, so they come from L2 or from memory, some 50 to 100 clocks a line of eight.
 template <DType dtype, class Tile>
-__device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item, int begin, int end,
-                                           int team, MergeScratch& scratch) {
-  const int warp = threadIdx.x >> 5, lane = lane_id(), member = warp & (team - 1), number = warp / team;
+__device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item,
+                                           const MergeShare<Tile>& share, int warp, MergeScratch& scratch) {
+  constexpr int kSharers = 32 / Tile::kPairs, kOwn = kMergeLoads / kSharers;
+  const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
+  const int pair = Tile::kPairs == 8 ? lane >> 2 : lane & 3, sharer = Tile::kPairs == 8 ? lane & 3 : lane >> 2;
+  const int member = warp & (team - 1), number = warp >> share.log_team;
   const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
-  constexpr int kLoads = Tile::kLoads;
+  MergeScratch::OfWarp& own = scratch.warps[warp];
+  const u32 places = shared_address(&own.parts[0][lane]);
   const Parts<Tile> parts(with, item);
+
 #pragma unroll 1
-  for (int chunk = begin + number; chunk < end; chunk += kMergeWarps / team) {
+  for (int chunk = share.begin + number; chunk < share.end; chunk += kMergeWarps >> share.log_team) {
+    typename Tile::Output out;
     TwoRows all;
-    RowSums sums;
+    RowSums sums, of_team;
+    bool last = false;
 #pragma unroll 1
-    for (int part = member; part - member < item.parts; part += kLoads * team) {
-      uint4 x[kLoads];
-      float2 lse[kLoads], scale[kLoads];
+    for (int base = member; !last; base += team * kMergeLoads) {  // once, but of very many parts
+      float2 lse[kOwn], scale[kOwn];
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) x[i] = parts.load(part + i * team, chunk);
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        lse[i] = parts.load_lse(part + i * team, Tile::row(chunk, lane));
-        scale[i] = parts.load_scale(part + i * team, chunk);
+      for (int j = 0; j < kOwn; ++j) {
+        const int part = base + (sharer + j * kSharers) * team;
+        lse[j] = parts.load_lse(part, Tile::row(chunk, lane));
+        scale[j] = parts.load_scale(part, chunk);
       }
+      const int here = min(kMergeLoads, (count - base + team - 1) >> share.log_team);
+      const uint4* at = parts.o + base * Parts<Tile>::kDistance + chunk * 32;
+#pragma unroll 4
+      for (int i = 0; i < here; ++i, at += team * Parts<Tile>::kDistance) copy_ahead(places + i * 512, at);
+      last = base - member + team * kMergeLoads >= count;
+      if (last && member == 0) out = typename Tile::Output(with, item, chunk);
+
       float2 top = sums.top;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) top = {fmaxf(top.x, lse[i].x), fmaxf(top.y, lse[i].y)};
+      for (int j = 0; j < kOwn; ++j) top = {fmaxf(top.x, lse[j].x), fmaxf(top.y, lse[j].y)};
+      top = over_sharers<Tile>(top, [](float x, float y) { return fmaxf(x, y); });
       all.scale(sums.raise(top));
+      float2 total = {};
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const float2 w = sums.weigh(lse[i]);
-        all.add(x[i], {w.x * scale[i].x, w.y * scale[i].y});
+      for (int j = 0; j < kOwn; ++j) {
+        const float2 w = {exp2_fast(lse[j].x - top.x), exp2_fast(lse[j].y - top.y)};
+        total = {total.x + w.x, total.y + w.y};
+        own.weights[sharer + j * kSharers][pair] = {w.x * scale[j].x, w.y * scale[j].y};
       }
+      total = over_sharers<Tile>(total, [](float x, float y) { return x + y; });
+      sums.total = {sums.total.x + total.x, sums.total.y + total.y};
+      if (last && sharer == 0) own.sums[pair] = sums;
+      if (last && team > 1) team_sync();
+      wait_for_copies();
+      __syncwarp();  // the weights of all lanes
+#pragma unroll 4
+      for (int i = 0; i < here; ++i) all.add(own.parts[i][lane], own.weights[i][pair]);
+      __syncwarp();  // they have been read
     }
-#pragma unroll 1
-    for (int half = team / 2; half > 0; half /= 2) {
-      team_sync();  // what was handed over before has been read
-      if (member >= half && member < 2 * half) {
-        scratch.rows[warp][lane] = all;
-        scratch.sums[warp][lane] = sums;
-      }
+    // Each lane takes one of the team, or two.
+    const auto sums_of = [&](int i) { return scratch.warps[warp - member + i].sums[pair]; };
+    of_team = sums_of(sharer & (team - 1));
+    if (team > kSharers) of_team.add(sums_of(sharer + kSharers));
+    of_team.raise(over_sharers<Tile>(of_team.top, [](float x, float y) { return fmaxf(x, y); }));
+    const float once = team < kSharers ? static_cast<float>(team) / kSharers : 1.0f;  // each was taken so often
+    of_team.total =
+        over_sharers<Tile>({of_team.total.x * once, of_team.total.y * once}, [](float x, float y) { return x + y; });
+    const float2 inverse = of_team.inverse(sinks_of<Tile>(with, item, chunk));
+    all.scale({exp2_fast(sums.top.x - of_team.top.x) * inverse.x, exp2_fast(sums.top.y - of_team.top.y) * inverse.y});
+    if (team > 1) {
+      own.rows[lane] = all;
       team_sync();
-      if (member >= half) continue;
-      TwoRows other = scratch.rows[warp + half][lane];
-      RowSums of_other = scratch.sums[warp + half][lane];
-      const float2 top = {fmaxf(sums.top.x, of_other.top.x), fmaxf(sums.top.y, of_other.top.y)};
-      all.scale(sums.raise(top));
-      other.scale(of_other.raise(top));
-      const float4 &x = other.first, &y = other.second;
-      all.first = {all.first.x + x.x, all.first.y + x.y, all.first.z + x.z, all.first.w + x.w};
-      all.second = {all.second.x + y.x, all.second.y + y.y, all.second.z + y.z, all.second.w + y.w};
-      sums.total = {sums.total.x + of_other.total.x, sums.total.y + of_other.total.y};
     }
-    if (member > 0) continue;
-    all.scale(sums.inverse(sinks_of<Tile>(with, item, chunk)));
-    typename Tile::Output(with, item, chunk, sums).template write<dtype>(chunk, all);
+    if (member == 0) {
+#pragma unroll 1
+      for (int i = 1; i < team; ++i) all.add(scratch.warps[warp + i].rows[lane], {1.0f, 1.0f});
+      out.template write<dtype>(chunk, all);
+      store_merged_lse<Tile>(with, item, chunk, of_team);
+    }
+    // What the others have has been read, or the sums by all lanes.
+    if (team > 1)
+      team_sync();
+    else
+      __syncwarp();
   }
 }
 
@@ -312,13 +403,13 @@ __device__ __forceinline__ void collect_ahead(CutItems& cut, const WorkItem* ite
 // What follows the last item of the consumers, 256 threads from 0 on. `items`: those of the thread block.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
-// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. piece() is that of a row's
-// columns (see part_pieces), the same every kPieceStep chunks. Its Output writes the merged rows of a lane: made of the
-// first chunk, it takes every kPeriod-th. kLoads is how many loads registers can wait for.
+// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. A chunk has kPairs of these
+// pairs of rows: 8, one for four neighbouring lanes, or 4, one for every fourth lane. piece() is that of a row's
+// columns (see part_pieces). Its Output writes the merged rows of a lane: made of the first chunk, it takes every
+// kPeriod-th.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const WorkItem* items, CutItems& cut,
                                             MergeScratch& scratch) {
-  constexpr int kChunks = Tile::kRows * 2;  // of a tile
   const int lane = lane_id();
   const bool first_warp = threadIdx.x < 32;
   named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written, and shared memory is free
@@ -356,60 +447,66 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
       before = 0;  // was looked at
     }
   }
+  const int warp = uniform(threadIdx.x >> 5);
 #pragma unroll 1
   for (;;) {
-    if (first_warp) {
-      __syncwarp();
-      const int count = cut.count;
-      bool complete = lane >= count;
-      const WorkItem& item = cut.items[complete ? 0 : lane];
-      MergeState& tile = with.merges[item.slot - item.part];
-      const bool turned = cut.turned;
-      const long long start = clock64();
-      do {
-        if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
-      } while (!__all_sync(~0u, complete || clock64() - start >= kMergePatience));  // lanes may read different clocks
-      if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
-      if (lane < count) look_back(item);
-      before = 0;
-      const u32 all = __ballot_sync(~0u, complete && lane < count);
-      const bool any_inherits = __any_sync(~0u, inherits);
-      if (lane == 0) {
-        cut.complete = all;
-        cut.inherits = any_inherits;
+    const int count = uniform(cut.count);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const WorkItem& item = cut.items[i];
+      MergeShare<Tile> share(item.part, item.parts);
+      if (i == 0) {  // waits for all, after what can be done before
+        if (first_warp) {
+          __syncwarp();  // its first lane has written `turned`
+          bool complete = lane >= count;
+          const WorkItem& own_item = cut.items[complete ? 0 : lane];
+          MergeState& tile = with.merges[own_item.slot - own_item.part];
+          const bool turned = cut.turned;
+          const long long start = clock64();
+          do {
+            if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
+          } while (
+              !__all_sync(~0u, complete || clock64() - start >= kMergePatience));  // lanes may read different clocks
+          if (!complete) complete = !leave(tile, with.merges[own_item.slot], turned);
+          if (lane < count) look_back(own_item);
+          before = 0;
+          const u32 all = __ballot_sync(~0u, complete && lane < count);
+          const bool any_inherits = __any_sync(~0u, inherits);
+          if (lane == 0) {
+            cut.complete = all;
+            cut.inherits = any_inherits;
+          }
+        }
+        named_sync(kMergeConsumers, 32 * kMergeWarps);
       }
-    }
-    named_sync(kMergeConsumers, 32 * kMergeWarps);
-    // Of each tile the own share and, if there are some, those that others have left.
+      if (!(cut.complete >> i & 1)) continue;
+        // The own share and, if there are some, those that others have left.
 #pragma unroll 1
-    for (u32 left = cut.complete; left; left &= left - 1) {
-      const WorkItem& item = cut.items[__ffs(left) - 1];
-      int team = 1;
-      while (team < kMergeWarps && 3 * team * kChunks < 2 * item.parts * kMergeWarps) team *= 2;
-#pragma unroll 1
-      for (int part = item.part, next = 0; part < item.parts; part = next++) {
-        const int begin = part * kChunks / item.parts, behind = (part + 1) * kChunks / item.parts;
-        if (item.parts <= 2)
-          merge_few<dtype, Tile, 2>(with, item, begin, behind);
-        else if (item.parts <= 4)
-          merge_few<dtype, Tile, 4>(with, item, begin, behind);
-        else if (item.parts <= 8 && team == 1)
-          merge_few<dtype, Tile, 8>(with, item, begin, behind);
+      for (int next = 0;;) {
+        constexpr bool is_large = Tile::kRows == 64;  // else less code, for single warps have little to do
+        if (share.log_team > 0 || item.parts > (is_large ? 8 : 4))
+          merge_many<dtype, Tile>(with, item, share, warp, scratch);
+        else if (is_large && item.parts > 4)
+          merge_few<dtype, Tile, 8>(with, item, share.begin, share.end);
+        else if (is_large && item.parts <= 2)
+          merge_few<dtype, Tile, 2>(with, item, share.begin, share.end);
         else
-          merge_many<dtype, Tile>(with, item, begin, behind, team, scratch);
+          merge_few<dtype, Tile, 4>(with, item, share.begin, share.end);
         if (!cut.inherits) break;
         // One thread reads the marks for all, since a thread block that tries to leave too late sets its own mark for a
         // moment.
         if (threadIdx.x == 0) {
           volatile int* const marks = &with.merges[item.slot - item.part].left;
           constexpr int kNext = sizeof(MergeState) / sizeof(int);
-          if (part != item.part) marks[part * kNext] = 0;  // the own one is not set
+          if (next > 0) marks[(next - 1) * kNext] = 0;  // the own one is not set
           while (next < item.parts && marks[next * kNext] == 0) ++next;
           cut.inherited = next;
         }
         named_sync(kMergeConsumers, 32 * kMergeWarps);
         next = cut.inherited;
         named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read it
+        if (next == item.parts) break;
+        share = MergeShare<Tile>(next++, item.parts);
       }
     }
     const int next = cut.next;

@@ -9,7 +9,7 @@ namespace hypermla::cute::latent {
 // How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
 template <int N>
 struct RowsOnNPairs {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kPairs = 4, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
   static __device__ __forceinline__ int piece(int chunk) {
     const int half = chunk / (2 * kPeriod);
@@ -23,18 +23,14 @@ struct RowsOnNPairs {
   struct Output {
     unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const RowSums& sums) {
-      const int at = item.row_tile * N + row(chunk, lane_id()), rows = item.queries * with.heads;
-      const bool writes_lse = chunk < kPeriod && (chunk & 3) == 0 && lane_id() < 4;
-      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-      auto place = [&](int at, float lse) -> unsigned short* {
-        if (at >= rows) return nullptr;
-        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-      };
-      first = place(at, lse.x);
-      second = place(at + kNextRow, lse.y);
+    Output() = default;
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
+        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
+    static __device__ __forceinline__ unsigned short* place(const LatentArguments& with, const WorkItem& item,
+                                                            int chunk, int next) {
+      const int at = item.row_tile * N + row(chunk, lane_id()) + next;
+      if (at >= item.queries * with.heads) return nullptr;
+      return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
     }
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {

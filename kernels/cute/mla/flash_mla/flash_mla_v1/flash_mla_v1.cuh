@@ -76,7 +76,8 @@ struct Shared {
 // consumers' fragments.
 template <int N>
 struct RowsOnNTile {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = N == 16 ? 8 : 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kPairs = 4,
+                       kLoads = N == 16 ? 8 : 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
 
   static __device__ __forceinline__ int piece(int chunk) { return chunk / (2 * kPeriod) * 4 + (chunk & 3); }
@@ -84,21 +85,13 @@ struct RowsOnNTile {
   struct Output {
     unsigned short* out;  // of the lane's first column of row lane / 4 of the octet; null behind the end of the request
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const latent::RowSums& sums) {
-      const int first = item.row_tile * N + row(chunk, 0), rows = item.queries * with.heads, lane = lane_id();
-      if (chunk < kPeriod && (chunk & 3) == 0 && lane < 4) {
-        const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-        auto write = [&](int at, float lse) {
-          if (at < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        };
-        write(first + 2 * lane, lse.x);
-        write(first + 2 * lane + 1, lse.y);
-      }
-      const int at = first + (lane >> 2);
-      out = at < rows ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
-                            (chunk & 3) * 16 + 2 * (lane & 3)
-                      : nullptr;
+    Output() = default;
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
+      const int lane = lane_id(), at = item.row_tile * N + row(chunk, 0) + (lane >> 2);
+      out = at < item.queries * with.heads
+                ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
+                      (chunk & 3) * 16 + 2 * (lane & 3)
+                : nullptr;
     }
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {

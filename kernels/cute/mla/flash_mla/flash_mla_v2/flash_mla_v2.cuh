@@ -549,9 +549,9 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     attend<problem, 0>(shared, with);
   else
     attend<problem, 1>(shared, with);
-  static_assert(sizeof(latent::MergeScratch) <= kBlockBytes);
-  latent::merge_tiles<problem.dtype, RowsOnN64>(with, with.own_work(), shared.cut,
-                                                *reinterpret_cast<latent::MergeScratch*>(shared.queries.bytes));
+  static_assert(sizeof(latent::MergeScratch) <= kSlots * kBlockBytes);
+  latent::merge_tiles<problem.dtype, RowsOnN64>(
+      with, with.own_work(), shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.slots.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

@@ -68,7 +68,7 @@ struct FewRowsShared {
 // that are 8 further on.
 template <bool neighbours>
 struct FewRowsTile {
-  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1, kPieceStep = 32, kLoads = 16;
+  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1, kPieceStep = 32, kPairs = 8, kLoads = 16;
   static __device__ __forceinline__ int row(int, int lane) { return lane >> 2; }
   static __device__ __forceinline__ int piece(int chunk) { return chunk / 4; }
 
@@ -88,18 +88,14 @@ struct FewRowsTile {
   struct Output {
     unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk,
-                                      const latent::RowSums& sums) {
-      const int at = item.row_tile * kRows + row(chunk, lane_id()), rows = item.queries * with.heads;
-      const bool writes_lse = chunk == 0 && (lane_id() & 3) == 0;
-      const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
-      auto place = [&](int at, float lse) -> unsigned short* {
-        if (at >= rows) return nullptr;
-        if (writes_lse) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse;
-        return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-      };
-      first = place(at, lse.x);
-      second = place(at + kNextRow, lse.y);
+    Output() = default;
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
+        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
+    static __device__ __forceinline__ unsigned short* place(const LatentArguments& with, const WorkItem& item,
+                                                            int chunk, int next) {
+      const int at = item.row_tile * kRows + row(chunk, lane_id()) + next;
+      if (at >= item.queries * with.heads) return nullptr;
+      return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
     }
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
