@@ -56,6 +56,9 @@ struct RowWalk {
 
 inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
 constexpr bool is_gathered(int page) { return page > 0 && page < kLeastBox; }  // 0: no pages
+#ifdef __CUDACC__
+constexpr int pages_of_block(int page) { return page > 0 && page < kTile ? kTile / page : 1; }  // 1: or less
+#endif
 
 struct LatentArguments {
   // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):

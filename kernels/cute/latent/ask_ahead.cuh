@@ -19,7 +19,7 @@ inline constexpr unsigned kAskingWarp = 10;
 template <auto problem>
 __device__ __forceinline__ void ask_ahead(const LatentArguments& with) {
   static_assert(kTile == 64 && !is_gathered(problem.page));
-  constexpr int kPages = problem.page > 0 && problem.page < kTile ? kTile / problem.page : 1;  // of a block
+  constexpr int kPages = pages_of_block(problem.page);
   if (with.ahead == 0) return;
   const uint4* const own = reinterpret_cast<const uint4*>(with.own_work());
   const uint4 place = load_at_once(own, true), of_request = load_at_once(own + 1, true);

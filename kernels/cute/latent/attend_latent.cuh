@@ -505,7 +505,7 @@ __device__ __forceinline__ void load_all_queries(Shared& shared, const WorkItem*
 // Warps that load. A warp takes 48 clocks for each instruction of the copy engine, so where a page is less than a block
 // each warp loads one page of every block: a single one would take 1700 clocks for four pages, most of a block's time.
 template <auto problem>
-inline constexpr int kLoaders = problem.page > 0 && problem.page < kTile ? kTile / problem.page : 1;
+inline constexpr int kLoaders = pages_of_block(problem.page);
 
 // A warp that loads, `part` of kLoaders; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded
 // like a dense cache.

@@ -22,9 +22,9 @@
 // and freed in pairs of boxes. Outputs leave through the place of the odd block.
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
-// page a lane. Pages of 16 or 32 tokens are loaded by a warp each. Pages of 1 token are gathered by all threads of
-// warpgroup 2 (latent/gather_tokens.cuh). Pages behind the end of a request are not loaded; their scores are masked and
-// their values zeroed.
+// page a lane; a thread of another warp loads the queries. Pages of 16 or 32 tokens are loaded by a warp each, the
+// queries by the first of them. Pages of 1 token are gathered by all threads of warpgroup 2 (latent/gather_tokens.cuh).
+// Pages behind the end of a request are not loaded; their scores are masked and their values zeroed.
 //
 // The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
 // consumers do at the end, in latent/merge_tiles.cuh.

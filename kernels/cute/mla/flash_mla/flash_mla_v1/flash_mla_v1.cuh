@@ -388,7 +388,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
                                             const LatentArguments& with) {
   constexpr int kRing = Shared<tiling.rows>::kRing;
   constexpr bool paged = problem.page > 0;
-  constexpr int kPages = paged && problem.page < kTile ? kTile / problem.page : 1;  // of a block
+  constexpr int kPages = pages_of_block(problem.page);
   constexpr int kPagesOfLane = (kPages + 31) / 32;
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;

@@ -443,8 +443,8 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
 template <auto problem, auto tiling>
 __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* __restrict__ work,
                                             const LatentArguments& with) {
-  constexpr int kPages = problem.page < kTile ? kTile / problem.page : 1;  // of a block
-  constexpr int kStep = kTile / kPages;                                    // tokens of a box
+  constexpr int kPages = pages_of_block(problem.page);
+  constexpr int kStep = kTile / kPages;  // tokens of a box
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id();
   int slot = 0;
