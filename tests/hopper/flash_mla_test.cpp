@@ -72,5 +72,26 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
 }
 
+template <int rows>
+struct TileOf {
+  static constexpr int kRows = rows;
+};
+template <int rows>
+void check_shares() {
+  for (int parts = 1; parts <= kMaxParts; ++parts) {
+    for (int part = 0; part < parts; ++part) {
+      const MergeShare<TileOf<rows>> share(part, parts);
+      EXPECT_EQ(share.begin, part * 2 * rows / parts) << part << " of " << parts;
+      EXPECT_EQ(share.end, (part + 1) * 2 * rows / parts) << part << " of " << parts;
+    }
+  }
+}
+
+TEST(HopperKernels, FlashMlaDividesMergesExactly) {  // though by float
+  check_shares<16>();
+  check_shares<32>();
+  check_shares<64>();
+}
+
 }  // namespace
 }  // namespace hypermla::cute
