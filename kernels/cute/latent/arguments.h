@@ -57,7 +57,8 @@ struct RowWalk {
 inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
 constexpr bool is_gathered(int page) { return page > 0 && page < kLeastBox; }  // 0: no pages
 #ifdef __CUDACC__
-constexpr int pages_of_block(int page) { return page > 0 && page < kTile ? kTile / page : 1; }  // 1: or less
+// Pages that a block of tokens has: 1 also of larger pages, and without pages.
+constexpr int pages_of_block(int page) { return page > 0 && page < kTile ? kTile / page : 1; }
 #endif
 
 struct LatentArguments {

@@ -58,7 +58,7 @@ __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 ||
 
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kPairs = 8, kLoads = 16;
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
 
@@ -487,18 +487,6 @@ __device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& ite
     barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
     const TensorMap& map = pair == kRope ? with.qpe_map : with.qc_map;
     tma_load<keep>(shared.queries + 2 * pair * kBoxBytes, map, at.inner, at.outer, pair == kRope ? 0 : 2 * pair, full);
-  }
-}
-
-// The queries of all items: by one thread beside a single warp that loads tokens, which first has to read the table.
-template <auto tiling>
-__device__ __forceinline__ void load_all_queries(Shared& shared, const WorkItem* __restrict__ work,
-                                                 const LatentArguments& with) {
-  for (u32 phase = 1;; phase ^= 1, ++work) {
-    const WorkItem item = *work;
-    if (item.begin == item.end) break;
-    barrier_wait(shared.queries_empty, phase);
-    load_queries<tiling>(shared, item, with);
   }
 }
 

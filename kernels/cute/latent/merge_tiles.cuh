@@ -184,27 +184,54 @@ __device__ __forceinline__ float2 sinks_of(const LatentArguments& with, const Wo
   return {with.sink(row), with.sink(row + Tile::kNextRow)};
 }
 
+// The output's row of which the lane holds columns of a chunk, or the one `next` behind it; null behind the end of the
+// request.
+template <class Tile>
+__device__ __forceinline__ unsigned short* output_row(const LatentArguments& with, const WorkItem& item, int chunk,
+                                                      int next) {
+  const int at = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id()) + next;
+  if (at >= item.queries * with.heads) return nullptr;
+  return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
+}
+
+// Lanes that have the same two rows of a chunk: four neighbours where rows are 8 apart, as rows on M are, else every
+// fourth lane.
+template <class Tile>
+struct Sharers {
+  static constexpr bool are_neighbours = Tile::kNextRow == 8;
+  static constexpr int kPairs = are_neighbours ? 8 : 4, kCount = 32 / kPairs;
+  static __device__ __forceinline__ int pair(int lane) { return are_neighbours ? lane >> 2 : lane & 3; }
+  static __device__ __forceinline__ int number(int lane) { return are_neighbours ? lane & 3 : lane >> 2; }
+  static __device__ __forceinline__ bool is_first(u32 lane) { return are_neighbours ? (lane & 3) == 0 : lane < 4; }
+
+  template <class Join>
+  static __device__ __forceinline__ float2 all(float2 x, Join join) {
+    constexpr int kFirst = are_neighbours ? 1 : 4;
+#pragma unroll
+    for (int step = kFirst; step < kFirst * kCount; step *= 2) {
+      x = {join(x.x, __shfl_xor_sync(~0u, x.x, step)), join(x.y, __shfl_xor_sync(~0u, x.y, step))};
+    }
+    return x;
+  }
+  static __device__ __forceinline__ float2 largest(float2 x) {
+    return all(x, [](float x, float y) { return fmaxf(x, y); });
+  }
+  static __device__ __forceinline__ float2 sum(float2 x) {
+    return all(x, [](float x, float y) { return x + y; });
+  }
+};
+
 // The log-sum-exps of the rows of a chunk, where no other chunk before has the same rows.
 template <class Tile>
 __device__ __forceinline__ void store_merged_lse(const LatentArguments& with, const WorkItem& item, int chunk,
                                                  const RowSums& sums) {
-  const bool first_of_pair = Tile::kPairs == 8 ? (lane_id() & 3) == 0 : lane_id() < 4 && (chunk & 3) == 0;
-  if (chunk >= Tile::kPeriod || !first_of_pair) return;
+  const bool is_first = Sharers<Tile>::is_first(lane_id()) && (Sharers<Tile>::are_neighbours || (chunk & 3) == 0);
+  if (chunk >= Tile::kPeriod || !is_first) return;
   const int at = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id()), rows = item.queries * with.heads;
   const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
   if (at < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse.x;
   const int second = at + Tile::kNextRow;
   if (second < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, second)] = lse.y;
-}
-
-// Of all lanes that have the same rows.
-template <class Tile, class Join>
-__device__ __forceinline__ float2 over_sharers(float2 x, Join join) {
-#pragma unroll
-  for (int step = Tile::kPairs == 8 ? 1 : 4; step < (Tile::kPairs == 8 ? 4 : 32); step *= 2) {
-    x = {join(x.x, __shfl_xor_sync(~0u, x.x, step)), join(x.y, __shfl_xor_sync(~0u, x.y, step))};
-  }
-  return x;
 }
 
 // A part's share of the merge of its tile: chunks begin .. end - 1, by teams of 1 << log_team warps.
@@ -294,9 +321,10 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item,
                                            const MergeShare<Tile>& share, int warp, MergeScratch& scratch) {
-  constexpr int kSharers = 32 / Tile::kPairs, kOwn = kMergeLoads / kSharers;
+  using Same = Sharers<Tile>;
+  constexpr int kSharers = Same::kCount, kOwn = kMergeLoads / kSharers;
   const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
-  const int pair = Tile::kPairs == 8 ? lane >> 2 : lane & 3, sharer = Tile::kPairs == 8 ? lane & 3 : lane >> 2;
+  const int pair = Same::pair(lane), sharer = Same::number(lane);
   const int member = warp & (team - 1), number = warp >> share.log_team;
   const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
   MergeScratch::OfWarp& own = scratch.warps[warp];
@@ -307,7 +335,7 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
   for (int chunk = share.begin + number; chunk < share.end; chunk += kMergeWarps >> share.log_team) {
     typename Tile::Output out;
     TwoRows all;
-    RowSums sums, of_team;
+    RowSums sums;
     bool last = false;
 #pragma unroll 1
     for (int base = member; !last; base += team * kMergeLoads) {  // once, but of very many parts
@@ -328,16 +356,14 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
       float2 top = sums.top;
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) top = {fmaxf(top.x, lse[j].x), fmaxf(top.y, lse[j].y)};
-      top = over_sharers<Tile>(top, [](float x, float y) { return fmaxf(x, y); });
-      all.scale(sums.raise(top));
-      float2 total = {};
+      RowSums own_sums = {Same::largest(top)};
+      all.scale(sums.raise(own_sums.top));
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        const float2 w = {exp2_fast(lse[j].x - top.x), exp2_fast(lse[j].y - top.y)};
-        total = {total.x + w.x, total.y + w.y};
+        const float2 w = own_sums.weigh(lse[j]);
         own.weights[sharer + j * kSharers][pair] = {w.x * scale[j].x, w.y * scale[j].y};
       }
-      total = over_sharers<Tile>(total, [](float x, float y) { return x + y; });
+      const float2 total = Same::sum(own_sums.total);
       sums.total = {sums.total.x + total.x, sums.total.y + total.y};
       if (last && sharer == 0) own.sums[pair] = sums;
       if (last && team > 1) team_sync();
@@ -349,12 +375,11 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
     }
     // Each lane takes one of the team, or two.
     const auto sums_of = [&](int i) { return scratch.warps[warp - member + i].sums[pair]; };
-    of_team = sums_of(sharer & (team - 1));
+    RowSums of_team = sums_of(sharer & (team - 1));
     if (team > kSharers) of_team.add(sums_of(sharer + kSharers));
-    of_team.raise(over_sharers<Tile>(of_team.top, [](float x, float y) { return fmaxf(x, y); }));
+    of_team.raise(Same::largest(of_team.top));
     const float once = team < kSharers ? static_cast<float>(team) / kSharers : 1.0f;  // each was taken so often
-    of_team.total =
-        over_sharers<Tile>({of_team.total.x * once, of_team.total.y * once}, [](float x, float y) { return x + y; });
+    of_team.total = Same::sum({of_team.total.x * once, of_team.total.y * once});
     const float2 inverse = of_team.inverse(sinks_of<Tile>(with, item, chunk));
     all.scale({exp2_fast(sums.top.x - of_team.top.x) * inverse.x, exp2_fast(sums.top.y - of_team.top.y) * inverse.y});
     if (team > 1) {
@@ -403,10 +428,10 @@ __device__ __forceinline__ void collect_ahead(CutItems& cut, const WorkItem* ite
 // What follows the last item of the consumers, 256 threads from 0 on. `items`: those of the thread block.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
-// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks. A chunk has kPairs of these
-// pairs of rows: 8, one for four neighbouring lanes, or 4, one for every fourth lane. piece() is that of a row's
-// columns (see part_pieces). Its Output writes the merged rows of a lane: made of the first chunk, it takes every
-// kPeriod-th.
+// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers). piece() is
+// that of a row's columns (see part_pieces), the same every kPieceStep chunks. Its Output writes the merged rows of a
+// lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many loads of merge_few() registers can wait
+// for.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const WorkItem* items, CutItems& cut,
                                             MergeScratch& scratch) {
@@ -463,10 +488,9 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
           MergeState& tile = with.merges[own_item.slot - own_item.part];
           const bool turned = cut.turned;
           const long long start = clock64();
-          do {
+          do {  // all lanes, which may read different clocks
             if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
-          } while (
-              !__all_sync(~0u, complete || clock64() - start >= kMergePatience));  // lanes may read different clocks
+          } while (!__all_sync(~0u, complete || clock64() - start >= kMergePatience));
           if (!complete) complete = !leave(tile, with.merges[own_item.slot], turned);
           if (lane < count) look_back(own_item);
           before = 0;
@@ -480,9 +504,8 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
         named_sync(kMergeConsumers, 32 * kMergeWarps);
       }
       if (!(cut.complete >> i & 1)) continue;
-        // The own share and, if there are some, those that others have left.
 #pragma unroll 1
-      for (int next = 0;;) {
+      for (int next = 0;;) {  // the own share and, if there are some, those that others have left
         constexpr bool is_large = Tile::kRows == 64;  // else less code, for single warps have little to do
         if (share.log_team > 0 || item.parts > (is_large ? 8 : 4))
           merge_many<dtype, Tile>(with, item, share, warp, scratch);

@@ -331,7 +331,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
     // piece, and `part_cost` for each part. The sum is least where that length is the square root of part_cost times
-    // the blocks of all row tiles. Rounded down: there the sum is flat, and parts cost less the fewer a tile has.
+    // the blocks of all row tiles. Rounded up from a fraction of 0.8 on: the sum is flat there, and parts cost less the
+    // fewer a tile has.
     int piece = 0, pieces = 0, pieces_of_longest = 0;
     if (!split && all > 0 && all <= groups) {
       const int sum = total - overhead * all;

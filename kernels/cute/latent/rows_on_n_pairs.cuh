@@ -9,7 +9,7 @@ namespace hypermla::cute::latent {
 // How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
 template <int N>
 struct RowsOnNPairs {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kPairs = 4, kLoads = 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = 16;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
   static __device__ __forceinline__ int piece(int chunk) {
     const int half = chunk / (2 * kPeriod);
@@ -25,13 +25,8 @@ struct RowsOnNPairs {
 
     Output() = default;
     __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
-        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
-    static __device__ __forceinline__ unsigned short* place(const LatentArguments& with, const WorkItem& item,
-                                                            int chunk, int next) {
-      const int at = item.row_tile * N + row(chunk, lane_id()) + next;
-      if (at >= item.queries * with.heads) return nullptr;
-      return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-    }
+        : first(output_row<RowsOnNPairs>(with, item, chunk, 0)),
+          second(output_row<RowsOnNPairs>(with, item, chunk, kNextRow)) {}
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
       const int at = column(chunk, lane_id());

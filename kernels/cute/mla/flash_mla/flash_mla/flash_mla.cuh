@@ -95,7 +95,10 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
       if (kWarps < 4) collect_ahead(shared.cut, work, with);
       if (problem.page > 0 ? warp < 8 + kWarps : threadIdx.x == 256)
         load<problem, tiling>(kWarps > 1 ? uniform(warp - 8) : 0, shared, work, with);
-      if (kWarps == 1 && threadIdx.x == 288) load_all_queries<tiling>(shared, work, with);
+      if (kWarps == 1 && threadIdx.x == 288) {
+        load_all_queries(work, shared.queries_empty,
+                         [&](const WorkItem& item) { load_queries<tiling>(shared, item, with); });
+      }
       if (kWarps == 4) collect_ahead(shared.cut, work, with);
     }
     return;
@@ -105,6 +108,7 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     attend<problem, 0>(shared, work, with);
   else
     attend<problem, 1>(shared, work, with);
+  // In the place of the queries, and the begin of the slots behind them.
   merge_tiles<problem.dtype, RowsOnM>(with, work, shared.cut, *reinterpret_cast<MergeScratch*>(shared.queries.bytes));
 }
 

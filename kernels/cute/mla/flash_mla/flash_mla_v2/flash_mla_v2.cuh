@@ -496,18 +496,6 @@ __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* 
   }
 }
 
-// The thread that loads queries: apart from the tokens', which run ahead of the item at work.
-__device__ __forceinline__ void load_queries(E4m3Shared& shared, const WorkItem* __restrict__ work,
-                                             const LatentArguments& with) {
-  u32 phase = 1;
-  for (;; ++work, phase ^= 1) {
-    const WorkItem item = *work;
-    if (item.begin == item.end) break;
-    barrier_wait(shared.queries_empty, phase);
-    latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
-  }
-}
-
 // Bytes are loaded as pairs. Query boxes: 64 rows and 2 groups of 64 pairs of qc_map, 1 of 32 of qpe_map. Token boxes:
 // 64 rows, or a smaller page; 2 groups of z_map, 1 where pages are smaller, and 1 of 32 pairs of kpe_map.
 template <LatentProblem problem, FlashMlaV2Tiling tiling>
@@ -541,7 +529,11 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     const WorkItem* __restrict__ work = with.own_work();
     latent::collect_ahead(shared.cut, work, with);
     if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
-    if (threadIdx.x == 288) load_queries(shared, work, with);
+    if (threadIdx.x == 288) {
+      latent::load_all_queries(work, shared.queries_empty, [&](const WorkItem& item) {
+        latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
+      });
+    }
     return;
   }
   take_registers<232>();

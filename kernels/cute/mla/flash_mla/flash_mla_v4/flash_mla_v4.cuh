@@ -68,7 +68,7 @@ struct FewRowsShared {
 // that are 8 further on.
 template <bool neighbours>
 struct FewRowsTile {
-  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1, kPieceStep = 32, kPairs = 8, kLoads = 16;
+  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1, kPieceStep = 32, kLoads = 16;
   static __device__ __forceinline__ int row(int, int lane) { return lane >> 2; }
   static __device__ __forceinline__ int piece(int chunk) { return chunk / 4; }
 
@@ -90,13 +90,8 @@ struct FewRowsTile {
 
     Output() = default;
     __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
-        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
-    static __device__ __forceinline__ unsigned short* place(const LatentArguments& with, const WorkItem& item,
-                                                            int chunk, int next) {
-      const int at = item.row_tile * kRows + row(chunk, lane_id()) + next;
-      if (at >= item.queries * with.heads) return nullptr;
-      return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-    }
+        : first(latent::output_row<FewRowsTile>(with, item, chunk, 0)),
+          second(latent::output_row<FewRowsTile>(with, item, chunk, kNextRow)) {}
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
       if (first) store<dtype>(first + chunk * 16, x.first);
