@@ -9,7 +9,7 @@
 // Roles (384 threads):
 //   warpgroups 0, 1   consumers: each takes every second token block and has its own maxima, sums and output (512, N),
 //                     which are merged once, at the end of an item
-//   warpgroup 2       producer: one warp loads tokens, one thread of another warp loads queries
+//   warpgroup 2       producer: one warp loads tokens, two do of small pages; a thread of another warp loads queries
 //
 // A block, for a consumer: S^T (64 tokens, N) = Z Q^T, then the softmax down the tokens. A thread holds 2 tokens of
 // N / 4 rows, so maxima cross lanes and warps. They are raised only when some score exceeds its running maximum by more
@@ -380,16 +380,21 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
   }
 }
 
-// The warp that loads tokens; of a dense cache its first lane alone. A page is a batch element of the maps.
-// A block that lies in one page is loaded like one of a dense cache: the lanes read the block table ahead, a block
-// each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
+// Warps that load tokens. A warp takes 48 clocks for each instruction of the copy engine, so two share small pages.
+template <LatentProblem problem>
+inline constexpr int kLoaders = problem.page > 0 && problem.page < kTile ? 2 : 1;
+
+// A warp that loads tokens, `part` of kLoaders; of a dense cache its first lane alone. A page is a batch element of the
+// maps. A block that lies in one page is loaded like one of a dense cache: the lanes read the block table ahead, a
+// block each. One of smaller pages is loaded page by page, by a lane each, into the rows of its boxes.
 template <LatentProblem problem, FlashMlaV1Tiling tiling>
-__device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
+__device__ __forceinline__ void load_tokens(int part, Shared<tiling.rows>& shared, const WorkItem* __restrict__ work,
                                             const LatentArguments& with) {
   constexpr int kRing = Shared<tiling.rows>::kRing;
   constexpr bool paged = problem.page > 0;
   constexpr int kPages = pages_of_block(problem.page);
-  constexpr int kPagesOfLane = (kPages + 31) / 32;
+  constexpr int kOwnPages = kPages / kLoaders<problem>, kPagesOfLane = (kOwnPages + 31) / 32;
+  const int first_page = part * kOwnPages;
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const TensorMap &z_map = with.z_map, &kpe_map = with.kpe_map;
   const int lane = lane_id();
@@ -406,7 +411,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
 #pragma unroll
       for (int i = 0; i < kPagesOfLane; ++i) {
         const int page = lane + 32 * i;
-        next_pages[i] = page < kPages ? page_at(block * kTile + page * problem.page) : 0;
+        next_pages[i] = page < kOwnPages ? page_at(block * kTile + (first_page + page) * problem.page) : 0;
       }
     };
     if constexpr (kPages > 1) read_pages(item.begin);
@@ -418,7 +423,7 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
 #pragma unroll
         for (int i = 0; i < kPagesOfLane; ++i) pages[i] = next_pages[i];
         read_pages(block + 1);
-        loaded = min(max(item.tokens - first + problem.page - 1, 0) / problem.page, kPages);
+        loaded = max(min(max(item.tokens - first + problem.page - 1, 0) / problem.page - first_page, kOwnPages), 0);
       } else if constexpr (paged) {
         if ((block - item.begin) % 32 == 0) pages[0] = page_at((block + lane) * kTile);
         batch = __shfl_sync(~0u, pages[0], (block - item.begin) % 32);
@@ -441,7 +446,8 @@ __device__ __forceinline__ void load_tokens(Shared<tiling.rows>& shared, const W
             const int page = lane + 32 * i;
             if (page >= loaded) continue;
             for (int g = 0; g < groups; ++g) {
-              tma_load<keep>(to + g * kBoxBytes + page * (kBoxBytes / kPages), map, 0, group + g, pages[i], full);
+              const u32 at = to + g * kBoxBytes + (first_page + page) * (kBoxBytes / kPages);
+              tma_load<keep>(at, map, 0, group + g, pages[i], full);
             }
           }
         }
@@ -490,7 +496,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   if (threadIdx.x == 0) {
     for (int block = 0; block < 4; ++block)
-      for (int pair = 0; pair <= kPairs; ++pair) barrier_init(shared.full[block][pair], 1);
+      for (int pair = 0; pair <= kPairs; ++pair) barrier_init(shared.full[block][pair], kLoaders<problem>);
     for (int place = 0; place < Layout::kRing; ++place) barrier_init(shared.latent_empty[place], 4);
     for (int place = 0; place < 2; ++place) barrier_init(shared.rope_empty[place], 4);
     barrier_init(shared.queries_full, 1);
@@ -512,9 +518,10 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   if (role == 2) {
     if constexpr (trades_registers) give_registers<40>();
     latent::collect_ahead(shared.cut, work, with);
-    if (problem.page > 0 ? threadIdx.x < 288 : threadIdx.x == 256) {
-      load_tokens<problem, tiling>(shared, work, with);
-    }
+    const unsigned warp = threadIdx.x / 32;
+    const bool second = kLoaders<problem> == 2 && warp == latent::kAskingWarp;
+    if (problem.page > 0 ? warp == 8 || second : threadIdx.x == 256)
+      load_tokens<problem, tiling>(uniform(second), shared, work, with);
     if (threadIdx.x == 288) load_queries<tiling>(shared, work, with);
     return;
   }
