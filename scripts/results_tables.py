@@ -446,9 +446,9 @@ def vllm_steps():
                   for shape, cells in sorted(lines.items())])
 
 
-def vllm():
+def vllm(name):
     """Some, without drafts and with 4096 tokens of context."""
-    steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs("vllm", VLLM_DECODE)).items()
+    steps = {shape: vllm_cells(cells) for shape, cells in vllm_steps_of(vllm_runs(name, VLLM_DECODE)).items()
              if shape[1] == 0 and shape[2] in (1, 32, 128) and shape[3] == 4096}
     backends = [name for name in VLLM_BACKENDS if any(name in cells for cells in steps.values())]
     return table(["heads, requests", *backends], [[f"{heads}, {batch}", *(cells.get(name, "") for name in backends)]
