@@ -385,7 +385,7 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
 # Which runs of a record: their layers, and their cache.
-VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8")}
+VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8"), "fp8_queries": (8, "fp8+queries")}
 
 
 def vllm_runs(name, graphs, kind="plain"):
@@ -540,7 +540,8 @@ def vllm_agreement(name="vllm"):
     for run in record(name)["runs"]:
         if "alone" in run and not run.get("samples") and (run["drafts"] == 0 or run["backend"] == "CUSTOM"):
             shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
-            backend = run["backend"] + ", batch-invariant" * ("invariant" in run["part"]) + ", fp8" * ("cache" in run)
+            backend = run["backend"] + ", batch-invariant" * ("invariant" in run["part"])
+            backend += f", {run['cache']}" if "cache" in run else ""
             lines.append([f"{run['heads']}, {run['drafts']}", backend, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
 

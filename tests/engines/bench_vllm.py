@@ -73,7 +73,7 @@ class Part(NamedTuple):
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
     shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
     layers: int = LAYERS
-    cache: str = "auto"  # vLLM's kv_cache_dtype
+    cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -106,6 +106,8 @@ PARTS = (
     Part("h16-d0-deep", 16, 0, SOME, layers=16),
     Part("h128-d0-fp8", 128, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
     Part("h16-d0-fp8", 16, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
+    Part("h128-d0-fp8-queries", 128, 0, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
+    Part("h128-d3-fp8-queries", 128, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),

@@ -46,8 +46,8 @@ SCALE = 1 / math.sqrt(NOPE + ROPE)
 
 
 def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, interleave=1, method="mtp",
-              cache="auto", requests=8, largest=32, sizes=None, executor="uni"):
-    """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs."""
+              cache="auto", requests=8, largest=32, sizes=None, executor="uni", **asked):
+    """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs; asked: options of ours."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
         get_head_size=lambda: LATENT + ROPE,
@@ -64,7 +64,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
         cache_config=types.SimpleNamespace(cache_dtype=cache, block_size=16, enable_prefix_caching=True),
         scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests),
                                                enable_chunked_prefill=True),
-        additional_config={}, device_config=types.SimpleNamespace(device=torch.device("cpu")),
+        additional_config=asked, device_config=types.SimpleNamespace(device=torch.device("cpu")),
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
                                                  method=method)
         if drafts else None,
@@ -271,6 +271,23 @@ class EngineTest(unittest.TestCase):
             self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
             self.assertEqual(len(builder._plans._planned), 2, "what was loaded at the start")
 
+    def test_queries_in_fp8(self):
+        layer = types.SimpleNamespace(_k_scale=torch.tensor(0.25), _q_scale=torch.tensor(0.5))
+        self.assertFalse(impl_of(config_of(hypermla_fp8_queries=True)).supports_quant_query_input)
+        config = config_of(drafts=3, cache="fp8", hypermla_fp8_queries=True)
+        builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17, 4], [4, 1, 2])
+        self.assertTrue(impl.supports_quant_query_input)  # so vLLM's layer joins and rounds them
+        metadata = builder.build(0, batch.common())
+        q, cache = batch.layer()
+        q = (torch.cat(q, -1) / 0.5).to(torch.float8_e4m3fn)
+        cache = (cache / 0.25).to(torch.float8_e4m3fn)
+        o, lse = impl.forward_mqa(q, cache, metadata, layer)
+        expected_o, expected_lse = batch.expected(q.bfloat16() * 0.5, cache.bfloat16() * 0.25)
+        self.assertEqual(o.dtype, torch.bfloat16)
+        self.assertTrue(torch.allclose(o.float(), expected_o, atol=1e-2, rtol=1e-2))
+        self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
+        self.assertEqual(len(builder._plans._planned), 2, "what was loaded at the start")
+
     def test_one_tensor_of_queries(self):  # as context parallelism gives it
         config = config_of()
         builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17], [1, 1])
@@ -440,7 +457,8 @@ class EngineTest(unittest.TestCase):
 
         lookups = {"drafts": 7, "method": "ngram", "requests": 100, "largest": 512, "sizes": [480, 496, 512]}
         for options, block, page in (({}, 16, 16), ({}, 192, 64), ({"graphs": full}, 64, 64), ({"drafts": 3}, 256, 128),
-                                     ({"cache": "fp8"}, 16, 16), (lookups, 16, 16)):
+                                     ({"cache": "fp8"}, 16, 16), (lookups, 16, 16),
+                                     ({"cache": "fp8", "hypermla_fp8_queries": True}, 16, 16)):
             with self.subTest(**options, block=block), mock.patch("hypermla.vllm.plans.MlaDecode", make):
                 made.clear()
                 config = config_of(**options)
@@ -540,6 +558,9 @@ class EngineTest(unittest.TestCase):
 
     def test_what_is_refused(self):
         self.assertEqual(reasons(), "")
+        with set_current_vllm_config(config_of(hypermla_fp8_queries=True)):
+            self.assertEqual(reasons(kv_cache_dtype="fp8"), "")
+            self.assertIn("add --kv-cache-dtype fp8", reasons())
         for block in (16, 32, 64, 128, 256):
             self.assertEqual(reasons(block_size=block), "")
         for cache in ("bfloat16", "fp8", "fp8_e4m3"):

@@ -89,10 +89,10 @@ class Engine:
                      "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": 0.28,
                      "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
-                     "kv_cache_dtype": at["cache"],
+                     "kv_cache_dtype": at["cache"].removesuffix("+queries"),
+                     "additional_config": {"hypermla_shared_prefixes": at["shares"],
+                                           "hypermla_fp8_queries": at["cache"].endswith("+queries")},
                      "attention_config": {"backend": at["backend"]}}
-        if at["shares"]:
-            arguments["additional_config"] = {"hypermla_shared_prefixes": True}
         if at["graphs"] == "NONE":
             arguments["enforce_eager"] = True
         elif at["graphs"] != DEFAULT_GRAPHS:

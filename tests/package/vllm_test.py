@@ -105,7 +105,7 @@ class Plans(unittest.TestCase):
                                      capacity=plans.Capacity(requests=2, queries=2, query_tokens=4, tokens=48))
 
     def attend(self, step):
-        return self.plans.attend(step, self.q, self.cache, 0.1)
+        return self.plans.attend(step, self.q, self.cache, self.q.dtype, 0.1)
 
     def watch(self):
         for one in self.plans._planned.values():
@@ -190,14 +190,24 @@ class Plans(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "shared_prefixes is not supported with shards"):
             self.plans.plan(step, *kind)
 
-    def test_which_configurations_share_prefixes(self):
-        function = next(one for one in MODULES["backend"].body if getattr(one, "name", "") == "_shares_prefixes")
+    def test_which_configurations_ask_for_an_option(self):
+        function = next(one for one in MODULES["backend"].body if getattr(one, "name", "") == "_asked")
         names = {}
         exec(compile(ast.Module([function], []), "backend.py", "exec"), names)
-        for additional, shares in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
-                                   ({"hypermla_shared_prefixes": False, "other": 1}, False)):
+        for additional, asked in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
+                                  ({"hypermla_shared_prefixes": False, "hypermla_fp8_queries": True}, False)):
             config = types.SimpleNamespace(additional_config=additional)
-            self.assertIs(names["_shares_prefixes"](config), shares)
+            self.assertIs(names["_asked"](config, "shared_prefixes"), asked)
+
+    def test_queries_in_fp8_have_a_kernel_of_their_own_on_a_gpu(self):
+        made = []
+        decode, plans.MlaDecode = plans.MlaDecode, lambda **options: made.append(options)
+        self.addCleanup(setattr, plans, "MlaDecode", decode)
+        for device, fp8_queries, kernel in (("cuda:0", True, plans.FP8_QUERIES_KERNEL), ("cuda:0", False, ""),
+                                            ("cpu", True, "")):
+            plans.Plans(device).decode(plans.Capacity(2, 2, 4, 48), True, 2, 16, "bfloat16", 0.1, "fp8_576",
+                                       fp8_queries)
+            self.assertEqual((made[-1]["fp8_queries"], made[-1]["kernel"]), (fp8_queries, kernel))
 
     def test_which_queries_are_read_where_they_lie(self):
         def tensor(heads, *strides):

@@ -185,6 +185,8 @@ class HyperMLABackend(MLACommonBackend):
         config = get_current_vllm_config_or_none()
         if config is None or config.model_config is None:
             return None
+        if _asked(config, "fp8_queries") and kv_cache_dtype not in FP8:
+            return "hypermla_fp8_queries rounds queries beside a cache in FP8; add --kv-cache-dtype fp8"
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
             return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
         if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
@@ -201,10 +203,10 @@ class HyperMLABackend(MLACommonBackend):
         return None
 
 
-def _shares_prefixes(config):
-    """Whether --additional-config asks for it."""
+def _asked(config, option):
+    """Whether --additional-config asks for one of ours."""
     asked = config.additional_config
-    return isinstance(asked, dict) and bool(asked.get("hypermla_shared_prefixes"))
+    return isinstance(asked, dict) and bool(asked.get("hypermla_" + option))
 
 
 def _longest_decode(config, any_batch):
@@ -226,12 +228,18 @@ def _capacities(config, any_batch, heads, shards, device):
     of_shard = -(-tokens // (shards * interleave)) * interleave
     split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
                                   device) if envs.VLLM_BATCH_INVARIANT else 0
-    shares = _shares_prefixes(config)
+    shares = _asked(config, "shared_prefixes")
     short = Capacity(requests, usual, requests * usual, tokens, split, *shard_of, shares)
     # Requests of many queries fill their row tiles: to share prefixes saves nothing there.
     long = short if longest == usual else Capacity(requests, longest, min(requests * longest, most), tokens, 0,
                                                    *shard_of, shares and any_batch)
     return long if any_batch else short, long  # a graph may be recorded with short queries and replayed with long ones
+
+
+def _kind(config, heads, page, scale, fp8):
+    """Of layers, as Plans has it, over a cache of the model's type or in FP8."""
+    cache_format = "fp8_576" if fp8 else "as_queries"
+    return heads, page, config.model_config.dtype, scale, cache_format, fp8 and _asked(config, "fp8_queries")
 
 
 def _device_name(device):
@@ -290,8 +298,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
-        cache_format = "fp8_576" if kv_cache_spec.dtype.itemsize == 1 else "as_queries"
-        self._kinds = [(heads, self.page_size, self.model_config.dtype, float(scale), cache_format) for scale in scales]
+        fp8 = kv_cache_spec.dtype.itemsize == 1
+        self._kinds = [_kind(vllm_config, heads, self.page_size, float(scale), fp8) for scale in scales]
         for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
                 decode = self._plans.decode(capacity, True, *kind)
@@ -358,9 +366,11 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         if refused:
             raise NotImplementedError(f"HyperMLA does not support {', '.join(refused)}; choose another attention "
                                       "backend for this model")
-        self.supports_quant_query_input = False  # queries stay bfloat16 beside a cache in FP8, too
         self.reserves = True
         config = get_current_vllm_config_or_none()
+        # Else queries stay bfloat16 beside a cache in FP8, too.
+        self.supports_quant_query_input = (self.kv_cache_dtype in FP8 and config is not None
+                                           and _asked(config, "fp8_queries"))
         if envs.VLLM_BATCH_INVARIANT and config is not None:
             _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
@@ -374,19 +384,20 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         config.compilation_config = copy.copy(config.compilation_config)  # which is not to change yet
         shards = config.parallel_config.decode_context_parallel_size
         heads, name = self.num_heads * shards, _device_name(torch.device(config.device_config.device))
-        cache_format = "fp8_576" if self.kv_cache_dtype in FP8 else "as_queries"
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
+        kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype in FP8)
         for capacity in _capacities(config, _graphs_take_any_batch(config), heads, shards, name):
-            _reserved.setdefault(name, Plans(name)).decode(capacity, True, heads, page, config.model_config.dtype,
-                                                           float(self.scale), cache_format)
+            _reserved.setdefault(name, Plans(name)).decode(capacity, True, *kind)
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
-        """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides. Returns o [tokens, heads, 512]
-        and lse [tokens, heads] in the natural logarithm, -inf of a query that sees no token."""
+        """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides, in FP8 where that is asked for.
+        Returns o [tokens, heads, 512] and lse [tokens, heads] in the natural logarithm, -inf of a query that sees no
+        token."""
         step = attn_metadata.decode
         if isinstance(q, tuple) and not takes_strides(*q):
             q = torch.cat(q, dim=-1)
         if self.kv_cache_dtype in FP8:
-            return step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), self.scale,
-                                     layer._k_scale.view(1))
-        return step.plans.attend(step, q, kv_c_and_k_pe_cache, self.scale)
+            return step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), torch.bfloat16, self.scale,
+                                     layer._k_scale.view(1),
+                                     layer._q_scale.view(1) if self.supports_quant_query_input else None)
+        return step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)

@@ -5,6 +5,9 @@ from typing import NamedTuple
 from hypermla.mla_decode import MlaDecode
 
 
+FP8_QUERIES_KERNEL = "cute.mla.flash_mla_v2"  # the one that takes them on a GPU, a draft
+
+
 class Capacity(NamedTuple):
     """Of steps that one MlaDecode can attend."""
 
@@ -39,8 +42,8 @@ class Plans:
 
     A step is any object with seq_lens, query_start_loc and block_table, as MlaDecode.plan() and run() take them, its
     `capacity` and whether it is `causal`. If GPUs share its contexts, dcp_tot_seq_lens has the lengths of all of
-    their tokens, and seq_lens is not read. Layers of a kind are those of one (heads, page, dtype of queries, scale,
-    cache_format of MlaDecode).
+    their tokens, and seq_lens is not read. Layers of a kind are those of one (heads, page, dtype of outputs, scale,
+    cache_format, fp8_queries of MlaDecode).
 
     plan() divides a step's work for a kind of layers. A CUDA graph that is recorded behind it holds the layers alone:
     before each replay plan() is called, with a step of as many requests and its lengths of that time. attend() plans a
@@ -60,23 +63,23 @@ class Plans:
         """Divides the work of a step for a kind of layers, in the current stream."""
         self._of(step.capacity, step.causal, *kind).plan(step)
 
-    def attend(self, step, q, cache, scale, cache_scale=None):
-        """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q, cache and cache_scale
-        are: with the latter the cache is in fp8_576."""
+    def attend(self, step, q, cache, dtype, scale, cache_scale=None, q_scale=None):
+        """Attention of one layer over a step; (o, lse) as of MlaDecode.run(), which says what q, cache and the factors
+        are. dtype: of the outputs. With cache_scale the cache is in fp8_576, with q_scale queries are in FP8, too."""
         latent = q[0] if isinstance(q, tuple) else q
-        planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], latent.dtype, scale,
-                           "as_queries" if cache_scale is None else "fp8_576")
+        planned = self._of(step.capacity, step.causal, latent.shape[1], cache.shape[1], dtype, scale,
+                           "as_queries" if cache_scale is None else "fp8_576", q_scale is not None)
         if planned.step is not step:
             planned.plan(step)
-        return planned.decode.run(q, cache, step.block_table, cache_scale=cache_scale)
+        return planned.decode.run(q, cache, step.block_table, cache_scale=cache_scale, q_scale=q_scale)
 
     def forget(self):
         """The contents of the steps' tensors have changed: the next layer plans."""
         for planned in self._planned.values():
             planned.step = None
 
-    def _of(self, capacity, causal, heads, page, dtype, scale, cache_format="as_queries"):
-        key = capacity, causal, heads, page, dtype, scale, cache_format
+    def _of(self, capacity, causal, heads, page, dtype, scale, cache_format="as_queries", fp8_queries=False):
+        key = capacity, causal, heads, page, dtype, scale, cache_format, fp8_queries
         planned = self._planned.get(key)
         if planned is None:
             planned = self._planned[key] = _Planned(MlaDecode(
@@ -84,5 +87,6 @@ class Plans:
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
                 interleave=capacity.interleave, shared_prefixes=capacity.shared_prefixes,
-                cache_format=cache_format, device=self._device))
+                cache_format=cache_format, fp8_queries=fp8_queries,
+                kernel=FP8_QUERIES_KERNEL if fp8_queries and self._device != "cpu" else "", device=self._device))
         return planned
