@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -144,6 +145,7 @@ struct KernelFileRow {
   const void* const* inputs;
   const int* dtypes;       // of the inputs
   double* const* outputs;  // the elements of this row
+  int size_count, input_count, output_count;
 };
 
 // One row of the outputs. Rows are made by several threads at once.
@@ -151,11 +153,20 @@ class Row {
  public:
   explicit Row(const KernelFileRow& row) : row(row.row), from_(row) {}
   const std::int64_t row;
-  std::int64_t size(int i) const { return from_.sizes[i]; }
-  Values input(int i) const { return {from_.inputs[i], DType(from_.dtypes[i])}; }
-  double* output(int i) const { return from_.outputs[i]; }
+  std::int64_t size(int i) const { return from_.sizes[checked("size", i, from_.size_count)]; }
+  Values input(int i) const {
+    checked("input", i, from_.input_count);
+    return {from_.inputs[i], DType(from_.dtypes[i])};
+  }
+  double* output(int i) const { return from_.outputs[checked("output", i, from_.output_count)]; }
 
  private:
+  static int checked(const char* what, int i, int count) {
+    if (i >= 0 && i < count) return i;
+    throw std::out_of_range(std::string(what) + '(' + std::to_string(i) + ") is not there: there are " +
+                            std::to_string(count) + ", which count from 0");
+  }
+
   const KernelFileRow& from_;
 };
 

@@ -1,5 +1,6 @@
 """What the command line says: help, lists, and the sentence for everything that is wrong."""
 
+import concurrent.futures
 import json
 import re
 import subprocess
@@ -191,7 +192,7 @@ class Refusals(CommandCase):
                    "flash_attention", *SMALL, "--Bm=16")
 
     def test_a_version_that_runs_nowhere_else(self):
-        self.assertIn("this version exists for no other target, but flash_attention v0 --language=cutile runs "
+        self.assertIn("this version exists for no other target, but cutile.mla.flash_attention runs "
                       "everywhere", self.refuse("kernel", "flash_attention", "v1", "--device=cpu"))
         self.assertIn("There are: cute v0, cute v1, ", self.refuse("kernel", "flash_mla", "v77"))
 
@@ -227,7 +228,7 @@ class Refusals(CommandCase):
         """It passes as waiting while its source is the one that was spoken of."""
         path = self.directory / "records.json"
         words = ["verify", "flash_mla", "v0", f"--record={path}"]
-        self.assertEqual(run(*words, "--records_only").status, 1)
+        self.assertIn(f"there is no {path}", self.refuse(*words, "--records_only"))
         self.assertIn("awaits a GPU since 20", self.succeed(*words, "--awaits_gpu=no machine had one").out)
         self.assertIn(": no machine had one", self.succeed(*words, "--records_only").out)
         records = json.loads(path.read_text())
@@ -237,6 +238,50 @@ class Refusals(CommandCase):
         changed = run(*words, "--records_only")
         self.assertEqual(changed.status, 1)
         self.assertIn("NOT RECORDED", changed.out)
+
+    def test_of_records_written_at_once_none_is_lost(self):
+        path = self.directory / "records.json"
+        kernels = ("cute.mla.flash_mla", "cutile.mla.flash_mla", "cute.mla.flash_attention", "cute.mla.flash_mla_v1")
+        with concurrent.futures.ThreadPoolExecutor(len(kernels)) as pool:
+            for done in pool.map(lambda name: run("verify", name, "--awaits_gpu=all", f"--record={path}"), kernels):
+                self.assertEqual(done.status, 0, done)
+        self.assertEqual(sorted(json.loads(path.read_text())), sorted(kernels))
+
+    def test_what_verify_cannot_do_is_said_before_its_cases(self):
+        words = "verify", "prefix_decompression", "--device=cpu"
+        self.assertIn("could not write '/proc/x'", self.refuse(*words, "--record=/proc/x/y"))
+        for why in "", " ":
+            self.assertIn("--awaits_gpu", self.refuse("verify", f"--awaits_gpu={why}"))
+        self.assertIn("leave one of them out", self.refuse("verify", "--awaits_gpu=x", "--records_only"))
+        self.assertIn("no UTF-8 text", self.refuse("verify", "--awaits_gpu=\udcff"))
+
+    def test_numbers_are_numbers(self):
+        for words in (["choose", "--b=4", "--measure", "--seconds=nan"], ["compare", "a", "b", "--noise=nan"]):
+            self.assertIn("nan is no number from 0 to", self.refuse(*words))
+        for seed in "-1", "0x10", "9" * 30:
+            self.assertIn(f"--seed={seed} is not supported", self.refuse("verify", f"--seed={seed}"))
+
+    def test_words_that_say_nothing(self):
+        for words in (["--list", "x"], ["--version", "x"], ["help", "kernel", "x"], ["compile", "all", "x"]):
+            self.assertIn("'x' is not expected here", self.refuse(*words))
+        self.assertEqual(self.succeed("help", "compare").out, self.succeed("compare", "--help").out)
+        self.assertIn("leave one of them out", self.refuse("choose", "--device_name=NVIDIA H200", "--device=cpu"))
+        self.assertIn("add --measure", self.refuse("choose", "--seconds=5"))
+
+    def test_a_root_that_is_not_there(self):
+        root = self.directory / "absent"
+        for words in (["kb", "list"], ["kb", "lint"], ["devlog", "lint"]):
+            self.assertIn(f"--root={root} is no directory", self.refuse(*words, f"--root={root}"))
+        self.assertFalse(root.exists())
+
+    def test_flags_of_what_does_not_run_here(self):
+        self.assertIn("--page is a flag of cute.mla.flash_mla, which does not run on this device",
+                      self.refuse("kernel", "flash_mla", "--device=cpu", "--page=16"))
+
+    def test_the_first_target_decides(self):
+        done = self.succeed("compile", "flash_mla", "--arch=cpu", "--arch=cpu", "--s=1", "--t=64", "--h=4")
+        self.assertIn("0 failed", done.out)
+        self.assertIn("written for Hopper GPUs", self.refuse("compile", "flash_mla", "--arch=sm_90", "--arch=sm_80"))
 
     def test_what_only_decodes_is_verified_on_a_gpu(self):
         for version in "v2", "v3":

@@ -63,6 +63,8 @@ void describe(hypermla::KernelFile& file) {
 
 void reference(const hypermla::Row& at) {
   if (at.size(2) == 11) throw std::runtime_error("eleven");
+  if (at.size(2) == 12) at.input(1);
+  if (at.size(2) == 13) *reinterpret_cast<volatile int*>(16) = 0;
   for (std::int64_t j = 0; j < at.size(1); ++j) at.output(0)[j] = 2 * at.input(0)[at.row * at.size(1) + j];
 }
 
@@ -148,7 +150,9 @@ class KernelFiles(CommandCase):
 
     def test_what_a_file_says_wrong_is_a_sentence(self):
         for mode, sentence in ((7, "describe() threw: seven"), (8, "the outputs have 21 and 22 rows"),
-                               (9, "the language 'fortran' is unknown"), (11, "reference() threw at row ")):
+                               (9, "the language 'fortran' is unknown"), (11, "reference() threw at row "),
+                               (12, "input(1) is not there: there are 1, which count from 0"),
+                               (13, "the kernel file crashed")):
             with self.subTest(mode):
                 self.assertIn(sentence, self.refused(f"--mode={mode}"))
         done = self.verify("--mode=10")

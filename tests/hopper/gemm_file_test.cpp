@@ -34,7 +34,7 @@ TEST(HopperKernels, MatrixProductOfAFile) {
   std::vector<double> expected(n);
   double* outputs[] = {expected.data()};
   for (std::int64_t row = 0; row < m; ++row) {
-    reference(Row({row, sizes, inputs, dtypes, outputs}));
+    reference(Row({row, sizes, inputs, dtypes, outputs, 3, 2, 1}));
     for (std::int64_t j = 0; j < n; ++j) {
       const double got = to_float(c[row * n + j], DType::bfloat16);
       ASSERT_TRUE(std::abs(got - expected[j]) <= 0.01 + 0.01 * std::abs(expected[j])) << row << ", " << j;

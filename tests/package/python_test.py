@@ -538,7 +538,7 @@ class Plan(unittest.TestCase):
 
     def test_errors_speak_python(self):
         for call, expected in {
-            lambda: new_kernel(language="cute"): r'take language="cutile", which runs everywhere',
+            lambda: new_kernel(language="cute"): r"take cutile.mla.flash_attention, which runs everywhere",
             lambda: new_kernel(dtype="float32"): r'^dtype="float32" is not supported: choose bfloat16 or float16$',
             lambda: new_kernel(b=0): r"^b=0 is not supported: it must be at least 1$",
             lambda: hypermla.choose("H200"): r"`hypermla device --measure` adds the present device",

@@ -188,8 +188,13 @@ void make_directories(const fs::path& path, Access access) {
 void require_writable(const fs::path& path) {
   std::error_code unreadable;  // is as good as absent
   fs::path present = path;
-  while (!present.empty() && present != present.parent_path() && !fs::exists(present, unreadable))
+  while (!present.empty() && present != present.parent_path() && !fs::exists(present, unreadable)) {
+    struct stat link {};
+    if (::lstat(present.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
+      fail("'{}' is a link to nothing; remove it, or choose another path", present.string());
+    if (errno == ENAMETOOLONG) fail_file("write", path, errno);
     present = present.parent_path();
+  }
   if (present.empty()) present = ".";
   if (!fs::is_directory(present, unreadable)) fail_file("write", path, ENOTDIR);
   // Only a file that was made proves it: root may write everywhere by its rights, yet not in /proc.

@@ -82,10 +82,13 @@ int choose_command(const Words& words) {
   app.add_flag("--measure", measuring, "measure each of them here, too, and say by how much the prediction is off")
       ->group("Run");
   app.add_option("--seconds", seconds, "how long a GPU is kept busy before a sustained figure (default 1)")
-      ->check(CLI::Range(0.0, 60.0).description(""))
+      ->check(within(0, 60))
       ->group("Run");
   app.add_flag("--json", json, "print one JSON object instead of a table")->group("Run");
   if (!parse(app, words)) return 0;
+  if (!device_name.empty() && app.count("--device"))
+    fail("--device_name={} is predicted for, and --device names a present device: leave one of them out", device_name);
+  if (!measuring && app.count("--seconds")) fail("--seconds says how long to measure; add --measure, or leave it out");
   if (measuring && !device_name.empty())
     fail("--device_name={} is predicted for, and --measure runs on the present device: choose one of them",
          device_name);

@@ -18,7 +18,7 @@ int compare_command(const Words& words) {
   app.add_option("RUN_A", a, "the run to compare with")->required();
   app.add_option("RUN_B", b, "the run to judge")->required();
   app.add_option("--noise", noise, "percent by which medians may differ and still be the SAME (default 1)")
-      ->check(CLI::Range(0.0, 100.0).description(""));
+      ->check(within(0, 100));
   app.add_flag("--json", json, "the comparison as JSON");
   if (!parse(app, words)) return 0;
   const Comparison comparison = compare_profiles(load_profile(a), load_profile(b), noise / 100);

@@ -34,8 +34,13 @@ int compile_command(const Words& words) {
     rest.erase(rest.begin());
   }
 
-  // The target decides the language, and the language decides which flags exist.
-  const std::string asked = flag_value(rest, "--arch"), language_flag = flag_value(rest, "--language");
+  if (name == "all" && !version.empty()) fail("'{}' is not expected here; see hypermla compile --help", version);
+
+  // The first target decides the language, and the language decides which flags exist.
+  std::string asked;
+  for (std::size_t i = 1; i <= rest.size() && asked.empty(); ++i)
+    asked = flag_value({rest.begin(), rest.begin() + std::ptrdiff_t(i)}, "--arch");
+  const std::string language_flag = flag_value(rest, "--language");
   std::string first = asked.substr(0, asked.find(','));
   if (first.empty()) {
     const std::shared_ptr<Device> present = make_device("auto");

@@ -54,7 +54,7 @@ int devlog_add(const Words& words) {
     return entry.full_name() == measured.profile.kernel;
   });
   const KernelEntry& entry = profiled == entries.end() ? entries.front() : *profiled;
-  const fs::path path = root.empty() ? environment.project_of(entry) : fs::path(root);
+  const fs::path path = checkout_of(root, environment.project_of(entry));
   if (root.empty() && !fs::exists(path / version_of(entry).directory))
     fail("{} is not in {}; point HYPERMLA_KERNELS at its directory", entry.full_name(), (path / "kernels").string());
   const fs::path log = add_devlog_entry(path, version_of(entry), texts, measured, before);
@@ -72,7 +72,7 @@ struct Project {
   std::vector<DevlogVersion> versions;
 };
 std::vector<Project> projects(const Environment& environment, const std::string& root) {
-  std::vector<Project> all = {{root.empty() ? environment.root : fs::path(root), {}}};
+  std::vector<Project> all = {{checkout_of(root, environment.root), {}}};
   if (root.empty() && !environment.own_kernels.empty()) all.push_back({environment.own_kernels.parent_path(), {}});
   for (const KernelEntry& entry : Registry::instance().all()) {
     if (environment.is_own(entry)) {

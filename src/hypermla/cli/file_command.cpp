@@ -1,4 +1,8 @@
 // Stand-alone kernel files: docs/kernel-files.md.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +21,22 @@
 
 namespace hypermla {
 namespace {
+
+// The file's host part and, on a CPU, its kernel run in this process: what they break ends it, with a sentence.
+extern "C" void say_crash(int) {
+  static std::atomic_flag said;
+  while (said.test_and_set()) ::pause();  // another thread says it, and ends all
+  static constexpr char kSentence[] =
+      "hypermla: the kernel file crashed; look for an access outside of a tensor in describe(), reference() or the "
+      "kernel\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
+  ::_exit(2);
+}
+
+void say_what_crashes() {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was said before it crashes is out
+  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::signal(number, say_crash);
+}
 
 struct FileFlags {
   std::string device = "auto", arch;
@@ -44,10 +64,11 @@ struct FileCommand {
     const bool file_given = !words.empty() && words[0].rfind("-", 0) != 0;
     const Words rest(words.begin() + file_given, words.end());
     session = std::make_unique<Session>(flag_value(rest, "--device", "auto"));
+    say_what_crashes();
     if (file_given) library = std::make_unique<FileLibrary>(words[0], session->compiler);
     CLI::App app(summary, name + " <file>");
     const auto tolerance = [&](const char* flag, double& value, const char* help) {
-      app.add_option(flag, value, help)->check(CLI::Range(0.0, 1e30).description(""));
+      app.add_option(flag, value, help)->check(within(0, 1e30));
     };
     tolerance("--rtol", flags.rtol, "allowed difference relative to the reference (default: the file's)");
     tolerance("--atol", flags.atol, "allowed difference besides (default: the file's)");
@@ -55,8 +76,8 @@ struct FileCommand {
     app.add_option("--seconds", flags.seconds,
                    timed ? "how long a GPU is kept busy before a sustained figure (default 1)"
                          : "for the reference; what takes longer is compared in a sample of rows (default 5)")
-        ->check(CLI::Range(0.0, 3600.0).description(""));
-    app.add_option("--seed", flags.seed, "of the random inputs (default 1)");
+        ->check(within(0, 3600));
+    add_seed(app, flags.seed, "of the random inputs (default 1)");
     if (!timed)
       app.add_option("--arch", flags.arch,
                      "compile the checked and the timed sizes for this GPU, sm_90, and run nothing");
@@ -285,7 +306,11 @@ int bench_file_command(const Words& words) {
   FileRun run(*command.library, problem, command.session->device, command.session->compiler, command.flags.seed);
   if (!command.flags.json) say_entry(run.entry());
   const FileCheck check = run.check(command.flags.rtol, command.flags.atol, 1);
-  if (!report(command, problem, check)) return 1;
+  if (!report(command, problem, check)) {
+    if (command.flags.json)
+      fmt::print("{}\n", Json{{"kernel", command.library->name()}, {"check", check_json(problem, check)}}.dump(2));
+    return 1;
+  }
 
   const Work work = [&](StreamHandle stream) { run.run(stream); };
   Json timing = Json::object();

@@ -18,7 +18,7 @@ void add_root(CLI::App& app, std::string& root) {
 }
 
 std::filesystem::path root_or_own(const std::string& root) {
-  return root.empty() ? Environment::detect().root : std::filesystem::path(root);
+  return checkout_of(root, root.empty() ? Environment::detect().root : "");
 }
 
 Cards load_cards(const std::string& root) { return Cards::load(root_or_own(root) / "docs/knowledge"); }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -37,27 +36,19 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--language", flags.language, "cute or cutile (default: the fastest that runs on the device)")
       ->group("Run");
   app.add_flag("--check", flags.check, "compare with the reference; exit status 1 when it differs")->group("Run");
-  // CLI11 itself would take -1 for 2^64 - 1.
-  auto set_seed = [&flags](const std::string& text) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), flags.seed);
-    if (error != std::errc{} || end != text.data() + text.size())
-      fail("--seed={} is not supported: it must be a whole number from 0 to 18446744073709551615", text);
-  };
-  app.add_option_function<std::string>("--seed", set_seed, "of the random inputs; 0 draws a fresh one")
-      ->type_name("UINT")
-      ->group("Run");
+  add_seed(app, flags.seed, "of the random inputs; 0 draws a fresh one")->group("Run");
   app.add_flag("--no_autotune", flags.no_autotune,
                "use the tiling flags; one that is not given has the default for the problem, as shown above")
       ->group("Tune");
   app.add_flag("--retune", flags.retune, "forget what was measured, and which tilings were rejected, before")
       ->group("Tune");
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
-      ->check(CLI::Range(0, 1'000'000).description(""))
+      ->check(within(0, 1e6))
       ->group("Tune");
   app.add_option("--prof_type", flags.prof_type, "annotation (default), event, ncu, nsys or disabled")
       ->group("Profile");
   app.add_option("--bench_runs", flags.bench_runs, "cold runs that are timed (default 20); bursts: up to 7 of them")
-      ->check(CLI::Range(1, 1'000'000).description(""))
+      ->check(within(1, 1e6))
       ->group("Profile");
   app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
   app.add_option("--out_dir", flags.out_dir,
@@ -184,6 +175,26 @@ std::vector<KernelEntry> find_kernels(const std::string& name, const std::string
   }
 }
 
+// Flags of kernels of this name that do not run on this device: --page is one of Hopper's.
+void refuse_flags_of_others(const CLI::App& app, const Words& rest, const std::string& kernel,
+                            const std::vector<KernelEntry>& here) {
+  for (const KernelEntry& entry : Registry::instance().named(kernel, "")) {
+    if (std::any_of(here.begin(), here.end(),
+                    [&](const KernelEntry& one) { return one.full_name() == entry.full_name(); }))
+      continue;
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    for (const FieldRef& field : plan->problem_fields()) {
+      const std::string flag = "--" + std::string(field.name);
+      const bool given = std::any_of(rest.begin(), rest.end(), [&](const std::string& word) {
+        return word == flag || word.rfind(flag + "=", 0) == 0;
+      });
+      if (given && !app.get_option_no_throw(flag))
+        fail("{} is a flag of {}, which does not run on this device; leave it out, or name a device that runs it", flag,
+             entry.full_name());
+    }
+  }
+}
+
 void print_profile(const Profile& profile, const std::filesystem::path& directory) {
   profile.timing.for_each([](const char* flavour, const Times& times) {
     fmt::print(
@@ -246,6 +257,7 @@ int kernel_command(const Words& words) {
     print_help(entries.front(), name, session, said);
     return 0;
   }
+  refuse_flags_of_others(app, rest, words[0], entries);
   parse(app, rest);
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
   require_gpu_for(mode, *session.device);

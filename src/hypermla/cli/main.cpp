@@ -51,7 +51,11 @@ std::string usage() {
 
 int run(const hypermla::Words& words) {
   const std::string first = words.empty() ? "--help" : words.front();
-  if (first == "--help" || first == "-h" || first == "help") return std::fputs(usage().c_str(), stdout), 0;
+  const bool help = first == "--help" || first == "-h" || first == "help";
+  if (help && words.size() == 2) return run({words[1], "--help"});
+  if ((help || first == "--version" || first == "--list") && words.size() > 1)
+    hypermla::fail("'{}' is not expected here; see hypermla --help", words.back());
+  if (help) return std::fputs(usage().c_str(), stdout), 0;
   if (first == "--version") return std::puts("hypermla " HYPERMLA_VERSION), 0;
   if (first == "--list") return hypermla::list_command();
   std::vector<std::string> names = {"--list", "--version", "--help"};

@@ -1,6 +1,7 @@
 #include "hypermla/cli/options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 
 #include "hypermla/base/error.h"
@@ -29,6 +30,33 @@ void add_problem_fields(CLI::App& app, const std::vector<KernelEntry>& entries, 
 
 void add_tiling_fields(CLI::App& app, KernelPlan& plan, Settings& said) {
   add_fields(app, plan.tiling_fields(), "Tiling (with --no_autotune)", said.tiling);
+}
+
+CLI::Option* add_seed(CLI::App& app, std::uint64_t& seed, const std::string& help) {
+  // CLI11 itself would take -1 for 2^64 - 1.
+  auto set = [&seed](const std::string& text) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+    if (error != std::errc{} || end != text.data() + text.size())
+      fail("--seed={} is not supported: it must be a whole number from 0 to 18446744073709551615", text);
+  };
+  return app.add_option_function<std::string>("--seed", set, help)->type_name("UINT");
+}
+
+CLI::Validator within(double least, double most) {
+  return CLI::Validator(
+      [least, most](std::string& text) {
+        double value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return std::string();
+        return fmt::format("{} is no number from {} to {}", text, least, most);
+      },
+      "");
+}
+
+std::filesystem::path checkout_of(const std::string& root, const std::filesystem::path& absent) {
+  std::error_code unreadable;
+  if (!root.empty() && !std::filesystem::is_directory(root, unreadable))
+    fail("--root={} is no directory; name a checkout", root);
+  return root.empty() ? absent : std::filesystem::path(root);
 }
 
 std::string flag_value(const std::vector<std::string>& arguments, const std::string& name, const std::string& absent) {

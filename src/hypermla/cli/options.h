@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,15 @@ void add_tiling_fields(CLI::App& app, KernelPlan& plan, Settings& said);
 // Parses `arguments`. Returns false when help was asked for and printed. Throws Error for a bad command line, naming
 // the nearest flag for an unknown one.
 bool parse(CLI::App& app, std::vector<std::string> arguments);
+
+// --seed, a whole number of 64 bits.
+CLI::Option* add_seed(CLI::App& app, std::uint64_t& seed, const std::string& help);
+
+// A number of these limits, and not NaN, which CLI11's own range takes.
+CLI::Validator within(double least, double most);
+
+// The directory that --root names, which must be there; `absent` where it names none.
+std::filesystem::path checkout_of(const std::string& root, const std::filesystem::path& absent);
 
 // The value of --name=value or --name value, the last one given; `absent` when there is none. For flags that decide
 // which other flags exist, such as the device of a kernel.

@@ -12,6 +12,7 @@
 namespace hypermla {
 
 void end_programs_with_this_one() {
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of its write, which says what to do
   sigset_t signals;
   sigemptyset(&signals);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {

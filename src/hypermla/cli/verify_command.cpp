@@ -4,6 +4,7 @@
 #include <set>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
@@ -28,11 +29,19 @@ int verify_command(const Words& words) {
                  "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
                  "verified.json in HYPERMLA_KERNELS)");
   app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
-  app.add_option("--seed", seed, "of the random inputs; the first line of a run says its own, which repeats the run");
+  add_seed(app, seed, "of the random inputs; the first line of a run says its own, which repeats the run");
   app.add_option("--awaits_gpu", awaits,
                  "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "
                  "--records_only then lists it as waiting, until its source changes again or a GPU records it");
   if (!parse(app, words)) return 0;
+  const bool waits_for_gpu = app.count("--awaits_gpu") > 0;
+  if (waits_for_gpu) {
+    if (records_only) fail("--records_only only looks, and --awaits_gpu writes; leave one of them out");
+    require_utf8("--awaits_gpu", awaits);
+    if (awaits.find_first_not_of(" \t\n") == std::string::npos) fail("--awaits_gpu is empty; say why in a sentence");
+  }
+  if (records_only && !given.empty() && !std::filesystem::exists(given))
+    fail("there is no {}; --records_only checks records that `hypermla verify` wrote", given);
 
   std::vector<KernelEntry> entries = Registry::instance().all();
   const Environment environment = Environment::detect();
@@ -40,13 +49,13 @@ int verify_command(const Words& words) {
     return given.empty() ? environment.record_of(entry) : std::filesystem::path(given);
   };
 
-  if (records_only || !awaits.empty()) {
+  if (records_only || waits_for_gpu) {
     if (!kernel.empty()) entries = {Registry::instance().find(kernel, version)};
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
       const bool matches = has_record(read_records(path_of(entry)), entry, compiler);
-      if (!matches && !entry.draft && !awaits.empty()) record_waiting(path_of(entry), entry, awaits, compiler);
+      if (!matches && !entry.draft && waits_for_gpu) record_waiting(path_of(entry), entry, awaits, compiler);
       const std::optional<std::string> waits = awaits_gpu(read_records(path_of(entry)), entry, compiler);
       stale += !matches && !entry.draft && !waits;
       fmt::print("{:<40} {}\n", entry.full_name(),
@@ -64,8 +73,11 @@ int verify_command(const Words& words) {
   std::erase_if(entries, [&](const KernelEntry& entry) { return !entry.runs_on(arch); });
   const bool recorded = session.device->is_gpu() || !given.empty();
   std::set<std::filesystem::path> paths;  // what cannot be recorded is said before hours of cases, not after them
-  for (const KernelEntry& entry : entries)
-    if (recorded && paths.insert(path_of(entry)).second) read_records(path_of(entry));
+  for (const KernelEntry& entry : entries) {
+    if (!recorded || !paths.insert(path_of(entry)).second) continue;
+    read_records(path_of(entry));
+    require_writable(std::filesystem::absolute(path_of(entry)).parent_path());
+  }
   fmt::print("verifying on {} ({}), seed {}\n", session.device->info().name, session.device->info().arch, seed);
   int failed = 0;
   for (const KernelEntry& entry : entries) {

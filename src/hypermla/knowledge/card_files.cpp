@@ -277,11 +277,13 @@ fs::path add_card(const fs::path& root, const std::string& place, const std::str
   const auto plain = [](unsigned char letter) { return std::islower(letter) || std::isdigit(letter) || letter == '-'; };
   if (name.empty() || !std::all_of(name.begin(), name.end(), plain))
     fail("'{}' is no name of a card; use lower case letters, digits and hyphens", name);
-  if (title.empty() || title.find('\n') != std::string::npos) fail("a title is one line; give one by --title");
+  if (title.find_first_not_of(" \t") == std::string::npos || title.find('\n') != std::string::npos)
+    fail("a title is one line; give one by --title");
   Card card;
   card.file = directory / (name + ".md");
   card.title = title;
   const fs::path path = knowledge / card.file;
+  const FileDescriptor lock = lock_directory(knowledge);  // two cards at once have two ids
   if (fs::exists(path)) fail("{} is there already; edit it, or choose another name", path.string());
 
   const bool anti = directory.filename() == "anti-patterns";

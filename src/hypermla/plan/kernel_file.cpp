@@ -461,7 +461,8 @@ FileCheck FileRun::check(double rtol, double atol, double seconds) {
       const std::size_t at = next++;
       if (at >= order.size() || (at >= kLeastRows && std::chrono::steady_clock::now() > end)) return;
       for (auto& values : expected) std::fill(values.begin(), values.end(), std::nan(""));  // what it forgets, fails
-      library_.reference({order[at], problem_.values.data(), inputs.data(), dtypes.data(), pointers.data()});
+      library_.reference({order[at], problem_.values.data(), inputs.data(), dtypes.data(), pointers.data(),
+                          int(problem_.values.size()), int(inputs.size()), int(pointers.size())});
       std::lock_guard lock(mutex);
       ++result.rows_compared;
       for (std::size_t i = 0; i < outputs.size(); ++i) {

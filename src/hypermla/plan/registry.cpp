@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <optional>
 
 namespace hypermla {
 namespace {
@@ -105,15 +106,14 @@ std::vector<KernelEntry> Registry::find_all(const std::string& kernel, const std
   const std::string refusal =
       fmt::format("{} is written for Hopper GPUs (sm_90) and this target is {}", first.full_name(), arch);
   // Where the kernel exists in the language that runs everywhere, in this version or at least in another.
-  std::string other;
+  std::optional<KernelEntry> other;
   for (const KernelEntry& entry : all())
     if (entry.design == first.design && entry.layer == first.layer && entry.runs_on(arch) &&
-        (other.empty() || entry.version == first.version))
-      other = entry.version;
-  if (other.empty()) fail("{}; it exists for no other target", refusal);
-  if (other == first.version) fail("{}; take --language=cutile, which runs everywhere", refusal);
-  fail("{}; this version exists for no other target, but {} {} --language=cutile runs everywhere", refusal,
-       first.design, other);
+        (!other || entry.version == first.version))
+      other = entry;
+  if (!other) fail("{}; it exists for no other target", refusal);
+  if (other->version == first.version) fail("{}; take {}, which runs everywhere", refusal, other->full_name());
+  fail("{}; this version exists for no other target, but {} runs everywhere", refusal, other->full_name());
 }
 
 }  // namespace hypermla

@@ -59,8 +59,14 @@ struct Verification {
   }
 };
 
-void write_records(const fs::path& path, const Json& records) {
-  make_directories(fs::absolute(path).parent_path());
+// Reads, changes and writes them; nothing is lost to a process that does the same.
+template <class Change>
+void change_records(const fs::path& path, const Change& change) {
+  const fs::path directory = fs::absolute(path).parent_path();
+  make_directories(directory);
+  const FileDescriptor lock = lock_directory(directory);
+  Json records = read_records(path);
+  change(records);
   write_file_atomic(path, records.dump(2) + "\n");
 }
 
@@ -132,24 +138,24 @@ std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& en
 
 void record(const fs::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
             const Compiler& compiler) {
-  Json records = read_records(path);
-  Json& of_kernel = records[entry.full_name()];
-  if (device.is_gpu() && of_kernel.contains(kWaiting)) of_kernel.erase(kWaiting);
-  of_kernel[device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
-                                   {"arch", device.info().arch},
-                                   {"driver", device.info().driver},
-                                   {"date", utc_now()},
-                                   {"cases", tally.cases},
-                                   {"failed", tally.failed},
-                                   {"worst_relative_error", tally.worst}};
-  write_records(path, records);
+  change_records(path, [&](Json& records) {
+    Json& of_kernel = records[entry.full_name()];
+    if (device.is_gpu() && of_kernel.contains(kWaiting)) of_kernel.erase(kWaiting);
+    of_kernel[device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
+                                     {"arch", device.info().arch},
+                                     {"driver", device.info().driver},
+                                     {"date", utc_now()},
+                                     {"cases", tally.cases},
+                                     {"failed", tally.failed},
+                                     {"worst_relative_error", tally.worst}};
+  });
 }
 
 void record_waiting(const fs::path& path, const KernelEntry& entry, const std::string& why, const Compiler& compiler) {
-  Json records = read_records(path);
-  records[entry.full_name()][kWaiting] = {
-      {"fingerprint", fingerprints(entry, compiler)}, {"date", utc_now()}, {"why", why}};
-  write_records(path, records);
+  change_records(path, [&](Json& records) {
+    records[entry.full_name()][kWaiting] = {
+        {"fingerprint", fingerprints(entry, compiler)}, {"date", utc_now()}, {"why", why}};
+  });
 }
 
 }  // namespace hypermla

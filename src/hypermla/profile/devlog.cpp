@@ -349,19 +349,20 @@ fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, co
     require_utf8(what, *text);
     require_measured(what, *text, run, baseline);
   }
+  const fs::path path = log_of(root, version);
+  make_directories(path.parent_path());
+  const FileDescriptor lock = lock_directory(path.parent_path());  // of two entries at once none is lost
   for (const fs::path& log : logs_of(root))
     for (const Entry& entry : entries_of(read_file(log)))
       if (entry.kernel == version.kernel)
         fail("{} has an entry of {} already; edit its texts there", log.string(), version.kernel);
 
-  const fs::path path = log_of(root, version);
   std::string log = fs::exists(path) ? read_file(path) : fmt::format("# {}: log\n", path.stem().string());
   log += fmt::format("\n## Version {} of {}\n\n", version.version, version.kernel);
   log += item("Location", "`" + version.directory + "`") + item("Changed", texts.changed) + item("Why", texts.why);
   log += measured_half(root, run, baseline);
   log += judgement(run.profile);
   log += item("Insight", texts.insight);
-  make_directories(path.parent_path());
   write_file_atomic(path, log);
   return path;
 }

@@ -146,6 +146,7 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
     profile.stages.push_back(describe_group(*group, profile.stages, spec, plan.dtype()));
 
   require_out_dir(request.out_dir);
+  if (!request.tools.rules.empty()) Rules::load(request.tools.rules);  // what finish() needs, before there is a file
   directory = request.out_dir;
   if (directory.empty())
     directory = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /

@@ -3,6 +3,8 @@
 //   field("median_us", x.median_us)              always written, and must be there
 //   field("watts", x.watts)                      std::optional: written where it has a value
 //   field("label", x.label, !x.label.empty())    written where the condition holds, and may be absent
+#include <cmath>
+
 #include "hypermla/base/error.h"
 #include "hypermla/base/json_file.h"
 #include "hypermla/profile/profile.h"
@@ -206,7 +208,13 @@ Profile load_profile(const std::filesystem::path& path) {
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "profile.json" : path;
   const Json json = read_json(file);
   try {
-    return profile_from_json(json);
+    if (json.is_discarded()) fail("it is not JSON");
+    Profile profile = profile_from_json(json);
+    profile.timing.for_each([](const char* name, const Times& times) {
+      if (!(times.median_us > 0 && std::isfinite(times.median_us)))
+        fail("its {} time is {:g} us, which no run takes", name, times.median_us);
+    });
+    return profile;
   } catch (const Error& error) {
     fail("{} is not a profile ({}); give the directory of a run below out/profiles, or its profile.json", file.string(),
          error.what());
