@@ -119,6 +119,8 @@ PyObject* cache_merge_states(PyObject*, PyObject* const* arguments, Py_ssize_t g
     require_dense_columns("o_a", o_a);
     require_dense_columns("o_b", o_b);
     require_dense_columns("out", out);
+    require_output("out", out);
+    require_output("lse", lse);
     of.ops->merge_states({.a = {rows_of<const void>(o_a), rows_of<const float>(lse_a)},
                           .b = {rows_of<const void>(o_b), rows_of<const float>(lse_b)},
                           .o = rows_of<void>(out),
@@ -141,6 +143,8 @@ PyObject* cache_append(PyObject*, PyObject* const* arguments, Py_ssize_t given) 
     const TensorView slots = view_of(arguments[2]);
     const CacheOps of = cache_ops_for("rows", rows.latent);
     rows.require_rows(of);
+    require_output("cache", cache.latent);
+    require_output("cache", cache.rope);
     require("slots", slots, ElementType::int64, {"tokens"}, of.device);
     require_dense_columns("slots", slots);
     const std::int64_t there = std::min(rows.latent.shape[0], rows.rope.shape[0]);
@@ -182,6 +186,8 @@ PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssiz
     require("v", v, of.type, {tokens, heads, 128}, of.device);
     require_dense_columns("k", k);
     require_dense_columns("v", v);
+    require_output("k", k);
+    require_output("v", v);
     of.ops->decompress_prefix({.cache = in,
                                .block_table = static_cast<const int*>(table.data),
                                .tokens = extent("tokens", tokens),

@@ -10,10 +10,12 @@
 
 namespace {
 
+using hypermla::MlaDecode;
+
 constexpr std::int64_t kLatent = 512, kRope = 64;
 
 struct DecodeObject {
-  PyObject_HEAD hypermla::MlaDecode* decode;
+  PyObject_HEAD MlaDecode* decode;
   int heads, page, max_queries;
   int longest;  // list, of sparse attention, or 0
   int fp8;      // bytes of a token, or 0
@@ -25,15 +27,15 @@ struct DecodeObject {
 };
 DecodeObject* as_decode(PyObject* self) { return reinterpret_cast<DecodeObject*>(self); }
 
-// MlaDecode(device, workspace address, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
+// MlaDecode(device, workspace or None, dtype, kernel, (heads, max_requests, max_queries, max_query_tokens, max_tokens,
 //           page, split), scale, (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), bytes
 //           of a token in FP8 or 0, (shards, shard, interleave))
 PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
-  unsigned long long workspace;
+  PyObject* workspace;
   hypermla::MlaDecodeOptions at;
   int causal, base2, positive, sparse, shared_prefixes, fp8_queries, fp8;
-  if (!PyArg_ParseTuple(arguments, "sKss(iiiiiii)f(pppppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
+  if (!PyArg_ParseTuple(arguments, "sOss(iiiiiii)f(pppppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
                         &at.scale, &causal, &base2, &positive, &sparse, &shared_prefixes, &fp8_queries, &fp8,
                         &at.shards, &at.shard, &at.interleave))
@@ -51,11 +53,12 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.shared_prefixes = shared_prefixes;
     at.kernel = kernel;
     std::unique_ptr<hypermla::DeviceHandle> handle;
-    std::unique_ptr<hypermla::MlaDecode> decode;
-    without_lock([&] {  // it may compile
-      handle = std::make_unique<hypermla::DeviceHandle>(device);
-      decode = std::make_unique<hypermla::MlaDecode>(at, *handle, reinterpret_cast<void*>(workspace));
-    });
+    std::unique_ptr<MlaDecode> decode;
+    without_lock([&] { handle = std::make_unique<hypermla::DeviceHandle>(device); });
+    void* const memory = workspace == Py_None ? nullptr
+                                              : workspace_of(workspace, MlaDecode::workspace_bytes(at, *handle),
+                                                             device_of(*handle, device));
+    without_lock([&] { decode = std::make_unique<MlaDecode>(at, *handle, memory); });  // it may compile
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
     DecodeObject& made = *as_decode(self);
@@ -93,8 +96,7 @@ PyObject* decode_fixed_split(PyObject*, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "siiiiK", &device, &at.heads, &at.max_requests, &at.max_queries, &at.max_tokens,
                         &bytes))
     return nullptr;
-  return guarded(
-      [&] { return PyLong_FromLong(hypermla::MlaDecode::fixed_split(at, bytes, hypermla::DeviceHandle(device))); });
+  return guarded([&] { return PyLong_FromLong(MlaDecode::fixed_split(at, bytes, hypermla::DeviceHandle(device))); });
 }
 PyObject* decode_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(as_decode(self)->decode->explain().c_str()); });
@@ -187,20 +189,24 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     }
     require_dense_columns("block_table", table);
     require_dense_columns("out", out);
+    require_output("out", out);
+    require_output("lse", lse, by_request);
     if (table.shape[0] < of.requests)
       hypermla::fail("block_table has {} rows, but the plan has {} requests", table.shape[0], of.requests);
     if (table.shape[1] < of.columns)
       hypermla::fail("block_table has {} columns, but a request of the plan has {}", table.shape[1], of.columns);
-    if (tokens == 0) Py_RETURN_NONE;
+    if (tokens == 0 || table.shape[0] == 0) Py_RETURN_NONE;  // no request, and none in a replay either
+    // In pages of one token the one stride is both.
+    const auto token_stride = [&](const TensorView& part) { return part.strides[of.page > 1]; };
     as_decode(self)->decode->run({.q_latent = {q.first.data, q.first.strides[0], q.first.strides[1]},
                                   .q_rope = {q.second.data, q.second.strides[0], q.second.strides[1]},
                                   .query_tokens = extent("query_tokens", tokens),
                                   .cache_latent = cache.first.data,
                                   .cache_rope = cache.second.data,
                                   .latent_page_stride = cache.first.strides[0],
-                                  .latent_token_stride = cache.first.strides[1],
+                                  .latent_token_stride = token_stride(cache.first),
                                   .rope_page_stride = cache.second.strides[0],
-                                  .rope_token_stride = cache.second.strides[1],
+                                  .rope_token_stride = token_stride(cache.second),
                                   .pages = cache.first.shape[0],
                                   .block_table = static_cast<const int*>(table.data),
                                   .table_stride = table.strides[0],
@@ -237,7 +243,6 @@ PyType_Spec spec = {"hypermla._hypermla.MlaDecode", sizeof(DecodeObject), 0, Py_
 
 bool add_mla_decode(PyObject* module) {
   PyObject* type = PyType_FromSpec(&spec);
-  using hypermla::MlaDecode;
   PyObject* limits = Py_BuildValue("(iiiiii)", MlaDecode::kMaxHeads, MlaDecode::kMaxRequests, MlaDecode::kMaxQueries,
                                    MlaDecode::kMaxTokens, MlaDecode::kMaxShards, MlaDecode::kMaxInterleave);
   const bool added = type && PyModule_AddObjectRef(module, "MlaDecode", type) == 0 &&

@@ -19,14 +19,14 @@ struct PrefillObject {
 PrefillObject& as_prefill(PyObject* self) { return *reinterpret_cast<PrefillObject*>(self); }
 hypermla::MlaPrefill& prefill_of(PyObject* self) { return *as_prefill(self).prefill; }
 
-// MlaPrefill(device, workspace address, dtype, (heads, max_requests, max_query_tokens, max_tokens), scale, (causal,
+// MlaPrefill(device, workspace or None, dtype, (heads, max_requests, max_query_tokens, max_tokens), scale, (causal,
 // lse_base2, empty_lse_positive, accumulate))
 PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype;
-  unsigned long long workspace;
+  PyObject* workspace;
   hypermla::MlaPrefillOptions at;
   int causal, base2, positive, accumulate;
-  if (!PyArg_ParseTuple(arguments, "sKs(iiii)f(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
+  if (!PyArg_ParseTuple(arguments, "sOs(iiii)f(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
                         &at.max_query_tokens, &at.max_tokens, &at.scale, &causal, &base2, &positive, &accumulate))
     return nullptr;
   return guarded([&]() -> PyObject* {
@@ -37,10 +37,12 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.accumulate = accumulate;
     std::unique_ptr<hypermla::DeviceHandle> handle;
     std::unique_ptr<hypermla::MlaPrefill> prefill;
-    without_lock([&] {  // it may compile
-      handle = std::make_unique<hypermla::DeviceHandle>(device);
-      prefill = std::make_unique<hypermla::MlaPrefill>(at, *handle, reinterpret_cast<void*>(workspace));
-    });
+    without_lock([&] { handle = std::make_unique<hypermla::DeviceHandle>(device); });
+    using hypermla::MlaPrefill;
+    void* const memory = workspace == Py_None ? nullptr
+                                              : workspace_of(workspace, MlaPrefill::workspace_bytes(at, *handle),
+                                                             device_of(*handle, device));
+    without_lock([&] { prefill = std::make_unique<MlaPrefill>(at, *handle, memory); });  // it may compile
     PyObject* self = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return nullptr;
     PrefillObject& made = as_prefill(self);
@@ -104,6 +106,8 @@ PyObject* prefill_run(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     require("lse", lse, ElementType::float32, {queries, of.heads}, of.device);
     require_dense_columns("v", v);
     require_dense_columns("out", out);
+    require_output("out", out);
+    require_output("lse", lse);
     if (queries == 0) Py_RETURN_NONE;
     const auto rows = [](const TensorView& view) {
       return hypermla::MlaPrefillTensors::Rows{view.data, view.strides[0], view.strides[1]};

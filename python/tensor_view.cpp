@@ -5,6 +5,8 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "extension.h"
 #include "hypermla/base/error.h"
@@ -38,7 +40,7 @@ void copy_axes(PyObject* tuple, std::int64_t* values, int count) {
   }
 }
 
-// By Python: (address, type code, bits, shape, strides, device type, device id, stream)
+// By Python: (address, type code, bits, shape, strides, device type, device id, stream, whether it is read-only)
 void describe(PyObject* tensor, TensorView& view) {
   static PyObject* described = nullptr;
   if (!described) {
@@ -55,9 +57,11 @@ void describe(PyObject* tensor, TensorView& view) {
   } release{row};
   unsigned long long address, stream;
   PyObject *shape, *strides;
-  if (!PyArg_ParseTuple(row, "KbbO!O!iiK", &address, &view.code, &view.bits, &PyTuple_Type, &shape, &PyTuple_Type,
-                        &strides, &view.device.type, &view.device.id, &stream))
+  int read_only;
+  if (!PyArg_ParseTuple(row, "KbbO!O!iiKp", &address, &view.code, &view.bits, &PyTuple_Type, &shape, &PyTuple_Type,
+                        &strides, &view.device.type, &view.device.id, &stream, &read_only))
     throw PythonError();
+  view.read_only = read_only;
   view.data = reinterpret_cast<void*>(address);
   view.stream = reinterpret_cast<void*>(stream);
   view.ndim = int(PyTuple_Size(shape));
@@ -123,14 +127,18 @@ TensorView view_of(PyObject* tensor) {
   TensorView view;
   view.api = api_of(Py_TYPE(tensor));
   view.stream = nullptr;
+  view.read_only = false;
   if (!view.api || !read_api(tensor, view)) {
     view.api = nullptr;
     describe(tensor, view);
   }
   if (view.ndim > TensorView::kMostAxes)
     hypermla::fail("a tensor of {} dimensions is not supported: at most {} are", view.ndim, TensorView::kMostAxes);
-  for (int i = view.ndim - 1; i >= 0; --i)
-    if (view.shape[i] == 1) view.strides[i] = i + 1 < view.ndim ? view.shape[i + 1] * view.strides[i + 1] : 1;
+  std::int64_t inner = 1;  // elements from one of an axis to the next, where these are dense
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    if (view.shape[i] == 1) view.strides[i] = inner;
+    inner = std::max(inner, view.shape[i] * view.strides[i]);  // an expanded axis has a stride of 0
+  }
   return view;
 }
 
@@ -151,6 +159,34 @@ void require_dense_columns(const char* name, const TensorView& view) {
   const bool empty = std::count(view.shape, view.shape + view.ndim, 0) > 0;  // NumPy gives it any strides
   if (view.ndim > 0 && !empty && view.strides[view.ndim - 1] != 1)
     hypermla::fail("{} must be dense in its last dimension; copy it first", name);
+}
+
+void require_output(const char* name, const TensorView& view, bool apart) {
+  if (view.read_only) hypermla::fail("{} is written and must not be read-only; copy it first", name);
+  if (!apart || std::count(view.shape, view.shape + view.ndim, 0) > 0) return;
+  std::vector<int> order(std::size_t(view.ndim));
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return view.strides[a] < view.strides[b]; });
+  std::int64_t span = 1;  // elements that the axes so far reach over
+  for (const int axis : order) {
+    if (view.shape[axis] > 1 && view.strides[axis] < span)
+      hypermla::fail("{} is written and its elements must have places of their own; copy it first", name);
+    span += (view.shape[axis] - 1) * view.strides[axis];
+  }
+}
+
+void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device) {
+  if (given == Py_None) return nullptr;
+  const TensorView view = view_of(given);
+  std::int64_t elements = 1;
+  for (int i = view.ndim - 1; i >= 0; elements *= view.shape[i--])
+    if (view.shape[i] > 1 && view.strides[i] != elements) hypermla::fail("the workspace must be dense; make it anew");
+  if (!is_on(view.device, device))
+    hypermla::fail("the workspace must be {}, not {}; make it there", device_text(device), device_text(view.device));
+  require_output("the workspace", view);
+  if (const std::size_t given_bytes = std::size_t(elements) * view.bits / 8; given_bytes < bytes)
+    hypermla::fail("the workspace has {} bytes, but {} are needed; workspace_bytes says how many", given_bytes, bytes);
+  return view.data;
 }
 
 const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device) {
@@ -206,6 +242,10 @@ void* stream_of(PyObject* stream, const TensorView& tensor) {
   void* value = address ? PyLong_AsVoidPtr(address) : nullptr;
   Py_XDECREF(address);
   if (!PyErr_Occurred()) return value;
+  if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+    PyErr_Clear();
+    hypermla::fail("stream is no address of a stream; leave it out for the current one");
+  }
   if (PyErr_ExceptionMatches(PyExc_AttributeError))
     PyErr_SetString(PyExc_TypeError, "stream must be an address or an object with .cuda_stream");
   throw PythonError();

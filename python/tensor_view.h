@@ -17,6 +17,7 @@ struct TensorView {
   DLDevice device;
   int ndim;
   std::uint8_t code, bits;
+  bool read_only;
   // In elements. An axis of one element has the stride that it would have in a dense tensor.
   std::int64_t shape[kMostAxes], strides[kMostAxes];
   const DLPackExchangeAPI* api;  // null where the type has none
@@ -50,6 +51,10 @@ void require(const char* name, const TensorView& view, ElementType type, std::in
              const DLDevice& device);
 // Throws Error that names the tensor unless its last dimension is dense, or it is empty.
 void require_dense_columns(const char* name, const TensorView& view);
+// Throws Error that names the tensor where it may not be written; with `apart` also where elements share a place.
+void require_output(const char* name, const TensorView& view, bool apart = false);
+// The address of a workspace of at least so many bytes, dense, on that device; of None null.
+void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device);
 // The address of float32 [count], dense; of None null.
 const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device);
 

@@ -4,6 +4,8 @@ tensors (python/tensor_view.h reads the others); and new tensors like a given on
 import re
 import sys
 
+from hypermla._hypermla import Error
+
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4}  # DLPack's
 _CPU, _CUDA = 1, 2
 
@@ -23,7 +25,12 @@ def address(tensor):
 
 def strides(tensor):
     """In elements."""
-    return tensor.stride() if is_torch(tensor) else tuple(stride // tensor.itemsize for stride in tensor.strides)
+    if is_torch(tensor):
+        return tensor.stride()
+    if any(stride % tensor.itemsize for stride in tensor.strides):
+        raise Error(f"an array whose elements lie {tensor.strides} bytes apart is not supported: these are no whole "
+                    f"elements of {tensor.itemsize} bytes; copy it first")
+    return tuple(stride // tensor.itemsize for stride in tensor.strides)
 
 
 def dtype(tensor):
@@ -40,13 +47,14 @@ def current_stream(tensor):
 
 
 def described(tensor):
-    """(address, DLPack's type code, bits, shape, strides, DLPack's device type, device id, current stream)"""
+    """(address, DLPack's type code, bits, shape, strides, DLPack's device type, device id, current stream, whether it
+    is read-only)"""
     try:
         code, bits = re.fullmatch(r"([a-z]+?)(\d*)", dtype(tensor)).groups()
         gpu = is_torch(tensor) and tensor.is_cuda
         return (address(tensor), _CODES.get(code, 255), min(int(bits or 0), 255), tuple(tensor.shape),
                 tuple(strides(tensor)), _CUDA if gpu else _CPU, tensor.device.index if gpu else 0,
-                current_stream(tensor))
+                current_stream(tensor), not is_torch(tensor) and not tensor.flags.writeable)
     except AttributeError as error:
         raise TypeError(f"a tensor or an array is expected, not a {type(tensor).__name__}") from error
 

@@ -64,8 +64,7 @@ class MlaDecode(Planned):
         self._heads = heads
         self._fp8_queries = fp8_queries
         self._take(_hypermla.MlaDecode(
-            _tensors.device_name(device), 0 if workspace is None else _tensors.address(workspace),
-            _tensors.dtype_name(dtype), kernel,
+            _tensors.device_name(device), workspace, _tensors.dtype_name(dtype), kernel,
             (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
             (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), FP8_BYTES[cache_format],
             (shards, shard, interleave)))
@@ -75,8 +74,10 @@ class MlaDecode(Planned):
     def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
         """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512
         tokens times a power of two, which installations with compiled kernels bring."""
+        if workspace_bytes < 0:
+            raise Error(f"workspace_bytes={workspace_bytes} is not supported: it must not be negative")
         return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), heads, max_requests, max_queries,
-                                               max_tokens, workspace_bytes)
+                                               max_tokens, min(workspace_bytes, 2**63))
 
     def plan(self, lengths, query_starts=None, stream=None, block_table=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included; None:

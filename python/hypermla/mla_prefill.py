@@ -39,8 +39,7 @@ class MlaPrefill(Planned):
         self._workspace = workspace
         self._heads, self._accumulate = heads, accumulate
         self._take(_hypermla.MlaPrefill(
-            _tensors.device_name(device), 0 if workspace is None else _tensors.address(workspace),
-            _tensors.dtype_name(dtype),
+            _tensors.device_name(device), workspace, _tensors.dtype_name(dtype),
             (heads, max_requests, max_query_tokens, max_tokens), scale,
             (causal, lse_base2, empty_lse_positive, accumulate)))
 

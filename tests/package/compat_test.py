@@ -267,6 +267,15 @@ class Cases:
                                        [lengths[request]] * queries)
                     self.check_sparse(out[request], lse[request].T, xp.float32(q)[request], seen, 0.07, sinks)
 
+    def test_slots_beyond_pages_that_lie_apart_are_no_tokens(self):
+        xp = self.xp
+        layers = numpy.random.default_rng(1).standard_normal((4, 3, PAGE, 1, WIDTH))
+        q = xp.bfloat16(numpy.ones((1, 1, 2, WIDTH)) / 16)
+        call = lambda cache, slots: xp.float32(flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, LATENT, flash_mla.get_mla_metadata()[0], indices=xp.int32(numpy.array([[slots]])))[1])
+        apart, beyond = xp.bfloat16(layers)[:, 1], [1 << 30, (1 << 30) + PAGE, (1 << 31) - 1, -(1 << 31), 4 * PAGE]
+        self.assertTrue((call(apart, [5, 6, *beyond]) == call(apart, [5, 6, *[-1] * 5])).all())
+
     def test_sparse_prefill(self):
         xp, random = self.xp, numpy.random.default_rng(4)
         for queries, heads, with_lengths in ((7, 3, True), (5, 2, False), (2050, 1, True)):  # the last one in two parts

@@ -45,7 +45,9 @@ class Tensor:
 
 
 def described(tensor):
-    return tensor.data, *Tensor.CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides), 2, 0, 7  # stream 7
+    stream, read_only = 7, False
+    return (tensor.data, *Tensor.CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides), 2, 0, stream,
+            read_only)
 
 
 def integers(*shape):

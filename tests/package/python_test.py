@@ -129,6 +129,19 @@ class Decode(unittest.TestCase):
         again = of_tokens.run(q, view, slots // 16 * 48 + slots % 16)
         self.assertTrue((again[0] == expected[0]).all() and (again[1] == expected[1]).all())
 
+    def test_pages_of_one_token_lie_as_far_apart_as_they_say(self):
+        lengths, q, cache, table = self.step()
+        tokens = numpy.full((80, 1, 640), 0x7FC0, numpy.uint16)  # NaN behind each
+        tokens[:, 0, :576] = cache.reshape(80, 576)
+        slots = (table[:, :, None] * 16 + numpy.arange(16, dtype=numpy.int32)).reshape(2, 48)
+        expected = self.decode()
+        expected.plan(lengths)
+        for options in {}, {"sparse": True}:
+            decode = self.decode(page=1, **options)
+            decode.plan(lengths)
+            o, lse = decode.run(q, tokens[..., :576], slots)
+            self.assertTrue((o == expected.run(q, cache, table)[0]).all())
+
     def test_lists_without_lengths_are_whole(self):
         lengths, q, cache, _ = self.step()
         slots = numpy.random.default_rng(3).integers(-1, 80, (2, 40)).astype(numpy.int32)
@@ -186,6 +199,10 @@ class Decode(unittest.TestCase):
         shard.plan(numpy.array([56, 3], numpy.int32))
         chosen.plan(lengths)
         by_request = lambda *shape: numpy.zeros(shape, numpy.float32)
+        read_only = numpy.zeros_like(latent)
+        read_only.flags.writeable = False
+        overlapping = numpy.lib.stride_tricks.as_strided(by_request(1, 1, 2), (2, 1, 2), (0, 8, 4))
+        odd = numpy.zeros((2, 2), [("lse", "f4"), ("other", "i2")])["lse"]
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
                             (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
@@ -205,7 +222,13 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q, cache, table, lse=by_request(2, 2, 2)), r"requests, 1, 2\]"),
                             (lambda: decode.run(q, cache, table, lse=by_request(1, 1, 2)), "lse has 1 rows"),
                             (lambda: decode.run((latent, q[..., 512:].copy()), cache, table, out=latent),
-                             "memory of its own")):
+                             "memory of its own"),
+                            (lambda: decode.run(q, cache, table, out=read_only), "out is written and must not be"),
+                            (lambda: decode.run(q, cache, table, lse=overlapping), "places of their own"),
+                            (lambda: decode.run(q, cache, table, lse=odd), "no whole elements of 4 bytes"),
+                            (lambda: decode.plan(lengths, stream=1 << 70), "stream is no address"),
+                            (lambda: self.decode(workspace=numpy.zeros(3, numpy.uint8)), "the workspace has 3 bytes"),
+                            (lambda: hypermla.MlaDecode.fixed_split(-1, device="cpu"), "workspace_bytes=-1")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)
                 wrong()
@@ -293,6 +316,14 @@ class Prefill(unittest.TestCase):
         self.assertIs(again, parts[0])
         self.assertLessEqual(numpy.abs(again_lse - lse).max(), 1e-4)
         self.assertLessEqual(numpy.abs(again.astype(numpy.float32) - o.astype(numpy.float32)).max(), 4e-3)
+
+    def test_one_token_with_a_rope_key_of_all_heads(self):
+        q, k, v = self.tensors()
+        prefill = self.prefill()
+        one = numpy.array([0, 1], numpy.int32)
+        prefill.plan(one, one)
+        o, _ = prefill.run(q[:1], tuple(part[:1] for part in k), v[:1])
+        self.assertTrue((o == v[:1]).all())
 
     def test_a_step_without_requests_is_no_error(self):
         q, k, v = self.tensors()

@@ -178,11 +178,13 @@ def _rows(cache, slots):
         raise Error(f"pages that are {by_page} elements apart are not supported: make it a multiple of the {by_token} "
                     "from a token to the next")
     shape, strides = ((pages - 1) * apart + page, 1, columns), (by_token, by_token, 1)
+    absent = (slots < 0) | (slots >= pages * page)  # which counted anew could become tokens
     moved = slots + slots // page * (apart - page)
     if _tensors.is_torch(cache):
-        return cache.as_strided(shape, strides), moved
+        return cache.as_strided(shape, strides), moved.masked_fill(absent, -1)
     import numpy
 
+    moved[absent] = -1
     return numpy.lib.stride_tricks.as_strided(cache, shape, [one * cache.itemsize for one in strides]), moved
 
 
