@@ -219,6 +219,22 @@ TEST(MlaDecode, OffsetsGoBeyond32Bits) {
     for (const int page : {64, 1}) check_far_apart(device, "cpu", kernel, page);
 }
 
+TEST(MlaDecode, ThePortableKernelTakesAPageThatIsNoneForZeros) {
+  MlaDecodeOptions options = {.heads = 3, .max_tokens = 90, .page = 16};
+  options.kernel = "cutile.mla.flash_mla_split_kv";
+  Step step(options, {40}, {1}, 1);
+  std::fill_n(&step.cache[std::size_t(step.table[1]) * 16 * kWidth], 16 * kWidth, std::uint16_t{0});
+  MlaDecode decode(options, DeviceHandle("cpu"));
+  decode.plan(step.lengths.data(), nullptr, 1);
+  const std::vector<int> table = step.table;
+  for (const int none : {-1, step.pages, 1 << 30, std::numeric_limits<int>::min()}) {
+    step.table[1] = none;
+    decode.run(step.tensors());
+    step.table = table;
+    step.check(step.o, step.lse);
+  }
+}
+
 // What one of several that share the contexts of a step has of it.
 Step shard_of(const Step& step, int shards, int shard, int interleave) {
   MlaDecodeOptions at = step.at;

@@ -43,13 +43,15 @@ struct DecodeCache {
   long long page, token;  // strides
 };
 
-// N columns of Bn tokens from `first` on, the `column`-th such; zeros behind the `length` tokens that there are.
+// N columns of Bn tokens from `first` on, the `column`-th such; zeros behind the `length` tokens that there are, and
+// for pages that are none of the cache, which has `slots` tokens.
 template <int Bn, int page, int N, class Element>
-inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const int* __restrict__ pages, int first,
-                        int length, int column) {  // (Bn, N)
+inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const int* __restrict__ pages, int slots,
+                        int first, int length, int column) {  // (Bn, N)
   if constexpr (Bn <= page) {
-    const int known = first < length ? first : length - 1, left = length - first;
-    const long long place = pages[known / page] * at.page + known % page * at.token;
+    const int known = first < length ? first : length - 1, left = length - first, entry = pages[known / page];
+    const bool there = entry >= 0 && entry < slots / page;
+    const long long place = (there ? entry : 0) * at.page + known % page * at.token;
     ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(left < 1    ? 1
                                                                                    : left < Bn ? left
                                                                                                : Bn),
@@ -59,11 +61,11 @@ inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const
     // where they read this hint.
     [[using cutile: hint(900, allow_tma = false), hint(1000, allow_tma = false), hint(1030, allow_tma = false),
       hint(1100, allow_tma = false), hint(1200, allow_tma = false), hint(1210, allow_tma = false)]] auto tokens =
-        view.load_masked(left > 0 ? 0 : 1, column);
+        view.load_masked(left > 0 && there ? 0 : 1, column);
     return tokens;
   } else {
-    return ct::cat(load_tokens<Bn / 2, page, N>(cache, at, pages, first, length, column),
-                   load_tokens<Bn / 2, page, N>(cache, at, pages, first + Bn / 2, length, column),
+    return ct::cat(load_tokens<Bn / 2, page, N>(cache, at, pages, slots, first, length, column),
+                   load_tokens<Bn / 2, page, N>(cache, at, pages, slots, first + Bn / 2, length, column),
                    ct::integral_constant<0>{});
   }
 }
@@ -133,11 +135,11 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
       }
       scores = ct::select(ct::transpose(there), scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
     } else {
-      auto kpe = load_tokens<Bn, page, P>(kpe_ptr, {kpe_page, kpe_token}, own, j * Bn, tokens, 0);  // (Bn, P)
-      scores = ct::mma(qpe, ct::transpose(kpe), scores);                                            // (Bm, Bn)
+      auto kpe = load_tokens<Bn, page, P>(kpe_ptr, {kpe_page, kpe_token}, own, slots, j * Bn, tokens, 0);  // (Bn, P)
+      scores = ct::mma(qpe, ct::transpose(kpe), scores);                                                   // (Bm, Bn)
       for (auto c : ct::irange(0, K / Bk)) {
-        auto key = load_tokens<Bn, page, Bk>(z_ptr, {z_page, z_token}, own, j * Bn, tokens, c);    // (Bn, Bk)
-        scores = ct::mma(ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c), ct::transpose(key), scores);  // (Bm, Bn)
+        auto key = load_tokens<Bn, page, Bk>(z_ptr, {z_page, z_token}, own, slots, j * Bn, tokens, c);  // (Bn, Bk)
+        scores = ct::mma(ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c), ct::transpose(key), scores);       // (Bm, Bn)
       }
     }
     if (j >= whole_tiles) {
@@ -154,7 +156,8 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
                                  ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());  // (Bn, 1)
       rows.add(weights, gather_tokens<Bv>(z_ptr, z_page, at, there, columns));
     } else {
-      auto value = load_tokens<Bn, page, Bv>(z_ptr, {z_page, z_token}, own, j * Bn, tokens, columns);  // (Bn, Bv)
+      auto value =
+          load_tokens<Bn, page, Bv>(z_ptr, {z_page, z_token}, own, slots, j * Bn, tokens, columns);  // (Bn, Bv)
       rows.add(weights, value);
     }
   }
