@@ -176,7 +176,6 @@ void require_output(const char* name, const TensorView& view, bool apart) {
 }
 
 void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device) {
-  if (given == Py_None) return nullptr;
   const TensorView view = view_of(given);
   std::int64_t elements = 1;
   for (int i = view.ndim - 1; i >= 0; elements *= view.shape[i--])

@@ -53,7 +53,7 @@ void require(const char* name, const TensorView& view, ElementType type, std::in
 void require_dense_columns(const char* name, const TensorView& view);
 // Throws Error that names the tensor where it may not be written; with `apart` also where elements share a place.
 void require_output(const char* name, const TensorView& view, bool apart = false);
-// The address of a workspace of at least so many bytes, dense, on that device; of None null.
+// The address of a workspace of at least so many bytes, dense, on that device.
 void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device);
 // The address of float32 [count], dense; of None null.
 const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device);

@@ -385,7 +385,7 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
 # Which runs of a record: their layers, and their cache.
-VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8"), "fp8_queries": (8, "fp8+queries")}
+VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8")}
 
 
 def vllm_runs(name, graphs, kind="plain"):

@@ -190,9 +190,11 @@ void require_writable(const fs::path& path) {
   fs::path present = path;
   while (!present.empty() && present != present.parent_path() && !fs::exists(present, unreadable)) {
     struct stat link {};
-    if (::lstat(present.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
+    if (::lstat(present.c_str(), &link) != 0) {
+      if (errno == ENAMETOOLONG) fail_file("write", path, errno);
+    } else if (S_ISLNK(link.st_mode)) {
       fail("'{}' is a link to nothing; remove it, or choose another path", present.string());
-    if (errno == ENAMETOOLONG) fail_file("write", path, errno);
+    }
     present = present.parent_path();
   }
   if (present.empty()) present = ".";

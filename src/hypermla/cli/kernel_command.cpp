@@ -177,11 +177,9 @@ std::vector<KernelEntry> find_kernels(const std::string& name, const std::string
 
 // Flags of kernels of this name that do not run on this device: --page is one of Hopper's.
 void refuse_flags_of_others(const CLI::App& app, const Words& rest, const std::string& kernel,
-                            const std::vector<KernelEntry>& here) {
+                            const std::string& arch) {
   for (const KernelEntry& entry : Registry::instance().named(kernel, "")) {
-    if (std::any_of(here.begin(), here.end(),
-                    [&](const KernelEntry& one) { return one.full_name() == entry.full_name(); }))
-      continue;
+    if (entry.runs_on(arch)) continue;
     const std::unique_ptr<KernelPlan> plan = entry.make();
     for (const FieldRef& field : plan->problem_fields()) {
       const std::string flag = "--" + std::string(field.name);
@@ -257,7 +255,7 @@ int kernel_command(const Words& words) {
     print_help(entries.front(), name, session, said);
     return 0;
   }
-  refuse_flags_of_others(app, rest, words[0], entries);
+  refuse_flags_of_others(app, rest, words[0], session.device->info().arch);
   parse(app, rest);
   const ProfileMode mode = profile_mode_from_name(flags.prof_type);
   require_gpu_for(mode, *session.device);

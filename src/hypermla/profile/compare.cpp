@@ -109,7 +109,7 @@ Verdict compare_intervals(const Interval& a, const Interval& b, double noise) {
 Comparison compare_profiles(const Profile& a, const Profile& b, double noise) {
   for (const Profile* run : {&a, &b})
     run->timing.for_each([&](const char* name, const Times& times) {
-      if (!(times.median_us > 0 && std::isfinite(times.median_us)))
+      if (!is_possible(times))
         fail("the {} time of run {} is {:.1f} us, which no run takes; profile it again", name, run == &a ? "A" : "B",
              times.median_us);
     });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -143,6 +144,9 @@ struct Profile {
   std::optional<Bottleneck> bottleneck;
   std::vector<Opportunity> opportunities;
 };
+
+// Whether a run can have taken that: no time is 0, negative or infinite.
+inline bool is_possible(const Times& times) { return times.median_us > 0 && std::isfinite(times.median_us); }
 
 Json to_json(const Profile& profile);
 // Throws Error naming what is missing or of another type.

@@ -3,8 +3,6 @@
 //   field("median_us", x.median_us)              always written, and must be there
 //   field("watts", x.watts)                      std::optional: written where it has a value
 //   field("label", x.label, !x.label.empty())    written where the condition holds, and may be absent
-#include <cmath>
-
 #include "hypermla/base/error.h"
 #include "hypermla/base/json_file.h"
 #include "hypermla/profile/profile.h"
@@ -211,8 +209,7 @@ Profile load_profile(const std::filesystem::path& path) {
     if (json.is_discarded()) fail("it is not JSON");
     Profile profile = profile_from_json(json);
     profile.timing.for_each([](const char* name, const Times& times) {
-      if (!(times.median_us > 0 && std::isfinite(times.median_us)))
-        fail("its {} time is {:g} us, which no run takes", name, times.median_us);
+      if (!is_possible(times)) fail("its {} time is {:g} us, which no run takes", name, times.median_us);
     });
     return profile;
   } catch (const Error& error) {
