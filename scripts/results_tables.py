@@ -137,6 +137,11 @@ def envelope_prefixes():
 # ---- Decoding as an engine calls it: bench_engine.py.
 
 
+def engine_rows():
+    """Those of the record that a peer runs, too."""
+    return [row for row in record("engine")["rows"] if "burst_ratio" in row]
+
+
 def engine_ratios(rows, peer=None):
     """[(burst, sustained)] of the rows: the time of a peer, or of the best, over ours."""
     if peer is None:
@@ -148,7 +153,7 @@ def engine_ratios(rows, peer=None):
 def engine_in_all():
     lines = []
     for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
-        ratios = engine_ratios(record("engine")["rows"], key)
+        ratios = engine_ratios(engine_rows(), key)
         lines.append([name, str(len(ratios))])
         for one in zip(*ratios):
             lines[-1].append(f"{mean(one):.2f}, at worst {min(one):.2f}, below 1 in {sum(ratio < 1 for ratio in one)}")
@@ -159,7 +164,7 @@ def engine_how():
     of = record("engine")
     device = of["device"]["name"].removeprefix("NVIDIA ")
     return textwrap.wrap(f"**How it was measured**: {of['date']}, one {device}, driver {of['device']['driver']}, "
-                         f"torch {of['torch']}; {of['versions']}; {len(of['rows'])} batches.",
+                         f"torch {of['torch']}; {of['versions']}; {len(engine_rows())} batches.",
                          120, break_on_hyphens=False)
 
 
@@ -167,7 +172,7 @@ def engine_plans():
     """Microseconds of a plan alone, all batches."""
     lines = []
     for key, name in (("ours", "HyperMLA"), *ENGINE_PEERS.items()):
-        found = [row[key]["plan_us"] for row in record("engine")["rows"] if "plan_us" in row.get(key, {})]
+        found = [row[key]["plan_us"] for row in engine_rows() if "plan_us" in row.get(key, {})]
         lines.append([name, f"{statistics.median(found):.1f}", span(found, ".1f")])
     return table(["a plan, us", "median", "from, to"], lines)
 
@@ -175,38 +180,55 @@ def engine_plans():
 def engine_behind():
     """The batches in which a peer takes less time than ours, in bursts or sustained."""
     return table(["batch", "best peer / ours"],
-                 [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in record("engine")["rows"]
+                 [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in engine_rows()
                   if min(row["burst_ratio"], row["sustained_ratio"]) < 1])
 
 
-def engine_cell(row):
-    return f"{row['ours']['burst_us']:.1f}, {both((row['burst_ratio'], row['sustained_ratio']), '.2f')}" if row else ""
+def engine_between():
+    """Between an engine's other kernels: how many rows, and what a library takes of our time."""
+    rows = [row for row in engine_rows() if "between_ratio" in row]
+    lines = []
+    for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
+        found = [row["between_ratio"] if key is None else row[key]["between_us"] / row["ours"]["between_us"]
+                 for row in rows if key is None or "between_us" in row.get(key, {})]
+        lines.append([name, str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
+                      str(sum(one < 1 for one in found))])
+    return table(["its time over ours", "rows", "geometric mean", "from, to", "below 1 in"], lines)
+
+
+def engine_cell(row, load=""):
+    if not row or load and f"{load}_ratio" not in row:
+        return ""
+    if load:
+        return f"{row['ours'][f'{load}_us']:.1f} ({row['ours']['burst_us']:.1f}), {row[f'{load}_ratio']:.2f}"
+    return f"{row['ours']['burst_us']:.1f}, {both((row['burst_ratio'], row['sustained_ratio']), '.2f')}"
 
 
 EQUAL = re.compile(r"b(\d+)-q(\d+)-t(\d+)-h(\d+)")
 
 
-def engine_equal():
+def engine_equal(load=""):
+    """load: between, for the times between other kernels, the burst in brackets."""
     cells = {}
-    for row in record("engine")["rows"]:
+    for row in engine_rows():
         if match := EQUAL.fullmatch(row["row"]):
             b, q, t, h = map(int, match.groups())
             cells.setdefault((q, t, b), {})[h] = row
     heads = (128, 64, 32, 16)
     return table(["b, queries, t", *(f"{h} heads" for h in heads)],
-                 [[f"{b}, {q}, {t}", *(engine_cell(of.get(h)) for h in heads)]
-                  for (q, t, b), of in sorted(cells.items())])
+                 [[f"{b}, {q}, {t}", *(engine_cell(of.get(h), load) for h in heads)]
+                  for (q, t, b), of in sorted(cells.items()) if any(h in of for h in heads)])
 
 
-def engine_other():
+def engine_other(load=""):
     cells = {}
-    for row in record("engine")["rows"]:
+    for row in engine_rows():
         if not EQUAL.fullmatch(row["row"]):
             h = int(re.search(r"-h(\d+)", row["row"])[1])
             cells.setdefault(re.sub(r"-h\d+", "", row["row"]), {})[h] = row
     heads = sorted({h for of in cells.values() for h in of}, reverse=True)
     return table(["row", *(f"{h} heads" for h in heads)],
-                 [[f"`{name}`", *(engine_cell(of.get(h)) for h in heads)] for name, of in cells.items()])
+                 [[f"`{name}`", *(engine_cell(of.get(h), load) for h in heads)] for name, of in cells.items()])
 
 
 def engine_e4m3():
@@ -385,7 +407,7 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
 # Which runs of a record: their layers, and their cache.
-VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8")}
+VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8"), "fp8_queries": (8, "fp8+queries")}
 
 
 def vllm_runs(name, graphs, kind="plain"):
@@ -687,8 +709,8 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how,
                                            engine_in_all, engine_behind, engine_plans, engine_equal, engine_other,
-                                           engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8, prefill,
-                                           cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
+                                           engine_between, engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8,
+                                           prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
                                            vllm_mixed, vllm_host, vllm_agreement, vllm_samples, vllm_engine,
                                            vllm_attention, sglang_steps, sglang_agreement, sparse_bf16,
                                            context_parallel, waiting, runs)}

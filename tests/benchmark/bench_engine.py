@@ -11,11 +11,12 @@ plan a step outside the time.
 
 A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-|shared<tokens of all>-]b<requests>-q<queries
 of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>][-fp8|-e4m3]. fp8: the cache is e4m3 with one factor for all;
-e4m3: queries are, too, and ours is the draft that takes them. Each library runs in a process of its own, since one may
-crash; all get the same tensors and take turns, a burst each. The caches of the layers hold four times L2 at least. A
-burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph without a pause. Every output
-is compared with float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for
-each request. With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows
+e4m3: queries are, too. Each library runs in a process of its own, since one may crash; all get the same tensors and
+take turns, a burst each. The caches of the layers hold four times L2 at least. A burst is one CUDA graph of some
+milliseconds after a rest, a sustained time the same graph without a pause; with --between also what a run adds where it
+follows other kernels, as it does in an engine, that leave instructions and numbers cold. Every output is compared with
+float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for each request.
+With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows
 are those of many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of
 itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on
 the device beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
@@ -37,6 +38,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
 from engine_worker import FORMS, LIBRARIES, LONGEST, OURS, PEERS, Row, figures  # noqa: E402
 
+LOADS = ("burst", "sustained", "between")
 PATIENCE = 120  # seconds without an answer after which a library is given up for a row
 
 
@@ -130,7 +132,7 @@ class Process:
             self.child = None
 
 
-def measure(row, processes, bursts):
+def measure(row, processes, bursts, between):
     """Figures of a row by library; one that fails keeps those it has got so far, and the others do not notice."""
     found = {key: process.ask(key, "prepare", row=row.name) for key, process in processes.items()}
     able = lambda: [key for key in found if "failed" not in found[key] and "refused" not in found[key]]
@@ -142,16 +144,16 @@ def measure(row, processes, bursts):
             times[key] += [answer["us"]] if "us" in answer else []
     for key in times:
         found[key].update(figures("burst_us", times[key]) if times[key] else {})
-    for request in ("sustained", "plan"):
+    for request in ("sustained", *(["between"] if between else []), "plan"):
         for key in able():
             found[key].update(processes[key].ask(key, request))
     return found
 
 
 def ratios(found):
-    """Time of the best correct peer over ours, for either load."""
+    """Time of the best correct peer over ours, for each load."""
     result = {}
-    for load in ("burst", "sustained"):
+    for load in LOADS:
         name = f"{load}_us"
         times = {key: value[name] for key, value in found.items() if value.get("correct") and name in value}
         peers = [time for key, time in times.items() if key in PEERS]
@@ -160,13 +162,19 @@ def ratios(found):
     return result
 
 
+def name_of(key, load):
+    """Of a column: of a library's times, or with an empty key of the ratios."""
+    of = {"burst": "us" if key else "ratio"}.get(load, load if key else f"{load}_ratio")
+    return f"{key}_{of}" if key else of
+
+
 def cells(found, ratio):
     """A row's times by library, plans in the libraries' order, and the ratios."""
     row = {"plan_us": " ".join(f"{value['plan_us']:.1f}" if "plan_us" in value else "-" for value in found.values())}
     for key, value in found.items():
-        row |= {f"{key}_us": value.get("burst_us"), f"{key}_sustained": value.get("sustained_us")}
-    for column, load in (("ratio", "burst_ratio"), ("sustained_ratio", "sustained_ratio")):
-        row |= {column: f"{ratio[load]:.2f}"} if load in ratio else {}
+        row |= {name_of(key, load): value.get(f"{load}_us") for load in LOADS if f"{load}_us" in value}
+    for load in LOADS:
+        row |= {name_of("", load): f"{ratio[f'{load}_ratio']:.2f}"} if f"{load}_ratio" in ratio else {}
     return row
 
 
@@ -182,7 +190,7 @@ def notes_of(found):
 
 def summary(rows):
     """Geometric mean, worst row and rows behind, for each number of heads and all."""
-    for load in ("burst", "sustained"):
+    for load in LOADS:
         known = [(row[f"{load}_ratio"], row["h"], row["row"]) for row in rows if f"{load}_ratio" in row]
         for h in [*sorted({one[1] for one in known}), None] if known else []:
             those = [one for one in known if h in (None, one[1])]
@@ -211,6 +219,7 @@ def flags():
     result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
     result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
+    result.add_argument("--between", action="store_true", help="also runs between other kernels, as in an engine")
     result.add_argument("--limit", type=float, default=600.0, help="seconds in which all rows must end (default 600)")
     result.add_argument("--shared_prefixes", action="store_true", help="ours without and with it")
     result.add_argument("--compare", action="store_true", help="ours beside other forms of it")
@@ -271,8 +280,8 @@ def main():
     if not processes:
         harness.stop("no library could be loaded")
     hello = next(iter(processes.values())).hello
-    columns = ["row", *(f"{key}_us" for key in processes), "ratio", *(f"{key}_sustained" for key in processes),
-               "sustained_ratio", "plan_us", "note"]
+    loads = LOADS if arguments.between else LOADS[:2]
+    columns = ["row", *(name_of(key, load) for load in loads for key in (*processes, "")), "plan_us", "note"]
     table = harness.Table(f"An engine's decoding on {hello['device']}", arguments.out_dir, columns)
     record = {"schema": 1, "kind": "engine", "date": datetime.date.today().isoformat(),
               "device": {"name": hello["device"], "driver": driver()}, "torch": hello["torch"],
@@ -282,7 +291,7 @@ def main():
         if started - begin + (2 * statistics.median(taken) if taken else 0) > arguments.limit:
             left.append(row.name)
             continue
-        found = measure(row, processes, arguments.bursts)
+        found = measure(row, processes, arguments.bursts, arguments.between)
         taken.append(time.monotonic() - started)
         ratio = ratios(found)
         lengths = row.lengths()

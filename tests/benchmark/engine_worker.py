@@ -162,6 +162,24 @@ class Graph:
         return self.us()
 
 
+@functools.lru_cache(maxsize=1)
+def others():
+    """What an engine runs between two layers, in small: a kernel that reads more than L2 holds, then a matrix product
+    by which ours cannot start early, and some others. Instructions and numbers of a layer are cold behind them."""
+    numbers = torch.ones(max(2 * torch.cuda.get_device_properties(0).L2_cache_size, 128 << 20) // 4, device="cuda")
+    weights, few = torch.ones(4096, 4096, dtype=torch.bfloat16, device="cuda"), torch.ones(64, 1024, device="cuda")
+    one, out = weights[:1].clone(), torch.empty_like(weights[:1])
+
+    def run():
+        numbers.sum()
+        few.sort()
+        torch.layer_norm(few, (1024,))
+        torch.mm(one, weights, out=out)
+
+    run()
+    return run
+
+
 class Library:
     """What is measured: plan() divides the work of a batch, run(cache) returns outputs and log-sum-exps or None."""
 
@@ -195,9 +213,8 @@ class Ours(Library):
         self.decode = harness.hypermla.MlaDecode(
             heads=self.row.h, max_requests=self.row.b, max_queries=max(batch.queries),
             max_tokens=max(LONGEST, *batch.lengths), page=self.row.page, dtype="bfloat16", causal=True, scale=SCALE,
-            split=0, kernel=kernel or ("cute.mla.flash_mla_v2" if self.row.form == "e4m3" else ""),  # which is a draft
-            cache_format="fp8_576" if self.row.form else "as_queries", fp8_queries=self.row.form == "e4m3",
-            shared_prefixes=self.shared_prefixes)
+            split=0, kernel=kernel, cache_format="fp8_576" if self.row.form else "as_queries",
+            fp8_queries=self.row.form == "e4m3", shared_prefixes=self.shared_prefixes)
         scales = {"cache_scale": batch.cache_scale, "q_scale": batch.q_scale if self.row.form == "e4m3" else None}
         self.scales = scales if self.row.form else {}
         self.starts = None if self.row.q else batch.device_starts
@@ -442,6 +459,13 @@ class Job:
         while time.monotonic() < until:
             self.graph.us()
         return figures("sustained_us", [self.graph.us() for _ in range(7)])
+
+    def between(self):
+        """A run between others of an engine: what it adds to them."""
+        runs = [lambda cache=cache: self.library.run(cache) for cache in self.library.batch.caches[:24]]
+        alone, both = Graph([others()] * len(runs)), Graph([call for run in runs for call in (others(), run)])
+        times = [2 * both.us() - alone.us() for _ in range(12)]  # us() is of one call; `both` has twice as many
+        return figures("between_us", times[2:])
 
     def plan(self):
         """The last of a row: the graph's work list is gone after it."""

@@ -421,6 +421,13 @@ inline void barrier_arrive_when_copied(u32 barrier) {
   emulated::change(barrier, 1, 0);
 }
 
+// code.h. There is no code of a GPU here.
+struct CodeRange {
+  u64 begin = 0, end = 0;
+};
+inline CodeRange code_range() { return {}; }
+inline void prefetch_line(u64) {}
+
 // global.h
 template <class T>
 T load_watched(const void* from, bool wanted, T otherwise = {}) {

@@ -86,6 +86,30 @@ std::vector<Section> kernel_sections() {
           {".nv.info.flash_mla_1", sized(0x2f, 3, 7)}};
 }
 
+// CS2R R<result>, SR_GLOBALTIMERLO as CUDA 13 has it, what to wait for included.
+std::string timer(unsigned result) {
+  return raw(std::uint64_t{0x7805} | std::uint64_t{result} << 16) + raw(std::uint64_t{0x000fe20000015200});
+}
+
+TEST(Cubin, AKernelMayFindItsOwnCode) {
+  const std::string other = raw(std::uint64_t{0x000000000200798f}) + raw(std::uint64_t{0x000fe20000800100}),
+                    clock = raw(std::uint64_t{0x0000000000047805}) + raw(std::uint64_t{0x000fe20000015000});
+  const auto of = [&](const std::string& code) { return elf({{".text.k", code}, {".nv.info", attributes()}}); };
+  std::string cubin = of(other + timer(4) + clock + timer(254) + other);
+  const std::string before = cubin;
+  EXPECT_TRUE(name_code_range(cubin));
+  // LEPC R4, <next>; LEPC R254, <next + 16>.
+  const std::string first = raw(std::uint64_t{0x000000000004794e}) + raw(std::uint64_t{0x000fe20000000000}),
+                    second = raw(std::uint64_t{0x0000000010fe794e}) + raw(std::uint64_t{0x000fe20000000000});
+  EXPECT_EQ(cubin, of(other + first + clock + second + other));
+  EXPECT_FALSE(name_code_range(cubin));
+  for (const std::string& code : {other + clock, other + timer(4), timer(4) + timer(6) + timer(8)}) {
+    cubin = of(code);
+    EXPECT_FALSE(name_code_range(cubin));
+    EXPECT_EQ(cubin, of(code));
+  }
+}
+
 TEST(Cubin, ReadsTheResourcesOfItsKernel) {
   const CubinResources resources = read_cubin(elf(kernel_sections()));
   EXPECT_EQ(resources.function, "flash_mla_1");

@@ -1,6 +1,8 @@
-// How the thread blocks of a launch start: apart from each other, and from those of the next kernel.
+// How the thread blocks of a launch start: apart from each other and from those of the next kernel, their code on its
+// way.
 #pragma once
 
+#include "hopper/code.h"
 #include "hopper/constants.h"
 #include "hopper/warpgroup.h"
 #include "latent/arguments.h"
@@ -35,5 +37,18 @@ __device__ __forceinline__ void launch_next_if_short(const WorkItem* __restrict_
   }
   launch_next();
 }
+
+// Asks L2 for the code of the kernel, each thread block for some lines of it. Between two calls an engine reads more
+// weights than L2 holds, so code comes from memory, and a thread block waits for one line after the other: 44 clocks
+// for each eight instructions, from L2 14. Together the thread blocks wait once. A warp, before all else.
+__device__ __forceinline__ void ask_for_code() {
+  constexpr unsigned kLine = 128;
+  const CodeRange code = code_range();
+  const unsigned threads = gridDim.x * 32;
+#pragma unroll 1
+  for (u64 line = code.begin + (blockIdx.x + gridDim.x * lane_id()) * kLine; line < code.end; line += threads * kLine)
+    prefetch_line(line);
+}
+inline constexpr unsigned kCodeWarp = 11;  // which does so, the last one
 
 }  // namespace hypermla::cute::latent

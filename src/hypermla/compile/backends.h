@@ -66,4 +66,9 @@ struct CubinResources {
 };
 CubinResources read_cubin(const std::string& cubin);
 
+// Lets a kernel for sm_90 find its own code, as kernels/cute/hopper/code.h has it: of two reads of the 64 bits of the
+// global timer in its function the first becomes the address of the next instruction, the other that of the function's
+// end. Returns whether there were two; if not, nothing is changed.
+bool name_code_range(std::string& cubin);
+
 }  // namespace hypermla

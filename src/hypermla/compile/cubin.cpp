@@ -27,22 +27,58 @@ T read_at(const std::string& bytes, std::size_t offset) {
   return value;
 }
 
-}  // namespace
-
-CubinResources read_cubin(const std::string& cubin) {
+// Calls visit(name, header) for every section.
+template <class Visit>
+void for_each_section(const std::string& cubin, const Visit& visit) {
   const auto header = read_at<Elf64_Ehdr>(cubin, 0);
   if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) fail("not a cubin: it does not start like an ELF file");
   const auto names = read_at<Elf64_Shdr>(cubin, header.e_shoff + std::size_t{header.e_shstrndx} * header.e_shentsize);
-  CubinResources result;
   for (unsigned i = 0; i < header.e_shnum; ++i) {
     const auto section = read_at<Elf64_Shdr>(cubin, header.e_shoff + std::size_t{i} * header.e_shentsize);
     read_at<char>(cubin, names.sh_offset + section.sh_name);
-    const std::string name(cubin.c_str() + names.sh_offset + section.sh_name);
+    visit(std::string(cubin.c_str() + names.sh_offset + section.sh_name), section);
+  }
+}
+
+// An instruction is 16 bytes. In the lower half bits 0 to 11 are the operation, 12 to 15 the predicate and 16 to 23 the
+// result; of LEPC bits from 24 on are what is added to the address of the next instruction, in bytes. In the upper half
+// bits from 41 on are what the hardware is to wait for. Read from cubins of CUDA 13 for sm_90 with `cuobjdump -sass`,
+// which prints CS2R Rn, SR_GLOBALTIMERLO and LEPC Rn, <address>.
+constexpr std::uint64_t kOperation = 0xfff, kPredicateAndResult = 0xfff000, kWaits = ~std::uint64_t{0} << 41;
+constexpr std::uint64_t kReadSpecial64 = 0x805, kGlobalTimer = 0x15200, kLoadProgramCounter = 0x94e;
+
+}  // namespace
+
+bool name_code_range(std::string& cubin) {
+  std::vector<std::size_t> reads;  // of the timer: bytes from the begin of the cubin
+  std::size_t end = 0;             // of the function
+  for_each_section(cubin, [&](const std::string& name, const Elf64_Shdr& section) {
+    if (name.rfind(".text.", 0) != 0) return;
+    end = section.sh_offset + section.sh_size;
+    for (std::size_t at = section.sh_offset; at + 16 <= end; at += 16) {
+      const auto low = read_at<std::uint64_t>(cubin, at), high = read_at<std::uint64_t>(cubin, at + 8);
+      if ((low & ~kPredicateAndResult) == kReadSpecial64 && (high & ~kWaits) == kGlobalTimer) reads.push_back(at);
+    }
+  });
+  if (reads.size() != 2) return false;
+  for (const std::size_t at : reads) {
+    const std::uint64_t beyond = at == reads.front() ? 0 : end - at - 16;
+    const std::uint64_t instruction[2] = {
+        (read_at<std::uint64_t>(cubin, at) & kPredicateAndResult) | kLoadProgramCounter | beyond << 24,
+        read_at<std::uint64_t>(cubin, at + 8) & kWaits};
+    std::memcpy(&cubin[at], instruction, sizeof instruction);
+  }
+  return true;
+}
+
+CubinResources read_cubin(const std::string& cubin) {
+  CubinResources result;
+  for_each_section(cubin, [&](const std::string& name, const Elf64_Shdr& section) {
     if (name.rfind(".text.", 0) == 0) result.function = name.substr(6);
     if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0")
       result.shared_bytes = int(section.sh_size);
     const bool of_kernel = name.rfind(".nv.info.", 0) == 0;
-    if (name != ".nv.info" && !of_kernel) continue;
+    if (name != ".nv.info" && !of_kernel) return;
     for (std::size_t at = section.sh_offset; at < section.sh_offset + section.sh_size;) {
       const auto format = read_at<unsigned char>(cubin, at);
       const auto attribute = read_at<unsigned char>(cubin, at + 1);
@@ -64,7 +100,7 @@ CubinResources read_cubin(const std::string& cubin) {
       }
       at += 4 + (format == kFormatSized ? size : 0);
     }
-  }
+  });
   if (result.function.empty()) fail("the cubin holds no kernel; delete its cache entry and compile again");
   return result;
 }

@@ -25,6 +25,7 @@ BackendOutput compile_cuda(const std::filesystem::path& cuda_root, const Backend
 
   BackendOutput output;
   const CubinResources resources = read_cubin(compiled.code);
+  if (input.arch == "sm_90") name_code_range(compiled.code);
   output.files["kernel.cubin"] = std::move(compiled.code);
   output.files["kernel.ptx"] = std::move(compiled.ptx);
   output.files["remarks.txt"] = std::move(compiled.log);

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   constexpr int kArrivals = gathered ? kGatherThreads : kLoaders<problem>;    // at a pair
   constexpr int kRopeArrivals = kArrivals + (gathered ? kArrivals / 32 : 0);  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x / 32 == kCodeWarp) ask_for_code();
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {

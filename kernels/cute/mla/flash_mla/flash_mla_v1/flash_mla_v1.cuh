@@ -43,6 +43,7 @@
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute {
 
@@ -494,6 +495,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int block = 0; block < 4; ++block)
       for (int pair = 0; pair <= kPairs; ++pair) barrier_init(shared.full[block][pair], kLoaders<problem>);

@@ -51,6 +51,7 @@
 #include "latent/load_queries.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute {
 
@@ -506,6 +507,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   E4m3Shared& shared = *reinterpret_cast<E4m3Shared*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(shared.full[slot], 1);

@@ -47,6 +47,7 @@
 #include "latent/item_rows.cuh"
 #include "latent/merge_tiles.cuh"
 #include "latent/rows_on_n_pairs.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute {
 
@@ -529,6 +530,7 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
+  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
       for (int tokens = 0; tokens < 2; ++tokens) {

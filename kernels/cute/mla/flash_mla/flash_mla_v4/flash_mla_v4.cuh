@@ -45,6 +45,7 @@
 #include "latent/copy_tokens.cuh"
 #include "latent/item_rows.cuh"
 #include "latent/merge_tiles.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute {
 
@@ -432,6 +433,7 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0);
+  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
       for (int tokens = 0; tokens < 2; ++tokens) {
