@@ -40,10 +40,8 @@ steps=$("$root/scripts/gpu_checks.sh" --list)
 while read -r step kernel; do
   if [[ $step == verify ]]; then ahead "$kernel" --cases; fi
 done <<<"$steps"
-# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. For benchmarks a draft that only MlaDecode runs, and
-# what bench_engine.py --compare runs beside it.
+# What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. For benchmarks what bench_engine.py --compare runs.
 ahead all --decode
-ahead cute.mla.flash_mla_v2 --decode
 ahead cute.mla.flash_mla v0 --fused --tokens_first --causal --candidates
 ahead cute.mla.flash_mla_v1 --h=16 --fused --tokens_first --causal --candidates
 ahead cute.mla.flash_attention v0 --candidates

@@ -561,6 +561,8 @@ class EngineTest(unittest.TestCase):
         with set_current_vllm_config(config_of(hypermla_fp8_queries=True)):
             self.assertEqual(reasons(kv_cache_dtype="fp8"), "")
             self.assertIn("add --kv-cache-dtype fp8", reasons())
+            with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
+                self.assertIn("leave hypermla_fp8_queries out", reasons(kv_cache_dtype="fp8"))
         for block in (16, 32, 64, 128, 256):
             self.assertEqual(reasons(block_size=block), "")
         for cache in ("bfloat16", "fp8", "fp8_e4m3"):

@@ -191,23 +191,23 @@ class Plans(unittest.TestCase):
             self.plans.plan(step, *kind)
 
     def test_which_configurations_ask_for_an_option(self):
-        function = next(one for one in MODULES["backend"].body if getattr(one, "name", "") == "_asked")
-        names = {}
-        exec(compile(ast.Module([function], []), "backend.py", "exec"), names)
+        wanted = "_asked", "_rounds_queries", "FP8", "ROUNDED_HEADS"
+        name_of = lambda one: getattr(one, "name", "") or getattr(getattr(one, "targets", [None])[0], "id", "")
+        found = [one for one in MODULES["backend"].body if name_of(one) in wanted]
+        names = {"envs": types.SimpleNamespace(VLLM_BATCH_INVARIANT=False)}
+        exec(compile(ast.Module(found, []), "backend.py", "exec"), names)
         for additional, asked in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
                                   ({"hypermla_shared_prefixes": False, "hypermla_fp8_queries": True}, False)):
             config = types.SimpleNamespace(additional_config=additional)
             self.assertIs(names["_asked"](config, "shared_prefixes"), asked)
-
-    def test_queries_in_fp8_have_a_kernel_of_their_own_on_a_gpu(self):
-        made = []
-        decode, plans.MlaDecode = plans.MlaDecode, lambda **options: made.append(options)
-        self.addCleanup(setattr, plans, "MlaDecode", decode)
-        for device, fp8_queries, kernel in (("cuda:0", True, plans.FP8_QUERIES_KERNEL), ("cuda:0", False, ""),
-                                            ("cpu", True, "")):
-            plans.Plans(device).decode(plans.Capacity(2, 2, 4, 48), True, 2, 16, "bfloat16", 0.1, "fp8_576",
-                                       fp8_queries)
-            self.assertEqual((made[-1]["fp8_queries"], made[-1]["kernel"]), (fp8_queries, kernel))
+        yes, no = {"hypermla_fp8_queries": True}, {"hypermla_fp8_queries": False}
+        for heads, cache, additional, invariant, rounded in (
+                (128, "fp8", {}, False, True), (64, "fp8_e4m3", object(), False, True), (16, "fp8", {}, False, False),
+                (128, "auto", {}, False, False), (128, "fp8", no, False, False), (16, "fp8", yes, False, True),
+                (128, "fp8", {}, True, False)):
+            names["envs"].VLLM_BATCH_INVARIANT = invariant
+            config = types.SimpleNamespace(additional_config=additional)
+            self.assertIs(names["_rounds_queries"](config, heads, cache), rounded, (heads, cache, additional))
 
     def test_which_queries_are_read_where_they_lie(self):
         def tensor(heads, *strides):

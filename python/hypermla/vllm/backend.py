@@ -41,6 +41,7 @@ def _drafted_queries(config):
 
 
 FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
+ROUNDED_HEADS = 64  # from which on queries are rounded beside those, unless --additional-config says otherwise
 # Drafters that find more drafts for one request than for another.
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
 
@@ -187,6 +188,8 @@ class HyperMLABackend(MLACommonBackend):
             return None
         if _asked(config, "fp8_queries") and kv_cache_dtype not in FP8:
             return "hypermla_fp8_queries rounds queries beside a cache in FP8; add --kv-cache-dtype fp8"
+        if _asked(config, "fp8_queries") and envs.VLLM_BATCH_INVARIANT:
+            return "with VLLM_BATCH_INVARIANT=1 queries stay as they are; leave hypermla_fp8_queries out"
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
             return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
         if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
@@ -203,10 +206,16 @@ class HyperMLABackend(MLACommonBackend):
         return None
 
 
-def _asked(config, option):
-    """Whether --additional-config asks for one of ours."""
+def _asked(config, option, otherwise=False):
+    """Whether --additional-config asks for one of ours; `otherwise`, where it says nothing of it."""
     asked = config.additional_config
-    return isinstance(asked, dict) and bool(asked.get("hypermla_" + option))
+    return bool(asked.get("hypermla_" + option, otherwise)) if isinstance(asked, dict) else otherwise
+
+
+def _rounds_queries(config, heads, cache):
+    """Whether queries are rounded to e4m3 beside a cache of that type, as vLLM's FLASHMLA has them: with as many heads
+    as fill a tile of rows products bind, and those of e4m3 have twice the rate."""
+    return cache in FP8 and _asked(config, "fp8_queries", heads >= ROUNDED_HEADS and not envs.VLLM_BATCH_INVARIANT)
 
 
 def _longest_decode(config, any_batch):
@@ -236,10 +245,10 @@ def _capacities(config, any_batch, heads, shards, device):
     return long if any_batch else short, long  # a graph may be recorded with short queries and replayed with long ones
 
 
-def _kind(config, heads, page, scale, fp8):
-    """Of layers, as Plans has it, over a cache of the model's type or in FP8."""
-    cache_format = "fp8_576" if fp8 else "as_queries"
-    return heads, page, config.model_config.dtype, scale, cache_format, fp8 and _asked(config, "fp8_queries")
+def _kind(config, heads, page, scale, cache):
+    """Of layers, as Plans has it, over a cache of that type."""
+    cache_format = "fp8_576" if cache in FP8 else "as_queries"
+    return heads, page, config.model_config.dtype, scale, cache_format, _rounds_queries(config, heads, cache)
 
 
 def _device_name(device):
@@ -298,8 +307,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
-        fp8 = kv_cache_spec.dtype.itemsize == 1
-        self._kinds = [_kind(vllm_config, heads, self.page_size, float(scale), fp8) for scale in scales]
+        cache = FP8[0] if kv_cache_spec.dtype.itemsize == 1 else "auto"
+        self._kinds = [_kind(vllm_config, heads, self.page_size, float(scale), cache) for scale in scales]
         for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
                 decode = self._plans.decode(capacity, True, *kind)
@@ -369,8 +378,8 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         self.reserves = True
         config = get_current_vllm_config_or_none()
         # Else queries stay bfloat16 beside a cache in FP8, too.
-        self.supports_quant_query_input = (self.kv_cache_dtype in FP8 and config is not None
-                                           and _asked(config, "fp8_queries"))
+        self.supports_quant_query_input = config is not None and _rounds_queries(
+            config, num_heads * config.parallel_config.decode_context_parallel_size, self.kv_cache_dtype)
         if envs.VLLM_BATCH_INVARIANT and config is not None:
             _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
@@ -385,12 +394,12 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         shards = config.parallel_config.decode_context_parallel_size
         heads, name = self.num_heads * shards, _device_name(torch.device(config.device_config.device))
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
-        kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype in FP8)
+        kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype)
         for capacity in _capacities(config, _graphs_take_any_batch(config), heads, shards, name):
             _reserved.setdefault(name, Plans(name)).decode(capacity, True, *kind)
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
-        """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides, in FP8 where that is asked for.
+        """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides, in FP8 where they are rounded.
         Returns o [tokens, heads, 512] and lse [tokens, heads] in the natural logarithm, -inf of a query that sees no
         token."""
         step = attn_metadata.decode

@@ -5,9 +5,6 @@ from typing import NamedTuple
 from hypermla.mla_decode import MlaDecode
 
 
-FP8_QUERIES_KERNEL = "cute.mla.flash_mla_v2"  # the one that takes them on a GPU, a draft
-
-
 class Capacity(NamedTuple):
     """Of steps that one MlaDecode can attend."""
 
@@ -87,6 +84,5 @@ class Plans:
                 max_query_tokens=capacity.query_tokens, max_tokens=capacity.tokens, page=page, dtype=dtype,
                 causal=causal, scale=scale, split=capacity.split, shards=capacity.shards, shard=capacity.shard,
                 interleave=capacity.interleave, shared_prefixes=capacity.shared_prefixes,
-                cache_format=cache_format, fp8_queries=fp8_queries,
-                kernel=FP8_QUERIES_KERNEL if fp8_queries and self._device != "cpu" else "", device=self._device))
+                cache_format=cache_format, fp8_queries=fp8_queries, device=self._device))
         return planned

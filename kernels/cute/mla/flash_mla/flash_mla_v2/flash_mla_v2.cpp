@@ -41,8 +41,8 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
   std::shared_ptr<LatentPlan> shared_copy() const override { return std::make_shared<FlashMlaV2Plan>(*this); }
 };
 
-HYPERMLA_REGISTER_DRAFT(FlashMlaV2Plan,
-                        "attention in the latent space with products of e4m3: caches and queries in FP8, by MlaDecode")
+HYPERMLA_REGISTER(FlashMlaV2Plan,
+                  "attention in the latent space with products of e4m3: caches and queries in FP8, by MlaDecode")
 
 }  // namespace
 }  // namespace hypermla::cute
