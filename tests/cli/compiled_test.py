@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import struct
 import unittest
 
 from support import CHECKOUT, CommandCase, run
@@ -35,6 +36,16 @@ class Compiled(CommandCase):
         self.assertEqual(done.status, 0, done)
         self.assertEqual(sorted(self.root.rglob("*")), before)
         self.assertFalse((self.cache / "kernels").exists())
+
+    def test_they_find_their_own_code(self):
+        """Two LEPC in a row, of the next instruction and of the function's end: kernels/cute/hopper/code.h."""
+        for cubin in self.root.glob("compiled/flash_mla_v1-*/kernel.cubin"):
+            text = cubin.read_bytes()
+            lower = struct.unpack(f"<{len(text) // 16 * 2}Q", text[:len(text) // 16 * 16])[::2]
+            ranges = [second >> 24 for first, second in zip(lower, lower[1:])
+                      if first & ~0xfff000 == 0x94e and second & 0xfff == 0x94e]
+            self.assertEqual(len(ranges), 1, cubin)
+            self.assertTrue(50_000 < ranges[0] < len(text), ranges)
 
     def test_kernels_of_caches_are_among_them(self):
         """On a GPU that has no decoding kernels of its own: beside the portable ones, which do not spill there."""
