@@ -4,6 +4,8 @@
 #include <elf.h>
 
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "hypermla/base/error.h"
 #include "hypermla/compile/backends.h"
@@ -44,7 +46,7 @@ void for_each_section(const std::string& cubin, const Visit& visit) {
 // result; of LEPC bits from 24 on are what is added to the address of the next instruction, in bytes. In the upper half
 // bits from 41 on are what the hardware is to wait for. Read from cubins of CUDA 13 for sm_90 with `cuobjdump -sass`,
 // which prints CS2R Rn, SR_GLOBALTIMERLO and LEPC Rn, <address>.
-constexpr std::uint64_t kOperation = 0xfff, kPredicateAndResult = 0xfff000, kWaits = ~std::uint64_t{0} << 41;
+constexpr std::uint64_t kPredicateAndResult = 0xfff000, kWaits = ~std::uint64_t{0} << 41;
 constexpr std::uint64_t kReadSpecial64 = 0x805, kGlobalTimer = 0x15200, kLoadProgramCounter = 0x94e;
 
 }  // namespace
