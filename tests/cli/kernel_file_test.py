@@ -73,17 +73,22 @@ HYPERMLA_KERNEL_FILE(describe, reference)
 """
 
 
-def load_widths(cubin):
-    """Bytes of each LDG instruction, from Volta on: 16 bytes, the operation in bits 0 to 11, the size in 73 to 75."""
+def instructions(cubin):
+    """The halves of each, from Volta on: 16 bytes, the operation in bits 0 to 11."""
     offset, = struct.unpack_from("<Q", cubin, 0x28)
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * entry) for i in range(count)]
     for name, _, _, _, start, size in sections:
         at = sections[names][4] + name
         if cubin[at:at + 6] == b".text.":
-            for low, high in struct.iter_unpack("<QQ", cubin[start:start + size]):
-                if low & 0xFFF == 0x981:
-                    yield {4: 4, 5: 8, 6: 16}.get(high >> 9 & 7, 1)
+            yield from struct.iter_unpack("<QQ", cubin[start:start + size])
+
+
+def load_widths(cubin):
+    """Bytes of each LDG instruction: the size in bits 73 to 75."""
+    for low, high in instructions(cubin):
+        if low & 0xFFF == 0x981:
+            yield {4: 4, 5: 8, 6: 16}.get(high >> 9 & 7, 1)
 
 
 class KernelFiles(CommandCase):
@@ -228,6 +233,22 @@ class Templates(CommandCase):
         self.assertTrue(all(one["report"]["arch"] == "sm_90" and one["report"]["frame_bytes"] == 0 for one in report),
                         report)
         self.assertIn("is no GPU's", self.refuse("verify-file", TEMPLATES / "reduction_cutile.cu", "--arch=x86"))
+
+    def test_a_kernel_may_time_itself(self):
+        """Two reads of the global timer stay what they are, but for kernels that ask where their code lies."""
+        if "tile       not found" in self.succeed("device", "--device=cpu").out:
+            self.skipTest("no CUDA compilers here")
+        cache, file = self.directory / "cache", self.directory / "timed.cu"
+        begin = "  constexpr int kElements = 8;"
+        read = 'asm volatile("mov.u64 %0, %globaltimer;" : "=l"({}));'
+        text = (TEMPLATES / "elementwise_cute.cu").read_text()
+        self.assertEqual(text.count(begin), 1)
+        timed = f"  long long a, b;\n  {read.format('a')}\n  {read.format('b')}\n  if (b - a > count) return;\n"
+        file.write_text(text.replace(begin, timed + begin))
+        self.succeed("verify-file", file, "--device=cpu", "--arch=sm_90", HYPERMLA_CACHE_DIR=cache)
+        (cubin,) = cache.glob("kernels/timed-sm_90-*/kernel.cubin")
+        operations = [low & 0xFFF for low, _ in instructions(cubin.read_bytes())]
+        self.assertEqual((operations.count(0x805), operations.count(0x94E)), (2, 0))
 
     def test_vectors_are_moved_whole(self):
         """Every load from global memory in the machine code is of 16 bytes."""
