@@ -17,6 +17,7 @@ A table stands between two lines of a page and belongs to this program; edit the
 import argparse
 import json
 import math
+import operator
 import pathlib
 import re
 import statistics
@@ -483,6 +484,13 @@ def spread(ratios):
     return f"{span(ratios)}, mean {mean(ratios):.2f} ({len(ratios)})"
 
 
+def vllm_over(theirs, own):
+    """Of a value of each round. Where that is a list it is of turns, in which the host was alike for both."""
+    if isinstance(own[0], list):
+        return statistics.median(statistics.median(map(operator.truediv, *turns)) for turns in zip(theirs, own))
+    return statistics.median(theirs) / statistics.median(own)
+
+
 def vllm_ratios(name="vllm", kind="plain"):
     """The time of other backends over ours: range and geometric mean of the shapes that both have."""
     found = {}  # what: {(heads, drafts): {shape: {backend: [a value of each round]}}}
@@ -492,7 +500,7 @@ def vllm_ratios(name="vllm", kind="plain"):
                 continue
             values = {"the graph": statistics.median(row["graph_ms"])}
             if vllm_all_graphs(row):
-                values["the whole step"] = statistics.median(row["wall_ms"])
+                values["the whole step"] = row["wall_ms"] if "turns" in row else statistics.median(row["wall_ms"])
             # Some profiles hold more than decoding steps: far more than a graph takes.
             if row.get("attention_ms") and row["kernels_ms"] < 1.5 * values["the graph"]:
                 values["attention"] = row["attention_ms"]
@@ -504,8 +512,8 @@ def vllm_ratios(name="vllm", kind="plain"):
     lines, peers = [], [name for name in VLLM_BACKENDS[1:] if name in measured]
     for what, groups in found.items():
         for (heads, drafts), shapes in sorted(groups.items()):
-            ratios = [[statistics.median(of[peer]) / statistics.median(of["CUSTOM"]) for of in shapes.values()
-                       if peer in of and "CUSTOM" in of] for peer in peers]
+            ratios = [[vllm_over(of[peer], of["CUSTOM"]) for of in shapes.values() if peer in of and "CUSTOM" in of]
+                      for peer in peers]
             if any(ratios):
                 lines.append([what, f"{-heads}, {drafts}", *map(spread, ratios)])
     return table(["of", "heads, drafts", *peers], lines)

@@ -16,10 +16,10 @@ take turns, a burst each. The caches of the layers hold four times L2 at least. 
 milliseconds after a rest, a sustained time the same graph without a pause; with --between also what a run adds where it
 follows other kernels, as it does in an engine, that leave instructions and numbers cold. Every output is compared with
 float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for each request.
-With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows
-are those of many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of
-itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on
-the device beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
+With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows are those of
+many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of itself, in one
+process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on the device
+beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
 """
 
 import argparse
@@ -164,8 +164,9 @@ def ratios(found):
 
 def name_of(key, load):
     """Of a column: of a library's times, or with an empty key of the ratios."""
-    of = {"burst": "us" if key else "ratio"}.get(load, load if key else f"{load}_ratio")
-    return f"{key}_{of}" if key else of
+    if key:
+        return f"{key}_us" if load == "burst" else f"{key}_{load}"
+    return "ratio" if load == "burst" else f"{load}_ratio"
 
 
 def cells(found, ratio):

@@ -162,7 +162,7 @@ class Graph:
         return self.us()
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def others():
     """What an engine runs between two layers, in small: a kernel that reads more than L2 holds, then a matrix product
     by which ours cannot start early, and some others. Instructions and numbers of a layer are cold behind them."""

@@ -3,10 +3,9 @@
 import os
 import pathlib
 import shutil
-import struct
 import unittest
 
-from support import CHECKOUT, CommandCase, run
+from support import CHECKOUT, CommandCase, instructions, run
 
 WANTED = ["compile", "flash_mla", "v1", "--language=cute", "--arch=sm_90", "--ragged", "--page=64"]
 
@@ -41,11 +40,10 @@ class Compiled(CommandCase):
         """Two LEPC in a row, of the next instruction and of the function's end: kernels/cute/hopper/code.h."""
         self.succeed(*WANTED, HYPERMLA_CACHE_DIR=self.cache)
         (cubin,) = self.cache.glob("kernels/flash_mla_v1-*/kernel.cubin")
-        text = cubin.read_bytes()
-        lower = struct.unpack(f"<{len(text) // 16 * 2}Q", text[:len(text) // 16 * 16])[::2]
-        (bytes_left,) = [second >> 24 for first, second in zip(lower, lower[1:])
-                         if first & ~0xfff000 == 0x94e and second & 0xfff == 0x94e]
-        self.assertTrue(50_000 < bytes_left < len(text), bytes_left)
+        code = [low for low, _ in instructions(cubin.read_bytes())]
+        (at,) = [at for at, low in enumerate(code) if low & ~0xFFF000 == 0x94E]
+        self.assertEqual(code[at + 1] & 0xFFF, 0x94E)
+        self.assertEqual(code[at + 1] >> 24, 16 * (len(code) - at - 2))
 
     def test_kernels_of_caches_are_among_them(self):
         """On a GPU that has no decoding kernels of its own: beside the portable ones, which do not spill there."""

@@ -5,11 +5,10 @@ import json
 import os
 import pathlib
 import re
-import struct
 import tempfile
 import unittest
 
-from support import CHECKOUT, CommandCase, run
+from support import CHECKOUT, CommandCase, instructions, run
 
 TEMPLATES = CHECKOUT / "examples/kernels"
 
@@ -71,17 +70,6 @@ void reference(const hypermla::Row& at) {
 HYPERMLA_KERNEL_FILE(describe, reference)
 #endif
 """
-
-
-def instructions(cubin):
-    """The halves of each, from Volta on: 16 bytes, the operation in bits 0 to 11."""
-    offset, = struct.unpack_from("<Q", cubin, 0x28)
-    entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * entry) for i in range(count)]
-    for name, _, _, _, start, size in sections:
-        at = sections[names][4] + name
-        if cubin[at:at + 6] == b".text.":
-            yield from struct.iter_unpack("<QQ", cubin[start:start + size])
 
 
 def load_widths(cubin):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -54,6 +55,17 @@ def kernel_directories():
         version = "v0" if directory.name == design else directory.name[len(design) + 1 :]
         found.append((f"{directory.parents[2].name}.{directory.parents[1].name}.{design}", version, directory))
     return found
+
+
+def instructions(cubin):
+    """The lower and upper half of each in a cubin, from Volta on: 16 bytes, the operation in bits 0 to 11."""
+    offset, = struct.unpack_from("<Q", cubin, 0x28)
+    entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * entry) for i in range(count)]
+    for name, _, _, _, start, size in sections:
+        at = sections[names][4] + name
+        if cubin[at:at + 6] == b".text.":
+            yield from struct.iter_unpack("<QQ", cubin[start:start + size])
 
 
 class CommandCase(unittest.TestCase):
