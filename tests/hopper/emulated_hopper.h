@@ -337,6 +337,7 @@ inline void barrier_wait(u32 barrier, u32 parity) {
 // warpgroup.h
 inline u32 lane_id() { return threadIdx.x % 32; }
 inline u32 thread_id() { return threadIdx.x; }
+inline u32 block_id() { return blockIdx.x; }
 inline int uniform(int value) { return __reduce_max_sync(~0u, value); }
 inline void warp_arrive(u32 barrier) {
   emulated::converge("warp_arrive");
@@ -358,6 +359,7 @@ inline void pass_clocks(u32 clocks) { emulated::passed_clocks = clocks; }
 inline void launch_next() { ++emulated::launched_next; }
 inline void wait_for_previous() {}
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline float log2_fast(float x) { return std::log2(x); }
 
 // fragments.h, gather.h, copies.h
@@ -438,10 +440,15 @@ T load_watched(const void* from, bool wanted, T otherwise = {}) {
   return otherwise;
 }
 inline uint4 load_at_once(const uint4* from, bool wanted) { return load_watched<uint4>(from, wanted); }
+inline float4 load_at_once(const float4* from, bool wanted) { return load_watched<float4>(from, wanted); }
 inline float load_at_once(const float* from, bool wanted, float otherwise) {
   return load_watched(from, wanted, otherwise);
 }
 inline void fence_all() { races::fence_all(); }
+inline u64 add_release(u64* to, u64 more) {
+  races::fence_all();
+  return atomicAdd(to, more);
+}
 inline u64 load_acquire(const u64* from) {
   races::acquire_word(from);
   const races::Unwatched emulation;
@@ -504,6 +511,7 @@ inline void tma_store_read_wait() {
 }
 inline void tma_store_wait() { tma_store_read_wait(); }
 inline void async_fence() { races::fence_proxy(); }
+inline void bulk_fence() { races::fence_proxy(); }
 
 // wgmma.h
 inline constexpr u32 kBoxBytes = 64 * 64 * 2, kNextBox = kBoxBytes >> 4;

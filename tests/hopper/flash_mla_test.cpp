@@ -83,6 +83,16 @@ void check_shares() {
       const MergeShare<TileOf<rows>> share(part, parts);
       EXPECT_EQ(share.begin, part * 2 * rows / parts) << part << " of " << parts;
       EXPECT_EQ(share.end, (part + 1) * 2 * rows / parts) << part << " of " << parts;
+      if (rows != 64 || parts == 1) continue;
+      // What a warp of merge_copied() has room for.
+      using Scratch = MergeScratch<RowsOnM>;
+      const int team = 1 << share.log_team, of_warp = (parts + team - 1) / team;
+      EXPECT_LE(of_warp, Scratch::kParts) << parts;
+      const int chunks = team > 1 ? 1 : (share.end - share.begin + kMergeWarps - 1) / kMergeWarps;
+      EXPECT_LE(chunks * of_warp, Scratch::kCopied) << parts;
+      if (team > 1) {
+        EXPECT_LE(share.end - share.begin, kMergeWarps) << parts;
+      }
     }
   }
 }

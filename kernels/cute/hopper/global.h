@@ -14,6 +14,13 @@ __device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
                : "l"(from), "r"(static_cast<int>(wanted)));
   return x;
 }
+__device__ __forceinline__ float4 load_at_once(const float4* from, bool wanted) {
+  float4 x = {};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+               : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
 __device__ __forceinline__ float load_at_once(const float* from, bool wanted, float otherwise) {
   float x = otherwise;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
@@ -23,6 +30,12 @@ __device__ __forceinline__ float load_at_once(const float* from, bool wanted, fl
 }
 
 __device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Adds behind all that this thread knows to be written.
+__device__ __forceinline__ unsigned long long add_release(unsigned long long* to, unsigned long long more) {
+  unsigned long long before;
+  asm volatile("atom.release.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(more) : "memory");
+  return before;
+}
 __device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {
   unsigned long long x;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");

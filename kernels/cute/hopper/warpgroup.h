@@ -18,6 +18,12 @@ __device__ __forceinline__ u32 thread_id() {
   return thread;
 }
 
+__device__ __forceinline__ u32 block_id() {
+  u32 block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
+}
+
 // A value that all lanes share, in a form in which the compiler knows it: in a uniform register, so that loops and
 // branches on it do not count as divergent (wgmma may not be in flight over a branch that could diverge).
 __device__ __forceinline__ int uniform(int value) {
@@ -78,6 +84,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 __device__ __forceinline__ float log2_fast(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

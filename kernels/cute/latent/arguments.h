@@ -78,7 +78,8 @@ struct LatentArguments {
   void* o = nullptr;                   // rows of 512 columns, in the type of the queries
   float* lse = nullptr;
   void* o_part = nullptr;  // [slots, rows of a tile, 512], of tiles cut over several items, in the kernel's order
-  // [slots, part_row_floats, rows of a tile]: log-sum-exp in log2, and what the pieces of the row are multiplied by.
+  // [slots, part_row_floats * rows of a tile], in the kernel's order: log-sum-exp in log2, and what the pieces of the
+  // row are multiplied by.
   float* lse_part = nullptr;
   RowLayout o_rows = {}, lse_rows = {};
   float scale_log2 = 0;  // of the scores, times log2(e); positive

@@ -35,7 +35,7 @@ struct Shared {
   alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see mask_absent()
   CutItems cut;
 };
-static_assert(sizeof(Shared) <= kMaxSharedBytes && sizeof(MergeScratch) <= 2 * kOperandBytes);
+static_assert(sizeof(Shared) <= kMaxSharedBytes);
 
 // Hides the scores of gathered tokens that are not there. Token 16 w + r of a block is bit 8 (r % 4) + r / 4 of word w:
 // so a warp of the gather finds its word by one vote (gather_tokens.cuh).
@@ -57,37 +57,44 @@ enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3
 __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
 
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
+// Their floats: [slot][half][warp][8 rows r], of each row r and r + 8 {log-sum-exp, power} twice.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8, kLoads = 16;
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8;
+  static constexpr int kFloats = 64;  // float4 of a slot
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
+  static __device__ __forceinline__ float4* floats(const LatentArguments& with, int slot, int half, int row) {
+    return reinterpret_cast<float4*>(with.lse_part) + ((slot * 2 + half) * 4 + row / 16) * 8 + row % 8;
+  }
 
+  // 16 columns of 16 rows, which leave by 16 bytes of a lane: half of the columns of row lane / 2.
   struct Output {
-    u32 *first, *second;  // of column 2 (lane % 4) of the two rows; null behind the end of the request
+    unsigned short* to;  // null behind the end of the request
 
     Output() = default;
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
-        : first(place(with, item, chunk, 0)), second(place(with, item, chunk, kNextRow)) {}
-    static __device__ __forceinline__ u32* place(const LatentArguments& with, const WorkItem& item, int chunk,
-                                                 int next) {
-      const int at = item.row_tile * kTile + row(chunk, lane_id()) + next;
-      if (at >= item.queries * with.heads) return nullptr;
-      return reinterpret_cast<u32*>(static_cast<unsigned short*>(with.o) +
-                                    with.o_rows.offset(item.request, item.first_row, at) + 2 * (lane_id() & 3));
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
+      const int lane = lane_id(), at = item.row_tile * kTile + (chunk & 3) * 16 + lane / 2;
+      to = at < item.queries * with.heads
+               ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
+                     (chunk >> 2 & 1) * 256 + lane % 2 * 8
+               : nullptr;
     }
+    // `staging`: 512 bytes of the warp. Rows of 32 bytes, whose halves change places in every other four.
     template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
-      const int column = (chunk >> 2 & 1) * 256 + (chunk >> 3) * 16;
-      auto write = [&](u32* row, float4 y) {
-        if (!row) return;
-        row[column / 2] = pack<dtype>(y.x, y.y);
-        row[column / 2 + 4] = pack<dtype>(y.z, y.w);
-      };
-      write(first, x.first);
-      write(second, x.second);
+    __device__ __forceinline__ void write(int chunk, const TwoRows& x, u32 staging) const {
+      const int lane = lane_id();
+      const auto place = [&](int row, int half) { return staging + row * 32 + (half ^ (row >> 2 & 1)) * 16; };
+      store_matrices(place(lane & 15, lane >> 4), pack<dtype>(x.first.x, x.first.y),
+                     pack<dtype>(x.second.x, x.second.y), pack<dtype>(x.first.z, x.first.w),
+                     pack<dtype>(x.second.z, x.second.w));
+      __syncwarp();
+      const uint4 words = load_shared(place(lane >> 1, lane & 1));
+      if (to) *reinterpret_cast<uint4*>(to + (chunk >> 3) * 16) = words;
+      __syncwarp();
     }
   };
 };
+static_assert(sizeof(MergeScratch<RowsOnM>) <= 3 * kOperandBytes);
 
 template <DType>
 struct Typed {};
@@ -412,14 +419,10 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     const int slot = uniform(slot_of_item);
     const auto inverse_of = [&](float sum, float maximum, int row) {
       const float divisor = divisor_of(with, slot, tile_row + row, maximum, sum);
-      return divisor == 0.0f ? 0.0f : 1.0f / divisor;
+      return divisor == 0.0f ? 0.0f : reciprocal_fast(divisor);
     };
     float2 inverse = {inverse_of(sum.x, maximum.x, row()), inverse_of(sum.y, maximum.y, row() + 8)};
-    if (half == 0 && (lane_id() & 3) == 0) {
-      const float log0 = log_sum(maximum.x, sum.x), log1 = log_sum(maximum.y, sum.y);
-      store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row(), log0, sum.x);
-      store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row() + 8, log1, sum.y);
-    }
+    const float2 logs = {log_sum(maximum.x, sum.x), log_sum(maximum.y, sum.y)};
     auto fragment = [&]<DType type>(Typed<type>, int i) {  // 16 columns
       return make_uint4(pack<type>(o[8 * i] * inverse.x, o[8 * i + 1] * inverse.x),
                         pack<type>(o[8 * i + 2] * inverse.y, o[8 * i + 3] * inverse.y),
@@ -427,6 +430,10 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
                         pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
+      if (half == 0 && (lane_id() & 3) == 0) {
+        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row(), logs.x, sum.x);
+        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row() + 8, logs.y, sum.y);
+      }
       const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
       const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
@@ -450,9 +457,10 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       __syncwarp();   // one lane says that all have read
     } else {          // see RowsOnM: every access is whole lines
       const float2 largest = largest_of_rows<128>(o);
-      float* loads = with.lse_part + slot * (kTile * part_row_floats(kTile)) + (1 + half) * kTile + row();
-      const float2 store = scale_part<8>({largest.x * inverse.x, largest.y * inverse.y}, loads, (lane_id() & 3) == 0);
-      inverse = {inverse.x * store.x, inverse.y * store.y};
+      const PartScale scale[2] = {PartScale(largest.x * inverse.x), PartScale(largest.y * inverse.y)};
+      if ((lane_id() & 3) == 0)
+        *RowsOnM::floats(with, slot, half, row()) = make_float4(logs.x, scale[0].load, logs.y, scale[1].load);
+      inverse = {inverse.x * scale[0].store, inverse.y * scale[1].store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);

@@ -20,7 +20,7 @@ namespace hypermla::cute::latent {
 inline constexpr int kMergeWarps = 8;  // of the two consumer warpgroups
 // How long a thread block waits for others, about 0.3 ms: they may not all have found a place, since a stream may have
 // fewer multiprocessors than the device. The last thread block to arrive merges the share of one that leaves.
-inline constexpr int kMergePatience = 1 << 19;  // clocks
+inline constexpr u32 kMergePatience = 1 << 19;  // clocks
 
 // The running maximum that a row of a tile begins with. The rows behind the request's last are those of other requests.
 // Theirs never rises: maxima rise for all rows of a warp or tile at once, and the request's bits shall not depend on
@@ -29,7 +29,7 @@ __device__ __forceinline__ float first_maximum(int row, int rows) { return row <
 
 // Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing
 // lies between two tiles, so some warps may be at the next one's while others of them still meet for the one before.
-enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6, kMergeConsumers = 13 };
+enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6, kMergeConsumers = 13, kMergeOthers = 14, kMergeRead = 15 };
 __device__ __forceinline__ int barrier_of_team(int team, int number) {  // 6 | 7, 8 | 9 to 12
   return kMergeTeams - 1 + kMergeWarps / team + number;
 }
@@ -102,7 +102,7 @@ struct RowSums {
   }
   __device__ __forceinline__ float2 inverse(float2 sink) const {
     const float2 all = {total.x + exp2_fast(sink.x - top.x), total.y + exp2_fast(sink.y - top.y)};
-    return {all.x == 0.0f ? 0.0f : 1.0f / all.x, all.y == 0.0f ? 0.0f : 1.0f / all.y};
+    return {all.x == 0.0f ? 0.0f : reciprocal_fast(all.x), all.y == 0.0f ? 0.0f : reciprocal_fast(all.y)};
   }
   // Of the merged rows, in `unit` per log2; `empty` without tokens.
   __device__ __forceinline__ float2 lse(float unit, float empty) const {
@@ -111,8 +111,14 @@ struct RowSums {
   }
 };
 
-// What merge_many() has in shared memory.
-inline constexpr int kMergeLoads = 16;  // chunks of parts that a warp has on their way at once
+// Whether all chunks of a warp, which takes each eighth, have the same rows and are of the same piece: then what parts
+// are multiplied by is found once for all of them (merge_copied).
+template <class Tile>
+inline constexpr bool are_copied = (Tile::kPieceStep == kMergeWarps) && (kMergeWarps % Tile::kPeriod == 0);
+
+// What merges have in shared memory.
+inline constexpr int kMergeLoads = 16;  // chunks of parts that a warp of merge_many() has on their way at once
+template <class Tile, bool copied = are_copied<Tile>>
 struct MergeScratch {
   struct OfWarp {
     uint4 parts[kMergeLoads][32];
@@ -121,13 +127,23 @@ struct MergeScratch {
     TwoRows rows[32];                // what the warp has of a chunk, for its team
   } warps[kMergeWarps];
 };
+template <class Tile>
+struct MergeScratch<Tile, true> {
+  static constexpr int kParts = 24;   // of a warp, at most: so teams are made, see MergeShare
+  static constexpr int kCopied = 30;  // of all its chunks with the same rows, at most
+  struct OfWarp {
+    uint4 parts[kCopied][32];
+    float2 weights[kParts][8];  // [part][pair of rows]: what parts are multiplied by
+    RowSums sums[8];            // [pair of rows]
+    TwoRows rows[32];           // what the warp has of a chunk, for its team
+  } warps[kMergeWarps];
+};
 
 // The next items of a thread block that cover but a part of their tile.
 struct CutItems {
   WorkItem items[32];
   volatile int count;
   volatile int next;       // of the list, behind those that were looked at; -1: no more
-  volatile int turned;     // the highest bit of `arrived`, the same for all tiles until they are complete
   volatile u32 complete;   // those whose tiles are complete
   volatile int inherits;   // whether another thread block left us its share
   volatile int inherited;  // the next such part of the tile at work
@@ -320,14 +336,14 @@ __device__ __forceinline__ void merge_few(const LatentArguments& with, const Wor
 // between two of these, so they come from L2 or from memory, some 50 to 100 clocks a line of eight.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item,
-                                           const MergeShare<Tile>& share, int warp, MergeScratch& scratch) {
+                                           const MergeShare<Tile>& share, int warp, MergeScratch<Tile>& scratch) {
   using Same = Sharers<Tile>;
   constexpr int kSharers = Same::kCount, kOwn = kMergeLoads / kSharers;
   const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
   const int pair = Same::pair(lane), sharer = Same::number(lane);
   const int member = warp & (team - 1), number = warp >> share.log_team;
   const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
-  MergeScratch::OfWarp& own = scratch.warps[warp];
+  auto& own = scratch.warps[warp];
   const u32 places = shared_address(&own.parts[0][lane]);
   const Parts<Tile> parts(with, item);
 
@@ -400,13 +416,131 @@ __device__ __forceinline__ void merge_many(const LatentArguments& with, const Wo
   }
 }
 
+// Merges a share of a tile of which all parts that a warp needs come to lie in shared memory at once. One short code
+// serves any number of parts: between other kernels instructions are cold, and come no faster than what is merged.
+template <DType dtype, class Tile, class IsComplete>
+__device__ __forceinline__ bool merge_copied(const LatentArguments& with, const WorkItem& item,
+                                             const MergeShare<Tile>& share, int warp, MergeScratch<Tile>& scratch,
+                                             IsComplete is_complete) {
+  using Same = Sharers<Tile>;
+  constexpr int kOwn = MergeScratch<Tile>::kParts / Same::kCount, kStep = Parts<Tile>::kDistance;
+  const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
+  const int pair = Same::pair(lane), sharer = Same::number(lane);
+  const int member = warp & (team - 1), number = warp >> share.log_team;
+  const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
+  auto& own = scratch.warps[warp];
+  const u32 places = shared_address(&own.parts[0][lane]), staging = shared_address(own.rows);
+  const int slot = item.slot - item.part;
+  const uint4* const parts =
+      static_cast<const uint4*>(with.o_part) + (slot + member) * static_cast<long long>(kStep) + lane;
+  const int here = (count - member + team - 1) >> share.log_team;  // parts of the warp
+  int first = share.begin + number;
+  const float4* floats = Tile::floats(with, slot + member + sharer * team, Tile::piece(first), Tile::row(first, lane));
+  typename Tile::Output out(with, item, first);
+  float2 sinks = sinks_of<Tile>(with, item, first);
+  if (!is_complete()) return false;
+
+#pragma unroll 1
+  for (;;) {               // chunks that have the same rows and piece
+    float4 of_part[kOwn];  // log-sum-exp and power of two rows
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      const bool exists = member + (sharer + j * Same::kCount) * team < count;
+      of_part[j] = load_at_once(floats + j * (Same::kCount * Tile::kFloats) * team, exists && first < share.end);
+      if (!exists) of_part[j].x = of_part[j].z = -kInfinity;
+    }
+    if (first >= share.end) break;
+    // Of few parts all chunks at once, else all parts.
+    constexpr int kNextPart = sizeof own.parts[0];
+    const int chunks = (share.end - first + kMergeWarps - 1) / kMergeWarps, next_chunk = kNextPart * here;
+    const bool few = here < 4;
+    const int at_once = few ? chunks : here, from_next = few ? kMergeWarps * 32 : team * kStep,
+              to_next = few ? next_chunk : kNextPart;
+#pragma unroll 1
+    for (int i = 0; i < (few ? here : chunks); ++i) {
+      const uint4* from = parts + first * 32 + i * (few ? team * kStep : kMergeWarps * 32);
+      u32 to = places + i * (few ? kNextPart : next_chunk);
+#pragma unroll 4
+      for (int j = 0; j < at_once; ++j, from += from_next, to += to_next) copy_ahead(to, from);
+    }
+    RowSums sums;
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) sums.top = {fmaxf(sums.top.x, of_part[j].x), fmaxf(sums.top.y, of_part[j].z)};
+    sums.top = Same::largest(sums.top);
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      const float2 w = sums.weigh({of_part[j].x, of_part[j].z});
+      own.weights[sharer + j * Same::kCount][pair] = {w.x * of_part[j].y, w.y * of_part[j].w};
+    }
+    sums.total = Same::sum(sums.total);
+    RowSums of_team = sums;
+    if (team > 1) {
+      if (sharer == 0) own.sums[pair] = sums;
+      team_sync();
+      of_team = {};
+#pragma unroll 1
+      for (int i = 0; i < team; ++i) of_team.add(scratch.warps[warp - member + i].sums[pair]);
+    }
+    const float2 inverse = of_team.inverse(sinks);
+    const float2 by = {exp2_fast(sums.top.x - of_team.top.x) * inverse.x,
+                       exp2_fast(sums.top.y - of_team.top.y) * inverse.y};
+    wait_for_copies();
+    __syncwarp();  // the weights of all lanes
+    const uint4* part = &own.parts[0][lane];
+#pragma unroll 1
+    for (int chunk = first; chunk < share.end; chunk += 2 * kMergeWarps) {
+      // Two sums at once: of two chunks, or of the halves of one's parts. Behind the last part weights are 0.
+      const bool two = chunk + kMergeWarps < share.end;
+      const int half = two ? 0 : (here + 1) / 2, of_each = two ? here : half;
+      const uint4* const other = part + (two ? here : half) * 32;
+      TwoRows all, more;
+#pragma unroll 2
+      for (int i = 0; i < of_each; ++i) {
+        all.add(part[i * 32], own.weights[i][pair]);
+        more.add(other[min(i, here - 1 - half) * 32], own.weights[i + half][pair]);
+      }
+      part += 2 * here * 32;
+      if (!two) all.add(more, {1.0f, 1.0f});
+      all.scale(by);
+      if (team > 1) {  // a single chunk
+        own.rows[lane] = all;
+        team_sync();
+        if (member == 0) {
+#pragma unroll 1
+          for (int i = 1; i < team; ++i) all.add(scratch.warps[warp + i].rows[lane], {1.0f, 1.0f});
+        }
+      }
+      if (member == 0) out.template write<dtype>(chunk, all, staging);
+      if (two) {
+        more.scale(by);
+        out.template write<dtype>(chunk + kMergeWarps, more, staging);
+      }
+      if (team > 1) team_sync();  // what the others have has been read
+    }
+    if (member == 0) store_merged_lse<Tile>(with, item, first, of_team);
+    first += kMergeWarps >> share.log_team;
+    if (team == 1 || first >= min(share.end, share.begin + kMergeWarps)) break;
+    __syncwarp();  // the weights have been read
+    floats = Tile::floats(with, slot + member + sharer * team, Tile::piece(first), Tile::row(first, lane));
+    out = typename Tile::Output(with, item, first);
+    sinks = sinks_of<Tile>(with, item, first);
+  }
+  return true;
+}
+
 // Looks at 32 items of the thread block from `first` on; a whole warp.
 __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, int first, const LatentArguments& with) {
   const int lane = lane_id(), i = first + lane;
-  const WorkItem item = i < with.rounds ? items[i] : WorkItem{};
-  const u32 behind = __ballot_sync(~0u, item.begin == item.end);  // from its lowest bit on
-  const u32 set = __ballot_sync(~0u, item.slot >= 0) & ((behind & -behind) - 1);
-  if (set >> lane & 1) cut.items[__popc(set & ((1u << lane) - 1))] = item;
+  const bool exists = i < with.rounds;
+  items += i;
+  const u32 behind = __ballot_sync(~0u, !exists || items->begin == items->end);  // from its lowest bit on
+  const u32 set = __ballot_sync(~0u, exists && items->slot >= 0) & ((behind & -behind) - 1);
+  if (set >> lane & 1) {  // in pieces, since producers have few registers
+    const uint4* const from = reinterpret_cast<const uint4*>(items);
+    uint4* const to = reinterpret_cast<uint4*>(&cut.items[__popc(set & ((1u << lane) - 1))]);
+#pragma unroll 1
+    for (unsigned part = 0; part < sizeof(WorkItem) / sizeof(uint4); ++part) to[part] = from[part];
+  }
   if (lane == 0) {
     cut.count = __popc(set);
     cut.next = behind ? -1 : first + 32;
@@ -414,107 +548,129 @@ __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, in
   __syncwarp();
 }
 
-// The first look, by the last warp of the producers while the consumers have other work. These hear of it in
-// merge_tiles().
-__device__ __forceinline__ void collect_ahead(CutItems& cut, const WorkItem* items, const LatentArguments& with) {
+// The last warp of the producers, when it has nothing else to do. It finds the tiles of the thread block that were cut,
+// tells others when the thread block's parts are there, and waits for theirs, while the consumers prepare their merges.
+// merge_tiles() hears of it.
+__device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments& with) {
   if (threadIdx.x < 352) return;
-  collect(cut, items, 0, with);
+  const int lane = lane_id();
+  // Found anew where it is needed, which saves registers: producers have few.
+  const auto items = [&] { return with.work + static_cast<long long>(block_id()) * with.rounds; };
+  collect(cut, items(), 0, with);
   wait_for_previous();  // which turns the bit, too
-  if (lane_id() == 0 && cut.count > 0)
-    cut.turned = top_bit(*const_cast<volatile u64*>(&with.merges[cut.items[0].slot - cut.items[0].part].arrived));
-  named_arrive(kMergeAll, 32 * kMergeWarps + 32);
+  const auto state_of = [&](const WorkItem& item) -> MergeState& { return with.merges[item.slot - item.part]; };
+  bool turned = false;  // the highest bit of `arrived`, the same for all tiles until they are complete
+  if (cut.count > 0) turned = top_bit(*const_cast<volatile u64*>(&state_of(cut.items[0]).arrived));
+  named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written
+  if (cut.count == 0 && cut.next < 0) return;
+
+  u32 left = 0;  // of the lane's tile, as it arrived last of all: thread blocks that have left
+  bool inherits = false;
+  const auto arrive = [&](const WorkItem& item) {
+    const u32 own = item.part == 0 ? 0x80000000u - (item.parts - 1) : 1;
+    const u64 before = add_release(&state_of(item).arrived, static_cast<u64>(own) << 32);
+    const u32 high = static_cast<u32>(before >> 32);
+    left = (high ^ (high + own)) >> 31 ? static_cast<u32>(before) : 0;
+    return high >> 31 != 0;
+  };
+  const auto look_back = [&](const WorkItem& item) {
+    if (left == 0) return;
+    atomicAdd(&state_of(item).arrived, -static_cast<u64>(left));
+    inherits = true;
+    left = 0;
+  };
+  // Arrives at all tiles, before it waits for any.
+  if (lane < cut.count) arrive(cut.items[lane]);
+  if (cut.next >= 0) {
+    if (lane < cut.count) look_back(cut.items[lane]);
+    bool seen = false;
+    for (int first = cut.next; first >= 0;) {
+      const int i = first + lane;
+      const WorkItem item = i < with.rounds ? items()[i] : WorkItem{};
+      const u32 behind = __ballot_sync(~0u, item.begin == item.end);
+      if (item.slot >= 0 && static_cast<u32>(lane) < __ffs(behind) - 1u) {
+        seen = arrive(item);
+        look_back(item);
+      }
+      first = behind ? -1 : first + 32;
+    }
+    if (cut.count == 0) turned = __any_sync(~0u, seen);
+  }
+#pragma unroll 1
+  for (;;) {
+    const int count = cut.count;
+    bool complete = lane >= count;
+    const WorkItem& item = cut.items[complete ? 0 : lane];
+    if (count > 0) {
+      MergeState& tile = state_of(item);
+      const u32 start = static_cast<u32>(clock64());
+      do {  // all lanes, which may read different clocks
+        if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
+      } while (!__all_sync(~0u, complete || static_cast<u32>(clock64()) - start >= kMergePatience));
+      if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
+      if (lane < count) look_back(item);
+    }
+    const u32 all = __ballot_sync(~0u, complete && lane < count);
+    const bool any_inherits = __any_sync(~0u, inherits);
+    if (lane == 0) {
+      cut.complete = all;
+      cut.inherits = any_inherits;
+    }
+    const int next = cut.next;
+    named_arrive(kMergeConsumers, 32 * kMergeWarps + 32);
+    if (next < 0) return;
+    named_sync(kMergeRead, 32 * kMergeWarps + 32);  // all have read the items
+    collect(cut, items(), next, with);
+  }
 }
 
-// What follows the last item of the consumers, 256 threads from 0 on. `items`: those of the thread block.
+// What follows the last item of the consumers, 256 threads from 0 on.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
 // of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers). piece() is
 // that of a row's columns (see part_pieces), the same every kPieceStep chunks. Its Output writes the merged rows of a
 // lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many loads of merge_few() registers can wait
-// for.
+// for. Where parts are copied, floats() is where the floats of two rows of a piece lie, kFloats how many such a part
+// has, and write() is given 512 bytes of shared memory for the warp.
 template <DType dtype, class Tile>
-__device__ __forceinline__ void merge_tiles(const LatentArguments& with, const WorkItem* items, CutItems& cut,
-                                            MergeScratch& scratch) {
-  const int lane = lane_id();
-  const bool first_warp = threadIdx.x < 32;
+__device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItems& cut, MergeScratch<Tile>& scratch) {
   named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written, and shared memory is free
-  if (cut.count == 0 && cut.next < 0) return;
-
-  u64 before = 0, own = 0;  // of `arrived` of the lane's tile; what the lane added
-  bool inherits = false;
-  const auto arrive = [&](const WorkItem& item) {
-    own = static_cast<u64>(item.part == 0 ? 0x80000000u - (item.parts - 1) : 1) << 32;
-    before = atomicAdd(&with.merges[item.slot - item.part].arrived, own);
-  };
-  const auto look_back = [&](const WorkItem& item) {  // were we the last, and has another thread block left?
-    const u32 left = static_cast<u32>(before);
-    if (left == 0 || top_bit(before) == top_bit(before + own)) return;
-    atomicAdd(&with.merges[item.slot - item.part].arrived, -static_cast<u64>(left));
-    inherits = true;
-  };
-  if (first_warp) {  // arrives at all tiles, before it waits for any
-    fence_all();
-    if (lane < cut.count) arrive(cut.items[lane]);
-    if (cut.next >= 0) {
-      if (lane < cut.count) look_back(cut.items[lane]);
-      for (int first = cut.next; first >= 0;) {
-        const int i = first + lane;
-        const WorkItem item = i < with.rounds ? items[i] : WorkItem{};
-        const u32 behind = __ballot_sync(~0u, item.begin == item.end);
-        if (item.slot >= 0 && static_cast<u32>(lane) < __ffs(behind) - 1u) {
-          arrive(item);
-          look_back(item);
-        }
-        first = behind ? -1 : first + 32;
-      }
-      const bool turned = __any_sync(~0u, top_bit(before));
-      if (lane == 0) cut.turned = turned;
-      before = 0;  // was looked at
-    }
-  }
+  const auto wait = [] { named_sync(kMergeConsumers, 32 * kMergeWarps + 32); };
   const int warp = uniform(threadIdx.x >> 5);
+  bool first_items = true;
+  if (cut.count == 0 && cut.next < 0) return;
 #pragma unroll 1
-  for (;;) {
+  for (;; first_items = false) {
+    // Of the first items all that can be done is done before the wait; those behind them are known after it.
+    if (!first_items) wait();
     const int count = uniform(cut.count);
+    if (first_items && count == 0) wait();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const WorkItem& item = cut.items[i];
       MergeShare<Tile> share(item.part, item.parts);
-      if (i == 0) {  // waits for all, after what can be done before
-        if (first_warp) {
-          __syncwarp();  // its first lane has written `turned`
-          bool complete = lane >= count;
-          const WorkItem& own_item = cut.items[complete ? 0 : lane];
-          MergeState& tile = with.merges[own_item.slot - own_item.part];
-          const bool turned = cut.turned;
-          const long long start = clock64();
-          do {  // all lanes, which may read different clocks
-            if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
-          } while (!__all_sync(~0u, complete || clock64() - start >= kMergePatience));
-          if (!complete) complete = !leave(tile, with.merges[own_item.slot], turned);
-          if (lane < count) look_back(own_item);
-          before = 0;
-          const u32 all = __ballot_sync(~0u, complete && lane < count);
-          const bool any_inherits = __any_sync(~0u, inherits);
-          if (lane == 0) {
-            cut.complete = all;
-            cut.inherits = any_inherits;
-          }
-        }
-        named_sync(kMergeConsumers, 32 * kMergeWarps);
-      }
-      if (!(cut.complete >> i & 1)) continue;
+      bool known = false;
+      const auto is_complete = [&] {
+        if (!known && first_items && i == 0) wait();
+        known = true;
+        return (cut.complete >> i & 1) != 0;
+      };
 #pragma unroll 1
       for (int next = 0;;) {  // the own share and, if there are some, those that others have left
         constexpr bool is_large = Tile::kRows == 64;  // else less code, for single warps have little to do
-        if (share.log_team > 0 || item.parts > (is_large ? 8 : 4))
-          merge_many<dtype, Tile>(with, item, share, warp, scratch);
-        else if (is_large && item.parts > 4)
-          merge_few<dtype, Tile, 8>(with, item, share.begin, share.end);
-        else if (is_large && item.parts <= 2)
-          merge_few<dtype, Tile, 2>(with, item, share.begin, share.end);
-        else
-          merge_few<dtype, Tile, 4>(with, item, share.begin, share.end);
+        if constexpr (are_copied<Tile>) {
+          if (!merge_copied<dtype>(with, item, share, warp, scratch, is_complete)) break;
+        } else {
+          if (!is_complete()) break;
+          if (share.log_team > 0 || item.parts > (is_large ? 8 : 4))
+            merge_many<dtype, Tile>(with, item, share, warp, scratch);
+          else if (is_large && item.parts > 4)
+            merge_few<dtype, Tile, 8>(with, item, share.begin, share.end);
+          else if (is_large && item.parts <= 2)
+            merge_few<dtype, Tile, 2>(with, item, share.begin, share.end);
+          else
+            merge_few<dtype, Tile, 4>(with, item, share.begin, share.end);
+        }
         if (!cut.inherits) break;
         // One thread reads the marks for all, since a thread block that tries to leave too late sets its own mark for a
         // moment.
@@ -525,18 +681,15 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, const W
           while (next < item.parts && marks[next * kNext] == 0) ++next;
           cut.inherited = next;
         }
-        named_sync(kMergeConsumers, 32 * kMergeWarps);
+        named_sync(kMergeOthers, 32 * kMergeWarps);
         next = cut.inherited;
-        named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read it
+        named_sync(kMergeOthers, 32 * kMergeWarps);  // all have read it
         if (next == item.parts) break;
         share = MergeShare<Tile>(next++, item.parts);
       }
     }
-    const int next = cut.next;
-    if (next < 0) return;
-    named_sync(kMergeConsumers, 32 * kMergeWarps);  // all have read the items
-    if (first_warp) collect(cut, items, next, with);
-    named_sync(kMergeConsumers, 32 * kMergeWarps);
+    if (cut.next < 0) return;
+    named_sync(kMergeRead, 32 * kMergeWarps + 32);  // all have read the items
   }
 }
 

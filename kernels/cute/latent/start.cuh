@@ -40,15 +40,16 @@ __device__ __forceinline__ void launch_next_if_short(const WorkItem* __restrict_
 
 // Asks L2 for the code of the kernel, each thread block for some lines of it. Between two calls an engine reads more
 // weights than L2 holds, so code comes from memory, and a thread block waits for one line after the other: 44 clocks
-// for each eight instructions, from L2 14. Together the thread blocks wait once. A warp, before all else.
+// for each eight instructions, from L2 14. Together the thread blocks wait once. All threads call it, before all else;
+// a warp that has nothing else to do then asks.
 __device__ __forceinline__ void ask_for_code() {
-  constexpr unsigned kLine = 128;
+  constexpr unsigned kWarp = 11, kLine = 128;
+  if (threadIdx.x / 32 != kWarp) return;
   const CodeRange code = code_range();
   const unsigned threads = gridDim.x * 32;
 #pragma unroll 1
   for (u64 line = code.begin + (blockIdx.x + gridDim.x * lane_id()) * kLine; line < code.end; line += threads * kLine)
     prefetch_line(line);
 }
-inline constexpr unsigned kCodeWarp = 11;  // which does so, the last one
 
 }  // namespace hypermla::cute::latent

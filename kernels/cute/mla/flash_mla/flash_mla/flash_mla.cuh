@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   constexpr int kArrivals = gathered ? kGatherThreads : kLoaders<problem>;    // at a pair
   constexpr int kRopeArrivals = kArrivals + (gathered ? kArrivals / 32 : 0);  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
-  if (threadIdx.x / 32 == kCodeWarp) ask_for_code();
+  ask_for_code();
   if (threadIdx.x == 0) {
     for (int pair = 0; pair < kBoxPairs; ++pair) {
       for (int slot = 0; slot < 2; ++slot) {
@@ -89,18 +89,17 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
       gather<tiling>(shared, work, with);
-      collect_ahead(shared.cut, work, with);
+      watch_tiles(shared.cut, with);
     } else {
       constexpr int kWarps = kLoaders<problem>;
       if (warp == kAskingWarp) launch_next_if_short(work, with);
-      if (kWarps < 4) collect_ahead(shared.cut, work, with);
       if (problem.page > 0 ? warp < 8 + kWarps : threadIdx.x == 256)
         load<problem, tiling>(kWarps > 1 ? uniform(warp - 8) : 0, shared, work, with);
       if (kWarps == 1 && threadIdx.x == 288) {
         load_all_queries(work, shared.queries_empty,
                          [&](const WorkItem& item) { load_queries<tiling>(shared, item, with); });
       }
-      if (kWarps == 4) collect_ahead(shared.cut, work, with);
+      watch_tiles(shared.cut, with);
     }
     return;
   }
@@ -110,7 +109,8 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   else
     attend<problem, 1>(shared, work, with);
   // In the place of the queries, and the begin of the slots behind them.
-  merge_tiles<problem.dtype, RowsOnM>(with, work, shared.cut, *reinterpret_cast<MergeScratch*>(shared.queries.bytes));
+  merge_tiles<problem.dtype, RowsOnM>(with, shared.cut,
+                                      *reinterpret_cast<MergeScratch<RowsOnM>*>(shared.queries.bytes));
 }
 
 }  // namespace hypermla::cute

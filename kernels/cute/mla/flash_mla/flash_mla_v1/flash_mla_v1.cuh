@@ -495,7 +495,7 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
-  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
+  latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int block = 0; block < 4; ++block)
       for (int pair = 0; pair <= kPairs; ++pair) barrier_init(shared.full[block][pair], kLoaders<problem>);
@@ -519,20 +519,21 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   const WorkItem* __restrict__ work = with.own_work();
   if (role == 2) {
     if constexpr (trades_registers) give_registers<40>();
-    latent::collect_ahead(shared.cut, work, with);
     const unsigned warp = threadIdx.x / 32;
     const bool second = kLoaders<problem> == 2 && warp == latent::kAskingWarp;
     if (problem.page > 0 ? warp == 8 || second : threadIdx.x == 256)
       load_tokens<problem, tiling>(uniform(second), shared, work, with);
     if (threadIdx.x == 288) load_queries<tiling>(shared, work, with);
+    latent::watch_tiles(shared.cut, with);
     return;
   }
   if constexpr (trades_registers) take_registers<232>();
   const int consumer = uniform(role);
   attend<problem, tiling>(consumer, shared, work, with);
-  static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.latents));
+  static_assert(sizeof(latent::MergeScratch<RowsOnNTile<tiling.rows>>) <= sizeof(shared.latents));
   latent::merge_tiles<problem.dtype, RowsOnNTile<tiling.rows>>(
-      with, work, shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.latents.elements[0].bytes));
+      with, shared.cut,
+      *reinterpret_cast<latent::MergeScratch<RowsOnNTile<tiling.rows>>*>(shared.latents.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

@@ -507,7 +507,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   E4m3Shared& shared = *reinterpret_cast<E4m3Shared*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
-  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
+  latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(shared.full[slot], 1);
@@ -529,13 +529,13 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   if (role == 2) {
     give_registers<40>();
     const WorkItem* __restrict__ work = with.own_work();
-    latent::collect_ahead(shared.cut, work, with);
     if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
     if (threadIdx.x == 288) {
       latent::load_all_queries(work, shared.queries_empty, [&](const WorkItem& item) {
         latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
       });
     }
+    latent::watch_tiles(shared.cut, with);
     return;
   }
   take_registers<232>();
@@ -543,9 +543,9 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     attend<problem, 0>(shared, with);
   else
     attend<problem, 1>(shared, with);
-  static_assert(sizeof(latent::MergeScratch) <= kSlots * kBlockBytes);
+  static_assert(sizeof(latent::MergeScratch<RowsOnN64>) <= kSlots * kBlockBytes);
   latent::merge_tiles<problem.dtype, RowsOnN64>(
-      with, with.own_work(), shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.slots.elements[0].bytes));
+      with, shared.cut, *reinterpret_cast<latent::MergeScratch<RowsOnN64>*>(shared.slots.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

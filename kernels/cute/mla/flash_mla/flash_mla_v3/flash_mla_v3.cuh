@@ -530,7 +530,7 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
-  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
+  latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
       for (int tokens = 0; tokens < 2; ++tokens) {
@@ -552,15 +552,16 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   if (role == 2) {
     give_registers<24>();
     const WorkItem* __restrict__ work = with.own_work();
-    latent::collect_ahead(shared.cut, work, with);
     latent::copy_tokens<problem, tiling.rows>(shared, work, with);
+    latent::watch_tiles(shared.cut, with);
     return;
   }
   take_registers<240>();
   Consumer<problem, tiling.rows>(shared, with, uniform(role)).attend();
-  static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.tokens));
+  static_assert(sizeof(latent::MergeScratch<latent::RowsOnNPairs<tiling.rows>>) <= sizeof(shared.tokens));
   latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<tiling.rows>>(
-      with, with.own_work(), shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.tokens.elements[0].bytes));
+      with, shared.cut,
+      *reinterpret_cast<latent::MergeScratch<latent::RowsOnNPairs<tiling.rows>>*>(shared.tokens.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0);
-  if (threadIdx.x / 32 == latent::kCodeWarp) latent::ask_for_code();
+  latent::ask_for_code();
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < Layout::kSlots; ++slot) {
       for (int tokens = 0; tokens < 2; ++tokens) {
@@ -456,15 +456,16 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   if (warp >= 8) {
     // Of two pools a producer keeps more.
     give_registers<problem.fp8 ? 40 : 56>();
-    latent::collect_ahead(shared.cut, work, with);
     latent::copy_tokens<problem, kFlashMlaV4Rows>(shared, work, with);
+    latent::watch_tiles(shared.cut, with);
     return;
   }
   take_registers<problem.fp8 ? 232 : 224>();
   FewRowsConsumer<problem>(shared, with, warp).attend(work);
-  static_assert(sizeof(latent::MergeScratch) <= sizeof(shared.tokens));
+  static_assert(sizeof(latent::MergeScratch<FewRowsTile<problem.fp8 != 0>>) <= sizeof(shared.tokens));
   latent::merge_tiles<problem.dtype, FewRowsTile<problem.fp8 != 0>>(
-      with, work, shared.cut, *reinterpret_cast<latent::MergeScratch*>(shared.tokens.elements[0].bytes));
+      with, shared.cut,
+      *reinterpret_cast<latent::MergeScratch<FewRowsTile<problem.fp8 != 0>>*>(shared.tokens.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
