@@ -9,7 +9,7 @@
 // Roles (384 threads):
 //   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks
 //   warpgroup 1   consumer: columns 256..511 of the output, scores and weights of the odd blocks
-//   warpgroup 2   producer: loads queries and token blocks
+//   warpgroup 2   producer: loads queries and token blocks, and waits for the parts of others
 //
 // Order of the products for a pair: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd). So the softmax of the
 // even block runs beside S(odd), and that of the odd block beside O += P(even) Z(even). Two named barriers keep this
@@ -26,8 +26,8 @@
 // queries by the first of them. Pages of 1 token are gathered by all threads of warpgroup 2 (latent/gather_tokens.cuh).
 // Pages behind the end of a request are not loaded; their scores are masked and their values zeroed.
 //
-// The consumers and the loads of boxes are in latent/attend_latent.cuh, the merge of tiles that were cut, which the
-// consumers do at the end, in latent/merge_tiles.cuh.
+// The consumers and the loads of boxes are in latent/attend_latent.cuh; the merge of tiles that were cut, which the
+// consumers do at the end while the producers' last warp watches for parts, is in latent/merge_tiles.cuh.
 //
 // grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
 // Clusters share nothing and only place thread blocks beside each other.
