@@ -511,7 +511,6 @@ inline void tma_store_read_wait() {
 }
 inline void tma_store_wait() { tma_store_read_wait(); }
 inline void async_fence() { races::fence_proxy(); }
-inline void bulk_fence() { races::fence_proxy(); }
 
 // wgmma.h
 inline constexpr u32 kBoxBytes = 64 * 64 * 2, kNextBox = kBoxBytes >> 4;

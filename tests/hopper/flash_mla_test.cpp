@@ -72,6 +72,10 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
 }
 
+// The merge lies in the place of the queries and the even slot; its floats are those that the workspace has room for.
+static_assert(sizeof(MergeScratch<RowsOnM>) <= 2 * kOperandBytes);
+static_assert(4 * RowsOnM::kFloats == kTile * part_row_floats(kTile));
+
 template <int rows>
 struct TileOf {
   static constexpr int kRows = rows;

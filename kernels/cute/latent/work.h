@@ -15,7 +15,7 @@ inline constexpr int kMaxParts = 160;  // of one tile
 // A partial output is float16, also where the output is bfloat16, which has fewer bits in the same bytes. Each piece of
 // a row is multiplied by a power of two of its own, so that its largest number comes near to float16's largest. A piece
 // is half of the columns; in tiles of 16 and 32 rows it is the columns of one warp. The powers and the log-sum-exp are
-// the floats of a row, the latter once for each piece where rows are on M.
+// the floats of a row, the latter once for each piece where rows are on M; 64 rows on N leave one unused.
 constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
 constexpr int part_row_floats(int tile_rows) { return tile_rows == 64 ? 4 : 1 + part_pieces(tile_rows); }
 
