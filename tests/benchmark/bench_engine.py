@@ -136,15 +136,22 @@ def measure(row, processes, bursts, between):
     """Figures of a row by library; one that fails keeps those it has got so far, and the others do not notice."""
     found = {key: process.ask(key, "prepare", row=row.name) for key, process in processes.items()}
     able = lambda: [key for key in found if "failed" not in found[key] and "refused" not in found[key]]
-    times = {key: [] for key in able()}
-    for _ in range(bursts):
-        for key in able():
-            answer = processes[key].ask(key, "burst")
-            found[key].update(answer if "failed" in answer else {})
-            times[key] += [answer["us"]] if "us" in answer else []
-    for key in times:
-        found[key].update(figures("burst_us", times[key]) if times[key] else {})
-    for request in ("sustained", *(["between"] if between else []), "plan"):
+
+    def in_turns(load, rounds):
+        """Each library after the same rest: one that ran in another's heat would be measured at a lower clock."""
+        times = {key: [] for key in able()}
+        for _ in range(rounds):
+            for key in able():
+                answer = processes[key].ask(key, load)
+                found[key].update(answer if "failed" in answer else {})
+                times[key] += answer.get("us", [])
+        for key in times:
+            found[key].update(figures(f"{load}_us", times[key]) if times[key] else {})
+
+    in_turns("burst", bursts)
+    if between:
+        in_turns("between", min(bursts, 3))
+    for request in ("sustained", "plan"):
         for key in able():
             found[key].update(processes[key].ask(key, request))
     return found

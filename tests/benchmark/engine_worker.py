@@ -421,12 +421,13 @@ class Job:
     """Answers requests about one library."""
 
     def __init__(self, key, library, kernel, seconds):
-        self.kind, self.kernel, self.seconds, self.library, self.graph = LIBRARIES[key], kernel, seconds, None, None
+        self.kind, self.kernel, self.seconds = LIBRARIES[key], kernel, seconds
+        self.library = self.graph = self.others = None
         self.kind.load(library)
         torch.cuda.init()
 
     def prepare(self, row):
-        self.library = self.graph = None
+        self.library = self.graph = self.others = None
         torch.cuda.empty_cache()
         row = Row.named(row)
         if why := self.kind.refuses(row):
@@ -452,24 +453,30 @@ class Job:
         return {**answer, **self.library.about()}
 
     def burst(self):
-        return {"us": self.graph.burst()}
+        return {"us": [self.graph.burst()]}
 
     def sustained(self):
+        time.sleep(REST)  # as all libraries, whatever ran before
         until = time.monotonic() + self.seconds
         while time.monotonic() < until:
             self.graph.us()
         return figures("sustained_us", [self.graph.us() for _ in range(7)])
 
     def between(self):
-        """A run between others of an engine: what it adds to them."""
-        runs = [lambda cache=cache: self.library.run(cache) for cache in self.library.batch.caches[:24]]
-        alone, both = Graph([others()] * len(runs)), Graph([call for run in runs for call in (others(), run)])
-        times = [2 * both.us() - alone.us() for _ in range(12)]  # us() is of one call; `both` has twice as many
-        return figures("between_us", times[2:])
+        """A run between others of an engine: what it adds to them, a few times after a rest."""
+        if not self.others:
+            q, spare, before = self.library.batch.q, self.library.batch.q.clone(), others()
+            write = lambda: (before(), q.copy_(spare))  # an engine's queries have just been written
+            runs = [lambda cache=cache: self.library.run(cache) for cache in self.library.batch.caches[:24]]
+            self.others = Graph([write] * len(runs)), Graph([call for run in runs for call in (write, run)])
+            self.others[1].us()
+        alone, both = self.others
+        time.sleep(REST)
+        return {"us": [2 * both.us() - alone.us() for _ in range(3)]}  # us() is of one call; `both` has twice as many
 
     def plan(self):
         """The last of a row: the graph's work list is gone after it."""
-        self.graph = None
+        self.graph = self.others = None
         times = self.library.plan_us()
         return {"plan_us": statistics.median(times)} if times else {}
 
