@@ -432,17 +432,13 @@ inline void prefetch_line(u64) {}
 
 // global.h
 template <class T>
-T load_watched(const void* from, bool wanted, T otherwise = {}) {
-  if (!wanted) return otherwise;
-  races::reads(from, sizeof otherwise);
+T load_at_once(const void* from, bool wanted) {
+  T x = {};
+  if (!wanted) return x;
+  races::reads(from, sizeof x);
   const races::Unwatched emulation;
-  std::memcpy(&otherwise, from, sizeof otherwise);
-  return otherwise;
-}
-inline uint4 load_at_once(const uint4* from, bool wanted) { return load_watched<uint4>(from, wanted); }
-inline float4 load_at_once(const float4* from, bool wanted) { return load_watched<float4>(from, wanted); }
-inline float load_at_once(const float* from, bool wanted, float otherwise) {
-  return load_watched(from, wanted, otherwise);
+  std::memcpy(&x, from, sizeof x);
+  return x;
 }
 inline void fence_all() { races::fence_all(); }
 inline u64 add_release(u64* to, u64 more) {

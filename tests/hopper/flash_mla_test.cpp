@@ -1,4 +1,6 @@
 // flash_mla for Hopper over requests of several queries, run as plain C++.
+#include <bit>
+
 #include "latent_case.h"
 
 #include "mla/flash_mla/flash_mla/flash_mla.cuh"
@@ -68,43 +70,52 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
   Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check(64, 2, 384, kernel);
   Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check(64, 2, 384, kernel);
-  // More parts than a warp, a team of its own, copies at once.
+  // A team for each chunk, and more parts than a warp has of the tiles before.
   Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
 }
 
 // The merge lies in the place of the queries and the even slot; its floats are those that the workspace has room for.
-static_assert(sizeof(MergeScratch<RowsOnM>) <= 2 * kOperandBytes);
-static_assert(4 * RowsOnM::kFloats == kTile * part_row_floats(kTile));
+// The floats of a part are those that the workspace has room for.
+static_assert(RowsOnM::floats_at(1, kTile - 1) + 4 == kTile * part_row_floats(kTile));
 
-template <int rows>
+// A tile whose chunks are alike or not, and whose lanes share rows as those of rows on M or on N.
+template <int rows, int next_row, bool alike>
 struct TileOf {
-  static constexpr int kRows = rows;
+  static constexpr int kRows = rows, kNextRow = next_row;
+  static constexpr bool kAlike = alike;
 };
-template <int rows>
+template <class Tile>
 void check_shares() {
-  for (int parts = 1; parts <= kMaxParts; ++parts) {
+  using Scratch = MergeScratch<Tile>;
+  constexpr int kCount = Sharers<Tile>::kCount;
+  for (int parts = 2; parts <= kMaxParts; ++parts) {
     for (int part = 0; part < parts; ++part) {
-      const MergeShare<TileOf<rows>> share(part, parts);
-      EXPECT_EQ(share.begin, part * 2 * rows / parts) << part << " of " << parts;
-      EXPECT_EQ(share.end, (part + 1) * 2 * rows / parts) << part << " of " << parts;
-      if (rows != 64 || parts == 1) continue;
-      // What a warp of merge_copied() has room for.
-      using Scratch = MergeScratch<RowsOnM>;
-      const int team = 1 << share.log_team, of_warp = (parts + team - 1) / team;
-      EXPECT_LE(of_warp, Scratch::kParts) << parts;
-      const int chunks = team > 1 ? 1 : (share.end - share.begin + kMergeWarps - 1) / kMergeWarps;
-      EXPECT_LE(chunks * of_warp, Scratch::kCopied) << parts;
-      if (team > 1) {
-        EXPECT_LE(share.end - share.begin, kMergeWarps) << parts;
+      const MergeShare<Tile> share(part, parts);
+      EXPECT_EQ(share.begin, part * 2 * Tile::kRows / parts) << part << " of " << parts;
+      EXPECT_EQ(share.end, (part + 1) * 2 * Tile::kRows / parts) << part << " of " << parts;
+      // What a warp of merge_share() has room for.
+      const int team = 1 << share.log_team, here = (parts + team - 1) / team;
+      EXPECT_LE(here, Scratch::kParts) << parts;
+      const int all = (share.end - share.begin + kMergeWarps - 1) / kMergeWarps;
+      const bool several = !Tile::kAlike && team == 1 && here <= kCount && all > 1;
+      const int chunks = several || (Tile::kAlike && team == 1) ? all : 1;
+      EXPECT_LE(chunks * here, Scratch::kCopied) << parts;
+      if (several) {
+        EXPECT_LE(chunks, Scratch::kSums) << parts;
+        EXPECT_LE(chunks * static_cast<int>(std::bit_ceil(static_cast<unsigned>(here))), Scratch::kWeighed) << parts;
+      } else {
+        EXPECT_LE(here, Scratch::kWeighed) << parts;
       }
     }
   }
 }
 
 TEST(HopperKernels, FlashMlaDividesMergesExactly) {  // though by float
-  check_shares<16>();
-  check_shares<32>();
-  check_shares<64>();
+  check_shares<TileOf<64, 8, true>>();               // flash_mla
+  check_shares<TileOf<16, 1, false>>();              // flash_mla_v1, flash_mla_v3
+  check_shares<TileOf<32, 1, false>>();
+  check_shares<TileOf<64, 1, false>>();
+  check_shares<TileOf<16, 8, false>>();  // flash_mla_v4
 }
 
 }  // namespace

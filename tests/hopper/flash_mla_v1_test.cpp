@@ -58,7 +58,9 @@ TEST(HopperKernels, FlashMlaV1MergesPartsOfManyTiles) {
   const std::vector<int> lengths = {1600, 450, 830, 140, 1700}, queries = {2, 1, 2, 1, 3}, parts = {25, 7, 13, 2, 26};
   Case{64, 4, 0, false, lengths, queries, parts, 1}.check(16, 8, 384, narrow_of);
   Case{64, 4, 0, false, lengths, queries, parts, 3}.check(16, 8, 384, narrow_of);
-  Case{64, 8, 0, false, {900, 330, 200}, {4, 1, 2}, {13, 5, 3}, 2}.check(32, 8, 384, wide_of);
+  Case wide_tiles{64, 8, 0, false, {900, 330, 200, 700}, {4, 1, 2, 3}, {13, 5, 3, 10}, 2};
+  wide_tiles.with_sinks = true;
+  wide_tiles.check(32, 8, 384, wide_of);
 }
 
 // Of one row of 4096 tokens in 32 parts. Rounded to bfloat16, parts made it more than the output's rounding does.

@@ -56,9 +56,16 @@ TEST(HopperKernels, FlashMlaV3MergesParts) {
   few.parts = {2, 3, 7};
   few.workers = 2;
   check<64>(few);
+  few.with_sinks = true;
   few.queries = {2, 1, 2};
   few.fp8 = 576;
   check<32>(few);
+  // Four chunks of a warp at once, two one after the other, a team for each.
+  Case many = few;
+  many.lengths = {330, 650, 1600};
+  many.queries = {4, 2, 1};
+  many.parts = {5, 10, 25};
+  check<64>(many);
 }
 
 }  // namespace

@@ -71,6 +71,10 @@ TEST(HopperKernels, FlashMlaV4MergesParts) {
   few.fp8 = 576;
   check(few);
   few.fp8 = 0;
+  few.with_sinks = true;
+  check(few);
+  few.lengths = {330, 400, 1600};  // more parts than lanes that share rows; a team for each chunk
+  few.parts = {5, 6, 25};
   check(few);
 }
 

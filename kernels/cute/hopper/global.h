@@ -1,32 +1,46 @@
 // Signals between thread blocks through global memory, and loads that are issued without waits.
 #pragma once
 
-#include "constants.h"
+#include "shared.h"
 
 namespace hypermla::cute {
 
 // Loads that are issued one after the other without a wait between them. Otherwise, for want of registers, the compiler
-// lets one arrive before it issues the next. What is not wanted is 0 / `otherwise`.
-__device__ __forceinline__ uint4 load_at_once(const uint4* from, bool wanted) {
+// lets one arrive before it issues the next. What is not wanted is 0.
+template <class T>
+__device__ __forceinline__ T load_at_once(const void* from, bool wanted);
+template <>
+__device__ __forceinline__ u32 load_at_once(const void* from, bool wanted) {
+  u32 x = 0;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.b32 %0, [%1];\n}"
+               : "+r"(x)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+template <>
+__device__ __forceinline__ float2 load_at_once(const void* from, bool wanted) {
+  float2 x = {};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.volatile.global.v2.f32 {%0, %1}, [%2];\n}"
+               : "+f"(x.x), "+f"(x.y)
+               : "l"(from), "r"(static_cast<int>(wanted)));
+  return x;
+}
+template <>
+__device__ __forceinline__ uint4 load_at_once(const void* from, bool wanted) {
   uint4 x = {};
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
                : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
                : "l"(from), "r"(static_cast<int>(wanted)));
   return x;
 }
-__device__ __forceinline__ float4 load_at_once(const float4* from, bool wanted) {
-  float4 x = {};
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-               : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
+template <>
+__device__ __forceinline__ float load_at_once(const void* from, bool wanted) {
+  return __uint_as_float(load_at_once<u32>(from, wanted));
 }
-__device__ __forceinline__ float load_at_once(const float* from, bool wanted, float otherwise) {
-  float x = otherwise;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.volatile.global.f32 %0, [%1];\n}"
-               : "+f"(x)
-               : "l"(from), "r"(static_cast<int>(wanted)));
-  return x;
+template <>
+__device__ __forceinline__ float4 load_at_once(const void* from, bool wanted) {
+  const uint4 x = load_at_once<uint4>(from, wanted);
+  return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
 }
 
 __device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

@@ -19,40 +19,12 @@ struct RowLayout {
   long long outer_stride = 0, inner_stride = 0, request_stride = 0;
 
 #ifdef __CUDACC__
-  struct Place {
-    long long offset;  // elements
-    unsigned inner;    // r % inner
-  };
-  __device__ __forceinline__ Place place(int request, int first_row, int row) const {
+  __device__ __forceinline__ long long offset(int request, int first_row, int row) const {  // elements
     const unsigned at = request_stride ? row : first_row + row, outer = inner.divide(at), rest = at - outer * inner.by;
-    return {request * request_stride + outer * outer_stride + rest * inner_stride, rest};
-  }
-  __device__ __forceinline__ long long offset(int request, int first_row, int row) const {
-    return place(request, first_row, row).offset;
+    return request * request_stride + outer * outer_stride + rest * inner_stride;
   }
 #endif
 };
-
-#ifdef __CUDACC__
-// Walks over rows that follow each other: an addition for each.
-struct RowWalk {
-  long long at;  // as RowLayout::offset()
-  int left;      // rows until the next outer one
-
-  __device__ __forceinline__ RowWalk(const RowLayout& rows, int request, int first_row, int row) {
-    const RowLayout::Place first = rows.place(request, first_row, row);
-    at = first.offset;
-    left = rows.inner.by - first.inner;
-  }
-  __device__ __forceinline__ void advance(const RowLayout& rows) {
-    at += rows.inner_stride;
-    if (--left == 0) {
-      left = rows.inner.by;
-      at += rows.outer_stride - rows.inner.by * rows.inner_stride;
-    }
-  }
-};
-#endif
 
 inline constexpr int kLeastBox = 16;  // tokens of a page that is loaded as boxes; those of 1 are gathered
 constexpr bool is_gathered(int page) { return page > 0 && page < kLeastBox; }  // 0: no pages

@@ -22,7 +22,7 @@ __device__ __forceinline__ void ask_ahead(const LatentArguments& with) {
   constexpr int kPages = pages_of_block(problem.page);
   if (with.ahead == 0) return;
   const uint4* const own = reinterpret_cast<const uint4*>(with.own_work());
-  const uint4 place = load_at_once(own, true), of_request = load_at_once(own + 1, true);
+  const uint4 place = load_at_once<uint4>(own, true), of_request = load_at_once<uint4>(own + 1, true);
   const u32 request = place.x, begin = place.z, end = place.w, tokens = of_request.x;
   const u32 lane = lane_id(), token = begin * kTile + lane * (kTile / kPages);
   if (lane >= static_cast<u32>(with.ahead) * kPages || request >= static_cast<u32>(with.requests)) return;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void ask_ahead(const LatentArguments& with) {
     const u32 page = token / problem.page;
     if (page >= static_cast<u32>(with.table_width)) return;
     const int* const entry = with.block_table + static_cast<u64>(request) * static_cast<u32>(with.table_width) + page;
-    batch = static_cast<int>(__float_as_uint(load_at_once(reinterpret_cast<const float*>(entry), true, 0.0f)));
+    batch = static_cast<int>(load_at_once<u32>(entry, true));
     row = static_cast<int>(token % problem.page);
   }
   constexpr int kGroups = kPages > 1 ? 1 : 2;

@@ -59,19 +59,16 @@ __device__ constexpr int order_of_release(int slot, int i) { return slot == 0 ||
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 // Their floats: [slot][half][warp][8 rows r], of each row r and r + 8 {log-sum-exp, power} twice.
 struct RowsOnM {
-  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4, kPieceStep = 8;
-  static constexpr int kFloats = 64;  // float4 of a slot
+  static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4;
+  static constexpr bool kAlike = true;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
-  static __device__ __forceinline__ float4* floats(const LatentArguments& with, int slot, int half, int row) {
-    return reinterpret_cast<float4*>(with.lse_part) + ((slot * 2 + half) * 4 + row / 16) * 8 + row % 8;
-  }
+  static __device__ constexpr int floats_at(int half, int row) { return ((half * 4 + row / 16) * 8 + row % 8) * 4; }
 
   // 16 columns of 16 rows, which leave by 16 bytes of a lane: half of the columns of row lane / 2.
   struct Output {
     unsigned short* to;  // null behind the end of the request
 
-    Output() = default;
     __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
       const int lane = lane_id(), at = item.row_tile * kTile + (chunk & 3) * 16 + lane / 2;
       to = at < item.queries * with.heads
@@ -94,7 +91,7 @@ struct RowsOnM {
     }
   };
 };
-static_assert(sizeof(MergeScratch<RowsOnM>) <= 3 * kOperandBytes);
+static_assert(sizeof(MergeScratch<RowsOnM>) <= 2 * kOperandBytes);
 
 template <DType>
 struct Typed {};
@@ -430,10 +427,6 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
                         pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
-      if (half == 0 && (lane_id() & 3) == 0) {
-        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row(), logs.x, sum.x);
-        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row() + 8, logs.y, sum.y);
-      }
       const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
       const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
@@ -443,23 +436,23 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
       }
       __syncwarp();
-      // A warp copies the rows that it wrote, 256 columns each.
-      unsigned short* out_rows = static_cast<unsigned short*>(with.o) + half * 256 + lane_id() * 8;
       const int first = ((thread_id() >> 5) & 3) * 16;
       const u32 from = staging + (lane_id() >> 3) * kBoxBytes + first * 128;
-      RowWalk walk(with.o_rows, request, first_row, tile_row + first);
-#pragma unroll 4
-      for (int r = 0; r < 16; ++r, walk.advance(with.o_rows)) {
-        if (first + r < rows)
-          *reinterpret_cast<uint4*>(out_rows + walk.at) = load_shared(from + swizzled(r, lane_id() & 7));
-      }
+      copy_rows<16>(with, request, first_row, tile_row, first, rows, half,
+                    [&](int r) { return from + swizzled(r, lane_id() & 7); });
       async_fence();  // the copy engine comes next
       __syncwarp();   // one lane says that all have read
-    } else {          // see RowsOnM: every access is whole lines
+      if (half == 0 && (lane_id() & 3) == 0) {
+        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row(), logs.x, sum.x);
+        store_lse<kTile>(with, request, first_row, tile_row, rows, slot, row() + 8, logs.y, sum.y);
+      }
+    } else {  // see RowsOnM: every access is whole lines
       const float2 largest = largest_of_rows<128>(o);
       const PartScale scale[2] = {PartScale(largest.x * inverse.x), PartScale(largest.y * inverse.y)};
       if ((lane_id() & 3) == 0)
-        *RowsOnM::floats(with, slot, half, row()) = make_float4(logs.x, scale[0].load, logs.y, scale[1].load);
+        *reinterpret_cast<float4*>(with.lse_part + slot * (kTile * part_row_floats(kTile)) +
+                                   RowsOnM::floats_at(half, row())) =
+            make_float4(logs.x, scale[0].load, logs.y, scale[1].load);
       inverse = {inverse.x * scale[0].store, inverse.y * scale[1].store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll

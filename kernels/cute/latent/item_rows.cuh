@@ -41,4 +41,28 @@ __device__ __forceinline__ void store_lse(const LatentArguments& with, int reque
   }
 }
 
+// A warp copies the rows of an output that it has in shared memory, 256 columns each: rows `first` .. first + count - 1
+// of the tile, of which `rows` exist. from(r): where the lane's eight columns of row first + r are. Each lane finds the
+// place of a row for all.
+template <int count, class From>
+__device__ __forceinline__ void copy_rows(const LatentArguments& with, int request, int first_row, int tile_row,
+                                          int first, int rows, int half, From from) {
+  static_assert(count <= 32 && 32 % count == 0);
+  const int lane = lane_id();
+  const long long own = with.o_rows.offset(request, first_row, tile_row + first + lane % count);
+  unsigned short* const out = static_cast<unsigned short*>(with.o) + half * 256 + lane * 8;
+  constexpr int kAtOnce = count < 8 ? count : 8;  // registers
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kAtOnce) {
+    uint4 x[kAtOnce];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) x[r] = load_shared(from(begin + r));
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const long long at = __shfl_sync(~0u, own, begin + r);
+      if (first + begin + r < rows) *reinterpret_cast<uint4*>(out + at) = x[r];
+    }
+  }
+}
+
 }  // namespace hypermla::cute::latent

@@ -111,34 +111,6 @@ struct RowSums {
   }
 };
 
-// Whether all chunks of a warp, which takes each eighth, have the same rows and are of the same piece: then what parts
-// are multiplied by is found once for all of them (merge_copied).
-template <class Tile>
-inline constexpr bool are_copied = (Tile::kPieceStep == kMergeWarps) && (kMergeWarps % Tile::kPeriod == 0);
-
-// What merges have in shared memory.
-inline constexpr int kMergeLoads = 16;  // chunks of parts that a warp of merge_many() has on their way at once
-template <class Tile, bool copied = are_copied<Tile>>
-struct MergeScratch {
-  struct OfWarp {
-    uint4 parts[kMergeLoads][32];
-    float2 weights[kMergeLoads][8];  // [load][pair of rows]: what parts are multiplied by
-    RowSums sums[8];                 // [pair of rows]
-    TwoRows rows[32];                // what the warp has of a chunk, for its team
-  } warps[kMergeWarps];
-};
-template <class Tile>
-struct MergeScratch<Tile, true> {
-  static constexpr int kParts = 24;   // of a warp, at most: so teams are made, see MergeShare
-  static constexpr int kCopied = 30;  // of all its chunks with the same rows, at most
-  struct OfWarp {
-    uint4 parts[kCopied][32];
-    float2 weights[kParts][8];  // [part][pair of rows]: what parts are multiplied by
-    RowSums sums[8];            // [pair of rows]
-    TwoRows rows[32];           // what the warp has of a chunk, for its team
-  } warps[kMergeWarps];
-};
-
 // The next items of a thread block that cover but a part of their tile.
 struct CutItems {
   WorkItem items[32];
@@ -164,35 +136,6 @@ __device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool tu
   return false;
 }
 
-// Where the parts of a tile lie, for one lane.
-template <class Tile>
-struct Parts {
-  static constexpr int kDistance = Tile::kRows * 64;  // uint4 of a partial output
-  static constexpr int kFloats = Tile::kRows * part_row_floats(Tile::kRows);
-  const uint4* o;
-  const float* lse;
-  int count;
-
-  __device__ __forceinline__ Parts(const LatentArguments& with, const WorkItem& item)
-      : o(static_cast<const uint4*>(with.o_part) + (item.slot - item.part) * static_cast<long long>(kDistance) +
-          lane_id()),
-        lse(with.lse_part + (item.slot - item.part) * static_cast<long long>(kFloats)),
-        count(item.parts) {}
-  __device__ __forceinline__ uint4 load(int part, int chunk, bool wanted) const {
-    return load_at_once(o + part * kDistance + chunk * 32, wanted && part < count);
-  }
-  __device__ __forceinline__ float2 load_lse(int part, int row) const {
-    return load_rows(lse + part * kFloats + row, part < count, -kInfinity);
-  }
-  __device__ __forceinline__ float2 load_scale(int part, int chunk, bool wanted = true) const {
-    const int at = (1 + Tile::piece(chunk)) * Tile::kRows + Tile::row(chunk, lane_id());
-    return load_rows(lse + part * kFloats + at, wanted && part < count, 0.0f);
-  }
-  static __device__ __forceinline__ float2 load_rows(const float* from, bool wanted, float otherwise) {
-    return {load_at_once(from, wanted, otherwise), load_at_once(from + Tile::kNextRow, wanted, otherwise)};
-  }
-};
-
 // The sinks of the two rows of which the lane holds columns of a chunk.
 template <class Tile>
 __device__ __forceinline__ float2 sinks_of(const LatentArguments& with, const WorkItem& item, int chunk) {
@@ -200,15 +143,63 @@ __device__ __forceinline__ float2 sinks_of(const LatentArguments& with, const Wo
   return {with.sink(row), with.sink(row + Tile::kNextRow)};
 }
 
-// The output's row of which the lane holds columns of a chunk, or the one `next` behind it; null behind the end of the
-// request.
+// Where the floats of a part are of the two rows of which the lane holds columns of a chunk.
 template <class Tile>
-__device__ __forceinline__ unsigned short* output_row(const LatentArguments& with, const WorkItem& item, int chunk,
-                                                      int next) {
-  const int at = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id()) + next;
-  if (at >= item.queries * with.heads) return nullptr;
-  return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
-}
+struct FloatsPlace {
+  const float *lse, *power;
+
+  FloatsPlace() = default;
+  __device__ __forceinline__ FloatsPlace(const LatentArguments& with, int slot, int chunk) {
+    constexpr int kFloats = Tile::kRows * part_row_floats(Tile::kRows);
+    lse = with.lse_part + slot * static_cast<long long>(kFloats);
+    if constexpr (Tile::kAlike) {
+      lse += Tile::floats_at(Tile::piece(chunk), Tile::row(chunk, lane_id()));
+    } else {
+      lse += Tile::row(chunk, lane_id());
+      power = lse + (1 + Tile::piece(chunk)) * Tile::kRows;
+    }
+  }
+  static __device__ __forceinline__ float2 load_rows(const float* from, bool wanted) {
+    if constexpr (Tile::kNextRow == 1)
+      return load_at_once<float2>(from, wanted);
+    else
+      return {load_at_once<float>(from, wanted), load_at_once<float>(from + Tile::kNextRow, wanted)};
+  }
+  // {log-sum-exp, power of two} twice.
+  __device__ __forceinline__ float4 load(bool wanted) const {
+    if constexpr (Tile::kAlike) {
+      return load_at_once<float4>(lse, wanted);
+    } else {
+      const float2 lse_of = load_rows(lse, wanted), power_of = load_rows(power, wanted);
+      return {lse_of.x, power_of.x, lse_of.y, power_of.y};
+    }
+  }
+};
+
+// Where the rows of a tile go. Each lane finds the place of a row or two, for all.
+template <int tile_rows>
+struct RowPlaces {
+  unsigned short* o;
+  long long own[(tile_rows + 31) / 32];  // of rows lane, lane + 32; -1 behind the end of the request
+
+  __device__ __forceinline__ RowPlaces(const LatentArguments& with, const WorkItem& item)
+      : o(static_cast<unsigned short*>(with.o)) {
+#pragma unroll
+    for (int i = 0; i < tile_rows; i += 32) {
+      const int at = item.row_tile * tile_rows + (lane_id() + i) % tile_rows;
+      own[i / 32] = at < item.queries * with.heads ? with.o_rows.offset(item.request, item.first_row, at) : -1;
+    }
+  }
+  // Column 0 of a row, or null. All lanes of a warp ask, each for a row of its own.
+  __device__ __forceinline__ unsigned short* of(int row) const {
+    long long at = __shfl_sync(~0u, own[0], row & 31);
+    if constexpr (tile_rows > 32) {
+      const long long second = __shfl_sync(~0u, own[1], row & 31);
+      if (row >= 32) at = second;
+    }
+    return at < 0 ? nullptr : o + at;
+  }
+};
 
 // Lanes that have the same two rows of a chunk: four neighbours where rows are 8 apart, as rows on M are, else every
 // fourth lane.
@@ -216,33 +207,34 @@ template <class Tile>
 struct Sharers {
   static constexpr bool are_neighbours = Tile::kNextRow == 8;
   static constexpr int kPairs = are_neighbours ? 8 : 4, kCount = 32 / kPairs;
+  static constexpr int kLogCount = are_neighbours ? 2 : 3, kNext = are_neighbours ? 1 : 4;  // lanes to the next
   static __device__ __forceinline__ int pair(int lane) { return are_neighbours ? lane >> 2 : lane & 3; }
   static __device__ __forceinline__ int number(int lane) { return are_neighbours ? lane & 3 : lane >> 2; }
-  static __device__ __forceinline__ bool is_first(u32 lane) { return are_neighbours ? (lane & 3) == 0 : lane < 4; }
-
-  template <class Join>
-  static __device__ __forceinline__ float2 all(float2 x, Join join) {
-    constexpr int kFirst = are_neighbours ? 1 : 4;
-#pragma unroll
-    for (int step = kFirst; step < kFirst * kCount; step *= 2) {
-      x = {join(x.x, __shfl_xor_sync(~0u, x.x, step)), join(x.y, __shfl_xor_sync(~0u, x.y, step))};
-    }
-    return x;
-  }
-  static __device__ __forceinline__ float2 largest(float2 x) {
-    return all(x, [](float x, float y) { return fmaxf(x, y); });
-  }
-  static __device__ __forceinline__ float2 sum(float2 x) {
-    return all(x, [](float x, float y) { return x + y; });
-  }
 };
 
-// The log-sum-exps of the rows of a chunk, where no other chunk before has the same rows.
+// What merges have in shared memory.
+template <class Tile>
+struct MergeScratch {
+  using Same = Sharers<Tile>;
+  static constexpr int kParts = 24;   // of a warp, at most: so teams are made, see MergeShare
+  static constexpr int kCopied = 30;  // of all its chunks at once, at most
+  static constexpr int kWeighed = Same::are_neighbours ? kParts : 32;  // likewise, weights
+  static constexpr int kSums = Tile::kAlike ? 1 : Same::kCount;        // chunks at once, at most
+  struct OfWarp {
+    uint4 parts[kCopied][32];
+    float2 weights[kWeighed][Same::kPairs];  // [part][pair of rows]: what parts are multiplied by
+    RowSums sums[kSums][Same::kPairs];       // [chunk]
+    float2 factors[kSums][Same::kPairs];     // of the merged rows
+    TwoRows rows[32];                        // what the warp has of a chunk, for its team
+  } warps[kMergeWarps];
+};
+
+// The log-sum-exps of the rows of a chunk, where no other chunk before has the same rows. By one of the lanes that have
+// them.
 template <class Tile>
 __device__ __forceinline__ void store_merged_lse(const LatentArguments& with, const WorkItem& item, int chunk,
                                                  const RowSums& sums) {
-  const bool is_first = Sharers<Tile>::is_first(lane_id()) && (Sharers<Tile>::are_neighbours || (chunk & 3) == 0);
-  if (chunk >= Tile::kPeriod || !is_first) return;
+  if (chunk >= Tile::kPeriod || (!Tile::kAlike && (chunk & 3) != 0)) return;
   const int at = item.row_tile * Tile::kRows + Tile::row(chunk, lane_id()), rows = item.queries * with.heads;
   const float2 lse = sums.lse(with.lse_unit, with.empty_lse);
   if (at < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, at)] = lse.x;
@@ -267,265 +259,190 @@ struct MergeShare {
   }
 };
 
-// Merges chunks begin .. end - 1 of a tile of at most `most` parts, by single warps.
-template <DType dtype, class Tile, int most>
-__device__ __forceinline__ void merge_few(const LatentArguments& with, const WorkItem& item, int begin, int end) {
-  constexpr int kAtOnce = Tile::kLoads / most;
-  constexpr int kStep = Tile::kPeriod > kMergeWarps ? Tile::kPeriod : kMergeWarps;
-  constexpr bool kOnePiece = Tile::kPieceStep == kStep;  // of all chunks of a warp
-  const Parts<Tile> parts(with, item);
-#pragma unroll 1
-  for (int first = begin + static_cast<int>(threadIdx.x >> 5); first < min(end, begin + kStep); first += kMergeWarps) {
-    uint4 x[kAtOnce][most];
-    float2 scale[kOnePiece ? 1 : kAtOnce][most];
-    const auto load = [&](int chunk) {
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-#pragma unroll
-        for (int i = 0; i < most; ++i) x[u][i] = parts.load(i, chunk + u * kStep, chunk + u * kStep < end);
-        if (kOnePiece) continue;
-#pragma unroll
-        for (int i = 0; i < most; ++i) scale[u][i] = parts.load_scale(i, chunk + u * kStep, chunk + u * kStep < end);
-      }
-    };
-    float2 w[most];
-#pragma unroll
-    for (int i = 0; i < most; ++i) {
-      w[i] = parts.load_lse(i, Tile::row(first, lane_id()));
-      if (kOnePiece) scale[0][i] = parts.load_scale(i, first);
-    }
-    load(first);
-    const typename Tile::Output out(with, item, first);  // while they are on their way
-    const float2 sinks = sinks_of<Tile>(with, item, first);
-    RowSums sums;
-    float2 top = sums.top;
-#pragma unroll
-    for (int i = 0; i < most; ++i) top = {fmaxf(top.x, w[i].x), fmaxf(top.y, w[i].y)};
-    sums.top = top;
-#pragma unroll
-    for (int i = 0; i < most; ++i) w[i] = sums.weigh(w[i]);
-    const float2 inverse = sums.inverse(sinks);
-#pragma unroll
-    for (int i = 0; i < most; ++i) {
-      w[i] = {w[i].x * inverse.x, w[i].y * inverse.y};
-      if (kOnePiece) w[i] = {w[i].x * scale[0][i].x, w[i].y * scale[0][i].y};
-    }
-#pragma unroll 1
-    for (int chunk = first; chunk < end; chunk += kAtOnce * kStep) {
-      if (chunk > first) load(chunk);
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        if (chunk + u * kStep >= end) break;
-        TwoRows all;
-#pragma unroll
-        for (int i = 0; i < most; ++i) {
-          const float2 by = kOnePiece ? float2{1.0f, 1.0f} : scale[u][i];
-          all.add(x[u][i], {w[i].x * by.x, w[i].y * by.y});
-        }
-        out.template write<dtype>(chunk + u * kStep, all);
-      }
-    }
-    store_merged_lse<Tile>(with, item, first, sums);
-  }
-}
-
-// The same of many parts, by teams of warps. A warp copies 16 parts of a chunk at once. While they are on their way it
-// finds what they are multiplied by, once for all lanes that have the same rows, and where the output goes.
-//
-// The loops are kept although they could be written out, since instructions are cold here: an engine runs other kernels
-// between two of these, so they come from L2 or from memory, some 50 to 100 clocks a line of eight.
-template <DType dtype, class Tile>
-__device__ __forceinline__ void merge_many(const LatentArguments& with, const WorkItem& item,
-                                           const MergeShare<Tile>& share, int warp, MergeScratch<Tile>& scratch) {
-  using Same = Sharers<Tile>;
-  constexpr int kSharers = Same::kCount, kOwn = kMergeLoads / kSharers;
-  const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
-  const int pair = Same::pair(lane), sharer = Same::number(lane);
-  const int member = warp & (team - 1), number = warp >> share.log_team;
-  const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
-  auto& own = scratch.warps[warp];
-  const u32 places = shared_address(&own.parts[0][lane]);
-  const Parts<Tile> parts(with, item);
-
-#pragma unroll 1
-  for (int chunk = share.begin + number; chunk < share.end; chunk += kMergeWarps >> share.log_team) {
-    typename Tile::Output out;
-    TwoRows all;
-    RowSums sums;
-    bool last = false;
-#pragma unroll 1
-    for (int base = member; !last; base += team * kMergeLoads) {  // once, but of very many parts
-      float2 lse[kOwn], scale[kOwn];
-#pragma unroll
-      for (int j = 0; j < kOwn; ++j) {
-        const int part = base + (sharer + j * kSharers) * team;
-        lse[j] = parts.load_lse(part, Tile::row(chunk, lane));
-        scale[j] = parts.load_scale(part, chunk);
-      }
-      const int here = min(kMergeLoads, (count - base + team - 1) >> share.log_team);
-      const uint4* at = parts.o + base * Parts<Tile>::kDistance + chunk * 32;
-#pragma unroll 4
-      for (int i = 0; i < here; ++i, at += team * Parts<Tile>::kDistance) copy_ahead(places + i * 512, at);
-      last = base - member + team * kMergeLoads >= count;
-      if (last && member == 0) out = typename Tile::Output(with, item, chunk);
-
-      float2 top = sums.top;
-#pragma unroll
-      for (int j = 0; j < kOwn; ++j) top = {fmaxf(top.x, lse[j].x), fmaxf(top.y, lse[j].y)};
-      RowSums own_sums = {Same::largest(top)};
-      all.scale(sums.raise(own_sums.top));
-#pragma unroll
-      for (int j = 0; j < kOwn; ++j) {
-        const float2 w = own_sums.weigh(lse[j]);
-        own.weights[sharer + j * kSharers][pair] = {w.x * scale[j].x, w.y * scale[j].y};
-      }
-      const float2 total = Same::sum(own_sums.total);
-      sums.total = {sums.total.x + total.x, sums.total.y + total.y};
-      if (last && sharer == 0) own.sums[pair] = sums;
-      if (last && team > 1) team_sync();
-      wait_for_copies();
-      __syncwarp();  // the weights of all lanes
-#pragma unroll 4
-      for (int i = 0; i < here; ++i) all.add(own.parts[i][lane], own.weights[i][pair]);
-      __syncwarp();  // they have been read
-    }
-    // Each lane takes one of the team, or two.
-    const auto sums_of = [&](int i) { return scratch.warps[warp - member + i].sums[pair]; };
-    RowSums of_team = sums_of(sharer & (team - 1));
-    if (team > kSharers) of_team.add(sums_of(sharer + kSharers));
-    of_team.raise(Same::largest(of_team.top));
-    const float once = team < kSharers ? static_cast<float>(team) / kSharers : 1.0f;  // each was taken so often
-    of_team.total = Same::sum({of_team.total.x * once, of_team.total.y * once});
-    const float2 inverse = of_team.inverse(sinks_of<Tile>(with, item, chunk));
-    all.scale({exp2_fast(sums.top.x - of_team.top.x) * inverse.x, exp2_fast(sums.top.y - of_team.top.y) * inverse.y});
-    if (team > 1) {
-      own.rows[lane] = all;
-      team_sync();
-    }
-    if (member == 0) {
-#pragma unroll 1
-      for (int i = 1; i < team; ++i) all.add(scratch.warps[warp + i].rows[lane], {1.0f, 1.0f});
-      out.template write<dtype>(chunk, all);
-      store_merged_lse<Tile>(with, item, chunk, of_team);
-    }
-    // What the others have has been read, or the sums by all lanes.
-    if (team > 1)
-      team_sync();
-    else
-      __syncwarp();
-  }
-}
-
-// Merges a share of a tile of which all parts that a warp needs come to lie in shared memory at once. One short code
+// Merges a share of a tile, of which all parts that a warp needs come to lie in shared memory at once. One short code
 // serves any number of parts: between other kernels instructions are cold, and come no faster than what is merged.
+// Returns false where the tile is not complete.
+//
+// What parts are multiplied by is found by all lanes at once. It is the same for all chunks of a warp where these are
+// alike. Else, of as many parts as lanes share rows or fewer, all chunks' is found at once: 1, 2, 4 or all of those
+// lanes take a chunk. Of more parts, or by teams, one chunk comes after the other.
 template <DType dtype, class Tile, class IsComplete>
-__device__ __forceinline__ bool merge_copied(const LatentArguments& with, const WorkItem& item,
-                                             const MergeShare<Tile>& share, int warp, MergeScratch<Tile>& scratch,
-                                             IsComplete is_complete) {
+__device__ __forceinline__ bool merge_share(const LatentArguments& with, const WorkItem& item,
+                                            const MergeShare<Tile>& share, int warp, MergeScratch<Tile>& scratch,
+                                            IsComplete is_complete) {
   using Same = Sharers<Tile>;
-  constexpr int kOwn = MergeScratch<Tile>::kParts / Same::kCount, kStep = Parts<Tile>::kDistance;
+  using Scratch = MergeScratch<Tile>;
+  constexpr bool alike = Tile::kAlike;
+  constexpr int kOwn = Scratch::kWeighed / Same::kCount;  // weights of a lane
+  constexpr int kPart = Tile::kRows * 64;                 // uint4
   const int lane = lane_id(), count = item.parts, team = 1 << share.log_team;
   const int pair = Same::pair(lane), sharer = Same::number(lane);
   const int member = warp & (team - 1), number = warp >> share.log_team;
   const auto team_sync = [&] { named_sync(barrier_of_team(team, number), team * 32); };
   auto& own = scratch.warps[warp];
   const u32 places = shared_address(&own.parts[0][lane]), staging = shared_address(own.rows);
-  const int slot = item.slot - item.part;
-  const uint4* const parts =
-      static_cast<const uint4*>(with.o_part) + (slot + member) * static_cast<long long>(kStep) + lane;
+  const int slot = item.slot - item.part + member;
+  const uint4* const parts = static_cast<const uint4*>(with.o_part) + slot * static_cast<long long>(kPart) + lane;
   const int here = (count - member + team - 1) >> share.log_team;  // parts of the warp
-  int first = share.begin + number;
-  const float4* floats = Tile::floats(with, slot + member + sharer * team, Tile::piece(first), Tile::row(first, lane));
-  typename Tile::Output out(with, item, first);
-  float2 sinks = sinks_of<Tile>(with, item, first);
-  if (!is_complete()) return false;
+  // Chunks are weighed at once.
+  const bool several = !alike && team == 1 && here <= Same::kCount && share.end - share.begin > kMergeWarps;
+  const int log_group = several ? 32 - __clz(here - 1) : Same::kLogCount;
+  // The lane's weight j is that of a part of the n-th of the chunks at work.
+  const auto part_of = [&](int j) {
+    const int at = sharer + j * Same::kCount;
+    return several ? at & ((1 << log_group) - 1) : at;
+  };
+  const auto chunk_of = [&](int j) { return several ? (sharer + j * Same::kCount) >> log_group : 0; };
 
 #pragma unroll 1
-  for (;;) {               // chunks that have the same rows and piece
-    float4 of_part[kOwn];  // log-sum-exp and power of two rows
+  for (int first = share.begin + number;;) {
+    const int left = (share.end - first + kMergeWarps - 1) / kMergeWarps;
+    const int chunks = several || (alike && team == 1) ? left : 1;  // at once
+    const int own_chunk = alike ? first : first + sharer * kMergeWarps;
+    // Weights that lanes have, at most.
+    const int used = ((several ? chunks << log_group : here) + Same::kCount - 1) >> Same::kLogCount;
+    // What needs no parts is found while they are waited for.
+    const typename Tile::Output out(with, item, first);
+    const float2 sinks = sinks_of<Tile>(with, item, own_chunk);
+    FloatsPlace<Tile> floats[kOwn];
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j)
+      floats[j] = FloatsPlace<Tile>(with, slot + part_of(j) * team, first + chunk_of(j) * kMergeWarps);
+    if (!is_complete()) return false;
+    if (first >= share.end) return true;
+    float4 of_part[kOwn];
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) of_part[j] = {-kInfinity, 0.0f, -kInfinity, 0.0f};
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const bool exists = member + (sharer + j * Same::kCount) * team < count;
-      of_part[j] = load_at_once(floats + j * (Same::kCount * Tile::kFloats) * team, exists && first < share.end);
+      if (!alike && j >= used) break;
+      const bool exists = part_of(j) < here && chunk_of(j) < chunks;
+      of_part[j] = floats[j].load(exists);
       if (!exists) of_part[j].x = of_part[j].z = -kInfinity;
     }
-    if (first >= share.end) break;
     // Of few parts all chunks at once, else all parts.
     constexpr int kNextPart = sizeof own.parts[0];
-    const int chunks = (share.end - first + kMergeWarps - 1) / kMergeWarps, next_chunk = kNextPart * here;
+    const int next_chunk = kNextPart * here;
     const bool few = here < 4;
-    const int at_once = few ? chunks : here, from_next = few ? kMergeWarps * 32 : team * kStep,
+    const int at_once = few ? chunks : here, from_next = few ? kMergeWarps * 32 : team * kPart,
               to_next = few ? next_chunk : kNextPart;
 #pragma unroll 1
     for (int i = 0; i < (few ? here : chunks); ++i) {
-      const uint4* from = parts + first * 32 + i * (few ? team * kStep : kMergeWarps * 32);
+      const uint4* from = parts + first * 32 + i * (few ? team * kPart : kMergeWarps * 32);
       u32 to = places + i * (few ? kNextPart : next_chunk);
 #pragma unroll 4
       for (int j = 0; j < at_once; ++j, from += from_next, to += to_next) copy_ahead(to, from);
     }
-    RowSums sums;
+    // The largest log-sum-exps, weights, and their sums; where all lanes take one chunk, of all their parts.
+    constexpr int kSums = alike ? 1 : kOwn;
+    RowSums sums[kSums];
+    const auto join = [&](auto of, auto two) {
+      if (!alike && !several) {
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) sums.top = {fmaxf(sums.top.x, of_part[j].x), fmaxf(sums.top.y, of_part[j].z)};
-    sums.top = Same::largest(sums.top);
+        for (int j = 1; j < kSums; ++j) of(0) = two(of(0), of(j));
+      }
+      const auto with_lane = [&](float2& x, int step) {
+        x = two(x, float2{__shfl_xor_sync(~0u, x.x, step), __shfl_xor_sync(~0u, x.y, step)});
+      };
+#pragma unroll 1
+      for (int step = Same::kNext; step < Same::kNext << log_group; step *= 2) {
+        with_lane(of(0), step);
+        if (alike || !several || used == 1) continue;
+#pragma unroll
+        for (int j = 1; j < kSums; ++j) with_lane(of(j), step);
+      }
+      if (!alike && !several) {
+#pragma unroll
+        for (int j = 1; j < kSums; ++j) of(j) = of(0);
+      }
+    };
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const float2 w = sums.weigh({of_part[j].x, of_part[j].z});
-      own.weights[sharer + j * Same::kCount][pair] = {w.x * of_part[j].y, w.y * of_part[j].w};
+      float2& top = sums[alike ? 0 : j].top;
+      top = {fmaxf(top.x, of_part[j].x), fmaxf(top.y, of_part[j].z)};
     }
-    sums.total = Same::sum(sums.total);
-    RowSums of_team = sums;
-    if (team > 1) {
-      if (sharer == 0) own.sums[pair] = sums;
-      team_sync();
-      of_team = {};
+    const auto top = [&](int j) -> float2& { return sums[j].top; };
+    const auto total = [&](int j) -> float2& { return sums[j].total; };
+    join(top, [](float2 x, float2 y) { return float2{fmaxf(x.x, y.x), fmaxf(x.y, y.y)}; });
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      if (!alike && j >= used) break;
+      const float2 w = sums[alike ? 0 : j].weigh({of_part[j].x, of_part[j].z});
+      const int at = alike ? part_of(j) : chunk_of(j) * here + part_of(j);
+      if (alike || (part_of(j) < here && chunk_of(j) < chunks))
+        own.weights[at][pair] = {w.x * of_part[j].y, w.y * of_part[j].w};
+    }
+    join(total, [](float2 x, float2 y) { return float2{x.x + y.x, x.y + y.y}; });
+    // A chunk for each of the lanes that have the same rows, or the same for all.
+    const int of_chunk = alike || sharer >= chunks ? 0 : sharer;
+    RowSums merged = sums[0];
+    if (team > 1 || several) {
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        if (part_of(j) == 0 && chunk_of(j) < chunks) own.sums[chunk_of(j)][pair] = sums[j];
+      }
+      if (team > 1)
+        team_sync();
+      else
+        __syncwarp();
+      merged = own.sums[of_chunk][pair];
+    }
+    const float2 own_top = merged.top;
+    if (team > 1) {  // each lane takes one of the team, or two
+      const auto sums_of = [&](int i) -> const RowSums& { return scratch.warps[warp - member + i].sums[0][pair]; };
+      merged = sums_of(sharer & (team - 1));
+      if (team > Same::kCount) merged.add(sums_of(sharer + Same::kCount));
 #pragma unroll 1
-      for (int i = 0; i < team; ++i) of_team.add(scratch.warps[warp - member + i].sums[pair]);
+      for (int step = Same::kNext; step < min(team, Same::kCount) * Same::kNext; step *= 2)
+        merged.add(RowSums{{__shfl_xor_sync(~0u, merged.top.x, step), __shfl_xor_sync(~0u, merged.top.y, step)},
+                           {__shfl_xor_sync(~0u, merged.total.x, step), __shfl_xor_sync(~0u, merged.total.y, step)}});
     }
-    const float2 inverse = of_team.inverse(sinks);
-    const float2 by = {exp2_fast(sums.top.x - of_team.top.x) * inverse.x,
-                       exp2_fast(sums.top.y - of_team.top.y) * inverse.y};
+    const float2 inverse = merged.inverse(sinks);
+    if (sharer < (alike ? 1 : chunks))
+      own.factors[of_chunk][pair] = {exp2_fast(own_top.x - merged.top.x) * inverse.x,
+                                     exp2_fast(own_top.y - merged.top.y) * inverse.y};
     wait_for_copies();
-    __syncwarp();  // the weights of all lanes
+    __syncwarp();
     const uint4* part = &own.parts[0][lane];
+    const float2(*weight)[Same::kPairs] = own.weights;
 #pragma unroll 1
-    for (int chunk = first; chunk < share.end; chunk += 2 * kMergeWarps) {
-      // Two sums at once: of two chunks, or of the halves of one's parts. Behind the last part weights are 0.
-      const bool two = chunk + kMergeWarps < share.end;
+    for (int i = 0; i < chunks; i += 2) {
+      // Two sums at once: of two chunks, or of the halves of one's parts.
+      const bool two = i + 1 < chunks;
       const int half = two ? 0 : (here + 1) / 2, of_each = two ? here : half;
       const uint4* const other = part + (two ? here : half) * 32;
+      const float2(*const other_weight)[Same::kPairs] = weight + (two ? alike ? 0 : here : half);
       TwoRows all, more;
 #pragma unroll 2
-      for (int i = 0; i < of_each; ++i) {
-        all.add(part[i * 32], own.weights[i][pair]);
-        more.add(other[min(i, here - 1 - half) * 32], own.weights[i + half][pair]);
+      for (int n = 0; n < of_each; ++n) {
+        const bool exists = n + half < here;  // of the second half
+        all.add(part[n * 32], weight[n][pair]);
+        more.add(other[exists ? n * 32 : 0], exists ? other_weight[n][pair] : float2{});
       }
       part += 2 * here * 32;
+      if (!alike) weight += 2 * here;
       if (!two) all.add(more, {1.0f, 1.0f});
-      all.scale(by);
+      all.scale(own.factors[alike ? 0 : i][pair]);
       if (team > 1) {  // a single chunk
         own.rows[lane] = all;
         team_sync();
         if (member == 0) {
 #pragma unroll 1
-          for (int i = 1; i < team; ++i) all.add(scratch.warps[warp + i].rows[lane], {1.0f, 1.0f});
+          for (int n = 1; n < team; ++n) all.add(scratch.warps[warp + n].rows[lane], {1.0f, 1.0f});
         }
       }
-      if (member == 0) out.template write<dtype>(chunk, all, staging);
+      if (member == 0) out.template write<dtype>(first + i * kMergeWarps, all, staging);
       if (two) {
-        more.scale(by);
-        out.template write<dtype>(chunk + kMergeWarps, more, staging);
+        more.scale(own.factors[alike ? 0 : i + 1][pair]);
+        out.template write<dtype>(first + (i + 1) * kMergeWarps, more, staging);
       }
       if (team > 1) team_sync();  // what the others have has been read
     }
-    if (member == 0) store_merged_lse<Tile>(with, item, first, of_team);
-    first += kMergeWarps >> share.log_team;
-    if (team == 1 || first >= min(share.end, share.begin + kMergeWarps)) break;
+    if (member == 0 && sharer < (alike ? 1 : chunks)) store_merged_lse<Tile>(with, item, own_chunk, merged);
+    first += team == 1 ? chunks * kMergeWarps : kMergeWarps >> share.log_team;
     __syncwarp();  // the weights have been read
-    floats = Tile::floats(with, slot + member + sharer * team, Tile::piece(first), Tile::row(first, lane));
-    out = typename Tile::Output(with, item, first);
-    sinks = sinks_of<Tile>(with, item, first);
+    if (first >= share.end) return true;
   }
-  return true;
 }
 
 // Looks at 32 items of the thread block from `first` on; a whole warp.
@@ -627,11 +544,10 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
 // What follows the last item of the consumers, 256 threads from 0 on.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
-// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers). piece() is
-// that of a row's columns (see part_pieces), the same every kPieceStep chunks. Its Output writes the merged rows of a
-// lane: made of the first chunk, it takes every kPeriod-th. kLoads is how many loads of merge_few() registers can wait
-// for. Where parts are copied, floats() is where the floats of two rows of a piece lie, kFloats how many such a part
-// has, and write() is given 512 bytes of shared memory for the warp.
+// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers). piece() is that of
+// a row's columns (see part_pieces). kAlike: every eighth chunk, as a warp takes them, has the same rows and piece;
+// then floats_at() is where the floats of these rows are in a part. Its Output, made of a warp's first chunk, writes
+// the merged rows of a chunk and is given 512 bytes of shared memory for the warp.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItems& cut, MergeScratch<Tile>& scratch) {
   named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written, and shared memory is free
@@ -657,20 +573,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
       };
 #pragma unroll 1
       for (int next = 0;;) {  // the own share and, if there are some, those that others have left
-        constexpr bool is_large = Tile::kRows == 64;  // else less code, for single warps have little to do
-        if constexpr (are_copied<Tile>) {
-          if (!merge_copied<dtype>(with, item, share, warp, scratch, is_complete)) break;
-        } else {
-          if (!is_complete()) break;
-          if (share.log_team > 0 || item.parts > (is_large ? 8 : 4))
-            merge_many<dtype, Tile>(with, item, share, warp, scratch);
-          else if (is_large && item.parts > 4)
-            merge_few<dtype, Tile, 8>(with, item, share.begin, share.end);
-          else if (is_large && item.parts <= 2)
-            merge_few<dtype, Tile, 2>(with, item, share.begin, share.end);
-          else
-            merge_few<dtype, Tile, 4>(with, item, share.begin, share.end);
-        }
+        if (!merge_share<dtype>(with, item, share, warp, scratch, is_complete)) break;
         if (!cut.inherits) break;
         // One thread reads the marks for all, since a thread block that tries to leave too late sets its own mark for a
         // moment.

@@ -9,7 +9,8 @@ namespace hypermla::cute::latent {
 // How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
 template <int N>
 struct RowsOnNPairs {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kLoads = 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2;
+  static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
   static __device__ __forceinline__ int piece(int chunk) {
     const int half = chunk / (2 * kPeriod);
@@ -21,20 +22,18 @@ struct RowsOnNPairs {
   }
 
   struct Output {
-    unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
+    RowPlaces<N> rows;
 
-    Output() = default;
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
-        : first(output_row<RowsOnNPairs>(with, item, chunk, 0)),
-          second(output_row<RowsOnNPairs>(with, item, chunk, kNextRow)) {}
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int) : rows(with, item) {}
     template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const TwoRows& x) const {
-      const int at = column(chunk, lane_id());
+    __device__ __forceinline__ void write(int chunk, const TwoRows& x, u32) const {
+      const int at = column(chunk, lane_id()), row = RowsOnNPairs::row(chunk, lane_id());
       auto write = [&](unsigned short* row, float4 y) {
         if (!row) return;
         *reinterpret_cast<u32*>(row + at) = pack<dtype>(y.x, y.y);
         *reinterpret_cast<u32*>(row + at + 64) = pack<dtype>(y.z, y.w);
       };
+      unsigned short *const first = rows.of(row), *const second = rows.of(row + kNextRow);
       write(first, x.first);
       write(second, x.second);
     }

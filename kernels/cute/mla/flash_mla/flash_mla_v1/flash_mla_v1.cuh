@@ -77,31 +77,27 @@ struct Shared {
 // consumers' fragments.
 template <int N>
 struct RowsOnNTile {
-  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2, kPieceStep = 4 * kPeriod, kPairs = 4,
-                       kLoads = N == 16 ? 8 : 16;
+  static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2;
+  static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
 
   static __device__ __forceinline__ int piece(int chunk) { return chunk / (2 * kPeriod) * 4 + (chunk & 3); }
 
   struct Output {
-    unsigned short* out;  // of the lane's first column of row lane / 4 of the octet; null behind the end of the request
+    latent::RowPlaces<N> rows;
 
-    Output() = default;
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
-      const int lane = lane_id(), at = item.row_tile * N + row(chunk, 0) + (lane >> 2);
-      out = at < item.queries * with.heads
-                ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
-                      (chunk & 3) * 16 + 2 * (lane & 3)
-                : nullptr;
-    }
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int) : rows(with, item) {}
     template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
+    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x, u32) const {
       const u32 words[4] = {pack<dtype>(x.first.x, x.second.x), pack<dtype>(x.first.y, x.second.y),
                             pack<dtype>(x.first.z, x.second.z), pack<dtype>(x.first.w, x.second.w)};
+      const int lane = lane_id();  // whose row is lane / 4 of the octet
+      unsigned short* const row = rows.of(RowsOnNTile::row(chunk, 0) + (lane >> 2));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const u32 word = transpose_fragment(words[i]);  // row lane / 4 of the octet
-        if (out) *reinterpret_cast<u32*>(out + (2 * (chunk / kPeriod) + i / 2) * 64 + i % 2 * 8) = word;
+        const u32 word = transpose_fragment(words[i]);
+        const int at = (2 * (chunk / kPeriod) + i / 2) * 64 + (chunk & 3) * 16 + i % 2 * 8 + 2 * (lane & 3);
+        if (row) *reinterpret_cast<u32*>(row + at) = word;
       }
     }
   };
@@ -361,14 +357,9 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
           store_rows_on_n<dtype, N>(staging + m * Layout::kRowBytes + in_box, o[4 * half + m]);
         named_sync(kMeet + consumer, 128);
         // A warp copies a quarter of the rows, 256 columns each.
-        unsigned short* out_rows = static_cast<unsigned short*>(with.o) + (consumer ^ half) * 256 + lane * 8;
-        RowWalk walk(with.o_rows, request, first_row, tile_row + warp * (N / 4));
-#pragma unroll 2
-        for (int r = warp * (N / 4); r < (warp + 1) * (N / 4); ++r, walk.advance(with.o_rows)) {
-          if (r < rows)
-            *reinterpret_cast<uint4*>(out_rows + walk.at) =
-                load_shared(staging + lane / 8 * Layout::kRowBytes + swizzled(r, lane & 7));
-        }
+        const u32 from = staging + lane / 8 * Layout::kRowBytes;
+        latent::copy_rows<N / 4>(with, request, first_row, tile_row, warp * (N / 4), rows, consumer ^ half,
+                                 [&](int r) { return from + swizzled(warp * (N / 4) + r, lane & 7); });
         async_fence();  // the copy engine comes next
         __syncwarp();   // one lane says that all have read
       }

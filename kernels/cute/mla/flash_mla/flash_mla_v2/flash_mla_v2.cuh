@@ -88,7 +88,6 @@ inline constexpr float kPartScale = 128.0f;
 
 // How partial outputs lie: all pieces have one factor.
 struct RowsOnN64 : latent::RowsOnNPairs<kTile> {
-  static constexpr int kPieceStep = kPeriod;
   static __device__ __forceinline__ int piece(int) { return 0; }
 };
 

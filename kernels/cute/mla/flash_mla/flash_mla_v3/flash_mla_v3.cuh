@@ -558,10 +558,10 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   }
   take_registers<240>();
   Consumer<problem, tiling.rows>(shared, with, uniform(role)).attend();
-  static_assert(sizeof(latent::MergeScratch<latent::RowsOnNPairs<tiling.rows>>) <= sizeof(shared.tokens));
-  latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<tiling.rows>>(
-      with, shared.cut,
-      *reinterpret_cast<latent::MergeScratch<latent::RowsOnNPairs<tiling.rows>>*>(shared.tokens.elements[0].bytes));
+  using Tile = latent::RowsOnNPairs<tiling.rows>;
+  using Scratch = latent::MergeScratch<Tile>;  // in the place of queries, weights and tokens
+  static_assert(sizeof(Scratch) <= sizeof(shared.queries) + sizeof(shared.weights) + sizeof(shared.tokens));
+  latent::merge_tiles<problem.dtype, Tile>(with, shared.cut, *reinterpret_cast<Scratch*>(shared.queries.bytes));
 }
 
 }  // namespace hypermla::cute

@@ -69,7 +69,8 @@ struct FewRowsShared {
 // that are 8 further on.
 template <bool neighbours>
 struct FewRowsTile {
-  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1, kPieceStep = 32, kLoads = 16;
+  static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1;
+  static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int, int lane) { return lane >> 2; }
   static __device__ __forceinline__ int piece(int chunk) { return chunk / 4; }
 
@@ -87,14 +88,13 @@ struct FewRowsTile {
   }
 
   struct Output {
-    unsigned short *first, *second;  // column 0 of the lane's two rows; null behind the end of the request
+    latent::RowPlaces<kRows> rows;
 
-    Output() = default;
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
-        : first(latent::output_row<FewRowsTile>(with, item, chunk, 0)),
-          second(latent::output_row<FewRowsTile>(with, item, chunk, kNextRow)) {}
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int) : rows(with, item) {}
     template <DType dtype>
-    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x) const {
+    __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x, u32) const {
+      const int row = FewRowsTile::row(chunk, lane_id());
+      unsigned short *const first = rows.of(row), *const second = rows.of(row + kNextRow);
       if (first) store<dtype>(first + chunk * 16, x.first);
       if (second) store<dtype>(second + chunk * 16, x.second);
     }
