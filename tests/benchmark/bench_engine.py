@@ -13,13 +13,14 @@ A row is a batch and its name says all of it: [normal-|heavy-|long-|mixed-|share
 of each, or 1to8>-t<tokens>-h<heads>[-p<tokens of a page>][-fp8|-e4m3]. fp8: the cache is e4m3 with one factor for all;
 e4m3: queries are, too. Each library runs in a process of its own, since one may crash; all get the same tensors and
 take turns, a burst each. The caches of the layers hold four times L2 at least. A burst is one CUDA graph of some
-milliseconds after a rest, a sustained time the same graph without a pause; with --between also what a run adds where it
-follows other kernels, as it does in an engine, that leave instructions and numbers cold. Every output is compared with
-float32. Batches of 1to8 queries are ours alone: the others get the same number of queries, as many for each request.
-With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows are those of
-many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of itself, in one
-process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on the device
-beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
+milliseconds after a rest, a sustained time the same graph without a pause, from a rest on; with --between also what a
+run adds, in bursts, where it follows other kernels, as it does in an engine: they leave instructions and numbers cold,
+and write the queries. Every output is compared with float32. Batches of 1to8 queries are ours alone: the others get the
+same number of queries, as many for each request. With --shared_prefixes ours runs twice, without and with that option;
+unless --rows says others, the rows are those of many samples of one prompt, and two that share nothing. With --compare
+ours runs beside other forms of itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones
+of as many (uniform), lengths on the device beside such that the host knew when it planned (known), and these on pages
+beside a dense cache (dense).
 """
 
 import argparse

@@ -70,11 +70,10 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
   Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check(64, 2, 384, kernel);
   Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check(64, 2, 384, kernel);
-  // A team for each chunk, and more parts than a warp has of the tiles before.
+  // All parts of a chunk are a single warp's, which copies them at once.
   Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
 }
 
-// The merge lies in the place of the queries and the even slot; its floats are those that the workspace has room for.
 // The floats of a part are those that the workspace has room for.
 static_assert(RowsOnM::floats_at(1, kTile - 1) + 4 == kTile * part_row_floats(kTile));
 
@@ -88,11 +87,12 @@ template <class Tile>
 void check_shares() {
   using Scratch = MergeScratch<Tile>;
   constexpr int kCount = Sharers<Tile>::kCount;
-  for (int parts = 2; parts <= kMaxParts; ++parts) {
+  for (int parts = 1; parts <= kMaxParts; ++parts) {
     for (int part = 0; part < parts; ++part) {
       const MergeShare<Tile> share(part, parts);
       EXPECT_EQ(share.begin, part * 2 * Tile::kRows / parts) << part << " of " << parts;
       EXPECT_EQ(share.end, (part + 1) * 2 * Tile::kRows / parts) << part << " of " << parts;
+      if (parts == 1) continue;  // never merged
       // What a warp of merge_share() has room for.
       const int team = 1 << share.log_team, here = (parts + team - 1) / team;
       EXPECT_LE(here, Scratch::kParts) << parts;
@@ -110,11 +110,12 @@ void check_shares() {
   }
 }
 
-TEST(HopperKernels, FlashMlaDividesMergesExactly) {  // though by float
-  check_shares<TileOf<64, 8, true>>();               // flash_mla
-  check_shares<TileOf<16, 1, false>>();              // flash_mla_v1, flash_mla_v3
-  check_shares<TileOf<32, 1, false>>();
-  check_shares<TileOf<64, 1, false>>();
+// Though by float.
+TEST(HopperKernels, FlashMlaDividesMergesExactly) {
+  check_shares<TileOf<64, 8, true>>();   // flash_mla
+  check_shares<TileOf<16, 1, false>>();  // flash_mla_v1
+  check_shares<TileOf<32, 1, false>>();  // flash_mla_v1, flash_mla_v3
+  check_shares<TileOf<64, 1, false>>();  // flash_mla_v2, flash_mla_v3
   check_shares<TileOf<16, 8, false>>();  // flash_mla_v4
 }
 
