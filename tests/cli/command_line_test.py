@@ -299,6 +299,11 @@ class Refusals(CommandCase):
                 self.check(f"{words[0]} is not supported: it must be at least 1", "compile", kernel, *words,
                            "--arch=sm_120" if "cutile" in kernel else "--arch=sm_90")
 
+    def test_what_a_gather_has_no_room_for(self):
+        for word in "--prefetch=2", "--spare":
+            self.assertIn(f"{word} is not supported here: it needs a dense cache or pages of 16 tokens or more",
+                          self.refuse("compile", "cute.mla.flash_mla", "v0", "--arch=sm_90", "--page=1", word))
+
     def test_a_flag_without_its_value(self):
         self.assertIn("hypermla kernel flash_attention --help", self.refuse("kernel", "flash_attention", "--b"))
         self.assertIn("--bench_runs", self.refuse("kernel", "flash_attention", "--bench_runs=0"))

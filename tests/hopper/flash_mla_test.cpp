@@ -8,13 +8,20 @@
 namespace hypermla::cute {
 namespace {
 
+// With and without a spare place for a pair of boxes.
+template <LatentProblem problem>
+void check_both(latent_case::Case of) {
+  of.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<problem, {}>(with); });
+  of.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<problem, FlashMlaTiling{.spare = true}>(with); });
+}
+
 TEST(HopperKernels, FlashMlaIsTheDefinition) {
   using latent_case::Case;
   constexpr LatentProblem of_16 = latent_case::problem_of(16), of_32 = latent_case::problem_of(32),
                           of_64 = latent_case::problem_of(64);
-  Case{16, 5}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_16, {}>(with); });
-  Case{32, 5}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_32, {}>(with); });
-  Case{64, 16}.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_64, {}>(with); });
+  check_both<of_16>(Case{16, 5});
+  check_both<of_32>(Case{32, 5});
+  check_both<of_64>(Case{64, 16});
 }
 
 TEST(HopperKernels, FlashMlaGathersTokens) {
@@ -26,17 +33,15 @@ TEST(HopperKernels, FlashMlaGathersTokens) {
 TEST(HopperKernels, FlashMlaAttendsToItsShardOfAContext) {
   using latent_case::Case;
   constexpr LatentProblem of_16 = latent_case::problem_of(16, true), of_64 = latent_case::problem_of(64, true);
-  const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, {}>(with); };
-  const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
   // Limits at the ends of turns and blocks, drafts in the turn of another, requests of which a shard has nothing.
   Case whole{16, 5};
   whole.parts = {1, 1, 1, 1, 3, 1};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {8, 3, 5, 1, 12, 2};
-  whole.of_shard(0, 2, 1).check(64, 2, 384, with_16);
-  whole.of_shard(1, 2, 16).check(64, 2, 384, with_16);
+  check_both<of_16>(whole.of_shard(0, 2, 1));
+  check_both<of_16>(whole.of_shard(1, 2, 16));
   whole.page = 64;
-  whole.of_shard(1, 3, 4).check(64, 2, 384, with_64);
+  check_both<of_64>(whole.of_shard(1, 3, 4));
 }
 
 TEST(HopperKernels, FlashMlaAttendsToSharedPrefixesAndToWhatIsBehindThem) {
@@ -52,26 +57,25 @@ TEST(HopperKernels, FlashMlaAttendsToSharedPrefixesAndToWhatIsBehindThem) {
   own.queries = {8, 3, 12, 1};
   own.before = {3, 2, 2, 0};
   own.parts = {1, 1, 3, 1};
-  own.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_16, {}>(with); });
+  check_both<of_16>(own);
   prefixes.causal = false;
   prefixes.lengths = {192, 128, 64, 384};
   prefixes.queries = {8, 3, 12, 7};
   prefixes.parts = {1, 1, 1, 3};
-  prefixes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<all_of_16, {}>(with); });
+  check_both<all_of_16>(prefixes);
   own.page = prefixes.page = 64;
-  own.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<of_64, {}>(with); });
-  prefixes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla<all_of_64, {}>(with); });
+  check_both<of_64>(own);
+  check_both<all_of_64>(prefixes);
 }
 
 TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   using latent_case::Case;
   constexpr LatentProblem of_64 = latent_case::problem_of(64);
-  const auto kernel = [](const LatentArguments& with) { flash_mla<of_64, {}>(with); };
   // Two, three and seven parts; a team of two warps, and single ones that begin before it has ended.
-  Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2}.check(64, 2, 384, kernel);
-  Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1}.check(64, 2, 384, kernel);
+  check_both<of_64>(Case{64, 16, 0, false, {150, 200, 450}, {4, 1, 3}, {2, 3, 7}, 2});
+  check_both<of_64>(Case{64, 16, 0, false, {1600, 250}, {2, 4}, {25, 4}, 1});
   // All parts of a chunk are a single warp's, which copies them at once.
-  Case{64, 16, 0, false, {1270}, {1}, {20}, 1}.check(64, 2, 384, kernel);
+  check_both<of_64>(Case{64, 16, 0, false, {1270}, {1}, {20}, 1});
 }
 
 // The floats of a part are those that the workspace has room for.
@@ -86,7 +90,6 @@ struct TileOf {
 template <class Tile>
 void check_shares() {
   using Scratch = MergeScratch<Tile>;
-  constexpr int kCount = Sharers<Tile>::kCount;
   for (int parts = 1; parts <= kMaxParts; ++parts) {
     for (int part = 0; part < parts; ++part) {
       const MergeShare<Tile> share(part, parts);
@@ -94,13 +97,10 @@ void check_shares() {
       EXPECT_EQ(share.end, (part + 1) * 2 * Tile::kRows / parts) << part << " of " << parts;
       if (parts == 1) continue;  // never merged
       // What a warp of merge_share() has room for.
-      const int team = 1 << share.log_team, here = (parts + team - 1) / team;
+      const int here = share.parts_of(0, parts), chunks = share.at_once(share.begin, here);
       EXPECT_LE(here, Scratch::kParts) << parts;
-      const int all = (share.end - share.begin + kMergeWarps - 1) / kMergeWarps;
-      const bool several = !Tile::kAlike && team == 1 && here <= kCount && all > 1;
-      const int chunks = several || (Tile::kAlike && team == 1) ? all : 1;
       EXPECT_LE(chunks * here, Scratch::kCopied) << parts;
-      if (several) {
+      if (share.weighs_several(here)) {
         EXPECT_LE(chunks, Scratch::kSums) << parts;
         EXPECT_LE(chunks * static_cast<int>(std::bit_ceil(static_cast<unsigned>(here))), Scratch::kWeighed) << parts;
       } else {

@@ -9,11 +9,9 @@
 #include "hopper/global.h"
 #include "hopper/tma.h"
 #include "hopper/warpgroup.h"
-#include "latent/arguments.h"
+#include "latent/start.cuh"
 
 namespace hypermla::cute::latent {
-
-inline constexpr unsigned kAskingWarp = 10;
 
 // Token boxes as the maps of LatentArguments have them: 64 rows and 2 groups of z_map, or a smaller page and 1 group.
 template <auto problem>

@@ -17,15 +17,23 @@
 
 namespace hypermla::cute::latent {
 
-inline constexpr int kBoxPairs = 5;  // of a slot: four pairs of latent boxes and the RoPE box
-inline constexpr int kRope = 4;      // index of the RoPE box among the pairs
-inline constexpr u32 kOperandBytes = 9 * kBoxBytes;
+inline constexpr int kPairs = 4;      // of latent boxes, of a block of tokens or of queries
+inline constexpr int kRope = kPairs;  // what follows them: the RoPE box
+inline constexpr u32 kPairBytes = 2 * kBoxBytes;
 
+// Pairs of latent boxes are loaded into a ring, in the order in which their readers free them. It has places for the
+// two blocks of which the consumers compute and, with `spare`, for one pair more, so that each load is asked for
+// earlier. Then the queries' RoPE columns are in registers, and come by way of the ring.
+template <bool spare>
 struct Shared {
-  Bytes<kOperandBytes> queries;
-  Array<Bytes<kOperandBytes>, 2> slots;
-  Array<Barriers<kBoxPairs>, 2> full, empty;
-  Barriers<kBoxPairs> queries_full;
+  static constexpr int kPlaces = 2 * kPairs + spare;
+  static constexpr int kQueryGroups = kPairs + !spare;  // that have a place of their own
+  Bytes<kPairs * kPairBytes + (spare ? 0 : kBoxBytes)> queries;
+  Array<Bytes<kPairBytes>, kPlaces> pairs;
+  Array<Bytes<kBoxBytes>, 2> ropes;  // of the even block and of the odd one, then their weights
+  Barriers<kPlaces> full, empty;
+  Barriers<2> rope_full, rope_empty;
+  Barriers<kQueryGroups> queries_full;
   Barriers<2> weights_ready;
   Barrier queries_empty;
   Barrier exchanged;                 // what the warpgroups hand each other at the end of an item
@@ -35,7 +43,27 @@ struct Shared {
   alignas(16) u32 present[2][4];     // [slot][16 tokens]: which of gathered tokens there are, see mask_absent()
   CutItems cut;
 };
-static_assert(sizeof(Shared) <= kMaxSharedBytes);
+
+// A place of the ring, and the phase of its barriers.
+template <bool spare>
+struct RingPlace {
+  static constexpr int kPlaces = Shared<spare>::kPlaces;
+  int at = 0;
+  u32 phase = 0;
+
+  __device__ __forceinline__ RingPlace behind(int n) const {  // n <= kPlaces
+    const int next = at + n;
+    return next >= kPlaces ? RingPlace{next - kPlaces, phase ^ 1} : RingPlace{next, phase};
+  }
+  // Behind all places of an item, of which this is the first.
+  __device__ __forceinline__ RingPlace behind(const WorkItem& item) const {
+    const int next = at + spare + (item.end - item.begin + 1) / 2 * (2 * kPairs), rounds = next / kPlaces;
+    return {next - rounds * kPlaces, phase ^ (rounds & 1)};
+  }
+};
+// The place of a pair among those of its block, which lie in the order in which their readers free them; and the pair
+// of such a place.
+__device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
 
 // Hides the scores of gathered tokens that are not there. Token 16 w + r of a block is bit 8 (r % 4) + r / 4 of word w:
 // so a warp of the gather finds its word by one vote (gather_tokens.cuh).
@@ -53,9 +81,6 @@ __device__ __forceinline__ void mask_absent(float* p, const volatile u32 (&prese
 
 enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4 };
 
-// The pairs of a slot in the order in which their readers free them.
-__device__ constexpr int order_of_release(int slot, int i) { return slot == 0 || i == 0 || i > 2 ? i : 3 - i; }
-
 // How partial outputs lie: [slot][16 columns][half][thread of a warpgroup], the order of the consumers' fragments.
 // Their floats: [slot][half][warp][8 rows r], of each row r and r + 8 {log-sum-exp, power} twice.
 struct RowsOnM {
@@ -70,11 +95,9 @@ struct RowsOnM {
     unsigned short* to;  // null behind the end of the request
 
     __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
-      const int lane = lane_id(), at = item.row_tile * kTile + (chunk & 3) * 16 + lane / 2;
-      to = at < item.queries * with.heads
-               ? static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at) +
-                     (chunk >> 2 & 1) * 256 + lane % 2 * 8
-               : nullptr;
+      const int lane = lane_id();
+      to = row_of_tile<kRows>(with, item, (chunk & 3) * 16 + lane / 2);
+      if (to) to += (chunk >> 2 & 1) * 256 + lane % 2 * 8;
     }
     // `staging`: 512 bytes of the warp. Rows of 32 bytes, whose halves change places in every other four.
     template <DType dtype>
@@ -91,48 +114,69 @@ struct RowsOnM {
     }
   };
 };
-static_assert(sizeof(MergeScratch<RowsOnM>) <= 2 * kOperandBytes);
 
 template <DType>
 struct Typed {};
 
-// One consumer warpgroup. `work`: its items, one after the other.
-template <auto problem, int half>
-__device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
+// Consumer warpgroup `half`. `work`: its items, one after the other. How an item begins and ends is one code for both,
+// which fills the instruction cache once; only the products between are in two orders.
+template <auto problem, bool spare>
+__device__ __forceinline__ void attend(int half, Shared<spare>& shared, const WorkItem* __restrict__ work,
+                                       const LatentArguments& with) {
   constexpr DType dtype = problem.dtype;
   const float scale_log2 = with.scale_log2;
-  constexpr int kOwnBarrier = kWarpgroup0 + half;
+  const int own_barrier = kWarpgroup0 + half;
+  using Place = RingPlace<spare>;
   constexpr bool gathered = is_gathered(problem.page);
   const int warp = (thread_id() >> 5) & 3, lane = lane_id();
 
   float o[128];  // (64, 256) of the warpgroup: o[4i], o[4i + 1] columns 8i + 2 (lane % 4) of row r, then of row r + 8
   float p[32] = {};                                                               // (64, 64) scores, then weights
   u32 packed[16];                                                                 // (64, 64) weights as the A operand
+  u32 rope_queries[spare ? 16 : 1];                                               // (64, 64) likewise
   float2 maximum = {kLeastScore, kLeastScore}, sum = {}, factors = {1.0f, 1.0f};  // of rows r and r + 8
   int raise = 0;
   u32 phase = 0, queries_phase = 0, item_phase = 0;
+  Place even;  // the first place of the even block at work; without a spare one always the ring's first
 
   const u32 q = operand_k_major(shared.queries);
-  const u32 key = operand_k_major(shared.slots[half]);
-  const u32 value0 = operand_mn_major(shared.slots[0] + half * 4 * kBoxBytes);
-  const u32 value1 = operand_mn_major(shared.slots[1] + half * 4 * kBoxBytes);
-  const u32 weights = operand_k_major(shared.slots[1 - half] + 8 * kBoxBytes);  // those of the other warpgroup
-  const u32 weights_row = shared.slots[half] + 8 * kBoxBytes + place_of_row(warp * 16, lane);  // of this lane's own
+  const u32 keys = operand_k_major(shared.pairs), values = operand_mn_major(shared.pairs);
+  const u32 rope_key = operand_k_major(shared.ropes[half]);
+  const u32 weights = operand_k_major(shared.ropes[1 - half]);                 // those of the other warpgroup
+  const u32 weights_row = shared.ropes[half] + place_of_row(warp * 16, lane);  // of this lane's own
 
+  auto place_of = [&](int slot, int pair) {
+    const int number = slot * kPairs + order_of_release(slot, pair);
+    return spare ? even.behind(number) : Place{number, phase};
+  };
+  auto next_blocks = [&] {
+    if (spare) even = even.behind(2 * kPairs);
+  };
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
   auto scores = [&](int pair) {  // S += Q Z^T over one pair of boxes
     mma_fence();
 #pragma unroll
     for (int i = 0; i < (pair == kRope ? 4 : 8); ++i) {
-      const int offset = (2 * pair + i / 4) * kNextBox + i % 4 * 2;
-      mma<dtype, 64>(p, q + offset, key + offset, pair != 0 || i != 0);
+      const int offset = i / 4 * kNextBox + i % 4 * 2;
+      if (pair == kRope && spare)
+        mma<dtype, 64>(p, rope_queries + (spare ? 4 * i : 0), rope_key + offset, 1);
+      else
+        mma<dtype, 64>(p, q + 2 * pair * kNextBox + offset,
+                       (pair == kRope ? rope_key : keys + place_of(half, pair).at * 2 * kNextBox) + offset,
+                       pair != 0 || i != 0);
     }
   };
   auto wait_until_loaded = [&](int pair) {
-    barrier_wait(shared.full[half][pair], phase);
+    if (pair == kRope) {
+      barrier_wait(shared.rope_full[half], phase);
+    } else {
+      const Place place = place_of(half, pair);
+      barrier_wait(shared.full[place.at], place.phase);
+    }
     // What threads have copied is ordered before wgmma here, and for the other warpgroup before weights_ready.
     if (gathered) async_fence();
   };
+  auto free = [&](int slot, int pair) { warp_arrive(shared.empty[place_of(slot, pair).at]); };
   auto scores_when_loaded = [&](int pair) {
     wait_until_loaded(pair);
     scores(pair);
@@ -141,7 +185,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       mma<dtype, 128, Major::mn>(o + 64 * columns, packed + 4 * i,
-                                 (half ? value1 : value0) + 128 * i + columns * 2 * kNextBox, 1);
+                                 values + place_of(half, 2 * half + columns).at * 2 * kNextBox + 128 * i, 1);
     }
     mma_commit();
   };
@@ -149,7 +193,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       mma<dtype, 128, Major::mn>(o + 64 * columns, weights + 2 * i,
-                                 (half ? value0 : value1) + 128 * i + columns * 2 * kNextBox, 1);
+                                 values + place_of(1 - half, 2 * half + columns).at * 2 * kNextBox + 128 * i, 1);
     }
     mma_commit();
   };
@@ -179,7 +223,7 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     weigh_rows<32>(p, scale_log2, maximum, sum);
   };
   auto hand_over_weights = [&] {  // into the RoPE box of the own slot, which all warps have finished to read
-    named_sync(kOwnBarrier, 128);
+    named_sync(own_barrier, 128);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       packed[4 * i] = pack<dtype>(p[8 * i], p[8 * i + 1]);
@@ -214,7 +258,8 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
       for (int r = max(tokens - first, 0) + (thread >> 3); r < kTile; r += 16) {
 #pragma unroll
         for (int box = 0; box < 4; ++box) {
-          store_zeros(shared.slots[slot] + (half * 4 + box) * kBoxBytes + r * 128 + (thread & 7) * 16);
+          store_zeros(shared.pairs[place_of(slot, 2 * half + box / 2).at] + box % 2 * kBoxBytes + r * 128 +
+                      (thread & 7) * 16);
         }
       }
       async_fence();
@@ -252,12 +297,23 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
     auto mask_other = [&](int first) {  // the values of the other warpgroup's block
       if (!gathered && first + kTile > tokens) {
         zero_values(1 - half, first);
-        named_sync(kOwnBarrier, 128);
+        named_sync(own_barrier, 128);
       }
     };
 
     int pairs = (end - begin) / 2;         // whole pairs
     const int single = (end - begin) & 1;  // a last even block without an odd one
+    const Place queries_place = even;      // of their RoPE columns
+    if (spare) even = even.behind(1);
+    auto take_queries = [&] {
+      if constexpr (spare) {
+        barrier_wait(shared.full[queries_place.at], queries_place.phase);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          load_matrices(rope_queries + 4 * i,
+                        (shared.pairs[queries_place.at] + place_of_row(warp * 16, lane)) ^ i << 5);
+      }
+    };
     if (half == 0) {
       auto even_block = [&] {  // its scores are in flight
         named_arrive(kEvenScoresIssued, 256);
@@ -274,11 +330,11 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         values_of_own(0);
         values_of_own(1);
         mma_wait<1>();
-        warp_arrive(shared.empty[0][0]);
+        free(0, 0);
         mma_wait<0>();
         pin<128>(o);
-        warp_arrive(shared.empty[0][1]);
-        warp_arrive(shared.empty[0][kRope]);
+        free(0, 1);
+        warp_arrive(shared.rope_empty[0]);
       };
       auto odd_block = [&] {  // leaves its products in flight
         barrier_wait(shared.weights_ready[1], phase);
@@ -291,8 +347,11 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         phase ^= 1;
       };
 #pragma unroll
-      for (int pair = 0; pair < kBoxPairs; ++pair) {
-        barrier_wait(shared.queries_full[pair], queries_phase);
+      for (int pair = 0; pair <= kRope; ++pair) {
+        if (pair == kRope && spare)
+          take_queries();
+        else
+          barrier_wait(shared.queries_full[pair], queries_phase);
         scores_when_loaded(pair);
       }
       mma_commit();
@@ -301,15 +360,17 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll 1
       for (int i = pairs - 1 + single; i > 0; --i) {
         odd_block();
+        const u32 freed0 = shared.empty[place_of(1, 0).at], freed1 = shared.empty[place_of(1, 1).at];
+        next_blocks();
         scores_when_loaded(0);
         mma_commit();
         mma_wait<2>();
-        warp_arrive(shared.empty[1][0]);
+        warp_arrive(freed0);
         scores_when_loaded(1);
         mma_commit();
         mma_wait<2>();
-        warp_arrive(shared.empty[1][1]);
-        warp_arrive(shared.empty[1][kRope]);
+        warp_arrive(freed1);
+        warp_arrive(shared.rope_empty[1]);
         scores_when_loaded(2);
         scores_when_loaded(3);
         scores_when_loaded(4);
@@ -323,11 +384,22 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         pin<128>(o);
       }
     } else {
-      if (pairs == 0) warp_arrive(shared.queries_empty);
+      if (half != 1) __builtin_unreachable();  // so that places are constants here, too
+      if (pairs == 0)
+        warp_arrive(shared.queries_empty);
+      else
+        take_queries();
+      // Behind the first even scores, for which warpgroup 0 has taken them, too.
+      bool has_queries = spare;
+      auto free_queries = [&] {
+        if (has_queries) warp_arrive(shared.empty[queries_place.at]);
+        has_queries = false;
+      };
 #pragma unroll 1
       while (pairs > 0) {
         wait_until_loaded(0);
         named_sync(kEvenScoresIssued, 256);
+        free_queries();
         scores(0);
         scores_when_loaded(2);
         scores_when_loaded(1);
@@ -352,30 +424,32 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         values_of_other(1);
         if (gathered) {  // which takes longer than boxes: its next pair is asked for earlier
           mma_wait<1>();
-          warp_arrive(shared.empty[0][2]);
+          free(0, 2);
         }
         mma_wait<0>();
         pin<128>(o);
-        if (!gathered) warp_arrive(shared.empty[0][2]);
-        warp_arrive(shared.empty[0][3]);
-        warp_arrive(shared.empty[0][kRope]);
+        if (!gathered) free(0, 2);
+        free(0, 3);
+        warp_arrive(shared.rope_empty[0]);
         if (raise) rescale_rows<128>(o, factors);
         pin<128>(o);
         mma_fence();
         values_of_own(0);
         values_of_own(1);
         mma_wait<1>();
-        if (pairs + single > 1) warp_arrive(shared.empty[1][2]);
+        if (pairs + single > 1) free(1, 2);
         mma_wait<0>();
         pin<128>(o);
         phase ^= 1;
         --pairs;
         if (pairs + single == 0) break;
-        warp_arrive(shared.empty[1][3]);
-        warp_arrive(shared.empty[1][kRope]);
+        free(1, 3);
+        warp_arrive(shared.rope_empty[1]);
+        next_blocks();
       }
       if (single) {
         named_sync(kEvenScoresIssued, 256);
+        free_queries();
         named_arrive(kOddScoresIssued, 256);
         barrier_arrive(shared.weights_ready[1]);  // none, but the barrier's phase has to keep step
         barrier_wait(shared.weights_ready[0], phase);
@@ -387,18 +461,21 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
         values_of_other(1);
         mma_wait<0>();
         pin<128>(o);
-        warp_arrive(shared.empty[0][2]);
-        warp_arrive(shared.empty[0][3]);
-        warp_arrive(shared.empty[0][kRope]);
+        free(0, 2);
+        free(0, 3);
+        warp_arrive(shared.rope_empty[0]);
       }
     }
-    if (single) {  // the producer hands over slot 1 empty, for the output
+    // Places of the own columns of the odd block, through which the output leaves.
+    const Place out_places[2] = {place_of(1, 2 * half), place_of(1, 2 * half + 1)};
+    if (single) {  // the producer hands them over empty
       if (half == 0) barrier_wait(shared.weights_ready[1], phase);
-      barrier_wait(shared.full[1][2 * half], phase);
-      barrier_wait(shared.full[1][2 * half + 1], phase);
-      barrier_wait(shared.full[1][kRope], phase);
+      barrier_wait(shared.full[out_places[0].at], out_places[0].phase);
+      barrier_wait(shared.full[out_places[1].at], out_places[1].phase);
+      barrier_wait(shared.rope_full[1], phase);
       phase ^= 1;
     }
+    next_blocks();
 
     // What is needed of this item, and the next one: they arrive during the exchange.
     const int request = work->request, first_row = work->first_row, slot_of_item = work->slot;
@@ -427,17 +504,18 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
                         pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
     if (slot < 0) {
-      const u32 staging = shared.slots[1] + half * 4 * kBoxBytes;
-      const u32 out = staging + (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
+      const u32 staging[2] = {shared.pairs[out_places[0].at], shared.pairs[out_places[1].at]};
+      const u32 line = (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
       const int unit = lane_id() >> 4, swizzle = lane_id() & 7;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const uint4 x = fragment(Typed<dtype>(), i);
-        store_matrices(out + i / 4 * kBoxBytes + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x, x.y, x.z, x.w);
+        store_matrices(staging[i / 8] + i / 4 % 2 * kBoxBytes + line + (((2 * (i & 3) + unit) ^ swizzle) << 4), x.x,
+                       x.y, x.z, x.w);
       }
       __syncwarp();
       const int first = ((thread_id() >> 5) & 3) * 16;
-      const u32 from = staging + (lane_id() >> 3) * kBoxBytes + first * 128;
+      const u32 from = (lane_id() < 16 ? staging[0] : staging[1]) + (lane_id() >> 3 & 1) * kBoxBytes + first * 128;
       copy_rows<16>(with, request, first_row, tile_row, first, rows, half,
                     [&](int r) { return from + swizzled(r, lane_id() & 7); });
       async_fence();  // the copy engine comes next
@@ -458,37 +536,46 @@ __device__ __forceinline__ void attend(Shared& shared, const WorkItem* __restric
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);
     }
-    warp_arrive(shared.empty[1][2 * half]);
-    warp_arrive(shared.empty[1][2 * half + 1]);
-    warp_arrive(shared.empty[1][kRope]);
+    warp_arrive(shared.empty[out_places[0].at]);
+    warp_arrive(shared.empty[out_places[1].at]);
+    warp_arrive(shared.rope_empty[1]);
   }
 }
 
-// A pair of boxes of an operand, or as much of it as a page of several has; its bytes arrive at `full`. One thread.
-// `operand`: the place of the first row.
+// A pair of boxes, or as much of it as a page of several has; its bytes arrive at `full`. One thread. `to`: the place
+// of the first row.
 template <Keep keep, int pages>
-__device__ __forceinline__ void load_pair(u32 operand, const LatentArguments& with, int pair, int row, int batch,
-                                          u32 full) {
+__device__ __forceinline__ void load_pair(u32 to, const LatentArguments& with, int pair, int row, int batch, u32 full) {
   constexpr u32 kBytes = kBoxBytes / pages;  // 64 columns
   barrier_expect(full, pair == kRope ? kBytes : 2 * kBytes);
   if (pair == kRope) {
-    tma_load<keep>(operand + 8 * kBoxBytes, with.kpe_map, row, 0, batch, full);
+    tma_load<keep>(to, with.kpe_map, row, 0, batch, full);
     return;
   }
-  tma_load<keep>(operand + 2 * pair * kBoxBytes, with.z_map, row, 2 * pair, batch, full);
-  if (pages > 1) tma_load<keep>(operand + (2 * pair + 1) * kBoxBytes, with.z_map, row, 2 * pair + 1, batch, full);
+  tma_load<keep>(to, with.z_map, row, 2 * pair, batch, full);
+  if (pages > 1) tma_load<keep>(to + kBoxBytes, with.z_map, row, 2 * pair + 1, batch, full);
 }
 
-template <auto tiling>
-__device__ __forceinline__ void load_queries(Shared& shared, const WorkItem& item, const LatentArguments& with) {
+// When their place is free, in `phase`. `place`: of the ring, with a spare one, for the RoPE columns. One thread.
+template <auto tiling, bool spare>
+__device__ __forceinline__ void load_queries(Shared<spare>& shared, const WorkItem& item, const LatentArguments& with,
+                                             RingPlace<spare> place, u32 phase) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const QueryPlace at(with, item, kTile);
-  for (int pair = 0; pair < kBoxPairs; ++pair) {
+  barrier_wait(shared.queries_empty, phase);
+  // Only now: the ring is less than two rounds behind this place, so a phase names one of them.
+  if (spare) barrier_wait(shared.empty[place.at], place.phase ^ 1);
+  auto load_rope = [&](u32 to, u32 full) {
+    barrier_expect(full, kBoxBytes);
+    tma_load<keep>(to, with.qpe_map, at.inner, at.outer, 0, full);
+  };
+  if (spare) load_rope(shared.pairs[place.at], shared.full[place.at]);
+  for (int pair = 0; pair < kPairs; ++pair) {
     const u32 full = shared.queries_full[pair];
-    barrier_expect(full, pair == kRope ? kBoxBytes : 2 * kBoxBytes);
-    const TensorMap& map = pair == kRope ? with.qpe_map : with.qc_map;
-    tma_load<keep>(shared.queries + 2 * pair * kBoxBytes, map, at.inner, at.outer, pair == kRope ? 0 : 2 * pair, full);
+    barrier_expect(full, kPairBytes);
+    tma_load<keep>(shared.queries + pair * kPairBytes, with.qc_map, at.inner, at.outer, 2 * pair, full);
   }
+  if (!spare) load_rope(shared.queries + kPairs * kPairBytes, shared.queries_full[kRope]);
 }
 
 // Warps that load. A warp takes 48 clocks for each instruction of the copy engine, so where a page is less than a block
@@ -498,8 +585,8 @@ inline constexpr int kLoaders = pages_of_block(problem.page);
 
 // A warp that loads, `part` of kLoaders; of a dense cache its first lane alone. Pages of 64 or 128 tokens are loaded
 // like a dense cache.
-template <auto problem, auto tiling>
-__device__ __forceinline__ void load(int part, Shared& shared, const WorkItem* __restrict__ work,
+template <auto problem, auto tiling, bool spare>
+__device__ __forceinline__ void load(int part, Shared<spare>& shared, const WorkItem* __restrict__ work,
                                      const LatentArguments& with) {
   constexpr bool paged = problem.page > 0;
   constexpr int kPages = kLoaders<problem>;  // of a block
@@ -507,10 +594,17 @@ __device__ __forceinline__ void load(int part, Shared& shared, const WorkItem* _
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id(), first = part * kStep;  // of a block's tokens
   u32 phase = 1, queries_phase = 1;
+  RingPlace<spare> place;
   start_apart(*work, with);
   for (;; ++work) {
     const WorkItem item = *work;
     if (item.begin == item.end) break;
+    const RingPlace<spare> queries_place = place;
+    if (spare) place = place.behind(1);
+    if (spare && kPages > 1 && part > 0) {
+      barrier_wait(shared.empty[queries_place.at], queries_place.phase ^ 1);
+      if (lane == 0) barrier_arrive(shared.full[queries_place.at]);
+    }
     // The next 32 pages, a lane each; those behind them are on their way.
     const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
     auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / max(problem.page, 1)] : 0; };
@@ -531,21 +625,26 @@ __device__ __forceinline__ void load(int part, Shared& shared, const WorkItem* _
         row %= max(problem.page, 1);
       }
 #pragma unroll
-      for (int i = 0; i < kBoxPairs; ++i) {
+      for (int i = 0; i <= kRope; ++i) {
         const int pair = order_of_release(slot, i);
-        const u32 full = shared.full[slot][pair];
-        barrier_wait(shared.empty[slot][pair], phase);
+        const u32 to = pair == kRope ? shared.ropes[slot] : shared.pairs[place.at],
+                  full = pair == kRope ? shared.rope_full[slot] : shared.full[place.at];
+        if (pair == kRope) {
+          barrier_wait(shared.rope_empty[slot], phase);
+        } else {
+          barrier_wait(shared.empty[place.at], place.phase ^ 1);
+          place = place.behind(1);
+        }
         if (lane != 0) continue;
         if (exists) {
-          load_pair<keep, kPages>(shared.slots[slot] + first * 128, with, pair, row, batch, full);
+          load_pair<keep, kPages>(to + first * 128, with, pair, row, batch, full);
         } else {
           barrier_arrive(full);
         }
       }
       if (kPages > 1 && block == item.begin && part == 0) {  // the queries' place is free later than a slot
-        barrier_wait(shared.queries_empty, queries_phase);
+        if (lane == 0) load_queries<tiling>(shared, item, with, queries_place, queries_phase);
         queries_phase ^= 1;
-        if (lane == 0) load_queries<tiling>(shared, item, with);
       }
       if (slot) phase ^= 1;
     }

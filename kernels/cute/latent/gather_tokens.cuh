@@ -34,10 +34,10 @@ struct GatherThread {
     return __ballot_sync(~0u, unit() < kGatherRows && of_lane(place) >= 0);
   }
   // Says so, at the block's last barrier.
-  __device__ __forceinline__ void tell(Shared& shared, int slot, u32 present) const {
+  __device__ __forceinline__ void tell(Shared<false>& shared, int slot, u32 present) const {
     if (lane_id() == 0) {
       *const_cast<volatile u32*>(&shared.present[slot][thread / 32]) = present;
-      barrier_arrive(shared.full[slot][kRope]);
+      barrier_arrive(shared.rope_full[slot]);
     }
   }
 };
@@ -46,10 +46,12 @@ struct GatherThread {
 // issue. So whatever can be known before a pair is free is computed before: pointers once a block, and a slot is a
 // constant of the code.
 template <auto tiling>
-__device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restrict__ work, const LatentArguments& with) {
+__device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __restrict__ work,
+                                       const LatentArguments& with) {
   const GatherThread own;
   const u32 first_row = own.first_row();
-  const u32 to = shared.slots + first_row * 128 + ((own.unit() ^ (first_row & 3)) << 4);
+  const u32 in_box = first_row * 128 + ((own.unit() ^ (first_row & 3)) << 4);
+  const u32 to = shared.pairs + in_box, to_rope = shared.ropes + in_box;
   const unsigned char* __restrict__ z = static_cast<const unsigned char*>(with.z) + own.unit() * 16;
   const unsigned char* __restrict__ kpe = static_cast<const unsigned char*>(with.kpe) + own.unit() * 16;
   u32 phase = 1, queries_phase = 1;
@@ -68,9 +70,8 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
     read_places(begin);
     auto bring_queries = [&] {
       if ((thread_id() & 127) == 0) {
-        barrier_wait(shared.queries_empty, queries_phase);
+        load_queries<tiling>(shared, *work, with, {}, queries_phase);
         queries_phase ^= 1;
-        load_queries<tiling>(shared, *work, with);
       }
       __syncwarp();
     };
@@ -79,9 +80,17 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
 #pragma unroll
       for (int j = 0; j < kGatherRows; ++j) place[j] = with.place_of(next[j]);
       read_places(block + 1);
+      const auto place_of = [](int pair) { return slot * kPairs + order_of_release(slot, pair); };  // in the ring
+      const auto full_of = [&](int pair) -> u32 {
+        return pair == kRope ? shared.rope_full[slot] : shared.full[place_of(pair)];
+      };
+      const auto wait_until_free = [&](int pair) {
+        barrier_wait(pair == kRope ? shared.rope_empty[slot] : shared.empty[place_of(pair)], phase);
+      };
       // Row and row + 4 lie 512 bytes apart, and by the swizzle bit 6 of their units differs.
       auto box_of = [&](int pair, int j) {
-        return (to ^ (j & 1) << 6) + slot * kOperandBytes + 2 * pair * kBoxBytes + j * 512;
+        if (pair == kRope) return (to_rope ^ (j & 1) << 6) + slot * kBoxBytes + j * 512;
+        return (to ^ (j & 1) << 6) + place_of(pair) * kPairBytes + j * 512;
       };
       const u32 present = own.present(place);
       if (present == kAllPresent) {
@@ -93,9 +102,9 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
           asm volatile("" : "+l"(from[j]), "+l"(from_rope[j]));  // here, not where they are used
         }
 #pragma unroll
-        for (int i = 0; i < kBoxPairs; ++i) {
+        for (int i = 0; i <= kRope; ++i) {
           const int pair = order_of_release(slot, i);
-          barrier_wait(shared.empty[slot][pair], phase);
+          wait_until_free(pair);
 #pragma unroll
           for (int j = 0; j < kGatherRows; ++j) {
             if (pair == kRope) {
@@ -105,13 +114,13 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
               copy_ahead(box_of(pair, j) + kBoxBytes, from[j] + pair * 256 + 128);
             }
           }
-          barrier_arrive_when_copied(shared.full[slot][pair]);
+          barrier_arrive_when_copied(full_of(pair));
         }
       } else {
 #pragma unroll 1
-        for (int i = 0; i < kBoxPairs; ++i) {
+        for (int i = 0; i <= kRope; ++i) {
           const int pair = order_of_release(slot, i);
-          barrier_wait(shared.empty[slot][pair], phase);
+          wait_until_free(pair);
 #pragma unroll 1
           for (int j = 0; j < kGatherRows && block < end; ++j) {
             const int row = j & 2 ? (j & 1 ? place[3] : place[2]) : j & 1 ? place[1] : place[0];
@@ -124,7 +133,7 @@ __device__ __forceinline__ void gather(Shared& shared, const WorkItem* __restric
               copy_ahead_or_zero(box_of(pair, j) + kBoxBytes, from + 128, row >= 0);
             }
           }
-          barrier_arrive_when_copied(shared.full[slot][pair]);
+          barrier_arrive_when_copied(full_of(pair));
         }
       }
       own.tell(shared, slot, present);

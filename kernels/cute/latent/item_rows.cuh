@@ -41,16 +41,47 @@ __device__ __forceinline__ void store_lse(const LatentArguments& with, int reque
   }
 }
 
+// Column 0 of row r of an item's tile among the outputs; null behind the end of the request.
+template <int tile_rows>
+__device__ __forceinline__ unsigned short* row_of_tile(const LatentArguments& with, const WorkItem& item, int r) {
+  const int at = item.row_tile * tile_rows + r;
+  if (at >= item.queries * with.heads) return nullptr;
+  return static_cast<unsigned short*>(with.o) + with.o_rows.offset(item.request, item.first_row, at);
+}
+
+// The same of `count` rows from `first` of a request on, of which those from `end` on do not exist. Each lane finds a
+// row or two, for all.
+template <int count>
+struct RowPlaces {
+  unsigned short* o;
+  long long own[(count + 31) / 32];  // of rows lane, lane + 32; -1: none
+
+  __device__ __forceinline__ RowPlaces(const LatentArguments& with, int request, int first_row, int first, int end)
+      : o(static_cast<unsigned short*>(with.o)) {
+#pragma unroll
+    for (int i = 0; i < count; i += 32) {
+      const int at = first + (lane_id() + i) % count;
+      own[i / 32] = at < end ? with.o_rows.offset(request, first_row, at) : -1;
+    }
+  }
+  // All lanes of a warp ask, each for a row of its own.
+  __device__ __forceinline__ unsigned short* of(int r) const {
+    long long at = __shfl_sync(~0u, own[0], r & 31);
+    if constexpr (count > 32) {
+      const long long second = __shfl_sync(~0u, own[1], r & 31);
+      if (r >= 32) at = second;
+    }
+    return at < 0 ? nullptr : o + at;
+  }
+};
+
 // A warp copies the rows of an output that it has in shared memory, 256 columns each: rows `first` .. first + count - 1
-// of the tile, of which `rows` exist. from(r): where the lane's eight columns of row first + r are. Each lane finds the
-// place of a row for all.
+// of the tile, of which `rows` exist. from(r): where the lane's eight columns of row first + r are.
 template <int count, class From>
 __device__ __forceinline__ void copy_rows(const LatentArguments& with, int request, int first_row, int tile_row,
                                           int first, int rows, int half, From from) {
-  static_assert(count <= 32 && 32 % count == 0);
-  const int lane = lane_id();
-  const long long own = with.o_rows.offset(request, first_row, tile_row + first + lane % count);
-  unsigned short* const out = static_cast<unsigned short*>(with.o) + half * 256 + lane * 8;
+  const RowPlaces<count> places(with, request, first_row, tile_row + first, tile_row + rows);
+  const int column = half * 256 + lane_id() * 8;
   constexpr int kAtOnce = count < 8 ? count : 8;  // registers
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kAtOnce) {
@@ -59,8 +90,8 @@ __device__ __forceinline__ void copy_rows(const LatentArguments& with, int reque
     for (int r = 0; r < kAtOnce; ++r) x[r] = load_shared(from(begin + r));
 #pragma unroll
     for (int r = 0; r < kAtOnce; ++r) {
-      const long long at = __shfl_sync(~0u, own, begin + r);
-      if (first + begin + r < rows) *reinterpret_cast<uint4*>(out + at) = x[r];
+      unsigned short* const to = places.of(begin + r);
+      if (to) *reinterpret_cast<uint4*>(to + column) = x[r];
     }
   }
 }

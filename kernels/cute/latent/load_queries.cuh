@@ -30,15 +30,14 @@ __device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const
   tma_load(to + groups * kGroup, with.qpe_map, at.inner, at.outer, 0, full);
 }
 
-// The queries of all items, by `load`, each when their place is free. One thread, apart from those that load tokens:
-// these first read the table, and run ahead of the item at work.
+// The queries of all items, by `load`, which waits for their place to be empty, in the phase that it is given. One
+// thread, apart from those that load tokens: these first read the table, and run ahead of the item at work.
 template <class Load>
-__device__ __forceinline__ void load_all_queries(const WorkItem* __restrict__ work, u32 empty, const Load& load) {
+__device__ __forceinline__ void load_all_queries(const WorkItem* __restrict__ work, const Load& load) {
   for (u32 phase = 1;; phase ^= 1, ++work) {
     const WorkItem item = *work;
     if (item.begin == item.end) break;
-    barrier_wait(empty, phase);
-    load(item);
+    load(item, phase);
   }
 }
 

@@ -13,11 +13,13 @@
 #include "hopper/gather.h"
 #include "hopper/global.h"
 #include "hopper/warpgroup.h"
-#include "latent/arguments.h"
+#include "latent/item_rows.cuh"
+#include "latent/start.cuh"
 
 namespace hypermla::cute::latent {
 
-inline constexpr int kMergeWarps = 8;  // of the two consumer warpgroups
+inline constexpr int kMergeWarps = 8;                        // of the two consumer warpgroups
+inline constexpr int kMergeThreads = 32 * kMergeWarps + 32;  // theirs, and those of the warp that watches
 // How long a thread block waits for others, about 0.3 ms: they may not all have found a place, since a stream may have
 // fewer multiprocessors than the device. The last thread block to arrive merges the share of one that leaves.
 inline constexpr u32 kMergePatience = 1 << 19;  // clocks
@@ -82,12 +84,9 @@ struct TwoRows {
 struct RowSums {
   float2 top = {kLeastScore, kLeastScore}, total = {};
 
-  // Raises `top`; what was weighed before counts so much.
-  __device__ __forceinline__ float2 raise(float2 to) {
-    const float2 by = {exp2_fast(top.x - to.x), exp2_fast(top.y - to.y)};
-    total = {total.x * by.x, total.y * by.y};
+  __device__ __forceinline__ void raise(float2 to) {
+    total = {total.x * exp2_fast(top.x - to.x), total.y * exp2_fast(top.y - to.y)};
     top = to;
-    return by;
   }
   __device__ __forceinline__ float2 weigh(float2 lse) {
     const float2 w = {exp2_fast(lse.x - top.x), exp2_fast(lse.y - top.y)};
@@ -176,31 +175,6 @@ struct FloatsPlace {
   }
 };
 
-// Where the rows of a tile go. Each lane finds the place of a row or two, for all.
-template <int tile_rows>
-struct RowPlaces {
-  unsigned short* o;
-  long long own[(tile_rows + 31) / 32];  // of rows lane, lane + 32; -1 behind the end of the request
-
-  __device__ __forceinline__ RowPlaces(const LatentArguments& with, const WorkItem& item)
-      : o(static_cast<unsigned short*>(with.o)) {
-#pragma unroll
-    for (int i = 0; i < tile_rows; i += 32) {
-      const int at = item.row_tile * tile_rows + (lane_id() + i) % tile_rows;
-      own[i / 32] = at < item.queries * with.heads ? with.o_rows.offset(item.request, item.first_row, at) : -1;
-    }
-  }
-  // Column 0 of a row, or null. All lanes of a warp ask, each for a row of its own.
-  __device__ __forceinline__ unsigned short* of(int row) const {
-    long long at = __shfl_sync(~0u, own[0], row & 31);
-    if constexpr (tile_rows > 32) {
-      const long long second = __shfl_sync(~0u, own[1], row & 31);
-      if (row >= 32) at = second;
-    }
-    return at < 0 ? nullptr : o + at;
-  }
-};
-
 // Lanes that have the same two rows of a chunk: four neighbours where rows are 8 apart, as rows on M are, else every
 // fourth lane.
 template <class Tile>
@@ -257,6 +231,18 @@ struct MergeShare {
     end = static_cast<int>(fmaf(static_cast<float>(part + 1), chunks, half));
     while (kMergeWarps >> log_team > 1 && 3 * kChunks << log_team < 2 * kMergeWarps * parts) ++log_team;
   }
+  // Parts of which a warp, `member` of its team, has every team-th.
+  __device__ __forceinline__ int parts_of(int member, int parts) const {
+    return (parts - member + (1 << log_team) - 1) >> log_team;
+  }
+  // Whether the weights of `here` parts of several chunks are found at once.
+  __device__ __forceinline__ bool weighs_several(int here) const {
+    return !Tile::kAlike && log_team == 0 && here <= Sharers<Tile>::kCount && end - begin > kMergeWarps;
+  }
+  // Chunks that a warp merges at once, from its chunk `first` on.
+  __device__ __forceinline__ int at_once(int first, int here) const {
+    return weighs_several(here) || (Tile::kAlike && log_team == 0) ? (end - first + kMergeWarps - 1) / kMergeWarps : 1;
+  }
 };
 
 // Merges a share of a tile, of which all parts that a warp needs come to lie in shared memory at once. One short code
@@ -283,9 +269,8 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
   const u32 places = shared_address(&own.parts[0][lane]), staging = shared_address(own.rows);
   const int slot = item.slot - item.part + member;
   const uint4* const parts = static_cast<const uint4*>(with.o_part) + slot * static_cast<long long>(kPart) + lane;
-  const int here = (count - member + team - 1) >> share.log_team;  // parts of the warp
-  // Chunks are weighed at once.
-  const bool several = !alike && team == 1 && here <= Same::kCount && share.end - share.begin > kMergeWarps;
+  const int here = share.parts_of(member, count);
+  const bool several = share.weighs_several(here);
   const int log_group = several ? 32 - __clz(here - 1) : Same::kLogCount;
   // The lane's weight j is that of a part of the n-th of the chunks at work.
   const auto part_of = [&](int j) {
@@ -296,8 +281,7 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
 
 #pragma unroll 1
   for (int first = share.begin + number;;) {
-    const int left = (share.end - first + kMergeWarps - 1) / kMergeWarps;
-    const int chunks = several || (alike && team == 1) ? left : 1;  // at once
+    const int chunks = share.at_once(first, here);
     const int own_chunk = alike ? first : first + sharer * kMergeWarps;
     // Weights that lanes have, at most.
     const int used = ((several ? chunks << log_group : here) + Same::kCount - 1) >> Same::kLogCount;
@@ -469,7 +453,7 @@ __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, in
 // tells others when the thread block's parts are there, and waits for theirs, while the consumers prepare their merges.
 // merge_tiles() hears of it.
 __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments& with) {
-  if (threadIdx.x < 352) return;
+  if (threadIdx.x / 32 != kWatchingWarp) return;
   const int lane = lane_id();
   // Found anew where it is needed, which saves registers: producers have few.
   const auto items = [&] { return with.work + static_cast<long long>(block_id()) * with.rounds; };
@@ -478,7 +462,7 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
   const auto state_of = [&](const WorkItem& item) -> MergeState& { return with.merges[item.slot - item.part]; };
   bool turned = false;  // the highest bit of `arrived`, the same for all tiles until they are complete
   if (cut.count > 0) turned = top_bit(*const_cast<volatile u64*>(&state_of(cut.items[0]).arrived));
-  named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written
+  named_sync(kMergeAll, kMergeThreads);  // the parts are written
   if (cut.count == 0 && cut.next < 0) return;
 
   u32 left = 0;  // of the lane's tile, as it arrived last of all: thread blocks that have left
@@ -534,9 +518,9 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
       cut.inherits = any_inherits;
     }
     const int next = cut.next;
-    named_arrive(kMergeConsumers, 32 * kMergeWarps + 32);
+    named_arrive(kMergeConsumers, kMergeThreads);
     if (next < 0) return;
-    named_sync(kMergeRead, 32 * kMergeWarps + 32);  // all have read the items
+    named_sync(kMergeRead, kMergeThreads);  // all have read the items
     collect(cut, items(), next, with);
   }
 }
@@ -550,8 +534,8 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
 // the merged rows of a chunk and is given 512 bytes of shared memory for the warp.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItems& cut, MergeScratch<Tile>& scratch) {
-  named_sync(kMergeAll, 32 * kMergeWarps + 32);  // the parts are written, and shared memory is free
-  const auto wait = [] { named_sync(kMergeConsumers, 32 * kMergeWarps + 32); };
+  named_sync(kMergeAll, kMergeThreads);  // the parts are written, and shared memory is free
+  const auto wait = [] { named_sync(kMergeConsumers, kMergeThreads); };
   const int warp = uniform(threadIdx.x >> 5);
   bool first_items = true;
   if (cut.count == 0 && cut.next < 0) return;
@@ -592,7 +576,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
       }
     }
     if (cut.next < 0) return;
-    named_sync(kMergeRead, 32 * kMergeWarps + 32);  // all have read the items
+    named_sync(kMergeRead, kMergeThreads);  // all have read the items
   }
 }
 

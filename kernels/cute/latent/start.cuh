@@ -9,6 +9,10 @@
 
 namespace hypermla::cute::latent {
 
+// Of the producers, warps that have nothing else to do: one asks ahead (ask_ahead.cuh), the last one for code and, in
+// the end, watches for parts (merge_tiles.cuh).
+inline constexpr unsigned kAskingWarp = 10, kWatchingWarp = 11;
+
 // Whether more row tiles than two neighbours read the tokens of an item.
 __device__ __forceinline__ bool many_share(const WorkItem& item, const LatentArguments& with) {
   return item.queries * with.heads > 2 * kTile;
@@ -43,8 +47,8 @@ __device__ __forceinline__ void launch_next_if_short(const WorkItem* __restrict_
 // for each eight instructions, from L2 14. Together the thread blocks wait once. All threads call it, before all else;
 // a warp that has nothing else to do then asks.
 __device__ __forceinline__ void ask_for_code() {
-  constexpr unsigned kWarp = 11, kLine = 128;
-  if (threadIdx.x / 32 != kWarp) return;
+  constexpr unsigned kLine = 128;
+  if (threadIdx.x / 32 != kWatchingWarp) return;
   const CodeRange code = code_range();
   const unsigned threads = gridDim.x * 32;
 #pragma unroll 1

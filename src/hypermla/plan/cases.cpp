@@ -220,8 +220,8 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       for (const MlaCacheFormat format : {MlaCacheFormat::fp8_656, MlaCacheFormat::fp8_576})
         add({.heads = heads, .max_requests = requests, .max_tokens = 131072, .cache_format = format, .shards = 2});
     }
-  // Shared prefixes. What attends to them follows from the queries of all requests.
-  for (const int requests : {1, 256})
+  // Shared prefixes. What attends to them follows from the queries of all requests: of one row tile, two, or many.
+  for (const int requests : {1, 8, 256})
     for (const int page : {1, 16, 32, 64, 128})
       add({.heads = 16, .max_requests = requests, .max_tokens = 131072, .page = page, .shared_prefixes = true});
   // Queries in FP8.

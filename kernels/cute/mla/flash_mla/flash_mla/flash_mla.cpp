@@ -13,6 +13,9 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   void validate() const override {
     LatentPlan::validate();
     validate_prefetch(tiling.prefetch);
+    if (tiling.spare && is_gathered(problem.page))
+      fail("--spare is not supported here: it needs a dense cache or pages of {} tokens or more; leave it out",
+           kLeastBox);
   }
   // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us;
   // merges of cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us), when a
@@ -35,7 +38,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   LatentVersion version(const FlashMlaTiling& at) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .shape = {kFlashMlaThreads, kFlashMlaSharedBytes, this->side_by_side(64), true},
+            .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare), this->side_by_side(64), true},
             .rows = 64,
             .query_groups = 2,
             .costs = {},
@@ -44,14 +47,17 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
             .ahead_tiles = problem.ragged ? few_tiles() : std::numeric_limits<std::int64_t>::max()};
   }
 
-  // {evict_first, prefetch}. With few row tiles to read them tokens are used up at once, unless the tiles drift apart
-  // over long requests; where the tiles of all requests are few, too, the start of the kernel counts. Where lengths
-  // live on the device problem.b is the most requests of a step; how many it has, blocks_ahead() looks at.
+  // {evict_first, prefetch, spare}. With few row tiles to read them tokens are used up at once, unless the tiles drift
+  // apart over long requests; where the tiles of all requests are few, too, the start of the kernel counts. Where
+  // lengths live on the device problem.b is the most requests of a step; how many it has, blocks_ahead() looks at. A
+  // spare place helps where tokens are late: with one row tile memory is what binds, with many the power cap, and the
+  // instructions for places that change cost what it gains.
   std::vector<FlashMlaTiling> candidates() const override {
     const std::int64_t of_request = row_tiles({});
     const bool ahead = may_prefetch() && of_request <= 2 && (problem.ragged || of_request * problem.b <= few_tiles());
-    const FlashMlaTiling first{of_request <= (problem.ragged ? 2 : 8), ahead ? 2 : 0};
-    return distinct({first, {false, 0}, {true, 0}, {true, may_prefetch() ? 2 : 0}});
+    const bool spare = of_request == 2 && !is_gathered(problem.page);
+    const FlashMlaTiling first{of_request <= (problem.ragged ? 2 : 8), ahead ? 2 : 0, spare};
+    return distinct({first, {false, 0, spare}, {true, 0, spare}, {true, may_prefetch() ? 2 : 0, spare}});
   }
   std::int64_t few_tiles() const { return target.processors / 3; }
 

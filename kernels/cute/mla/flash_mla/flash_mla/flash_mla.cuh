@@ -17,9 +17,11 @@
 // kRescaleThreshold; the new maximum then goes to the other warpgroup through shared memory, with the weights.
 //
 // Shared memory (struct Shared in latent/attend_latent.cuh; boxes of 64 rows x 64 columns, 8192 bytes, at multiples of
-// 1024 bytes): queries, 9 boxes | the even token block, 9 boxes | the odd one, 9 boxes | barriers, row values. The last
-// box of each is RoPE. Once the scores of a block are done, its weights P replace its RoPE box. A token block is loaded
-// and freed in pairs of boxes. Outputs leave through the place of the odd block.
+// 1024 bytes): queries, 8 boxes and the one of RoPE | a ring of pairs of latent boxes, 8 places | the RoPE boxes of the
+// even and of the odd block | barriers, row values. A token block is loaded and freed in pairs of boxes. Once its
+// scores are done, its weights P replace its RoPE box. Outputs leave through places of the odd block. With tiling.spare
+// the ring has a ninth place, so that each pair is asked for one earlier; the queries' RoPE columns are in registers
+// then, to which they come by way of the ring.
 //
 // Paged caches: a page is a batch element of the maps of the tokens. The producer warp reads the block table ahead, a
 // page a lane; a thread of another warp loads the queries. Pages of 16 or 32 tokens are loaded by a warp each, the
@@ -29,7 +31,7 @@
 // The consumers and the loads of boxes are in latent/attend_latent.cuh; the merge of tiles that were cut, which the
 // consumers do at the end while the producers' last warp watches for parts, is in latent/merge_tiles.cuh.
 //
-// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaSharedBytes of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 384 threads, flash_mla_shared_bytes() of dynamic shared memory.
 // Clusters share nothing and only place thread blocks beside each other.
 #pragma once
 
@@ -43,8 +45,6 @@ namespace hypermla::cute {
 
 using namespace latent;
 
-static_assert(sizeof(Shared) == kFlashMlaSharedBytes);
-
 // Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of
 // z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
 // not used.
@@ -53,20 +53,25 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   static_assert(!problem.fp8, "tokens are in the type of the queries");
   extern __shared__ __align__(1024) unsigned char dynamic[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   constexpr bool gathered = is_gathered(problem.page);
+  static_assert(!(gathered && tiling.spare), "threads that gather have registers that a spare place takes");
+  using Layout = Shared<tiling.spare>;
+  static_assert(sizeof(Layout) == flash_mla_shared_bytes(tiling.spare) && sizeof(Layout) <= kMaxSharedBytes);
+  Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   constexpr int kArrivals = gathered ? kGatherThreads : kLoaders<problem>;    // at a pair
   constexpr int kRopeArrivals = kArrivals + (gathered ? kArrivals / 32 : 0);  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   ask_for_code();
   if (threadIdx.x == 0) {
-    for (int pair = 0; pair < kBoxPairs; ++pair) {
-      for (int slot = 0; slot < 2; ++slot) {
-        barrier_init(shared.full[slot][pair], pair == kRope ? kRopeArrivals : kArrivals);
-        barrier_init(shared.empty[slot][pair], pair == kRope ? 8 : 4);
-      }
-      barrier_init(shared.queries_full[pair], 1);
+    for (int place = 0; place < Layout::kPlaces; ++place) {
+      barrier_init(shared.full[place], kArrivals);
+      barrier_init(shared.empty[place], 4);
     }
+    for (int slot = 0; slot < 2; ++slot) {
+      barrier_init(shared.rope_full[slot], kRopeArrivals);
+      barrier_init(shared.rope_empty[slot], 8);
+    }
+    for (int group = 0; group < Layout::kQueryGroups; ++group) barrier_init(shared.queries_full[group], 1);
     barrier_init(shared.weights_ready[0], 128);
     barrier_init(shared.weights_ready[1], 128);
     barrier_init(shared.queries_empty, 8);
@@ -96,21 +101,21 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
       if (problem.page > 0 ? warp < 8 + kWarps : threadIdx.x == 256)
         load<problem, tiling>(kWarps > 1 ? uniform(warp - 8) : 0, shared, work, with);
       if (kWarps == 1 && threadIdx.x == 288) {
-        load_all_queries(work, shared.queries_empty,
-                         [&](const WorkItem& item) { load_queries<tiling>(shared, item, with); });
+        RingPlace<tiling.spare> place;
+        load_all_queries(work, [&](const WorkItem& item, u32 phase) {
+          load_queries<tiling>(shared, item, with, place, phase);
+          place = place.behind(item);
+        });
       }
       watch_tiles(shared.cut, with);
     }
     return;
   }
   take_registers<gathered ? 216 : 232>();
-  if (role == 0)
-    attend<problem, 0>(shared, work, with);
-  else
-    attend<problem, 1>(shared, work, with);
-  // In the place of the queries, and the begin of the slots behind them.
-  merge_tiles<problem.dtype, RowsOnM>(with, shared.cut,
-                                      *reinterpret_cast<MergeScratch<RowsOnM>*>(shared.queries.bytes));
+  attend<problem>(role, shared, work, with);
+  using Scratch = MergeScratch<RowsOnM>;  // in the place of the queries and of the tokens behind them
+  static_assert(sizeof(Scratch) <= sizeof(shared.queries) + sizeof(shared.pairs));
+  merge_tiles<problem.dtype, RowsOnM>(with, shared.cut, *reinterpret_cast<Scratch*>(shared.queries.bytes));
 }
 
 }  // namespace hypermla::cute

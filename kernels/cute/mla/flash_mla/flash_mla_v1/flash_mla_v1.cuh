@@ -84,15 +84,20 @@ struct RowsOnNTile {
   static __device__ __forceinline__ int piece(int chunk) { return chunk / (2 * kPeriod) * 4 + (chunk & 3); }
 
   struct Output {
-    latent::RowPlaces<N> rows;
+    static constexpr int kOctets = N / 16;  // of a warp, which takes every eighth chunk
+    unsigned short* rows[kOctets];          // row lane / 4 of each, or null
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int) : rows(with, item) {}
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk) {
+#pragma unroll
+      for (int i = 0; i < kOctets; ++i)
+        rows[i] = latent::row_of_tile<N>(with, item, RowsOnNTile::row(chunk % 8 + 8 * i, 0) + lane_id() / 4);
+    }
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x, u32) const {
       const u32 words[4] = {pack<dtype>(x.first.x, x.second.x), pack<dtype>(x.first.y, x.second.y),
                             pack<dtype>(x.first.z, x.second.z), pack<dtype>(x.first.w, x.second.w)};
-      const int lane = lane_id();  // whose row is lane / 4 of the octet
-      unsigned short* const row = rows.of(RowsOnNTile::row(chunk, 0) + (lane >> 2));
+      const int lane = lane_id();
+      unsigned short* const row = kOctets > 1 && (chunk & 8) ? rows[kOctets - 1] : rows[0];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 word = transpose_fragment(words[i]);
@@ -521,10 +526,11 @@ __global__ void __launch_bounds__(384, 1) flash_mla_v1(const __grid_constant__ L
   if constexpr (trades_registers) take_registers<232>();
   const int consumer = uniform(role);
   attend<problem, tiling>(consumer, shared, work, with);
-  static_assert(sizeof(latent::MergeScratch<RowsOnNTile<tiling.rows>>) <= sizeof(shared.latents));
-  latent::merge_tiles<problem.dtype, RowsOnNTile<tiling.rows>>(
-      with, shared.cut,
-      *reinterpret_cast<latent::MergeScratch<RowsOnNTile<tiling.rows>>*>(shared.latents.elements[0].bytes));
+  using Tile = RowsOnNTile<tiling.rows>;
+  using Scratch = latent::MergeScratch<Tile>;  // in the place of tokens
+  static_assert(sizeof(Scratch) <= sizeof(shared.latents));
+  latent::merge_tiles<problem.dtype, Tile>(with, shared.cut,
+                                           *reinterpret_cast<Scratch*>(shared.latents.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

@@ -530,7 +530,8 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     const WorkItem* __restrict__ work = with.own_work();
     if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
     if (threadIdx.x == 288) {
-      latent::load_all_queries(work, shared.queries_empty, [&](const WorkItem& item) {
+      latent::load_all_queries(work, [&](const WorkItem& item, u32 phase) {
+        barrier_wait(shared.queries_empty, phase);
         latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
       });
     }
@@ -542,9 +543,10 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     attend<problem, 0>(shared, with);
   else
     attend<problem, 1>(shared, with);
-  static_assert(sizeof(latent::MergeScratch<RowsOnN64>) <= kSlots * kBlockBytes);
-  latent::merge_tiles<problem.dtype, RowsOnN64>(
-      with, shared.cut, *reinterpret_cast<latent::MergeScratch<RowsOnN64>*>(shared.slots.elements[0].bytes));
+  using Scratch = latent::MergeScratch<RowsOnN64>;  // in the place of tokens
+  static_assert(sizeof(Scratch) <= kSlots * kBlockBytes);
+  latent::merge_tiles<problem.dtype, RowsOnN64>(with, shared.cut,
+                                                *reinterpret_cast<Scratch*>(shared.slots.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute

@@ -88,13 +88,13 @@ struct FewRowsTile {
   }
 
   struct Output {
-    latent::RowPlaces<kRows> rows;
+    unsigned short *first, *second;  // the lane's rows, or null
 
-    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int) : rows(with, item) {}
+    __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int chunk)
+        : first(latent::row_of_tile<kRows>(with, item, row(chunk, lane_id()))),
+          second(latent::row_of_tile<kRows>(with, item, row(chunk, lane_id()) + kNextRow)) {}
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const latent::TwoRows& x, u32) const {
-      const int row = FewRowsTile::row(chunk, lane_id());
-      unsigned short *const first = rows.of(row), *const second = rows.of(row + kNextRow);
       if (first) store<dtype>(first + chunk * 16, x.first);
       if (second) store<dtype>(second + chunk * 16, x.second);
     }
@@ -462,10 +462,11 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   }
   take_registers<problem.fp8 ? 232 : 224>();
   FewRowsConsumer<problem>(shared, with, warp).attend(work);
-  static_assert(sizeof(latent::MergeScratch<FewRowsTile<problem.fp8 != 0>>) <= sizeof(shared.tokens));
-  latent::merge_tiles<problem.dtype, FewRowsTile<problem.fp8 != 0>>(
-      with, shared.cut,
-      *reinterpret_cast<latent::MergeScratch<FewRowsTile<problem.fp8 != 0>>*>(shared.tokens.elements[0].bytes));
+  using Tile = FewRowsTile<problem.fp8 != 0>;
+  using Scratch = latent::MergeScratch<Tile>;  // in the place of tokens
+  static_assert(sizeof(Scratch) <= sizeof(shared.tokens));
+  latent::merge_tiles<problem.dtype, Tile>(with, shared.cut,
+                                           *reinterpret_cast<Scratch*>(shared.tokens.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
