@@ -104,6 +104,10 @@ std::string chosen(const ChoiceProblem& problem, const Registry& registry = exam
 TEST(Choice, IsTheFastestKernelThatWasMeasured) {
   EXPECT_EQ(chosen({.b = 32, .s = 1}), "latent cute.mla.flash_mla");
   EXPECT_EQ(chosen({.b = 32, .s = 1, .h = 16}), "latent cute.mla.flash_mla_v1");
+  for (int b : {32, 128, 512}) {
+    EXPECT_EQ(chosen({.b = b, .s = 1, .h = 32}), "latent cute.mla.flash_mla_v1") << b;
+    EXPECT_EQ(chosen({.b = b, .s = 1, .h = 64}), "latent cute.mla.flash_mla") << b;
+  }
   EXPECT_EQ(chosen({.b = 1, .s = 1}), "latent cute.mla.flash_mla_v1");
   EXPECT_EQ(chosen({.b = 1, .s = 1, .t = 131072}), "latent cute.mla.flash_mla");
   for (int s : {2, 4, 8, 16}) EXPECT_EQ(chosen({.b = 32, .s = s}), "latent cute.mla.flash_mla") << s;
