@@ -10,7 +10,11 @@ namespace hypermla {
 namespace {
 
 // Of a damaged file a key may be all of its megabytes.
-std::string shortened(const std::string& key) { return key.size() > 80 ? key.substr(0, 80) + ".." : key; }
+std::string shortened(std::string key) {
+  constexpr std::size_t kMost = 80;
+  if (key.size() > kMost) key.replace(kMost, std::string::npos, "..");
+  return key;
+}
 
 double number_of(std::string_view device, std::string_view key, const Json& value) {
   if (!value.is_number() || !(value.get<double>() > 0))
