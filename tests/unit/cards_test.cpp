@@ -79,7 +79,8 @@ TEST(Cards, OfTheRepositoryAreRight) {
   const std::vector<std::string> problems = lint_cards(checkout(), signal_names());
   EXPECT_TRUE(problems.empty()) << fmt::format("{}", fmt::join(problems, "\n"));
   std::set<std::string> ids;
-  for (const Card& card : Cards::load(checkout() / "docs/knowledge").all()) ids.insert(card.id);
+  const Cards cards = Cards::load(checkout() / "docs/knowledge");
+  for (const Card& card : cards.all()) ids.insert(card.id);
   for (int number = 1; number <= 11; ++number) EXPECT_EQ(ids.count(fmt::format("O{}", number)), 1u) << number;
   for (int number = 1; number <= 8; ++number) EXPECT_EQ(ids.count(fmt::format("A{}", number)), 1u) << number;
 }

@@ -243,16 +243,20 @@ TEST_P(EveryKernel, ItsTensorsDoNotDependOnTheCandidate) {
 }
 
 TEST_P(EveryKernel, RefusesTilesThatAreNone) {
-  const Json defaults = to_json(plan_->tiling_fields());
-  for (const auto& [name, value] : defaults.items()) {
-    for (const int wrong : {0, -1}) {
-      if (value.is_boolean() || value == wrong) continue;  // 0 may say that the plan chooses
-      from_json(plan_->tiling_fields(), {{name, wrong}});
-      EXPECT_THROW(plan_->validate(), Error) << "--" << name << "=" << wrong;
+  const Json defaults = to_json(plan_->tiling_fields()), problem = to_json(plan_->problem_fields());
+  for (const bool ragged : {false, true}) {  // where tiles are counted for the planner
+    if (ragged && !problem.contains("ragged")) continue;
+    if (ragged) from_json(plan_->problem_fields(), {{"ragged", true}});
+    for (const auto& [name, value] : defaults.items()) {
+      for (const int wrong : {0, -1}) {
+        if (value.is_boolean() || value == wrong) continue;  // 0 may say that the plan chooses
+        from_json(plan_->tiling_fields(), {{name, wrong}});
+        EXPECT_THROW(plan_->validate(), Error) << "--" << name << "=" << wrong;
+      }
+      from_json(plan_->tiling_fields(), defaults);
     }
-    from_json(plan_->tiling_fields(), defaults);
+    EXPECT_NO_THROW(plan_->validate());
   }
-  EXPECT_NO_THROW(plan_->validate());
 }
 
 TEST_P(EveryKernel, RefusesProblemsThatAreNone) {

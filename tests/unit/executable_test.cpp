@@ -18,6 +18,10 @@ void* operator new(std::size_t bytes) {
   if (void* data = std::malloc(bytes ? bytes : 1)) return data;
   throw std::bad_alloc();
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  ++allocations;
+  return std::malloc(bytes ? bytes : 1);
+}
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 
@@ -216,7 +220,7 @@ TEST_F(ExecutableTest, LaunchesAsThePlanSays) {
     KernelLaunch launch;
     launch.grid = {unsigned(tiling.Bm), tiling.Bm > 1 ? 2u : 0u, 1};
     launch.shape = {384, 1000u * unsigned(tiling.Bm), 2, true};
-    launch.constants = "list of " + std::to_string(tiling.Bm);
+    launch.constants = "list of " + std::to_string(tiling.Bm) + '\0';
     launch.arguments = [](void* constants) { return Arguments(constants); };
     return launch;
   };

@@ -184,7 +184,8 @@ TEST(Timeline, SamplesBelongToTheKernelThatTheyLieIn) {
   const std::string without = render_timeline(analyse(refused));
   EXPECT_TRUE(contains(without, "No tracks of tensor pipe and DRAM in chrome_trace.json: PM sampling: not permitted."));
   EXPECT_TRUE(contains(without, "| latent | 1 | 100.0 | 100.0 |\n")) << without;
-  for (const Json& event : Json::parse(chrome_trace_json(refused))["traceEvents"]) EXPECT_NE(event["ph"], "C");
+  const Json trace = Json::parse(chrome_trace_json(refused));
+  for (const Json& event : trace["traceEvents"]) EXPECT_NE(event["ph"], "C");
 }
 
 TEST(Timeline, CountersAreTracksBesideTheStreams) {

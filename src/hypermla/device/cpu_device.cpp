@@ -117,9 +117,11 @@ class CpuDevice : public Device {
     return data;
   }
   void release(void* data) noexcept override { std::free(data); }
-  void copy_to_device(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy_to_device(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes) std::memcpy(to, from, bytes);  // else either may be null
+  }
   void fill(void* data, unsigned char byte, std::size_t bytes) override { std::memset(data, byte, bytes); }
   void fill_words(void* data, std::uint32_t word, std::size_t count, StreamHandle) override {
     std::fill_n(static_cast<std::uint32_t*>(data), count, word);

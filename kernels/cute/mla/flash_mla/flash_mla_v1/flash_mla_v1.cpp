@@ -9,8 +9,8 @@ namespace {
 class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
  public:
   void validate() const override {
-    LatentPlan::validate();
     if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);
+    LatentPlan::validate();  // which counts tiles of so many rows
     if (tiling.cluster != 1 && tiling.cluster != 2)
       fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
     validate_prefetch(tiling.prefetch);
