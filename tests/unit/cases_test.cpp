@@ -259,6 +259,23 @@ TEST_P(EveryKernel, RefusesTilesThatAreNone) {
   }
 }
 
+// The versions that only MlaDecode calls, which commands take with these flags.
+TEST(Registered, VersionsOfMlaDecodeRefuseTilesThatAreNone) {
+  int found = 0;
+  for (const KernelEntry& entry : Registry::instance().all()) {
+    const std::unique_ptr<KernelPlan> plan = entry.make();
+    if (!plan->only_decodes() || !to_json(plan->tiling_fields()).contains("rows")) continue;
+    from_json(plan->problem_fields(), {{"fp8", 656}, {"page", 1}, {"pages", 4096}, {"ragged", true}});
+    EXPECT_NO_THROW(plan->validate()) << entry.full_name();
+    for (const int wrong : {0, -1, 7}) {
+      from_json(plan->tiling_fields(), {{"rows", wrong}});
+      EXPECT_THROW(plan->validate(), Error) << entry.full_name() << " --rows=" << wrong;
+    }
+    ++found;
+  }
+  EXPECT_GE(found, 1);
+}
+
 TEST_P(EveryKernel, RefusesProblemsThatAreNone) {
   const Json defaults = to_json(plan_->problem_fields());
   for (const auto& [name, value] : defaults.items()) {

@@ -13,14 +13,13 @@ std::atomic<long> allocations{0};
 }  // namespace
 
 // Counted for the whole test program: run() must not allocate.
-void* operator new(std::size_t bytes) {
-  ++allocations;
-  if (void* data = std::malloc(bytes ? bytes : 1)) return data;
-  throw std::bad_alloc();
-}
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++allocations;
   return std::malloc(bytes ? bytes : 1);
+}
+void* operator new(std::size_t bytes) {
+  if (void* data = operator new(bytes, std::nothrow)) return data;
+  throw std::bad_alloc();
 }
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete(void* data, std::size_t) noexcept { std::free(data); }

@@ -50,6 +50,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   void validate() const override {
     const LatentProblem& at = problem;
+    // First, since tiles of so many rows are counted below.
+    const std::vector<int> rows = tile_rows();
+    if (!rows.empty() && std::find(rows.begin(), rows.end(), version(tiling).rows) == rows.end())
+      fail("--rows={} is not supported: choose {}", version(tiling).rows, fmt::join(rows, " or "));
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}, {"d", at.d}};
     for (const auto& [name, value] : extents) require_positive(name, value);
     if (at.k != 512 || at.p != 64)
@@ -145,6 +149,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
   virtual LatentVersion version(const Tiling& at) const = 0;
+  // Of a tile, where its rows are an option.
+  virtual std::vector<int> tile_rows() const { return {}; }
   // Whether MlaDecode may call it for a cache of that form: sparse, or in FP8.
   virtual bool takes(const MlaDecodeOptions& options) const {
     return !options.sparse && !fp8_bytes(options.cache_format);

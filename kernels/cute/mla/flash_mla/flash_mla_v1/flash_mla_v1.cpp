@@ -9,8 +9,7 @@ namespace {
 class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
  public:
   void validate() const override {
-    if (tiling.rows != 16 && tiling.rows != 32) fail("--rows={} is not supported: choose 16 or 32", tiling.rows);
-    LatentPlan::validate();  // which counts tiles of so many rows
+    LatentPlan::validate();
     if (tiling.cluster != 1 && tiling.cluster != 2)
       fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
     validate_prefetch(tiling.prefetch);
@@ -37,6 +36,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   }
 
  protected:
+  std::vector<int> tile_rows() const override { return {16, 32}; }
   // Costs fitted on an H200, in units of a block of tokens against a tile (about 1.1 us).
   LatentVersion version(const FlashMlaV1Tiling& at) const override {
     return {.name = "flash_mla_v1",

@@ -27,6 +27,7 @@ class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
   }
 
  protected:
+  std::vector<int> tile_rows() const override { return {32, 64}; }
   LatentVersion version(const FlashMlaV3Tiling& at) const override {
     return {.name = "flash_mla_v3",
             .header = beside(__FILE__, "flash_mla_v3.cuh"),
