@@ -78,6 +78,20 @@ TEST(HopperKernels, FlashMlaMergesPartsOfManyTiles) {
   check_both<of_64>(Case{64, 16, 0, false, {1270}, {1}, {20}, 1});
 }
 
+TEST(HopperKernels, FlashMlaTakesUpTheOtherOfTwoParts) {
+  using latent_case::Case;
+  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
+  // Beside tiles that are merged and whole ones; an odd block before or behind the cut, all of a part masked.
+  Case two{64, 16, 0, false, {150, 200, 450, 64, 300, 66}, {4, 1, 3, 2, 2, 4}, {2, 1, 2, 1, 3, 2}, 2};
+  two.joins = true;
+  check_both<of_64>(two);
+  two.with_sinks = true;
+  two.page = 16;
+  check_both<of_16>(two);
+  two.before = {1, 0, 2, 0, 1, 0};
+  check_both<of_16>(two);
+}
+
 // The floats of a part are those that the workspace has room for.
 static_assert(RowsOnM::floats_at(1, kTile - 1) + 4 == kTile * part_row_floats(kTile));
 

@@ -46,6 +46,7 @@ struct Case {
   std::vector<int> parts = {1, 1, 1, 1,
                             1};  // into which a tile is cut, of a request of as many blocks of tokens at least
   int workers = 1;               // thread blocks, one after the other; each has some of the parts of all tiles
+  bool joins = false;            // where there are two parts, of two thread blocks
 
   // Of a context that several share: what this one has, and the tokens of the requests in all of them.
   int shards = 1, shard = 0, interleave = 1;
@@ -95,10 +96,12 @@ struct Case {
       EXPECT_LE(queries[r] * heads, rows);
       const int skipped = before.empty() ? 0 : before[r];
       const int blocks = std::max((lengths[r] + 63) / 64, 1) - skipped, of = parts[r];
-      for (int part = 0; part < of; ++part)
-        work[part * workers / of].push_back({r, 0, skipped + part * blocks / of, skipped + (part + 1) * blocks / of,
-                                             lengths[r], of > 1 ? slots++ : -1, query_tokens * heads, queries[r], part,
-                                             of, shards > 1 ? whole[r] : 0});
+      for (int part = 0; part < of; ++part) {
+        const int join = !joins || of != 2 || workers < 2 ? kJoinsNone : part == 0 ? kTakesUp : kGives;
+        work[(of - 1 - part) * workers / of].push_back(
+            {r, 0, skipped + part * blocks / of, skipped + (part + 1) * blocks / of, lengths[r], of > 1 ? slots++ : -1,
+             query_tokens * heads, queries[r], part, of, shards > 1 ? whole[r] : 0, join});
+      }
       query_tokens += queries[r];
     }
     std::size_t rounds = 0;

@@ -59,12 +59,15 @@ class PlanRequests : public testing::Test {
                                              .overhead = overhead,
                                              .merge_cost = float(kCosts.combine),
                                              .part_cost = float(kCosts.partial),
-                                             .traffic = 0.012f};
+                                             .traffic = 0.012f,
+                                             .joins = true};
     block_.run(equal ? 1 : kSides, [&] { plan_requests<problem, kTiling>(arguments); });
     EXPECT_EQ(status, 0);
 
     Result result;
     std::map<std::pair<int, int>, std::map<int, WorkItem>> pieces;  // by begin
+    std::map<int, int> workers_of;                                  // by slot
+    std::set<int> not_last;                                         // slots of items with one behind
     std::set<int> slots;
     for (int w = 0; w < workers; ++w) {
       int load = 0;
@@ -78,6 +81,8 @@ class PlanRequests : public testing::Test {
         EXPECT_TRUE(of_tile.emplace(item->begin, *item).second);
         if (item->slot >= 0) {
           EXPECT_TRUE(slots.insert(item->slot).second) << "slot " << item->slot << " is used twice";
+          workers_of[item->slot] = w;
+          if (item[1].begin != item[1].end) not_last.insert(item->slot);
           EXPECT_LT(item->slot, sizes.slots);
           EXPECT_EQ(merges.at(item->slot).arrived, 0u);
           EXPECT_EQ(merges.at(item->slot).left, 0);
@@ -103,6 +108,12 @@ class PlanRequests : public testing::Test {
         EXPECT_EQ(item.part, part);
         EXPECT_EQ(item.parts, int(list.size()));
         EXPECT_EQ(item.slot, list.size() > 1 ? list.begin()->second.slot + part : -1);
+        // Who gives has an item behind, by the plan: of a tile that its request may not have, where queries differ.
+        const WorkItem& first_part = list.begin()->second;
+        const bool two = !split && list.size() == 2, behind = two && not_last.contains(first_part.slot + 1);
+        const bool joins = equal ? behind : two && (behind || first_part.join != kJoinsNone);
+        EXPECT_EQ(item.join, !joins ? kJoinsNone : part == 0 ? kTakesUp : kGives);
+        EXPECT_TRUE(item.join != kTakesUp || workers_of.at(item.slot) > workers_of.at(item.slot + 1));
         at = item.end;
         ++part;
       }

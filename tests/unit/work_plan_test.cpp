@@ -36,12 +36,14 @@ std::vector<Case> cases() {
 
 TEST(WorkPlan, CoversEveryTileOnce) {
   for (const Case& one : cases()) {
-    const WorkPlan plan = plan_work(one.lengths, one.row_tiles, 132, one.split);
+    const WorkPlan plan = plan_work(one.lengths, one.row_tiles, 132, one.split, {}, 0, 0, true);
     ASSERT_LE(plan.grid, 132);
     ASSERT_EQ(plan.items.size(), std::size_t(plan.grid) * plan.rounds);
     std::map<std::pair<int, int>, std::vector<std::pair<int, int>>> ranges;  // (request, row tile) -> token blocks
     std::map<std::pair<int, int>, std::map<int, WorkItem>> parts;            // by begin
     std::set<int> all_slots;
+    std::map<int, int> workers_of;  // by slot
+    std::set<int> not_last;         // slots of items with one behind
     for (int worker = 0; worker < plan.grid; ++worker) {
       const WorkItem* item = &plan.items[std::size_t(worker) * plan.rounds];
       for (; item->begin != item->end; ++item) {
@@ -50,6 +52,8 @@ TEST(WorkPlan, CoversEveryTileOnce) {
         parts[{item->request, item->row_tile}][item->begin] = *item;
         if (item->slot < 0) continue;
         ASSERT_TRUE(all_slots.insert(item->slot).second);
+        workers_of[item->slot] = worker;
+        if (item[1].begin != item[1].end) not_last.insert(item->slot);
       }
       ASSERT_LT(item, &plan.items[std::size_t(worker) * plan.rounds] + plan.rounds);  // the list is closed
     }
@@ -71,6 +75,9 @@ TEST(WorkPlan, CoversEveryTileOnce) {
         ASSERT_EQ(item.part, part);
         ASSERT_EQ(item.parts, int(pieces.size()));
         ASSERT_EQ(item.slot, pieces.size() > 1 ? parts[tile].begin()->second.slot + part : -1);
+        const bool joins = !one.split && pieces.size() == 2 && not_last.contains(parts[tile].begin()->second.slot + 1);
+        ASSERT_EQ(item.join, !joins ? kJoinsNone : part == 0 ? kTakesUp : kGives);
+        ASSERT_TRUE(item.join != kTakesUp || workers_of.at(item.slot) > workers_of.at(item.slot + 1));
         ++part;
       }
     }

@@ -118,6 +118,42 @@ struct RowsOnM {
 template <DType>
 struct Typed {};
 
+// Takes up what another thread block has of the same rows, as one more block of tokens: its part, in `slot`, is
+// relative to its log-sum-exp.
+__device__ __forceinline__ void take_up_part(float (&o)[128], float2& maximum, float2& sum, int half, int row,
+                                             const LatentArguments& with, int slot) {
+  wait_for_part(with.merges[slot]);
+  const float4 of_rows = load_at_once<float4>(
+      with.lse_part + slot * (kTile * part_row_floats(kTile)) + RowsOnM::floats_at(half, row), true);
+  const uint4* const from = static_cast<const uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
+  const float2 top = {fmaxf(maximum.x, of_rows.x), fmaxf(maximum.y, of_rows.z)};
+  const float2 own = {exp2_fast(maximum.x - top.x), exp2_fast(maximum.y - top.y)};
+  const float2 weight = {exp2_fast(of_rows.x - top.x), exp2_fast(of_rows.z - top.y)};
+  sum = {fmaf(sum.x, own.x, weight.x), fmaf(sum.y, own.y, weight.y)};
+  maximum = top;
+  const float2 factor = {weight.x * of_rows.y, weight.y * of_rows.w};
+  constexpr int kAtOnce = 8;
+#pragma unroll
+  for (int first = 0; first < 16; first += kAtOnce) {
+    uint4 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) x[i] = load_at_once<uint4>(from + (first + i) * 256, true);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float* const to = o + 8 * (first + i);
+      const u32 words[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 pair = unpack<DType::float16>(words[j]);
+        const float of_own = j % 2 ? own.y : own.x, of_pair = j % 2 ? factor.y : factor.x;
+        to[2 * j] = fmaf(pair.x, of_pair, to[2 * j] * of_own);
+        to[2 * j + 1] = fmaf(pair.y, of_pair, to[2 * j + 1] * of_own);
+      }
+    }
+  }
+  part_is_taken_up(with.merges[slot]);
+}
+
 // Consumer warpgroup `half`. `work`: its items, one after the other. How an item begins and ends is one code for both,
 // which fills the instruction cache once; only the products between are in two orders.
 template <auto problem, bool spare>
@@ -304,6 +340,8 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
     int pairs = (end - begin) / 2;         // whole pairs
     const int single = (end - begin) & 1;  // a last even block without an odd one
     const Place queries_place = even;      // of their RoPE columns
+#pragma unroll
+    for (u32& x : rope_queries) x = 0;  // those of the item before are not kept
     if (spare) even = even.behind(1);
     auto take_queries = [&] {
       if constexpr (spare) {
@@ -490,7 +528,12 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
     barrier_wait(shared.exchanged, item_phase);
     sum = {shared.sum[0][row()] + shared.sum[1][row()], shared.sum[0][row() + 8] + shared.sum[1][row() + 8]};
     item_phase ^= 1;
-    const int slot = uniform(slot_of_item);
+    int slot = uniform(slot_of_item);
+    const auto join = [&] { return uniform(work[-1].join); };  // read again, for want of registers
+    if (!gathered && slot >= 0 && join() == kTakesUp) {
+      take_up_part(o, maximum, sum, half, row(), with, slot + 1);
+      slot = -1;  // an output from here on
+    }
     const auto inverse_of = [&](float sum, float maximum, int row) {
       const float divisor = divisor_of(with, slot, tile_row + row, maximum, sum);
       return divisor == 0.0f ? 0.0f : reciprocal_fast(divisor);
@@ -535,6 +578,7 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
       for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);
+      if (!gathered && join() == kGives) give_part(with.merges[slot]);
     }
     warp_arrive(shared.empty[out_places[0].at]);
     warp_arrive(shared.empty[out_places[1].at]);

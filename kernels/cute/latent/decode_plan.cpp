@@ -54,7 +54,8 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
           .overhead = version.costs.overhead(),
           .merge_cost = float(version.costs.combine),
           .part_cost = float(version.costs.partial),
-          .traffic = version.traffic};
+          .traffic = version.traffic,
+          .joins = version.joins};
 }
 
 int blocks_ahead(const LatentVersion& version, int requests, int heads, int queries) {

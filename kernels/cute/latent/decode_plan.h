@@ -37,7 +37,8 @@ struct LatentVersion {
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
   WorkCosts costs;
-  float traffic = 0;  // PlanRequestsArguments
+  float traffic = 0;   // PlanRequestsArguments
+  bool joins = false;  // likewise
   // Token blocks that L2 is asked for ahead (LatentArguments), where there are at most so many row tiles.
   int ahead = 0;
   std::int64_t ahead_tiles = std::numeric_limits<std::int64_t>::max();

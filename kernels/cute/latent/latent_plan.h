@@ -277,7 +277,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
   WorkPlan work_plan(const Tiling& at) const {
     return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
-                     problem.h * problem.s, problem.s);
+                     problem.h * problem.s, problem.s, version(at).joins);
   }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {

@@ -110,6 +110,25 @@ struct RowSums {
   }
 };
 
+// Whether the item is a part whose tile is merged at the end of the kernel.
+__device__ __forceinline__ bool is_merged(const WorkItem& item) { return item.slot >= 0 && item.join == kJoinsNone; }
+
+// A part of which another thread block takes up what the same warp of it has. Each lane has written its own.
+__device__ __forceinline__ void give_part(MergeState& part) {
+  __syncwarp();
+  if (lane_id() == 0) add_release(&part.arrived, 1);
+}
+// Until all warps have given it, since one of them may have what another one wants. A vote, so that the compiler knows
+// the warp to stay together: else what follows loses its uniform registers.
+__device__ __forceinline__ void wait_for_part(const MergeState& part) {
+  while (__any_sync(~0u, static_cast<u32>(load_acquire(&part.arrived)) != kMergeWarps)) {
+  }
+}
+__device__ __forceinline__ void part_is_taken_up(MergeState& part) {
+  __syncwarp();
+  if (lane_id() == 0 && add_release(&part.arrived, 1ull << 32) >> 32 == kMergeWarps - 1) part.arrived = 0;
+}
+
 // The next items of a thread block that cover but a part of their tile.
 struct CutItems {
   WorkItem items[32];
@@ -435,7 +454,7 @@ __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, in
   const bool exists = i < with.rounds;
   items += i;
   const u32 behind = __ballot_sync(~0u, !exists || items->begin == items->end);  // from its lowest bit on
-  const u32 set = __ballot_sync(~0u, exists && items->slot >= 0) & ((behind & -behind) - 1);
+  const u32 set = __ballot_sync(~0u, exists && is_merged(*items)) & ((behind & -behind) - 1);
   if (set >> lane & 1) {  // in pieces, since producers have few registers
     const uint4* const from = reinterpret_cast<const uint4*>(items);
     uint4* const to = reinterpret_cast<uint4*>(&cut.items[__popc(set & ((1u << lane) - 1))]);
@@ -489,7 +508,7 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
       const int i = first + lane;
       const WorkItem item = i < with.rounds ? items()[i] : WorkItem{};
       const u32 behind = __ballot_sync(~0u, item.begin == item.end);
-      if (item.slot >= 0 && static_cast<u32>(lane) < __ffs(behind) - 1u) {
+      if (is_merged(item) && static_cast<u32>(lane) < __ffs(behind) - 1u) {
         seen = arrive(item);
         look_back(item);
       }

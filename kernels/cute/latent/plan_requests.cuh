@@ -466,7 +466,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     }
 
     for (int worker = thread; worker < side * groups; worker += kThreads) {
-      const int g = by_side.of(worker), m = worker - g * side;
+      // From the last group to the first: who takes up a part stands behind who gives it.
+      const int place = by_side.of(worker), g = groups - 1 - place, m = worker - place * side;
       WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
       Cut from, to;
       if (by_formula)
@@ -504,7 +505,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
                       whole_of(request)};
           }
         } else {
-          int slot = -1, part = 0, parts = 1;
+          int slot = -1, part = 0, parts = 1, join = kJoinsNone;
           if (begin > 0 || end < blocks) {
             // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
             int runs = v;  // before this one
@@ -513,6 +514,9 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
               part = g + 1 - first;
               parts = continues_run.first_without(first + 1) - first + 1;
               runs = starts_run.count_below(first);
+              const int of_gives = g + 2 - part;  // the end of its list
+              if (with.joins && parts == 2 && cut_pass[of_gives] > v + (cut_block[of_gives] == 0))
+                join = part == 0 ? kTakesUp : kGives;
             } else {  // pieces of passes that are alike
               parts = pieces_of_longest;
               part = g - v * parts;
@@ -520,7 +524,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
             slot = 2 * first_worker + m * 2 * groups + g + runs;
             with.merges[slot] = {};
           }
-          *out++ = {request, row_tile, begin, end, tokens, slot, first_row, queries, part, parts, whole_of(request)};
+          *out++ = {request, row_tile,          begin, end, tokens, slot, first_row, queries, part,
+                    parts,   whole_of(request), join};
         }
       }
       *out = {};

@@ -54,6 +54,7 @@ struct PlanRequestsArguments {
   float traffic =
       0;  // of one token block, read by one worker, as a share of what all workers read in the time of a block
   Shards shards = {};
+  bool joins = false;  // the latent kernel takes up the other one of two parts
 };
 
 // How much room the lists take at most, for any lengths.

@@ -25,8 +25,7 @@ struct RowsOnNPairs {
     RowPlaces<N> rows;
 
     __device__ __forceinline__ Output(const LatentArguments& with, const WorkItem& item, int)
-        : rows(with, item.request, item.first_row, item.row_tile * N,
-               min(item.row_tile * N + N, item.queries * with.heads)) {}
+        : rows(with, item.request, item.first_row, item.row_tile * N, item.queries * with.heads) {}
     template <DType dtype>
     __device__ __forceinline__ void write(int chunk, const TwoRows& x, u32) const {
       const int at = column(chunk, lane_id()), row = RowsOnNPairs::row(chunk, lane_id());

@@ -40,9 +40,10 @@ struct WorkPlan {
 
 // lengths: tokens of every request (0 allowed); row_tiles = ceil(h * s / 64); workers: how many thread blocks run at a
 // time. split: 0, or the token blocks after which every request is cut, independent of the batch, so that its
-// output does not depend on its batch mates. rows, queries: of every request, for the items.
+// output does not depend on its batch mates. rows, queries: of every request, for the items. joins: the kernel takes up
+// the other one of two parts.
 inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int workers, int split = 0,
-                          WorkCosts costs = {}, int rows = 0, int queries = 0) {
+                          WorkCosts costs = {}, int rows = 0, int queries = 0, bool joins = false) {
   const int requests = static_cast<int>(lengths.size());
   // A request without tokens still has outputs to write: one block, all masked.
   std::vector<int> blocks(requests);
@@ -104,7 +105,7 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
       parts[static_cast<size_t>(p.request) * row_tiles + p.row_tile].push_back(
           {p.worker, static_cast<int>(of[p.worker].size())});
       of[p.worker].push_back(
-          {p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, p.request * rows, queries, 0, 1, {}});
+          {p.request, p.row_tile, p.begin, p.end, lengths[p.request], -1, p.request * rows, queries, 0, 1, {}, {}});
       load[p.worker] += p.end - p.begin + costs.item;
     }
     for (const auto& list : parts) {
@@ -114,6 +115,9 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
         item.slot = plan.slots++;
         item.part = part;
         item.parts = static_cast<int>(list.size());
+        if (joins && split == 0 && list.size() == 2 && list[0].first > list[1].first &&
+            list[1].second + 1 < static_cast<int>(of[list[1].first].size()))
+          item.join = part == 0 ? kTakesUp : kGives;
       }
     }
     size_t most = 0;
@@ -152,9 +156,9 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
     const Ranges ranges = balance(blocks, groups);
     std::vector<Placed> placed;
     for (int g = 0; g < groups; ++g) {
+      const int first = (groups - 1 - g) * row_tiles;  // who takes up a part stands behind who gives it
       for (const Range& range : ranges[g]) {
-        for (int m = 0; m < row_tiles; ++m)
-          placed.push_back({g * row_tiles + m, range.request, m, range.begin, range.end});
+        for (int m = 0; m < row_tiles; ++m) placed.push_back({first + m, range.request, m, range.begin, range.end});
       }
     }
     consider(finish(placed, groups * row_tiles));
@@ -177,8 +181,8 @@ inline WorkPlan plan_work(const std::vector<int>& lengths, int row_tiles, int wo
         for (int w = 0; w < workers; ++w) {
           for (const Range& range : ranges[w]) {
             const long long i = whole + range.request;
-            placed.push_back(
-                {w, static_cast<int>(i / row_tiles), static_cast<int>(i % row_tiles), range.begin, range.end});
+            placed.push_back({workers - 1 - w, static_cast<int>(i / row_tiles), static_cast<int>(i % row_tiles),
+                              range.begin, range.end});
           }
         }
       }

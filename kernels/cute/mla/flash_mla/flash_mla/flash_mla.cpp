@@ -42,7 +42,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
             .rows = 64,
             .query_groups = 2,
             .costs = {},
-            .traffic = 0.012f,  // 73.7 KB at 4.5 TB/s against 1.4 us
+            .traffic = 0.012f,                    // 73.7 KB at 4.5 TB/s against 1.4 us
+            .joins = !is_gathered(problem.page),  // whose consumers have no registers left
             .ahead = at.prefetch,
             .ahead_tiles = problem.ragged ? few_tiles() : std::numeric_limits<std::int64_t>::max()};
   }
