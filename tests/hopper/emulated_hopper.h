@@ -295,6 +295,7 @@ inline void __syncthreads() { emulated::meet(0, emulated::Threads::all().count()
 
 }  // namespace hypermla::cute
 
+#include "hopper/constants.h"
 #include "hopper/shared.h"
 
 namespace hypermla::cute {
@@ -412,6 +413,7 @@ inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   wanted ? std::memcpy(dynamic + shared, global, 16) : std::memset(dynamic + shared, 0, 16);
 }
 inline void copy_ahead(u32 shared, const void* global) { copy_ahead_or_zero(shared, global, true); }
+inline void copy_last(u32 shared, const void* global) { copy_ahead(shared, global); }
 inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
   races::finish(copies, races::begin(copies) - 1, threadIdx.x);
@@ -440,6 +442,8 @@ T load_at_once(const void* from, bool wanted) {
   std::memcpy(&x, from, sizeof x);
   return x;
 }
+inline void store_to_stay(uint4* to, uint4 x) { *to = x; }
+inline uint4 load_last(const void* from) { return load_at_once<uint4>(from, true); }
 inline void fence_all() { races::fence_all(); }
 inline u64 add_release(u64* to, u64 more) {
   races::fence_all();
@@ -458,7 +462,6 @@ inline uint2 halves_of_e4m3(u32 word) {
 }
 
 // tma.h
-enum class Keep { normal, evict_first };
 inline void tma_prefetch_map(const TensorMap&) {}
 inline void tma_prefetch(const TensorMap& map, int row, int group, int batch) {
   emulated::asked.push_back({&map, row, group, batch});

@@ -14,4 +14,12 @@ inline constexpr float kLog2e = 1.442695040888963f, kLn2 = 0.693147180559945f;
 inline constexpr float kRescaleThreshold = 8.0f;
 inline constexpr unsigned kMaxSharedBytes = 232448;  // that a thread block may have on sm_90
 
+// How L2 treats what an access brings or leaves there, as a cache policy of PTX: what no other thread block reads need
+// not stay.
+enum class Keep : unsigned long long {
+  normal = 0,
+  evict_first = 0x12f0000000000000ull,
+  evict_last = 0x14f0000000000000ull
+};
+
 }  // namespace hypermla::cute

@@ -2,6 +2,7 @@
 // would take an instruction for each of them.
 #pragma once
 
+#include "constants.h"
 #include "mbarrier.h"
 
 namespace hypermla::cute {
@@ -10,6 +11,12 @@ namespace hypermla::cute {
 // computations.
 __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
+}
+
+// As copy_ahead(), of what store_to_stay() wrote: L2 need not keep it then.
+__device__ __forceinline__ void copy_last(u32 shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "l"(static_cast<u64>(Keep::evict_first)));
 }
 
 // As copy_ahead(), or zeros.

@@ -1,6 +1,7 @@
 // Signals between thread blocks through global memory, and loads that are issued without waits.
 #pragma once
 
+#include "constants.h"
 #include "shared.h"
 
 namespace hypermla::cute {
@@ -41,6 +42,22 @@ template <>
 __device__ __forceinline__ float4 load_at_once(const void* from, bool wanted) {
   const uint4 x = load_at_once<uint4>(from, wanted);
   return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+}
+
+// What another thread block reads, once, by load_last() or copy_last(). L2 keeps it until then, while tokens pass
+// through: else some of it goes to memory and back.
+__device__ __forceinline__ void store_to_stay(uint4* to, uint4 x) {
+  asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w), "l"(static_cast<u64>(Keep::evict_last))
+               : "memory");
+}
+// As load_at_once(), what L2 need not keep then.
+__device__ __forceinline__ uint4 load_last(const void* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from), "l"(static_cast<u64>(Keep::evict_first)));
+  return x;
 }
 
 __device__ __forceinline__ void fence_all() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

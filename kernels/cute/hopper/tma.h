@@ -6,6 +6,7 @@
 // read as zeros and not written.
 #pragma once
 
+#include "constants.h"
 #include "hypermla/tensor_map.h"
 #include "mbarrier.h"
 
@@ -14,9 +15,6 @@ namespace hypermla::cute {
 __device__ __forceinline__ void tma_prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-
-// How L2 treats what a load brings: data that no other thread block reads need not stay.
-enum class Keep : u64 { normal = 0, evict_first = 0x12f0000000000000ull };
 
 // Loads the box at (row, group, batch); its bytes arrive at `barrier`. One thread.
 template <Keep keep = Keep::normal>

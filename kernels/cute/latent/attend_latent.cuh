@@ -137,7 +137,7 @@ __device__ __forceinline__ void take_up_part(float (&o)[128], float2& maximum, f
   for (int first = 0; first < 16; first += kAtOnce) {
     uint4 x[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[i] = load_at_once<uint4>(from + (first + i) * 256, true);
+    for (int i = 0; i < kAtOnce; ++i) x[i] = load_last(from + (first + i) * 256);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       float* const to = o + 8 * (first + i);
@@ -577,7 +577,7 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
       inverse = {inverse.x * scale[0].store, inverse.y * scale[1].store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) out[i * 256] = fragment(Typed<DType::float16>(), i);
+      for (int i = 0; i < 16; ++i) store_to_stay(out + i * 256, fragment(Typed<DType::float16>(), i));
       if (!gathered && join() == kGives) give_part(with.merges[slot]);
     }
     warp_arrive(shared.empty[out_places[0].at]);

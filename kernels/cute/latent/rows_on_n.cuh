@@ -17,8 +17,8 @@ __device__ __forceinline__ void store_part(const LatentArguments& with, int slot
   for (int i = 0; i < 2 * kOctets; ++i) {
     const float *x = o[i / kOctets * 2] + i % kOctets * 4, *y = o[i / kOctets * 2 + 1] + i % kOctets * 4;
     const float2 by = scale(i % kOctets);
-    out[i * 128] = make_uint4(pack<of>(x[0] * by.x, x[2] * by.x), pack<of>(x[1] * by.y, x[3] * by.y),
-                              pack<of>(y[0] * by.x, y[2] * by.x), pack<of>(y[1] * by.y, y[3] * by.y));
+    store_to_stay(out + i * 128, make_uint4(pack<of>(x[0] * by.x, x[2] * by.x), pack<of>(x[1] * by.y, x[3] * by.y),
+                                            pack<of>(y[0] * by.x, y[2] * by.x), pack<of>(y[1] * by.y, y[3] * by.y)));
   }
 }
 

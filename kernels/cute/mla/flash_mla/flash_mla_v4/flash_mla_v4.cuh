@@ -414,8 +414,8 @@ struct FewRowsConsumer {
     for (int i = 0; i < 4; ++i) {
       constexpr DType of = DType::float16;
       const float4 x = columns(i, 0), y = columns(i, 1);
-      out[i * 32] = make_uint4(pack<of>(x.x * by.x, x.y * by.x), pack<of>(y.x * by.y, y.y * by.y),
-                               pack<of>(x.z * by.x, x.w * by.x), pack<of>(y.z * by.y, y.w * by.y));
+      store_to_stay(out + i * 32, make_uint4(pack<of>(x.x * by.x, x.y * by.x), pack<of>(y.x * by.y, y.y * by.y),
+                                             pack<of>(x.z * by.x, x.w * by.x), pack<of>(y.z * by.y, y.w * by.y)));
     }
   }
 };
