@@ -288,6 +288,15 @@ class Refusals(CommandCase):
             self.assertIn("is written for Hopper GPUs", self.refuse("verify", "flash_mla", version, "--device=cpu"))
         self.assertIn("MlaDecode", self.succeed("verify", "--help").out)
 
+    def test_what_only_decodes_is_compiled_for_the_problem_that_was_said(self):
+        words = ["compile", "cute.mla.flash_mla_v3", "--arch=sm_90"]
+        done = self.succeed(*words, "--fp8=576", "--ragged", "--page=64", "--rows=32")
+        self.assertIn("2 compiled, 0 failed", done.out)  # the planner's, too
+        self.assertIn("add --fp8=656 or 576, and --page=64", self.refuse(*words, "--b=3"))
+        for flag in "--cases", "--decode":
+            self.assertIn(f"--b says a problem, but {flag} compiles those that its runs take",
+                          self.refuse(*words, "--b=3", flag))
+
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {
             "cute.mla.mla_var6_plus": ["--s=0", "--n=100", "--prefixes=1"],

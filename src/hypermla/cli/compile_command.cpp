@@ -70,9 +70,13 @@ int compile_command(const Words& words) {
   add_problem_fields(app, entries, said);
   for (const KernelEntry& one : entries) add_tiling_fields(app, *one.make(), said);
   if (!parse(app, rest)) return 0;
-  if (!said.tiling.empty() && (cases || decode))
-    fail("--{} says a tiling, but --{} compiles those that its runs take; leave one of them out",
-         said.tiling.begin().key(), cases ? "cases" : "decode");
+  const auto says = [&](const Json& fields, const char* what) {
+    if (!fields.empty() && (cases || decode))
+      fail("--{} says a {}, but --{} compiles those that its runs take; leave one of them out", fields.begin().key(),
+           what, cases ? "cases" : "decode");
+  };
+  says(said.tiling, "tiling");
+  says(said.problem, "problem");
 
   const Environment environment = Environment::detect();
   const DeviceTable devices = known_devices(environment);
@@ -94,7 +98,8 @@ int compile_command(const Words& words) {
     if (!entries.empty()) {
       // Throws where its language does not compile.
       if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
-      if (entries.front().make()->only_decodes()) {
+      const bool said_none = said.problem.empty() && said.tiling.empty();
+      if (said_none && entries.front().make()->only_decodes()) {  // what a plan is by default is not for it
         add(called(entries.front()));
       } else {
         const auto [entry, plan, chosen] = configure(entries, on, said);
