@@ -132,7 +132,7 @@ __device__ __forceinline__ void take_up_part(float (&o)[128], float2& maximum, f
   sum = {fmaf(sum.x, own.x, weight.x), fmaf(sum.y, own.y, weight.y)};
   maximum = top;
   const float2 factor = {weight.x * of_rows.y, weight.y * of_rows.w};
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 4;
 #pragma unroll
   for (int first = 0; first < 16; first += kAtOnce) {
     uint4 x[kAtOnce];

@@ -4,8 +4,8 @@
 // one row tile and a range of token blocks. A tile that one item covers is written as output; else its items write
 // partial outputs into consecutive slots, in the order of the tokens, and the thread blocks that wrote them merge them
 // when all have come to the end of their lists (merge_tiles.cuh). Of two parts the thread block of the first tokens may
-// take up the other while its own is still in registers (Join). Thread block c takes the items from c * rounds on, until
-// one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the device, there
+// take up the other while its own is still in registers (Join). Thread block c takes the items from c * rounds on,
+// until one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the device, there
 // (plan_requests.cuh).
 #pragma once
 
@@ -21,8 +21,8 @@ constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
 constexpr int part_row_floats(int tile_rows) { return tile_rows == 64 ? 4 : 1 + part_pieces(tile_rows); }
 
 // What a part has to do with the other one of its tile, where they are two and join: where the thread block that gives
-// has other items behind, so that it wrote long before the other one asks. Who takes up waits for who gives, so that is a
-// thread block before it, which started no later: none of them waits for one that has found no place.
+// has other items behind, so that it wrote long before the other one asks. Who takes up waits for who gives, so that is
+// a thread block before it, which started no later: none of them waits for one that has found no place.
 enum Join : int { kJoinsNone = 0, kGives, kTakesUp };
 
 struct alignas(16) WorkItem {
