@@ -23,6 +23,7 @@ class PlanRequests : public testing::Test {
     int load = 0;                         // of the busiest worker, in token blocks, each item `overhead` more
     int sum = 0;                          // of all workers
     int merges = 0;                       // row tiles that were cut
+    int taken_up = 0;                     // of these, whose last part another thread block takes up
     std::vector<std::vector<int>> items;  // of all workers
   };
 
@@ -114,6 +115,7 @@ class PlanRequests : public testing::Test {
         const bool joins = equal ? behind : two && (behind || first_part.join != kJoinsNone);
         EXPECT_EQ(item.join, !joins ? kJoinsNone : part == 0 ? kTakesUp : kGives);
         EXPECT_TRUE(item.join != kTakesUp || workers_of.at(item.slot) > workers_of.at(item.slot + 1));
+        result.taken_up += item.join == kTakesUp;
         at = item.end;
         ++part;
       }
@@ -315,6 +317,18 @@ TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
       ASSERT_EQ(std::memcmp(&local, &expected[item], sizeof local), 0) << "item " << item;
     }
   }
+}
+
+// Where the line of requests is cut most tiles have two parts; of equal pieces none is written long before the other.
+TEST_F(PlanRequests, PartsOfTheLineAreTakenUpAndPiecesAreMerged) {
+  std::mt19937 random(7);
+  std::vector<int> lengths(128);
+  for (int& n : lengths) n = 1 + int(random() % 8192);
+  const Result line = plan<0>(lengths, 1, 132, 8192);
+  EXPECT_GT(2 * line.taken_up, line.merges);
+  const Result pieces = plan<0>(std::vector<int>(32, 4096), 2, 132, 4096);
+  EXPECT_EQ(pieces.merges, 64);
+  EXPECT_EQ(pieces.taken_up, 0);
 }
 
 // 126 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1

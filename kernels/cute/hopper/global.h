@@ -1,4 +1,5 @@
-// Signals between thread blocks through global memory, and loads that are issued without waits.
+// Signals between thread blocks through global memory, what they write there for each other, and loads that are issued
+// without waits.
 #pragma once
 
 #include "constants.h"
