@@ -110,7 +110,7 @@ class PlanRequests : public testing::Test {
         EXPECT_EQ(item.part, part);
         EXPECT_EQ(item.parts, int(list.size()));
         EXPECT_EQ(item.slot, list.size() > 1 ? list.begin()->second.slot + part : -1);
-        // Who gives has an item behind, by the plan: of a tile that its request may not have, where passes are not full.
+        // Who gives has an item behind, by the plan: of a tile that its request may not have if passes are not full.
         const WorkItem& first_part = list.begin()->second;
         const bool two = !split && list.size() == 2, behind = two && not_last.contains(first_part.slot + 1);
         const bool joins = full ? behind : two && (behind || first_part.join != kJoinsNone);
