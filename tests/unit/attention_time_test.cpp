@@ -145,7 +145,8 @@ TEST(AttentionTime, OfCachesInFp8IsCloseToWhatWasMeasured) {
   struct {
     int b, s, h;
     double burst, sustained;
-  } const kE4m3[] = {{32, 16, 128, 614.9, 645.9}, {32, 4, 128, 156.2, 167.9}, {128, 1, 128, 156.1, 177.2}};
+  } const kE4m3[] = {
+      {32, 16, 128, 503.6, 546.7}, {32, 4, 128, 132.8, 153.4}, {128, 1, 128, 141.7, 163.1}};  // an H100's
   for (const auto& row : kE4m3) {
     SCOPED_TRACE(testing::Message() << "e4m3 b" << row.b << " s" << row.s << " h" << row.h);
     const auto plan = plan_of("cute.mla.flash_mla_v2", {.b = row.b, .s = row.s, .t = 4096, .h = row.h},

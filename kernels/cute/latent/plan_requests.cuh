@@ -343,11 +343,22 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         pieces_of_longest = Quotient(piece).up(longest);
         pieces = all * pieces_of_longest;
       } else {
+        // Every warp counts over all requests, again and again: of the first ones a lane keeps its own.
+        constexpr int kKept = 4;
+        int kept_passes[kKept], kept_blocks[kKept];
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) {
+          const int r = lane + 32 * i;
+          kept_passes[i] = r < b ? passes_of(r) : 0;
+          kept_blocks[i] = r < b ? blocks_of(r) : 0;
+        }
         auto pieces_of = [&](int length) {
           const Quotient by_length(length);
           int count = 0;
+#pragma unroll
+          for (int i = 0; i < kKept; ++i) count += kept_passes[i] * by_length.up(kept_blocks[i]);
 #pragma unroll 2
-          for (int r = lane; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
+          for (int r = lane + 32 * kKept; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
           return static_cast<int>(__reduce_add_sync(~0u, count));
         };
         int low = max(max(1, by_groups.up(sum)), cheapest), high = longest;

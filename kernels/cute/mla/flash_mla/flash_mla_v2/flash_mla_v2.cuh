@@ -11,14 +11,14 @@
 // order: of 16 tokens byte 4 j + e is token 2 j + e (e = 0, 1) or 2 j + 6 + e (e = 2, 3), which is what a thread of the
 // scores holds. Likewise rows g and g + 8 of 16 of M are columns 2 g and 2 g + 1 of the values.
 //
-// Roles (384 threads):
-//   warpgroup 0   consumer: columns   0..255 of the output, scores and weights of the even blocks
-//   warpgroup 1   consumer: columns 256..511 of the output, scores and weights of the odd blocks
+// Roles (512 threads):
+//   warpgroup 0   values: columns   0..255 of the output
+//   warpgroup 1   values: columns 256..511 of the output
 //   warpgroup 2   producer: one warp loads tokens, a thread of another one queries
+//   warpgroup 3   scores and weights of all blocks
 //
-// Order of the products for a pair: S(even) | S(odd) | O += P(even) Z(even) | O += P(odd) Z(odd). The softmax of the
-// even block runs beside S(odd), that of the odd block beside O += P(even) Z(even), and the transposition of the even
-// block beside the scores. Two named barriers keep this order. Both warpgroups share one running maximum.
+// Scores run ahead of values, by as many blocks as there are slots, and over the end of an item. The products of the
+// next block's scores are issued in between the steps of a block's softmax, so that neither waits for the other.
 //
 // A score at the running maximum of its row weighs 2^kWeightBits, and none weighs more than 2^(kWeightBits + kLag),
 // which is below 448: the maximum rises when a score exceeds it by more than kLag. Then sums and outputs are rescaled,
@@ -31,9 +31,9 @@
 // (64 rows x 64 bytes) replace its RoPE box.
 //
 // Pages of 64 or 128 tokens are loaded like a dense cache, those of 16 or 32 as boxes of a page. What lies behind the
-// end of a request is not loaded; its scores are hidden, and its values are zeroed in registers, since 0 * NaN is NaN.
+// end of a request is not loaded; its scores are hidden, and its values are zeroed after them, since 0 * NaN is NaN.
 //
-// grid = any multiple of the cluster, by the work list; 384 threads, kFlashMlaV2SharedBytes of dynamic shared memory.
+// grid = any multiple of the cluster, by the work list; 512 threads, kFlashMlaV2SharedBytes of dynamic shared memory.
 // Clusters share nothing and only place thread blocks beside each other.
 #pragma once
 
@@ -64,15 +64,14 @@ struct E4m3Shared {
   Bytes<kBlockBytes> queries;
   Array<Bytes<kBlockBytes>, kSlots> slots;
   Barriers<kSlots> full, empty;
-  Barriers<2> weights_ready;  // of the even block, of the odd one
+  Barriers<kSlots> weights_ready;
   Barrier queries_full, queries_empty;
-  Barrier exchanged;                            // what the warpgroups hand each other at the end of an item
-  alignas(16) volatile int raised[2][4];        // [warpgroup][warp]: did the warp raise its maximum
-  volatile float maximum[2][kTile];             // [warpgroup][row]
-  alignas(16) volatile float factor[2][kTile];  // [warpgroup][row]: of sums and outputs, where the maximum rose
-  float sum[2][kTile], rounded[2][kTile];       // [warpgroup][row]: of the weights, and of what they were rounded to
-  float of_row[kTile];                          // the running maximum
-  alignas(16) float inverse[2][kTile];          // [warpgroup][row]: what the outputs are multiplied by
+  Barriers<2> sums_full, sums_empty;                 // [item, even or odd]
+  alignas(16) volatile int raised[kSlots][4];        // [slot][warp]: did the warp raise its maximum
+  alignas(16) volatile float factor[kSlots][kTile];  // [slot][row]: of the outputs, where the maximum rose
+  float sum[2][kTile], rounded[2][kTile];            // [item][row]: of the weights, and of what they were rounded to
+  float of_row[2][kTile];                            // [item][row]: the running maximum
+  alignas(16) float inverse[2][2][kTile];            // [item][half][row]: what the outputs are multiplied by
   latent::CutItems cut;
 };
 static_assert(sizeof(E4m3Shared) == kFlashMlaV2SharedBytes && kFlashMlaV2SharedBytes <= kMaxSharedBytes);
@@ -80,7 +79,7 @@ static_assert(sizeof(E4m3Shared) == kFlashMlaV2SharedBytes && kFlashMlaV2SharedB
 // Bytes from the start of a box of lines of 64 bytes to 16 of them (e4m3.h).
 __device__ __forceinline__ u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line / 2 % 4)) << 4); }
 
-enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3, kWarpgroup1 = 4 };
+enum NamedBarrier { kScores = 1, kValues = 2 };  // of a warpgroup: 2 and 3 of those of the values
 
 // Parts are normalised by their weights, so no number of them exceeds those of the cache: 448. That times this is below
 // float16's largest.
@@ -91,55 +90,169 @@ struct RowsOnN64 : latent::RowsOnNPairs<kTile> {
   static __device__ __forceinline__ int piece(int) { return 0; }
 };
 
-// One consumer warpgroup.
-template <auto problem, int half>
-__device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments& with) {
-  constexpr int kOwnBarrier = kWarpgroup0 + half;
+// Where a warpgroup is in the ring of token blocks.
+struct Cursor {
+  int slot = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ Cursor next() const {
+    return slot + 1 == kSlots ? Cursor{0, phase ^ 1} : Cursor{slot + 1, phase};
+  }
+};
+
+// The warpgroup of the scores: scores and weights of all blocks.
+template <auto problem>
+__device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArguments& with) {
   const float scale_log2 = with.scale_log2 * *with.q_scale * *with.cache_scale;
-
-  float o[4][32];       // (256, 64) of the warpgroup, O^T: 64 columns each
-  float p[32] = {};     // (64, 64) scores, then weights
-  u32 values[4][2][4];  // (256, 64) Z^T as the A operand: [64 columns][32 tokens]
-  float2 maximum = {kLeastScore, kLeastScore}, sum = {}, rounded = {};  // of rows r and r + 8 of the scores
-  int slot = 0;                                                         // of the next even block
-  u32 phase = 0;                                                        // of that slot
-  u32 even_phase = 0, odd_phase = 0;                                    // of the weights
-  u32 item_phase = 0;                                                   // of the queries and of the exchange
-
   const u32 q = operand_k_major(shared.queries);
   const u32 q_rope = operand_k_major(shared.queries + kRopeAt);
   const u32 key = operand_k_major(shared.slots);
+  float p[2][32];                // (64, 64) scores, then weights, of a block and the next one
+  float2 maximum, sum, rounded;  // of rows r and r + 8
+  Cursor at;
   // Here and below threads read their index anew, which saves a register.
   auto row = [&] { return ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2); };
-  auto after = [&](int at) { return at + 1 == kSlots ? 0 : at + 1; };
-  auto wait_until_loaded = [&](int ahead) {  // the even block's slot, or the one behind it
-    const int at = ahead ? after(slot) : slot;
-    barrier_wait(shared.full[at], phase ^ (at < slot));
-  };
-  auto scores = [&](int at) {  // S = Q Z^T
-    const u32 keys = key + at * (kBlockBytes >> 4);
+
+  WorkItem item = with.own_work()[0];
+#pragma unroll 1
+  for (int number = 0;;) {  // of the item; an address would need two registers
+    const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
+    if (begin == end) break;
+    const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
+    const latent::SeenTokens<problem> seen(with, item, queries, tokens);
+    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
+    maximum = {latent::first_maximum(row(), rows), latent::first_maximum(row() + 8, rows)};
+    sum = rounded = {};
+    int block = begin;
+
+    // Issues a fifth of the products S = Q Z^T: a box of the latent part, the last time the RoPE part.
+    auto score = [&](float* scores, int slot, int box) {
+      const u32 keys = key + slot * (kBlockBytes >> 4);
+      if (box < kBoxes) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int offset = box * kNextBox + i * 2;
+          mma_e4m3<Line::bytes_128>(scores, q + offset, keys + offset, box + i != 0);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) mma_e4m3<Line::bytes_64>(scores, q_rope + 2 * i, keys + (kRopeAt >> 4) + 2 * i, 1);
+        mma_commit();
+      }
+    };
+    auto mask = [&](float* scores) {
+      const int first = block * kTile;
+      if (first + kTile <= seen.by_all) return;
+      int seen0 = seen.by_all, seen1 = seen.by_all;
+      if (problem.causal) {
+        const int query0 = (tile_row + row()) / with.heads, query1 = (tile_row + row() + 8) / with.heads;
+        seen0 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query0) : seen.by_all + query0;
+        seen1 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query1) : seen.by_all + query1;
+      }
+      const int column = first + 2 * (lane_id() & 3);
+      mask_rows<32>(scores, {seen0 - column, seen1 - column});
+    };
+    // Scores to weights, in the order of tokens above, which replace the RoPE box of their block. `more`: there is a
+    // next block, whose scores are begun meanwhile.
+    auto weigh = [&]<bool more>(float* now, [[maybe_unused]] float* then) {
+      const Cursor next = at.next();
+      auto score_next = [&](int box) {
+        if constexpr (more) score(then, next.slot, box);
+      };
+      mma_wait<0>();
+      pin<32>(now);
+      if constexpr (more) {
+        barrier_wait(shared.full[next.slot], next.phase);
+        mma_fence();
+      } else {
+        warp_arrive(shared.queries_empty);
+      }
+      score_next(0);
+      mask(now);
+      const float2 largest = largest_scores<32>(now);
+      const bool raise = __any_sync(
+          ~0u, fmaf(largest.x, scale_log2, -maximum.x) > kLag || fmaf(largest.y, scale_log2, -maximum.y) > kLag);
+      score_next(1);
+      float2 factors = {};
+      if (raise) {
+        factors = raise_maxima(maximum, largest, scale_log2);
+        sum = {sum.x * factors.x, sum.y * factors.y};
+        rounded = {rounded.x * factors.x, rounded.y * factors.y};
+      }
+      named_sync(kScores, 128);  // all warps have finished to read the box
+      if (lane_id() == 0) shared.raised[at.slot][(thread_id() >> 5) & 3] = raise;
+      if (raise && (lane_id() & 3) == 0) {
+        shared.factor[at.slot][row()] = factors.x;
+        shared.factor[at.slot][row() + 8] = factors.y;
+      }
+      // Unit lane / 16 of the lane's row; two units on, bit 5 is turned over.
+      const u32 to = shared.slots[at.slot] + kRopeAt +
+                     swizzled_64(((thread_id() >> 5) & 3) * 16 + (lane_id() & 15), lane_id() >> 4);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // 32 tokens each
+        score_next(2 + i);
+        float* const x = now + 16 * i;
+        weigh_rows<16>(x, scale_log2, {maximum.x - kWeightBits, maximum.y - kWeightBits}, sum);
+        const u32 first[2] = {pack_e4m3(x[0], x[1], x[4], x[5]), pack_e4m3(x[8], x[9], x[12], x[13])},
+                  second[2] = {pack_e4m3(x[2], x[3], x[6], x[7]), pack_e4m3(x[10], x[11], x[14], x[15])};
+        rounded = {rounded.x + sum_of_e4m3(first), rounded.y + sum_of_e4m3(second)};
+        store_matrices(to ^ i << 5, first[0], second[0], first[1], second[1]);
+      }
+      score_next(4);
+      async_fence();
+      barrier_arrive(shared.weights_ready[at.slot]);
+      at = next;
+      ++block;
+    };
+
+    barrier_wait(shared.queries_full, number & 1);
+    barrier_wait(shared.full[at.slot], at.phase);
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * kBoxes; ++i) {
-      const int offset = i / 4 * kNextBox + i % 4 * 2;
-      mma_e4m3<Line::bytes_128>(p, q + offset, keys + offset, i != 0);
+    for (int box = 0; box <= kBoxes; ++box) score(p[0], at.slot, box);
+#pragma unroll 1
+    while (block + 2 < end) {
+      weigh.template operator()<true>(p[0], p[1]);
+      weigh.template operator()<true>(p[1], p[0]);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) mma_e4m3<Line::bytes_64>(p, q_rope + 2 * i, keys + (kRopeAt >> 4) + 2 * i, 1);
-    mma_commit();
-  };
-  auto weigh_values = [&](int at, int begin, int end) {  // O^T += Z^T P^T, of fragments begin to end
-    const u32 weights = key + at * (kBlockBytes >> 4) + (kRopeAt >> 4);
-    mma_fence();
-#pragma unroll
-    for (int m = begin; m < end; ++m) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) mma_e4m3(o[m], values[m][k], weights + 2 * k);
+    if (block + 1 < end) {
+      weigh.template operator()<true>(p[0], p[1]);
+      weigh.template operator()<false>(p[1], p[0]);
+    } else {
+      weigh.template operator()<false>(p[0], p[1]);
     }
-    mma_commit();
+
+    item = with.own_work()[number + 1];
+    const int of = number & 1;
+    const float2 sums = sum_of_rows(sum), all_rounded = sum_of_rows(rounded);
+    barrier_wait(shared.sums_empty[of], (number >> 1 & 1) ^ 1);
+    if ((lane_id() & 3) == 0) {
+      shared.sum[of][row()] = sums.x;
+      shared.sum[of][row() + 8] = sums.y;
+      shared.rounded[of][row()] = all_rounded.x;
+      shared.rounded[of][row() + 8] = all_rounded.y;
+      shared.of_row[of][row()] = maximum.x;
+      shared.of_row[of][row() + 8] = maximum.y;
+    }
+    barrier_arrive(shared.sums_full[of]);
+    ++number;
+  }
+}
+
+// A warpgroup of the values: `half` of the output's columns.
+template <auto problem>
+__device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArguments& with, int half) {
+  float o[4][32];       // (256, 64) of the warpgroup, O^T: 64 columns each
+  u32 values[3][2][4];  // (64, 64) Z^T each as the A operand: [32 tokens]
+  const u32 key = operand_k_major(shared.slots);
+  Cursor at;
+  auto pin_outputs = [&] { pin<128>(&o[0][0]); };
+
+  uint4 raised;  // by the warps of the scores, in the block `at`
+  auto wait_for_weights = [&](const Cursor& of) {
+    barrier_wait(shared.weights_ready[of.slot], of.phase);
+    raised = load_shared(shared_address(const_cast<const int*>(shared.raised[of.slot])));
   };
-  auto rescale = [&](int of) {  // outputs, by what a warpgroup has said
-    const uint4 raised = load_shared(shared_address(const_cast<const int*>(shared.raised[of])));
+  auto rescale = [&] {  // outputs, by what the scores have said
     if (!__any_sync(~0u, raised.x | raised.y | raised.z | raised.w)) return;
     const u32 by_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
@@ -148,7 +261,7 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
 #pragma unroll
       for (int i = 2 * w; i < 2 * w + 2; ++i) {
         const int first = 8 * i + 2 * (lane_id() & 3);
-        const float x = shared.factor[of][first], y = shared.factor[of][first + 1];
+        const float x = shared.factor[at.slot][first], y = shared.factor[at.slot][first + 1];
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
           o[m][4 * i] *= x;
@@ -159,259 +272,88 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
       }
     }
   };
-  auto scale_sums = [&](float2 by) {
-    sum = {sum.x * by.x, sum.y * by.y};
-    rounded = {rounded.x * by.x, rounded.y * by.y};
+  // 16 columns of the warp, of token `lane`; of every second 64 columns bit 6 is turned over.
+  const u32 of_lane = shared.slots + half * 2 * kBoxBytes + swizzled(lane_id(), (thread_id() >> 5) & 3);
+  auto columns = [&](int m, int k) {  // 64 of them, of 32 tokens
+    return ((of_lane + at.slot * kBlockBytes) ^ m % 2 * 64) + m / 2 * kBoxBytes + k * 32 * 128;
   };
-  auto adopt_maximum = [&](int of) {  // of the other warpgroup, if it raised it
-    if (__any_sync(~0u, shared.raised[of][(thread_id() >> 5) & 3])) {
-      maximum = {shared.maximum[of][row()], shared.maximum[of][row() + 8]};
-      scale_sums({shared.factor[of][row()], shared.factor[of][row() + 8]});
-    }
-    rescale(of);
-  };
-  // Scores to weights, in the order of tokens above, which replace the RoPE box of the own block.
-  auto softmax = [&](int at) {
-    const float2 largest = largest_scores<32>(p);
-    const bool raise = __any_sync(
-        ~0u, fmaf(largest.x, scale_log2, -maximum.x) > kLag || fmaf(largest.y, scale_log2, -maximum.y) > kLag);
-    float2 factors = {};
-    if (raise) {
-      factors = raise_maxima(maximum, largest, scale_log2);
-      scale_sums(factors);
-    }
-    named_sync(kOwnBarrier, 128);  // all warps have finished to read the box, and what they said of the block before
-    if (lane_id() == 0) shared.raised[half][(thread_id() >> 5) & 3] = raise;
-    if (raise && (lane_id() & 3) == 0) {
-      shared.maximum[half][row()] = maximum.x;
-      shared.maximum[half][row() + 8] = maximum.y;
-      shared.factor[half][row()] = factors.x;
-      shared.factor[half][row() + 8] = factors.y;
-    }
-    // Unit lane / 16 of the lane's row; two units on, bit 5 is turned over.
-    const u32 to =
-        shared.slots[at] + kRopeAt + swizzled_64(((thread_id() >> 5) & 3) * 16 + (lane_id() & 15), lane_id() >> 4);
+  auto transpose = [&](int m) {  // 64 columns as an A operand
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {  // 32 tokens each
-      float* const x = p + 16 * i;
-      weigh_rows<16>(x, scale_log2, {maximum.x - kWeightBits, maximum.y - kWeightBits}, sum);
-      const u32 first[2] = {pack_e4m3(x[0], x[1], x[4], x[5]), pack_e4m3(x[8], x[9], x[12], x[13])},
-                second[2] = {pack_e4m3(x[2], x[3], x[6], x[7]), pack_e4m3(x[10], x[11], x[14], x[15])};
-      rounded = {rounded.x + sum_of_e4m3(first), rounded.y + sum_of_e4m3(second)};
-      store_matrices(to ^ i << 5, first[0], second[0], first[1], second[1]);
+    for (int k = 0; k < 2; ++k) {
+      u32 pairs[4];  // of 8 tokens each: two tokens, two columns
+      load_transposed(pairs, columns(m, k));
+      u32* const a = values[m % 3][k];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        a[2 * i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
+        a[2 * i + 1] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x7531);
+      }
     }
-    async_fence();
-    barrier_arrive(shared.weights_ready[half]);
+  };
+  auto multiply = [&](int m) {  // O^T += Z^T P^T
+    const u32 weights = key + at.slot * (kBlockBytes >> 4) + (kRopeAt >> 4);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) mma_e4m3(o[m], values[m % 3][k], weights + 2 * k);
+    mma_commit();
   };
 
   WorkItem item = with.own_work()[0];
 #pragma unroll 1
-  for (int number = 0;;) {  // of the item; an address would need two registers
+  for (int number = 0;;) {
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
     const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
-    const latent::SeenTokens<problem> seen(with, item, queries, tokens);
-    int token = begin * kTile;                         // first of the even block
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
-    maximum = {latent::first_maximum(row(), rows), latent::first_maximum(row() + 8, rows)};
-    sum = rounded = {};
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) o[m][i] = 0.0f;
     }
-
-    auto mask = [&](int first) {  // the scores of the own block, whose first token that is
-      if (first + kTile <= seen.by_all) return;
-      int seen0 = seen.by_all, seen1 = seen.by_all;
-      if (problem.causal) {
-        const int query0 = (tile_row + row()) / with.heads, query1 = (tile_row + row() + 8) / with.heads;
-        seen0 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query0) : seen.by_all + query0;
-        seen1 = problem.shards ? with.shards.count(seen.whole - seen.masked + 1 + query1) : seen.by_all + query1;
-      }
-      const int column = first + 2 * (lane_id() & 3);
-      mask_rows<32>(p, {seen0 - column, seen1 - column});
-    };
-    // Fragments from `begin` to `end` of a block's values as A operands; of tokens behind the request's end zeros.
-    auto transpose_values = [&](int at, int first, int begin, int end) {
-      // 16 columns of the warp, of token `lane`: of an odd fragment, bit 6 is turned over.
-      const u32 even = shared.slots[at] + half * 2 * kBoxBytes + swizzled(lane_id(), (thread_id() >> 5) & 3),
-                odd = even ^ 64;
-#pragma unroll
-      for (int m = begin; m < end; ++m) {
+    wait_for_weights(at);
+#pragma unroll 1
+    for (int block = begin; block < end; ++block) {
+      if (const int left = tokens - block * kTile; left < kTile) {  // what lies behind the end, of the warp's columns
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          u32 pairs[4];  // of 8 tokens each: two tokens, two columns
-          load_transposed(pairs, (m % 2 ? odd : even) + m / 2 * kBoxBytes + k * 32 * 128);
+          if (static_cast<int>(lane_id()) + 32 * k < left) continue;
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            values[m][k][2 * i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
-            values[m][k][2 * i + 1] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x7531);
-          }
+          for (int m = 0; m < 4; ++m) store_zeros(columns(m, k));
         }
+        async_fence();  // before the next load into the slot
+        __syncwarp();
       }
-      const int left = tokens - first;
-      if (left >= kTile) return;
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 32 * k + 16 * i + 2 * (lane_id() & 3);
-          const u32 there = (at < left ? 0xffu : 0) | (at + 1 < left ? 0xff00u : 0) | (at + 8 < left ? 0xff0000u : 0) |
-                            (at + 9 < left ? 0xff000000u : 0);
-#pragma unroll
-          for (int m = begin; m < end; ++m) {
-            values[m][k][2 * i] &= there;
-            values[m][k][2 * i + 1] &= there;
-          }
-        }
-      }
-    };
-    auto pin_outputs = [&] { pin<128>(&o[0][0]); };
-    auto release = [&](int at) { warp_arrive(shared.empty[at]); };
-    auto next_pair = [&] {
-      token += 2 * kTile;
-      slot += 2;
-      if (slot >= kSlots) {
-        slot -= kSlots;
-        phase ^= 1;
-      }
-    };
-
-    int pairs = (end - begin) / 2;         // whole pairs
-    const int single = (end - begin) & 1;  // a last even block without an odd one
-    barrier_wait(shared.queries_full, item_phase);
-    if (half == 0) {
-      auto even_block = [&] {  // its scores are in flight
-        named_arrive(kEvenScoresIssued, 256);
-        transpose_values(slot, token, 0, 4);
-        mma_wait<0>();
-        pin<32>(p);
-        mask(token);
-        softmax(slot);
-        barrier_wait(shared.weights_ready[0], even_phase);
-        even_phase ^= 1;
-        rescale(0);
-        named_sync(kOddScoresIssued, 256);
-        pin_outputs();
-        weigh_values(slot, 0, 4);
-        mma_wait<0>();
-        pin_outputs();
-        release(slot);
-      };
-      auto odd_block = [&] {  // leaves its products in flight
-        wait_until_loaded(1);
-        transpose_values(after(slot), token + kTile, 0, 4);
-        barrier_wait(shared.weights_ready[1], odd_phase);
-        odd_phase ^= 1;
-        adopt_maximum(1);
-        pin_outputs();
-        weigh_values(after(slot), 0, 4);
-      };
-      wait_until_loaded(0);
-      scores(slot);
-      even_block();
-#pragma unroll 1
-      for (int i = pairs - 1 + single; i > 0; --i) {
-        odd_block();
-        const int odd = after(slot);
-        next_pair();
-        wait_until_loaded(0);
-        scores(slot);
-        mma_wait<1>();
-        pin_outputs();
-        release(odd);
-        even_block();
-      }
-      warp_arrive(shared.queries_empty);
-      if (!single) {
-        odd_block();
-        mma_wait<0>();
-        pin_outputs();
-        release(after(slot));
-      }
-    } else {
-      auto wait_for_even_weights = [&] {
-        barrier_wait(shared.weights_ready[0], even_phase);
-        even_phase ^= 1;
-        adopt_maximum(0);
-        pin_outputs();
-      };
-      if (pairs == 0) warp_arrive(shared.queries_empty);
-#pragma unroll 1
-      for (int i = pairs; i > 0; --i) {
-        const int odd = after(slot);
-        wait_until_loaded(1);
-        named_sync(kEvenScoresIssued, 256);
-        scores(odd);
-        named_arrive(kOddScoresIssued, 256);
-        wait_until_loaded(0);
-        transpose_values(slot, token, 0, 2);
-        mma_wait<0>();
-        pin<32>(p);
-        if (i == 1) warp_arrive(shared.queries_empty);
-        wait_for_even_weights();
-        weigh_values(slot, 0, 2);  // for all there are too few registers beside the softmax
-        mask(token + kTile);
-        softmax(odd);
-        transpose_values(slot, token, 2, 4);
-        weigh_values(slot, 2, 4);
-        mma_wait<0>();
-        pin_outputs();
-        release(slot);
-        transpose_values(odd, token + kTile, 0, 4);
-        barrier_wait(shared.weights_ready[1], odd_phase);
-        odd_phase ^= 1;
-        rescale(1);
-        pin_outputs();
-        weigh_values(odd, 0, 4);
-        mma_wait<0>();
-        pin_outputs();
-        release(odd);
-        if (i > 1 || single) next_pair();
-      }
-      if (single) {
-        named_sync(kEvenScoresIssued, 256);
-        named_arrive(kOddScoresIssued, 256);
-        wait_until_loaded(0);
-        transpose_values(slot, token, 0, 4);
-        wait_for_even_weights();
-        weigh_values(slot, 0, 4);
-        mma_wait<0>();
-        pin_outputs();
-        release(slot);
-      }
+      transpose(0);
+      transpose(1);
+      transpose(2);
+      rescale();
+      pin_outputs();
+      mma_fence();
+      multiply(0);
+      multiply(1);
+      multiply(2);
+      mma_wait<2>();
+      transpose(3);
+      mma_fence();
+      multiply(3);
+      if (block + 1 < end) wait_for_weights(at.next());  // the flags arrive beside the products
+      mma_wait<0>();
+      pin_outputs();
+      __syncwarp();  // all lanes have read the factors
+      warp_arrive(shared.empty[at.slot]);
+      at = at.next();
     }
-    // `slot` is that of the last even block.
-    const int behind = slot + 2 - single;
-    phase ^= behind >= kSlots;
-    slot = behind >= kSlots ? behind - kSlots : behind;
 
     // What is needed of this item, and the next one: they arrive during the exchange.
-    const WorkItem* const work = with.own_work() + number++;
+    const WorkItem* const work = with.own_work() + number;
     const int request = work->request, first_row = work->first_row, slot_of_item = work->slot;
     item = work[1];
-    // Both warpgroups summed their own blocks, against the same maximum by now.
-    const float2 sums = sum_of_rows(sum), all_rounded = sum_of_rows(rounded);
-    if ((lane_id() & 3) == 0) {
-      shared.sum[half][row()] = sums.x;
-      shared.sum[half][row() + 8] = sums.y;
-      shared.rounded[half][row()] = all_rounded.x;
-      shared.rounded[half][row() + 8] = all_rounded.y;
-      if (half == 0) {
-        shared.of_row[row()] = maximum.x;
-        shared.of_row[row() + 8] = maximum.y;
-      }
-    }
-    barrier_arrive(shared.exchanged);
-    barrier_wait(shared.exchanged, item_phase);
-    item_phase ^= 1;
+    const int of = number & 1;
+    barrier_wait(shared.sums_full[of], number >> 1 & 1);
     const int part = uniform(slot_of_item);
     float* const of_part = with.lse_part + part * static_cast<long long>(kTile * part_row_floats(kTile));
     if (const int r = thread_id() & 127; r < kTile) {  // a row each
-      const float all = shared.sum[0][r] + shared.sum[1][r];
-      const float divisor = shared.rounded[0][r] + shared.rounded[1][r];
-      const float top = shared.of_row[r] - kWeightBits;
+      const float all = shared.sum[of][r], divisor = shared.rounded[of][r];
+      const float top = shared.of_row[of][r] - kWeightBits;
       float inverse = divisor == 0.0f ? 0.0f : 1.0f / divisor;
       if (part < 0) {
         inverse *= *with.cache_scale;
@@ -419,23 +361,25 @@ __device__ __forceinline__ void attend(E4m3Shared& shared, const LatentArguments
       } else {
         inverse *= kPartScale;
       }
-      shared.inverse[half][r] = inverse;
+      shared.inverse[of][half][r] = inverse;
       if (half == 0) {
         latent::store_lse<kTile>(with, request, first_row, tile_row, rows, part, r, log_sum(top, all), all);
         if (part >= 0) of_part[kTile + r] = *with.cache_scale / kPartScale;
       }
     }
-    named_sync(kOwnBarrier, 128);
+    named_sync(kValues + half, 128);
+    warp_arrive(shared.sums_empty[of]);
     if (part < 0) {
       latent::store_outputs<problem.dtype, kTile>(with, request, first_row, tile_row, rows, half, o,
-                                                  [&](int r) { return shared.inverse[half][r]; });
+                                                  [&](int r) { return shared.inverse[of][half][r]; });
     } else {
       const int octet_row = 2 * (lane_id() & 3);
       latent::store_part<kTile>(with, part, half, o, [&](int i) {
         const int first = i * 8 + octet_row;
-        return float2{shared.inverse[half][first], shared.inverse[half][first + 1]};
+        return float2{shared.inverse[of][half][first], shared.inverse[of][half][first + 1]};
       });
     }
+    ++number;
   }
 }
 
@@ -511,12 +455,14 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     for (int slot = 0; slot < kSlots; ++slot) {
       barrier_init(shared.full[slot], 1);
       barrier_init(shared.empty[slot], 8);
+      barrier_init(shared.weights_ready[slot], 128);
     }
-    barrier_init(shared.weights_ready[0], 128);
-    barrier_init(shared.weights_ready[1], 128);
+    for (int item = 0; item < 2; ++item) {
+      barrier_init(shared.sums_full[item], 128);
+      barrier_init(shared.sums_empty[item], 8);
+    }
     barrier_init(shared.queries_full, 1);
-    barrier_init(shared.queries_empty, 8);
-    barrier_init(shared.exchanged, 256);
+    barrier_init(shared.queries_empty, 4);
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -526,7 +472,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
   if (role == 2) {
-    give_registers<40>();
+    give_registers<32>();
     const WorkItem* __restrict__ work = with.own_work();
     if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
     if (threadIdx.x == 288) {
@@ -538,11 +484,13 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     latent::watch_tiles(shared.cut, with);
     return;
   }
-  take_registers<232>();
-  if (role == 0)
-    attend<problem, 0>(shared, with);
-  else
-    attend<problem, 1>(shared, with);
+  if (role == 3) {
+    give_registers<112>();
+    weigh_tokens<problem>(shared, with);
+    return;
+  }
+  take_registers<184>();
+  weigh_values<problem>(shared, with, role);
   using Scratch = latent::MergeScratch<RowsOnN64>;  // in the place of tokens
   static_assert(sizeof(Scratch) <= kSlots * kBlockBytes);
   latent::merge_tiles<problem.dtype, RowsOnN64>(with, shared.cut,

@@ -6,8 +6,8 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaV2SharedBytes = 225728;  // of a thread block, see the kernel's Shared
-inline constexpr unsigned kFlashMlaV2Threads = 384;
+inline constexpr unsigned kFlashMlaV2SharedBytes = 226848;  // of a thread block, see the kernel's Shared
+inline constexpr unsigned kFlashMlaV2Threads = 512;
 
 struct FlashMlaV2Tiling {
   bool evict_first = false;
