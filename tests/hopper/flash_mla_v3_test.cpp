@@ -18,7 +18,7 @@ constexpr LatentProblem of_fp8(int token_bytes, bool shards = false, bool causal
 template <int rows>
 void check(const Case& of) {
   constexpr LatentProblem of_656 = of_fp8(656), of_576 = of_fp8(576);
-  of.check(rows, 2, 384, [&](const LatentArguments& with) {
+  of.check(rows, 2, 512, [&](const LatentArguments& with) {
     of.fp8 == 656 ? flash_mla_v3<of_656, {rows}>(with) : flash_mla_v3<of_576, {rows}>(with);
   });
 }
@@ -35,7 +35,7 @@ TEST(HopperKernels, FlashMlaV3IsTheDefinition) {
   check<64>(Case{128, 16, 576});
   constexpr LatentProblem of_lists = of_fp8(656, false, false);  // of chosen tokens
   holes.causal = false;
-  holes.check(64, 2, 384, [](const LatentArguments& with) { flash_mla_v3<of_lists, {}>(with); });
+  holes.check(64, 2, 512, [](const LatentArguments& with) { flash_mla_v3<of_lists, {}>(with); });
 }
 
 TEST(HopperKernels, FlashMlaV3AttendsToItsShardOfAContext) {
@@ -45,8 +45,8 @@ TEST(HopperKernels, FlashMlaV3AttendsToItsShardOfAContext) {
   whole.parts = {1, 1, 1, 1, 3, 1};
   whole.lengths = {258, 3, 131, 1, 514, 0};
   whole.queries = {8, 3, 5, 1, 12, 2};
-  whole.of_shard(0, 2, 1).check(64, 2, 384, kernel);
-  whole.of_shard(1, 2, 16).check(64, 2, 384, kernel);
+  whole.of_shard(0, 2, 1).check(64, 2, 512, kernel);
+  whole.of_shard(1, 2, 16).check(64, 2, 512, kernel);
 }
 
 TEST(HopperKernels, FlashMlaV3MergesParts) {

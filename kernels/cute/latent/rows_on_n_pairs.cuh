@@ -6,16 +6,17 @@
 
 namespace hypermla::cute::latent {
 
+// Parts of caches in e4m3 are float16 times a power of two: over the scale of the cache no normalised value exceeds
+// 448, and that times this is below float16's largest number.
+inline constexpr float kPartScale = 128.0f;
+
 // How partial outputs lie: [slot][warpgroup][two of its four fragments][octet of rows][thread of a warpgroup].
 template <int N>
 struct RowsOnNPairs {
   static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2;
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
-  static __device__ __forceinline__ int piece(int chunk) {
-    const int half = chunk / (2 * kPeriod);
-    return N == 64 ? half : half * 4 + (chunk & 3);
-  }
+  static __device__ __forceinline__ int piece(int) { return 0; }  // all have one factor
   // The lane's first column of a chunk's first fragment; the other is 64 on.
   static __device__ __forceinline__ int column(int chunk, int lane) {
     return chunk / kPeriod * 128 + (chunk & 3) * 16 + lane / 4 * 2;

@@ -81,15 +81,6 @@ __device__ __forceinline__ u32 swizzled_64(u32 line, u32 unit) { return line * 6
 
 enum NamedBarrier { kScores = 1, kValues = 2 };  // of a warpgroup: 2 and 3 of those of the values
 
-// Parts are normalised by their weights, so no number of them exceeds those of the cache: 448. That times this is below
-// float16's largest.
-inline constexpr float kPartScale = 128.0f;
-
-// How partial outputs lie: all pieces have one factor.
-struct RowsOnN64 : latent::RowsOnNPairs<kTile> {
-  static __device__ __forceinline__ int piece(int) { return 0; }
-};
-
 // Where a warpgroup is in the ring of token blocks.
 struct Cursor {
   int slot = 0;
@@ -359,12 +350,12 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
         inverse *= *with.cache_scale;
         if (const float sink = exp2_fast(with.sink(tile_row + r) - top); sink > 0.0f) inverse *= all / (all + sink);
       } else {
-        inverse *= kPartScale;
+        inverse *= latent::kPartScale;
       }
       shared.inverse[of][half][r] = inverse;
       if (half == 0) {
         latent::store_lse<kTile>(with, request, first_row, tile_row, rows, part, r, log_sum(top, all), all);
-        if (part >= 0) of_part[kTile + r] = *with.cache_scale / kPartScale;
+        if (part >= 0) of_part[kTile + r] = *with.cache_scale / latent::kPartScale;
       }
     }
     named_sync(kValues + half, 128);
@@ -491,10 +482,10 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   }
   take_registers<184>();
   weigh_values<problem>(shared, with, role);
-  using Scratch = latent::MergeScratch<RowsOnN64>;  // in the place of tokens
+  using Scratch = latent::MergeScratch<latent::RowsOnNPairs<kTile>>;  // in the place of tokens
   static_assert(sizeof(Scratch) <= kSlots * kBlockBytes);
-  latent::merge_tiles<problem.dtype, RowsOnN64>(with, shared.cut,
-                                                *reinterpret_cast<Scratch*>(shared.slots.elements[0].bytes));
+  latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<kTile>>(
+      with, shared.cut, *reinterpret_cast<Scratch*>(shared.slots.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
