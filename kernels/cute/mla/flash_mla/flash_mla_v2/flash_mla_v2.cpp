@@ -9,7 +9,7 @@ namespace {
 class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
  public:
   bool only_decodes() const override { return true; }
-  // results/nvidia-h100-80gb-hbm3/engine_fp8.json: b32 s16 h128 504 us, s4 133, b128 s1 142; b128 s1 h16 on an H200 78,
+  // results/nvidia-h100-80gb-hbm3/engine_fp8.json: b32 s16 h128 502 us, s4 133, b128 s1 141; b128 s1 h16 on an H200 78,
   // of which the model says 94. Products are of e4m3, twice as many in a second.
   std::vector<Figures> figures() const override {
     return {{.rows = 64,
