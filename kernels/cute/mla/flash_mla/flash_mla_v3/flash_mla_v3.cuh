@@ -83,8 +83,11 @@ struct WidenedShared {
 enum NamedBarrier { kScores = 1, kVote = 2, kValues = 3 };
 
 // What all warpgroups that multiply share.
-template <int N>
+template <auto problem, int N>
 struct Fragments {
+  static constexpr bool one_scale = problem.fp8 == 576;
+  using Layout = WidenedShared<problem.fp8, N>;
+  static constexpr int kLine = Layout::kLine;
   static __device__ __forceinline__ int thread() { return thread_id() & 127; }
   static __device__ __forceinline__ int warp() { return thread() >> 5; }
   static __device__ __forceinline__ int group() { return lane_id() >> 2; }  // of four lanes
@@ -93,11 +96,11 @@ struct Fragments {
 
 // The warpgroup of the scores.
 template <auto problem, int N>
-struct Scores : Fragments<N> {
-  static constexpr bool one_scale = problem.fp8 == 576;
-  using Layout = WidenedShared<problem.fp8, N>;
-  using Fragments<N>::thread, Fragments<N>::warp, Fragments<N>::group, Fragments<N>::in_group;
-  static constexpr int kLine = Layout::kLine;
+struct Scores : Fragments<problem, N> {
+  using Base = Fragments<problem, N>;
+  using typename Base::Layout;
+
+  using Base::one_scale, Base::kLine, Base::thread, Base::warp, Base::group, Base::in_group;
 
   Layout& shared;
   const LatentArguments& with;
@@ -437,11 +440,11 @@ struct Scores : Fragments<N> {
 
 // A warpgroup of the values.
 template <auto problem, int N>
-struct Values : Fragments<N> {
-  static constexpr bool one_scale = problem.fp8 == 576;
-  using Layout = WidenedShared<problem.fp8, N>;
-  using Fragments<N>::thread, Fragments<N>::warp, Fragments<N>::group, Fragments<N>::in_group;
-  static constexpr int kLine = Layout::kLine;
+struct Values : Fragments<problem, N> {
+  using Base = Fragments<problem, N>;
+  using typename Base::Layout;
+
+  using Base::one_scale, Base::kLine, Base::thread, Base::warp, Base::group, Base::in_group;
 
   Layout& shared;
   const LatentArguments& with;
