@@ -147,7 +147,7 @@ class FindPrefixes : public testing::Test {
                                         .merge_cost = float(kCosts.combine),
                                         .part_cost = float(kCosts.partial),
                                         .traffic = 0.012f};
-    planner_.run(query_starts ? kSides : 1, [&] { plan_requests<kProblem, kTiling>(with); });
+    planner_.run(kSides * kWriters, [&] { plan_requests<kProblem, kTiling>(with); });
     EXPECT_EQ(status, 0);
     return list;
   }

@@ -62,7 +62,7 @@ class PlanRequests : public testing::Test {
                                              .part_cost = float(kCosts.partial),
                                              .traffic = 0.012f,
                                              .joins = true};
-    block_.run(equal ? 1 : kSides, [&] { plan_requests<problem, kTiling>(arguments); });
+    block_.run(kSides * kWriters, [&] { plan_requests<problem, kTiling>(arguments); });
     EXPECT_EQ(status, 0);
 
     Result result;
@@ -227,7 +227,7 @@ TEST_F(PlanRequests, TilesOfARequestReadItsTokensTogether) {
   // 4 queries on average. Tiles whose workers stand side by side and begin with the same block read once for all, so
   // the blocks of a request of up to kSides tiles should be read once, however the work is divided.
   const std::array<int, 8> in_turn = {1, 8, 2, 4, 3, 4, 6, 4};
-  for (int heads : {16, 64, 128}) {
+  for (int heads : {16, 32, 64, 128}) {
     std::vector<int> queries(128);
     for (int r = 0; r < 128; ++r) queries[r] = in_turn[r % 8];
     const Result mixed = plan<0>(std::vector<int>(128, 4096), queries, heads, 64, 132, 4096, 8);
@@ -244,6 +244,16 @@ TEST_F(PlanRequests, TilesOfARequestReadItsTokensTogether) {
   }
 }
 
+TEST_F(PlanRequests, ShortRequestsAreCutOnlyWhereMergesPay) {
+  const auto merges = [&](int b, int tokens, int row_tiles) {
+    return plan<0>(std::vector<int>(b, tokens), row_tiles, 132, tokens).merges;
+  };
+  EXPECT_EQ(merges(4, 128, 1), 0);
+  EXPECT_EQ(merges(32, 256, 1), 0);
+  EXPECT_EQ(merges(16, 512, 2), 32);
+  EXPECT_EQ(merges(4, 4096, 1), 4);
+}
+
 TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   std::vector<WorkItem> items(132 * 16);
   std::vector<MergeState> merges(264);
@@ -253,7 +263,7 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
     const PlanRequestsArguments arguments = {
         lengths.data(), starts.data(), items.data(), merges.data(), &status, 2, 16, 16, 132, 16, 2, 1000, 4, 2, 2,
         0.01f,          0.012f};
-    block_.run(kSides, [&] { plan_requests<problem, kTiling>(arguments); });
+    block_.run(kSides * kWriters, [&] { plan_requests<problem, kTiling>(arguments); });
     for (int w = 0; w < 132; ++w)
       for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {
         EXPECT_LE(item->tokens, 1000);
@@ -306,7 +316,7 @@ TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
                                          0.03f,
                                          0.012f,
                                          Shards(shards, shard, turn)};
-      block_.run(kSides, [&] { plan(arguments); });
+      block_.run(kSides * kWriters, [&] { plan(arguments); });
       EXPECT_EQ(status, 0);
       return items;
     };

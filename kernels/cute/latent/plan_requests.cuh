@@ -5,20 +5,21 @@
 // There are three divisions, and the cheapest is taken:
 //
 //   pieces   each pass in equal pieces, one piece a group: where there are at least as many groups as passes; fewer
-//            pieces than groups where merging them costs more than it gains
+//            pieces than groups, or only whole passes, where merging them costs more than it gains
 //   line     `overhead` in front of each pass, and the whole cut into equal ranges; a cut near an end of a pass moves
 //            there, so that no piece is shorter than what an item costs
 //   whole    the cuts of `line` moved to the nearest ends of passes: nothing is cut, and nothing has to be merged
 //
-// All layers of a step wait for it, and it runs once, in one thread block: what counts is how long its one chain of
-// instructions is. Requests that are all alike in row tiles and token blocks, which is common, are divided by formulas,
-// without sums and searches over the requests, by code of their own. The lists are the same.
+// All layers of a step wait for it, and it runs once: what counts is how long its one chain of instructions is. So
+// every thread block goes through it with few warps, and writes the lists of some of the workers. Requests that are all
+// alike in row tiles and token blocks, which is common, are divided by formulas, without sums and searches over the
+// requests, by code of their own. The lists are the same.
 //
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
-// grid = kSides, or 1 where all requests have as many queries. A request without queries has no items; one without
-// tokens has a block, all masked. Lengths and numbers of queries beyond the arguments' limits are cut to them, and
-// reported. With problem.shards a length counts the tokens in all caches, of which those in this one are divided.
+// grid = kSides * kWriters. A request without queries has no items; one without tokens has a block, all masked.
+// Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported. With problem.shards a
+// length counts the tokens in all caches, of which those in this one are divided.
 #pragma once
 
 #include "hopper/warpgroup.h"
@@ -129,8 +130,12 @@ __device__ __forceinline__ int side_for(int row_tiles, int workers) {
   return best;
 }
 
-// The side that suits a request of its own row tiles, up to kSides: few passes, of as many tiles each.
-__device__ __forceinline__ int own_side(int tiles) { return Quotient(max((tiles + kSides - 1) / kSides, 1)).up(tiles); }
+// The side that suits a request of its own row tiles, up to kSides, makes few passes of as many tiles each. How many,
+// if it is this one; else 0.
+__device__ __forceinline__ int passes_of_own_side(int tiles, int side) {
+  const int passes = (tiles + kSides - 1) / kSides;
+  return (side - 1) * passes < tiles && tiles <= side * passes ? passes : 0;
+}
 
 template <bool all_alike>
 struct Requests {  // in row tiles and token blocks
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
   const bool equal_queries = !with.query_starts && static_cast<long long>(b) * with.queries <= with.all_queries;
 
-  auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) / 64); };
+  auto blocks_of = [&](int request) { return max(1, (tokens_of[request] + 63) >> 6); };
   auto parts_of_split = [&](int blocks) { return split && blocks > split ? (blocks + split - 1) / split : 0; };
   auto whole_of = [&](int request) {
     if constexpr (problem.shards)
@@ -223,7 +228,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     if constexpr (problem.shards) tokens = with.shards.count(tokens);
     const int tiles = tiles_for(queries);
     if (tiles == 0) flags |= kNoTiles;
-    return Size{tokens, max(1, (tokens + 63) / 64), tiles, flags};
+    return Size{tokens, max(1, (tokens + 63) >> 6), tiles, flags};
   };
   const Size first_size = size_of(first_tokens, first_before, first_behind);
   int most[5] = {0, kNone, 0, kNone, 0};
@@ -283,14 +288,14 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       for (int worker = used + thread; worker < workers; worker += kThreads)
         with.items[static_cast<long long>(worker) * with.rounds] = {};
     }
-    if (groups == 0 || (blockIdx.x > 0 && !shared_out)) return;
+    if (groups == 0) return;
     const Quotient by_side(side);
     const int equal_passes = sides.passes;
     const bool equal_tiles = alike || (most_tiles == least_tiles && !(most[kFlags] & kNoTiles));
     auto passes_of = [&](int request) {
       if (equal_tiles) return equal_passes;
       const int tiles = tiles_of[request];
-      return shared_out && own_side(tiles) != side ? 0 : by_side.up(tiles);
+      return shared_out ? passes_of_own_side(tiles, side) : by_side.up(tiles);
     };
 
     // Writes to before[0 .. b] the sums of value(request) over the requests before; returns the last.
@@ -335,6 +340,10 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // fewer a tile has.
     int piece = 0, pieces = 0, pieces_of_longest = 0;
     if (!split && all > 0 && all <= groups) {
+      const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
+      // Pieces that were counted to cost as much as whole passes, 10 blocks, took 2 less.
+      const float cost_uncut = longest + overhead, best_other = min(1.1f * cost_uncut, cost_of_line);
+      float cost = best_other + 1;
       const int sum = total - overhead * all;
       const int cheapest =
           min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.2f));
@@ -348,9 +357,9 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         int kept_passes[kKept], kept_blocks[kKept];
 #pragma unroll
         for (int i = 0; i < kKept; ++i) {
-          const int r = lane + 32 * i;
-          kept_passes[i] = r < b ? passes_of(r) : 0;
-          kept_blocks[i] = r < b ? blocks_of(r) : 0;
+          const int r = min(lane + 32 * i, b - 1);
+          kept_passes[i] = lane + 32 * i < b ? passes_of(r) : 0;
+          kept_blocks[i] = blocks_of(r);
         }
         auto pieces_of = [&](int length) {
           const Quotient by_length(length);
@@ -363,6 +372,10 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         };
         int low = max(max(1, by_groups.up(sum)), cheapest), high = longest;
         if (all < groups) high = max(low, min(high, Quotient(groups - all).of(sum + groups - all - 1)));
+        // None that costs more than the others, even if it made only one piece more than there are passes.
+        high = min(high, static_cast<int>(best_other - overhead - with.merge_cost - with.part_cost * (all + 1) * side));
+        const bool some = low <= high && pieces_of(high) <= groups;
+        if (!some) low = high = 0;
         for (int turn = 0; low < high; ++turn) {
           int* fits = turn % 2 ? other_sums : sums;
           const int tried = low + (high - low) * warp / kWarps;
@@ -375,11 +388,14 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           if (found > 0) low = low + span * (found - 1) / kWarps + 1;
         }
         piece = high;
-        pieces = pieces_of(piece);
+        if (some) pieces = pieces_of(piece);
       }
-      const float cost = piece + overhead + (pieces > all ? with.merge_cost + with.part_cost * pieces * side : 0.0f);
-      const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
-      if (cost > cost_of_line) piece = 0;
+      if (piece > 0) cost = piece + overhead + with.merge_cost + with.part_cost * pieces * side;
+      if (cost > best_other) {
+        piece = cost_uncut > cost_of_line ? 0 : longest;
+        pieces = all;
+        pieces_of_longest = 1;
+      }
     }
 
     struct Cut {
@@ -445,7 +461,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const int g = thread;
       const Line here = line_at(g);
       Cut cut = here.cut;
-      if (!split) {  // the division `whole`
+      if (!split && all > groups) {  // the division `whole`; with fewer passes `pieces` has it
         int load = 0;
         if constexpr (alike) {
           if (g < groups) load = line_at(g + 1).nearest_start - here.nearest_start;
@@ -476,8 +492,15 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       __syncthreads();
     }
 
-    for (int worker = thread; worker < side * groups; worker += kThreads) {
+    // Each thread block writes the items of other workers, since these lie apart: of a store a multiprocessor does one
+    // lane after the other. Several lanes write those of a worker, by turns; all of a warp stay in step.
+    constexpr int kLanes = 8;
+    const int block = static_cast<int>(blockIdx.x), writers = shared_out ? kWriters : kSides * kWriters,
+              writer = shared_out ? block / kSides : block;
+#pragma unroll 1
+    for (int at = thread; (at - lane) / kLanes * writers + writer < side * groups; at += kThreads) {
       // From the last group to the first: who takes up a part stands behind who gives it.
+      const int own_worker = at / kLanes * writers + writer, worker = min(own_worker, side * groups - 1);
       const int place = by_side.of(worker), g = groups - 1 - place, m = worker - place * side;
       WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
       Cut from, to;
@@ -485,35 +508,50 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         from = piece_at(g), to = piece_at(g + 1);
       else
         from = {cut_pass[g], cut_block[g]}, to = {cut_pass[g + 1], cut_block[g + 1]};
+      const bool writes = own_worker == worker;
       const int end_pass = to.pass, end_block = to.block;
-      int v = from.pass, request = v < all ? request_of_pass(v) : 0;
 #pragma unroll 1
-      for (int begin = from.block; v < end_pass || (v == end_pass && end_block > begin); ++v, begin = 0) {
-        while (v >= first_pass_of(request + 1)) ++request;
-        const int pass = v - first_pass_of(request), row_tile = pass * side + m;
-        const int tokens = tokens_of[request], blocks = max(1, (tokens + 63) / 64);
+      for (int v = from.pass + at % kLanes;; v += kLanes) {
+        const int begin = v == from.pass ? from.block : 0;
+        const bool inside = writes && (v < end_pass || (v == end_pass && end_block > begin));
+        if (!__ballot_sync(~0u, inside)) break;
+        int request = 0, row_tile = 0, blocks = 0, items = 0;
+        if (inside) {
+          request = request_of_pass(v);
+          row_tile = (v - first_pass_of(request)) * side + m;
+          blocks = blocks_of(request);
+        }
         const int end = v == end_pass ? end_block : blocks;
+        if (inside && row_tile < tiles_of[request]) items = split ? (end - begin + split - 1) / max(split, 1) : 1;
+        WorkItem* to_own = out;
+#pragma unroll
+        for (int i = 0; i < kLanes; ++i) {
+          const int of_lane = __shfl_sync(~0u, items, lane / kLanes * kLanes + i);
+          if (i < at % kLanes) to_own += of_lane;
+          out += of_lane;
+        }
+        if (items == 0) continue;
+        const int tokens = tokens_of[request];
         const int query = queries_before(request), first_row = query * with.heads;
         const int queries = equal_queries ? with.queries : queries_between(query, query_start[request + 1]);
-        if (row_tile >= tiles_of[request]) {
-        } else if (split) {
+        if (split) {
           const int parts = parts_of_split(blocks),
                     of_request = alike ? request * most_tiles * parts : first_part[request];
           const int first_slot = of_request + row_tile * parts;
           for (int at = begin; at < end; at += split) {
             const int part = at / split, slot = parts ? first_slot + part : -1;
             if (parts) with.merges[slot] = {};
-            *out++ = {request,
-                      row_tile,
-                      at,
-                      min(at + split, end),
-                      tokens,
-                      slot,
-                      first_row,
-                      queries,
-                      parts ? part : 0,
-                      max(parts, 1),
-                      whole_of(request)};
+            *to_own++ = {request,
+                         row_tile,
+                         at,
+                         min(at + split, end),
+                         tokens,
+                         slot,
+                         first_row,
+                         queries,
+                         parts ? part : 0,
+                         max(parts, 1),
+                         whole_of(request)};
           }
         } else {
           int slot = -1, part = 0, parts = 1, join = kJoinsNone;
@@ -535,11 +573,11 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
             slot = 2 * first_worker + m * 2 * groups + g + runs;
             with.merges[slot] = {};
           }
-          *out++ = {request, row_tile,          begin, end, tokens, slot, first_row, queries, part,
-                    parts,   whole_of(request), join};
+          *to_own = {request, row_tile,          begin, end, tokens, slot, first_row, queries, part,
+                     parts,   whole_of(request), join};
         }
       }
-      *out = {};
+      if (writes && at % kLanes == 0) *out = {};
     }
   };
   if (most_tiles <= least_tiles && !equal_queries) sides = sides_for(most_tiles);
@@ -547,16 +585,17 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       static_cast<long long>(b) * most_tiles < 1 << 20)
     return divide(Requests<true>());
 
-  // Who attends what: requests of as many row tiles each are divided among all workers at once, by one thread block. Of
-  // different ones either one side serves all, or those of every side have workers of their own, and a thread block.
+  // Who attends what: requests of as many row tiles each are divided among all workers at once. Of different ones
+  // either one side serves all, or those of every side have workers of their own, and thread blocks.
   if (most_tiles > least_tiles) {
     constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
     __shared__ float cost_of_side[kTried];
-    __shared__ int work_of_side[kSides], groups_of_side[kSides], blocks_of_side[kSides];
+    __shared__ int work_of_side[kSides], blocks_of_side[kSides];
+    __shared__ struct { int side, groups, first_worker, used; } chosen;
     // Of a worker that is busy for so many blocks while all groups read so many. Reads delay the products beside them:
     // by 0.37 of the time that they take themselves, as measured (docs/log/engine.md).
-    auto cost_of = [&](float busy, float blocks) {
-      const float reads = blocks * with.traffic;
+    auto cost_of = [&](float busy, int blocks) {
+      const float reads = static_cast<float>(blocks) * with.traffic;
       return max(busy + 0.37f * reads, reads);
     };
     auto side_for_all = [&](int i) {
@@ -568,8 +607,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       int work = 0, blocks = 0;
 #pragma unroll 2
       for (int r = lane; r < b; r += 32) {
-        if (i >= kTried && own_side(tiles_of[r]) != tried) continue;
-        const int passes = by_tried.up(tiles_of[r]);
+        const int tiles = tiles_of[r], passes = i < kTried ? by_tried.up(tiles) : passes_of_own_side(tiles, tried);
         blocks += passes * blocks_of(r);
         work += passes * (blocks_of(r) + overhead);
       }
@@ -577,19 +615,27 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       blocks = __reduce_add_sync(~0u, blocks);
       if (lane == 0 && i < kTried) {
         const float busy = static_cast<float>(work) / static_cast<float>(by_tried.of(workers));
-        cost_of_side[i] = cost_of(busy, static_cast<float>(blocks));
+        cost_of_side[i] = cost_of(busy, blocks);
       } else if (lane == 0) {
         work_of_side[tried - 1] = work;
         blocks_of_side[tried - 1] = blocks;
       }
     }
     __syncthreads();
-    if (warp == 0) {  // workers in proportion to the work; those left over go where the work of a group is most
+    if (warp == 0) {
+      // Of sides with workers of their own a lane has one, and groups for it by the shortest time, of one that each
+      // lane tries, in which the workers do all the work.
       const int own = lane + 1, work = lane < kSides ? work_of_side[lane] : 0;
-      float all = 0;
-      for (int i = 0; i < kSides; ++i) all += static_cast<float>(work_of_side[i]) * static_cast<float>(i + 1);
-      int count = work > 0 ? max(1, static_cast<int>(static_cast<float>(work) / all * static_cast<float>(workers))) : 0;
-      int left = workers - __reduce_add_sync(~0u, count * own);
+      const float all = static_cast<float>(__reduce_add_sync(~0u, work * own));
+      const float by_time = __fdividef(static_cast<float>(workers), all * (1 + static_cast<float>(lane) / 128));
+      auto groups_for = [&](int work, float by) { return static_cast<int>(ceilf(static_cast<float>(work) * by)); };
+      int busy = 0;
+#pragma unroll
+      for (int i = 0; i < kSides; ++i) busy += groups_for(work_of_side[i], by_time) * (i + 1);
+      const unsigned enough = __ballot_sync(~0u, busy <= workers);
+      const int found = enough ? __ffs(enough) - 1 : 0;
+      int count = groups_for(work, __shfl_sync(~0u, by_time, found)), left = workers - __shfl_sync(~0u, busy, found);
+      // Workers left over go where the work of a group is most.
 #pragma unroll 1
       while (left > 0) {
         const int of_group = count > 0 && own <= left ? work / count : 0;
@@ -599,28 +645,34 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         count += lane == winner;
         left -= winner + 1;
       }
-      if (lane < kSides) groups_of_side[lane] = left >= 0 ? count : 0;
+      // Or one side for all.
+      const int blocks = __reduce_add_sync(~0u, lane < kSides ? blocks_of_side[lane] : 0);
+      const int busiest = __reduce_max_sync(~0u, count > 0 ? (work + count - 1) / count : 0);
+      const float cost = cost_of_side[min(lane, kTried - 1)];
+      const float least = __int_as_float(__reduce_min_sync(~0u, __float_as_int(cost)));  // none is negative
+      const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? side_for_all(min(lane, kTried - 1)) : 1);
+      const bool share = left >= 0 && cost_of(static_cast<float>(busiest), blocks) < 0.96f * least;
+      // Groups of many workers come first: thread blocks start one after the other (start.cuh).
+      int first = 0, all_used = 0;
+#pragma unroll
+      for (int i = 0; i < kSides; ++i) {
+        const int used_by = __shfl_sync(~0u, count * own, i);
+        if (i > lane) first += used_by;
+        all_used += used_by;
+      }
+      if (lane == static_cast<int>(blockIdx.x) % kSides) {
+        if (share)
+          chosen = {own, count, first, all_used};
+        else
+          chosen = {side, Quotient(side).of(workers), 0, 0};
+      }
     }
     __syncthreads();
-    int side = 1;
-    float least = cost_of_side[0], blocks = 0, longest = 0;
-    for (int i = 1; i < kTried; ++i) least = min(least, cost_of_side[i]);
-    for (int i = 0; i < kTried; ++i)
-      if (cost_of_side[i] <= 1.04f * least) side = max(side, side_for_all(i));
-    for (int i = 0; i < kSides; ++i) {
-      used += groups_of_side[i] * (i + 1);
-      blocks += static_cast<float>(blocks_of_side[i]);
-      if (groups_of_side[i] > 0)
-        longest = max(longest, static_cast<float>(work_of_side[i]) / static_cast<float>(groups_of_side[i]));
-    }
-    shared_out = used > 0 && cost_of(longest, blocks) < 0.96f * least;
-    sides.side = side;
-    sides.groups = Quotient(side).of(workers);
-    if (shared_out) {
-      sides.side = blockIdx.x + 1;
-      sides.groups = groups_of_side[blockIdx.x];
-      for (int i = 0; i < sides.side - 1; ++i) first_worker += groups_of_side[i] * (i + 1);
-    }
+    sides.side = chosen.side;
+    sides.groups = chosen.groups;
+    first_worker = chosen.first_worker;
+    used = chosen.used;
+    shared_out = used > 0;
   }
   divide(Requests<false>());
 }

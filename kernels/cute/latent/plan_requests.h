@@ -8,7 +8,8 @@ namespace hypermla::cute {
 
 inline constexpr int kMaxPlannedRequests = 2048;
 inline constexpr int kMaxWorkers = 160;
-inline constexpr int kSides = 8;  // row tiles of a request that are attended side by side, where requests differ
+inline constexpr int kSides = 8;    // row tiles of a request that are attended side by side, where requests differ
+inline constexpr int kWriters = 2;  // thread blocks that write the lists of a side, where each has workers of its own
 
 struct PlanRequestsProblem {
   int split = 0;
@@ -22,11 +23,11 @@ struct PlanRequestsProblem {
 };
 
 struct PlanRequestsTiling {
-  int threads = 512;
+  int threads = 320;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
-    field("threads", self.threads, "threads of the one block");
+    field("threads", self.threads, "threads of a block");
   }
 };
 

@@ -163,10 +163,14 @@ inline int __shfl_up_sync(unsigned, int value, int step) {
   const int lane = threadIdx.x % 32;
   return exchange(value, [=](const int* lanes) { return lanes[lane >= step ? lane - step : lane]; });
 }
+inline int __shfl_sync(unsigned, int value, int lane) {
+  return exchange(value, [=](const int* lanes) { return lanes[lane]; });
+}
+inline float __shfl_sync(unsigned, float value, int lane) {
+  return std::bit_cast<float>(__shfl_sync(~0u, std::bit_cast<int>(value), lane));
+}
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
-  const int lane = threadIdx.x % 32;
-  return std::bit_cast<float>(
-      exchange(std::bit_cast<int>(value), [=](const int* lanes) { return lanes[lane ^ mask]; }));
+  return __shfl_sync(~0u, value, threadIdx.x % 32 ^ mask);
 }
 inline unsigned __ballot_sync(unsigned, bool vote) {
   return exchange(vote, [](const int* lanes) {
@@ -184,6 +188,9 @@ inline int __reduce_add_sync(unsigned, int value) {
 }
 inline int __reduce_max_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) { return *std::max_element(lanes, lanes + 32); });
+}
+inline int __reduce_min_sync(unsigned, int value) {
+  return exchange(value, [](const int* lanes) { return *std::min_element(lanes, lanes + 32); });
 }
 inline int __reduce_or_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) { return std::accumulate(lanes, lanes + 32, 0, std::bit_or<>()); });
