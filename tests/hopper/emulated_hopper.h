@@ -412,7 +412,10 @@ inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   races::writes_beside(races::agent_of(races::kCopies), dynamic + shared, 16, false);
   wanted ? std::memcpy(dynamic + shared, global, 16) : std::memset(dynamic + shared, 0, 16);
 }
-inline void copy_ahead(u32 shared, const void* global) { copy_ahead_or_zero(shared, global, true); }
+template <Keep = Keep::normal>
+void copy_ahead(u32 shared, const void* global) {
+  copy_ahead_or_zero(shared, global, true);
+}
 inline void copy_last(u32 shared, const void* global) { copy_ahead(shared, global); }
 inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
@@ -482,7 +485,7 @@ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
   emulated::change(barrier, 0, -std::int64_t{bytes});
 }
-template <int bytes>
+template <int bytes, Keep = Keep::normal>
 void copy_bulk(u32 shared, const void* global, u32 barrier) {
   const races::Unwatched emulation;
   const int engine = races::agent_of(races::kCopyEngine, barrier);

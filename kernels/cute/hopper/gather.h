@@ -9,8 +9,13 @@ namespace hypermla::cute {
 
 // 16 bytes, past L1. No memory clobber: they are read behind a barrier only, and a clobber would serialise the address
 // computations.
+template <Keep keep = Keep::normal>
 __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
+  if constexpr (keep == Keep::normal)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
+  else
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "l"(static_cast<u64>(keep)));
 }
 
 // As copy_ahead(), of what store_to_stay() wrote: L2 need not keep it then.

@@ -31,6 +31,10 @@ constexpr bool is_gathered(int page) { return page > 0 && page < kLeastBox; }  /
 #ifdef __CUDACC__
 // Pages that a block of tokens has: 1 also of larger pages, and without pages.
 constexpr int pages_of_block(int page) { return page > 0 && page < kTile ? kTile / page : 1; }
+
+// How L2 treats gathered tokens: those of a request are read once, and need not stay. Lists that an indexer chose,
+// which are never causal, share tokens.
+constexpr Keep keep_gathered(bool causal) { return causal ? Keep::evict_first : Keep::normal; }
 #endif
 
 struct LatentArguments {

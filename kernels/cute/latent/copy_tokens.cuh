@@ -13,13 +13,14 @@ inline constexpr int kScalesAt = 512, kRopeAt = 528;  // bytes in a token of 656
 inline constexpr int kNarrowRopeAt = 512;             // of 576 bytes
 inline constexpr int kWideRopeAt = 1024;              // of 16 bits an element, 1152 bytes
 
-// The warpgroup that copies tokens: a warp 16 of each block, half of its lanes one each. An entry of the table that
-// names no row of the pool is no token: its place is zeroed, and the consumers hide its scores.
+// The warpgroup that copies tokens: a warp 16 of each block, half of its lanes one each. A place of the ring is for
+// half a block. An entry of the table that names no row of the pool is no token: its place is zeroed, and the consumers
+// hide its scores.
 //
 // Tokens of 16 bits an element may be in two pools, latents and RoPE.
 //
 // Layout: the struct of the kernel's shared memory, with the members that are named here; N: rows of a tile.
-template <auto problem, int N, class Layout>
+template <auto problem, int N, Keep keep = Keep::normal, class Layout>
 __device__ __forceinline__ void copy_tokens(Layout& shared, const WorkItem* __restrict__ work,
                                             const LatentArguments& with) {
   const int lane = lane_id(), warp = (thread_id() >> 5) & 3, row = warp * 16 + (lane & 15);
@@ -27,7 +28,7 @@ __device__ __forceinline__ void copy_tokens(Layout& shared, const WorkItem* __re
   constexpr int kBytes = problem.fp8 ? problem.fp8 : kWideRopeAt + 128;
   const unsigned char* __restrict__ const rope = static_cast<const unsigned char*>(with.kpe);
   const bool apart = !problem.fp8 && (rope != from + kWideRopeAt || with.kpe_stride != with.z_stride);
-  int slot = 0;
+  int in_ring = warp >> 1;  // of the warp's half of the next block
   u32 phase = 1, queries_phase = 1;
   const auto load_next_queries = [&] {
     if (warp > 0 || lane > 0) return;
@@ -55,24 +56,24 @@ __device__ __forceinline__ void copy_tokens(Layout& shared, const WorkItem* __re
         place = with.place_of(next * with.page_places + token - with.page.divide(token) * with.page.by);
       read_entry(block + 1);
       const u32 present = __ballot_sync(~0u, place >= 0) & 0xffff;
-      barrier_wait(shared.empty[slot][warp >> 1], phase);
-      const u32 full = shared.full[slot][warp >> 1];
+      barrier_wait(shared.empty[in_ring], phase);
+      const u32 full = shared.full[in_ring];
       if (lane == 0) {
-        *const_cast<volatile u32*>(&shared.present[slot][warp]) = present;
+        *const_cast<volatile u32*>(&shared.present[in_ring][warp & 1]) = present;
         barrier_expect(full, __popc(present) * kBytes);
       }
       __syncwarp();
       if (lane < 16) {
-        const u32 to = shared.tokens[slot] + row * Layout::kLine;
+        const u32 to = shared.tokens[in_ring] + (row & 31) * Layout::kLine;
         if (place >= 0) {
           const auto at = [&](const unsigned char* pool, int stride) {
             return pool + static_cast<u64>(static_cast<u32>(place)) * static_cast<u32>(stride);
           };
           if (!apart) {
-            copy_bulk<kBytes>(to, at(from, with.z_stride), full);
+            copy_bulk<kBytes, keep>(to, at(from, with.z_stride), full);
           } else {
-            copy_bulk<kWideRopeAt>(to, at(from, with.z_stride), full);
-            copy_bulk<128>(to + kWideRopeAt, at(rope, with.kpe_stride), full);
+            copy_bulk<kWideRopeAt, keep>(to, at(from, with.z_stride), full);
+            copy_bulk<128, keep>(to + kWideRopeAt, at(rope, with.kpe_stride), full);
           }
         } else {
 #pragma unroll 1
@@ -82,8 +83,9 @@ __device__ __forceinline__ void copy_tokens(Layout& shared, const WorkItem* __re
       }
       barrier_arrive(full);
       __syncwarp();
-      if (++slot == Layout::kSlots) {
-        slot = 0;
+      in_ring += 2;
+      if (in_ring >= Layout::kHalves) {
+        in_ring -= Layout::kHalves;
         phase ^= 1;
       }
       if (begun && block == begin) load_next_queries();

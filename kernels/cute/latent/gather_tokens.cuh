@@ -45,7 +45,7 @@ struct GatherThread {
 // Tokens in the type of the queries. The consumers wait for what this brings, and beside them a warp of it is slow to
 // issue. So whatever can be known before a pair is free is computed before: pointers once a block, and a slot is a
 // constant of the code.
-template <auto tiling>
+template <auto tiling, Keep keep>
 __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __restrict__ work,
                                        const LatentArguments& with) {
   const GatherThread own;
@@ -108,10 +108,10 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
 #pragma unroll
           for (int j = 0; j < kGatherRows; ++j) {
             if (pair == kRope) {
-              copy_ahead(box_of(pair, j), from_rope[j]);
+              copy_ahead<keep>(box_of(pair, j), from_rope[j]);
             } else {
-              copy_ahead(box_of(pair, j), from[j] + pair * 256);
-              copy_ahead(box_of(pair, j) + kBoxBytes, from[j] + pair * 256 + 128);
+              copy_ahead<keep>(box_of(pair, j), from[j] + pair * 256);
+              copy_ahead<keep>(box_of(pair, j) + kBoxBytes, from[j] + pair * 256 + 128);
             }
           }
           barrier_arrive_when_copied(full_of(pair));

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   if (role >= 2) {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {
-      gather<tiling>(shared, work, with);
+      gather<tiling, tiling.evict_first ? keep_gathered(problem.causal) : Keep::normal>(shared, work, with);
       watch_tiles(shared.cut, with);
     } else {
       constexpr int kWarps = kLoaders<problem>;

@@ -55,16 +55,16 @@ template <int token_bytes, int N>
 struct WidenedShared {
   static constexpr u32 kRowBytes = N * 128;  // a box of N rows
   static constexpr u32 kLine = flash_mla_v3_line(token_bytes);
-  static constexpr int kSlots = flash_mla_v3_slots(N);
+  static constexpr int kSlots = flash_mla_v3_slots(N), kHalves = 2 * kSlots;
 
   Bytes<9 * kRowBytes> queries;
-  Array<Bytes<kRowBytes>, 2> weights;  // of every second block
-  Array<Bytes<kTile * kLine>, kSlots> tokens;
-  Array<Barriers<2>, kSlots> full, empty;           // [slot][32 tokens]
+  Array<Bytes<kRowBytes>, 2> weights;               // of every second block
+  Array<Bytes<kTile / 2 * kLine>, kHalves> tokens;  // two halves are a slot
+  Barriers<kHalves> full, empty;
   Barriers<2> scored, weights_full, weights_empty;  // of every second block
   Barrier queries_full, queries_empty;
   Barriers<2> sums_full, sums_empty;  // of every second item
-  u32 present[kSlots][4];             // [slot][warp]: bit r says whether token 16 warp + r is there
+  u32 present[kHalves][2];            // [half block][16 tokens]: bit r says whether token r is there
   // Of every fourth block, since values are at most two blocks behind scores. Scales over their token's power of two,
   // as fp16: [block][128 columns], then the tokens 32 k + 8 i + 2 j + e of the block at [k][j][i][e].
   alignas(16) unsigned short scales[4][4][kTile];
@@ -184,7 +184,7 @@ struct Scores : Fragments<problem, N> {
 
   // Scores of a block to p.
   __device__ __forceinline__ void score(int slot, int number) {
-    const u32 line = shared.tokens[slot] + (warp() * 16 + group()) * kLine;
+    const u32 line = shared.tokens[2 * slot] + (warp() * 16 + group()) * kLine;
     const int j = in_group();
     u32 a[4][4];            // of products in flight
     uint4 low[2], high[2];  // 16 bytes of the thread's two tokens, and the next ones
@@ -259,7 +259,7 @@ struct Scores : Fragments<problem, N> {
 
   // Of the thread's first or second token, and 128 columns.
   __device__ __forceinline__ float scale_of(int slot, int token, int columns) const {
-    return reinterpret_cast<const float*>(shared.tokens.elements[slot].bytes +
+    return reinterpret_cast<const float*>(shared.tokens.elements[2 * slot].bytes +
                                           (warp() * 16 + group() + 8 * token) * kLine + latent::kScalesAt)[columns];
   }
 
@@ -388,10 +388,10 @@ struct Scores : Fragments<problem, N> {
 
 #pragma unroll 1
       for (int block = begin; block < end; ++block) {
-        barrier_wait(shared.full[slot][warp() >> 1], phase);
+        barrier_wait(shared.full[2 * slot + (warp() >> 1)], phase);
         score(slot, number);
         warp_arrive(shared.scored[number & 1]);
-        const u32 present = shared.present[slot][warp()];
+        const u32 present = shared.present[2 * slot + (warp() >> 1)][warp() & 1];
         if (problem.causal && hidden(block * kTile + kTile - 1) > 0) {
           const int token = block * kTile + warp() * 16 + group();  // the thread's first; the second is 8 on
           const int of[2] = {hidden(token) - 2 * in_group(), hidden(token + 8) - 2 * in_group()};
@@ -457,7 +457,7 @@ struct Values : Fragments<problem, N> {
   // O^T += Z^T P^T of a block. Frees its tokens.
   __device__ __forceinline__ void weigh_values(int slot, int number) {
     const u32 weights = operand_k_major(shared.weights[number & 1]);
-    const u32 from = shared.tokens[slot] + lane_id() * kLine + (half * 16 + warp()) * 16;
+    const u32 from = shared.tokens[2 * slot] + lane_id() * kLine + (half * 16 + warp()) * 16;
     u32 a[2][8];
     u32 raw[4];  // of 8 tokens each: two tokens, two columns
     uint4 scales = {};
@@ -470,7 +470,7 @@ struct Values : Fragments<problem, N> {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       if (n > 1) mma_wait<1>();
-      if (n == 5) warp_arrive(shared.empty[slot][0]);
+      if (n == 5) warp_arrive(shared.empty[2 * slot]);
       u32* const to = a[n % 2];
       const u32 by[4] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
@@ -488,7 +488,7 @@ struct Values : Fragments<problem, N> {
     }
     mma_wait<0>();
     pin<2 * N>(&o[0][0]);
-    warp_arrive(shared.empty[slot][1]);
+    warp_arrive(shared.empty[2 * slot + 1]);
   }
 
   // Outputs, by what the scores have said.
@@ -592,11 +592,9 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
   latent::ask_for_code();
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Layout::kSlots; ++slot) {
-      for (int tokens = 0; tokens < 2; ++tokens) {
-        barrier_init(shared.full[slot][tokens], 64 + 2);
-        barrier_init(shared.empty[slot][tokens], 8);
-      }
+    for (int half = 0; half < Layout::kHalves; ++half) {
+      barrier_init(shared.full[half], 64 + 2);
+      barrier_init(shared.empty[half], 8);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared.scored[i], 4);

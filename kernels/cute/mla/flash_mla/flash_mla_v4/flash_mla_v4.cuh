@@ -25,8 +25,8 @@
 // the output, in FP8: ldmatrix transposes pairs of bytes, so even columns and odd ones of 16 are two products.
 //
 // Shared memory (struct FewRowsShared): queries, 9 boxes of 16 rows x 64 columns | weights (16 rows x 64 tokens), in
-// the form of 656 bytes for each 128 columns | a ring of token blocks, freed by halves, whose lines are such that
-// neither 8 tokens at one column nor 2 tokens at 4 units meet in a bank | barriers, row values.
+// the form of 656 bytes for each 128 columns | a ring of half token blocks, whose lines are such that neither 8 tokens
+// at one column nor 2 tokens at 4 units meet in a bank | barriers, row values.
 //
 // grid = any, by the work list; 384 threads, flash_mla_v4_shared_bytes(problem.fp8) of dynamic shared memory.
 #pragma once
@@ -53,14 +53,14 @@ template <int fp8>
 struct FewRowsShared {
   static constexpr u32 kBox = kFlashMlaV4Rows * 128;  // bytes
   static constexpr u32 kLine = flash_mla_v4_line(fp8);
-  static constexpr int kSlots = flash_mla_v4_slots(fp8);
+  static constexpr int kHalves = flash_mla_v4_halves(fp8);
 
   Bytes<9 * kBox> queries;
   Array<Bytes<kBox>, flash_mla_v4_weights(fp8)> weights;
-  Array<Bytes<kTile * kLine>, kSlots> tokens;
-  Array<Barriers<2>, kSlots> full, empty;  // [slot][32 tokens]
+  Array<Bytes<kTile / 2 * kLine>, kHalves> tokens;
+  Barriers<kHalves> full, empty;
   Barrier queries_full, queries_empty;
-  u32 present[kSlots][4];              // [slot][16 tokens]: bit r says whether token r is there
+  u32 present[kHalves][2];             // [half block][16 tokens]: bit r says whether token r is there
   float of_warps[8][kFlashMlaV4Rows];  // candidates for maxima, in the end sums of weights
   latent::CutItems cut;
 };
@@ -165,8 +165,8 @@ struct FewRowsConsumer {
   }
 
   // Scores of the warp's tokens of a block to p.
-  __device__ __forceinline__ void scores(int slot) {
-    const u32 line = shared.tokens[slot] + (warp * 8 + group()) * kLine;
+  __device__ __forceinline__ void scores(int place) {
+    const u32 line = shared.tokens[place] + (warp % 4 * 8 + group()) * kLine;
     float sums[4][4] = {};  // of 128 columns each in FP8
 #pragma unroll
     for (int i = 0; i < 4; ++i) p[i] = 0.0f;
@@ -218,7 +218,7 @@ struct FewRowsConsumer {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const uint4 all =
-            load_shared(shared.tokens[slot] + (warp * 8 + 2 * in_group() + e) * kLine + latent::kScalesAt);
+            load_shared(shared.tokens[place] + (warp % 4 * 8 + 2 * in_group() + e) * kLine + latent::kScalesAt);
         const u32 words[4] = {all.x, all.y, all.z, all.w};
         constexpr u32 kPower = 0x7f800000;  // not below 2^-63, so that its inverse is finite
         const u32 largest = max(max(all.x & kPower, all.y & kPower), max(all.z & kPower, all.w & kPower));
@@ -285,16 +285,17 @@ struct FewRowsConsumer {
   }
 
   // O += P Z of the warp's columns. Frees the tokens.
-  __device__ __forceinline__ void weigh_values(int slot) {
+  __device__ __forceinline__ void weigh_values(const int (&places)[2]) {
     const int lane = lane_id();
     const u32 weights = shared.weights[scales_of_columns ? warp / 2 : 0] + place_of_row(0, lane);
-    const u32 from = shared.tokens[slot] + (lane & 15) * kLine + warp * (wide ? 128 : 64) + (lane >> 4) * 16;
+    const u32 in_half = (lane & 15) * kLine + warp * (wide ? 128 : 64) + (lane >> 4) * 16;
+    const u32 from[2] = {shared.tokens[places[0]] + in_half, shared.tokens[places[1]] + in_half};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {  // 16 tokens
       u32 a[4], raw[4][4];
       load_matrices(a, weights ^ k << 5);
 #pragma unroll
-      for (int i = 0; i < (wide ? 4 : 2); ++i) load_transposed(raw[i], from + k * 16 * kLine + i * 32);
+      for (int i = 0; i < (wide ? 4 : 2); ++i) load_transposed(raw[i], from[k / 2] + k % 2 * 16 * kLine + i * 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // 16 columns
         if constexpr (wide) {
@@ -309,14 +310,14 @@ struct FewRowsConsumer {
       }
       if (k % 2 == 1) {
         __syncwarp();
-        warp_arrive(shared.empty[slot][k / 2]);
+        warp_arrive(shared.empty[places[k / 2]]);
       }
     }
   }
 
   __device__ __forceinline__ void attend(const WorkItem* __restrict__ work) {
     const float cache_scale = one_scale ? *with.cache_scale : 1.0f, scale_log2 = with.scale_log2 * cache_scale;
-    int slot = 0;
+    int place = 0;  // of the block's first half
     u32 phase = 0, queries_phase = 0;
     WorkItem item = *work;
 #pragma unroll 1
@@ -340,24 +341,27 @@ struct FewRowsConsumer {
 
 #pragma unroll 1
       for (int block = begin; block < end; ++block) {
-        barrier_wait(shared.full[slot][warp >> 2], phase);
-        scores(slot);
+        const bool turns = place + 1 == Layout::kHalves;  // the ring, between the halves
+        const int places[2] = {place, turns ? 0 : place + 1}, own = warp < 4 ? places[0] : places[1];
+        barrier_wait(shared.full[own], phase ^ (turns && warp >= 4));
+        scores(own);
         if (problem.causal && hidden(block * kTile + kTile - 1) > 0) {
           const int token = block * kTile + warp * 8 + 2 * in_group();
           const int of[2] = {hidden(token), hidden(token + 1)};
 #pragma unroll
           for (int i = 0; i < 4; ++i) p[i] = group() + i / 2 * 8 < of[i % 2] ? -kInfinity : p[i];
         }
-        const u32 present = shared.present[slot][warp >> 1] >> (warp & 1) * 8 & 0xff;
+        const u32 present = shared.present[own][warp >> 1 & 1] >> (warp & 1) * 8 & 0xff;
         if (present != 0xff) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) p[i] = present >> (2 * in_group() + i % 2) & 1 ? p[i] : -kInfinity;
         }
         softmax(scale_log2);
         named_sync(kWeighed, 256);
-        weigh_values(slot);
-        if (++slot == Layout::kSlots) {
-          slot = 0;
+        weigh_values(places);
+        place += 2;
+        if (place >= Layout::kHalves) {
+          place -= Layout::kHalves;
           phase ^= 1;
         }
       }
@@ -435,11 +439,9 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0);
   latent::ask_for_code();
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < Layout::kSlots; ++slot) {
-      for (int tokens = 0; tokens < 2; ++tokens) {
-        barrier_init(shared.full[slot][tokens], 64 + 2);
-        barrier_init(shared.empty[slot][tokens], 8);
-      }
+    for (int place = 0; place < Layout::kHalves; ++place) {
+      barrier_init(shared.full[place], 64 + 2);
+      barrier_init(shared.empty[place], 8);
     }
     barrier_init(shared.queries_full, 1);
     barrier_init(shared.queries_empty, 8);
@@ -456,7 +458,7 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
   if (warp >= 8) {
     // Of two pools a producer keeps more.
     give_registers<problem.fp8 ? 40 : 56>();
-    latent::copy_tokens<problem, kFlashMlaV4Rows>(shared, work, with);
+    latent::copy_tokens<problem, kFlashMlaV4Rows, keep_gathered(problem.causal)>(shared, work, with);
     latent::watch_tiles(shared.cut, with);
     return;
   }
