@@ -416,7 +416,6 @@ template <Keep = Keep::normal>
 void copy_ahead(u32 shared, const void* global) {
   copy_ahead_or_zero(shared, global, true);
 }
-inline void copy_last(u32 shared, const void* global) { copy_ahead(shared, global); }
 inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
   races::finish(copies, races::begin(copies) - 1, threadIdx.x);

@@ -147,7 +147,7 @@ class FindPrefixes : public testing::Test {
                                         .merge_cost = float(kCosts.combine),
                                         .part_cost = float(kCosts.partial),
                                         .traffic = 0.012f};
-    planner_.run(kSides * kWriters, [&] { plan_requests<kProblem, kTiling>(with); });
+    planner_.run(kPlanRequestsBlocks, [&] { plan_requests<kProblem, kTiling>(with); });
     EXPECT_EQ(status, 0);
     return list;
   }

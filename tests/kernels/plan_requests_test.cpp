@@ -62,7 +62,7 @@ class PlanRequests : public testing::Test {
                                              .part_cost = float(kCosts.partial),
                                              .traffic = 0.012f,
                                              .joins = true};
-    block_.run(kSides * kWriters, [&] { plan_requests<problem, kTiling>(arguments); });
+    block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
     EXPECT_EQ(status, 0);
 
     Result result;
@@ -263,7 +263,7 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
     const PlanRequestsArguments arguments = {
         lengths.data(), starts.data(), items.data(), merges.data(), &status, 2, 16, 16, 132, 16, 2, 1000, 4, 2, 2,
         0.01f,          0.012f};
-    block_.run(kSides * kWriters, [&] { plan_requests<problem, kTiling>(arguments); });
+    block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
     for (int w = 0; w < 132; ++w)
       for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {
         EXPECT_LE(item->tokens, 1000);
@@ -316,7 +316,7 @@ TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
                                          0.03f,
                                          0.012f,
                                          Shards(shards, shard, turn)};
-      block_.run(kSides * kWriters, [&] { plan(arguments); });
+      block_.run(kPlanRequestsBlocks, [&] { plan(arguments); });
       EXPECT_EQ(status, 0);
       return items;
     };

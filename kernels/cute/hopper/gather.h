@@ -18,12 +18,6 @@ __device__ __forceinline__ void copy_ahead(u32 shared, const void* global) {
                  "l"(static_cast<u64>(keep)));
 }
 
-// As copy_ahead(), of what store_to_stay() wrote: L2 need not keep it then.
-__device__ __forceinline__ void copy_last(u32 shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "l"(static_cast<u64>(Keep::evict_first)));
-}
-
 // As copy_ahead(), or zeros.
 __device__ __forceinline__ void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),

@@ -45,8 +45,8 @@ __device__ __forceinline__ float4 load_at_once(const void* from, bool wanted) {
   return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
 }
 
-// What another thread block reads, once, by load_last() or copy_last(). L2 keeps it until then, while tokens pass
-// through: else some of it goes to memory and back.
+// What another thread block reads, once, by load_last() or copy_ahead<Keep::evict_first>(). L2 keeps it until then,
+// while tokens pass through: else some of it goes to memory and back.
 __device__ __forceinline__ void store_to_stay(uint4* to, uint4 x) {
   asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z),
                "r"(x.w), "l"(static_cast<u64>(Keep::evict_last))

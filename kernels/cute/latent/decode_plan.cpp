@@ -168,7 +168,7 @@ void LatentDecode::plan(const int* lengths, const int* query_starts, int request
   with_.requests = requests;  // the tables of the layers have as many rows
   with_.ahead = blocks_ahead(spec_.version, requests, options_.heads, options_.max_queries);
   void* arguments[] = {&plan_};
-  planner_->launch({unsigned(kSides * kWriters), 1, 1}, arguments, stream);
+  planner_->launch({kPlanRequestsBlocks, 1, 1}, arguments, stream);
 }
 
 // Rows that follow each other at one distance are one axis; else heads and queries are two, of which a tile is a box.

@@ -352,7 +352,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     spec.launch = [self = shared_copy(), tensors, &main](const PlanRequestsTiling& threads) {
       const auto at = fields_from_json<Tiling>(main.tiling());
       KernelLaunch launch;
-      launch.grid = {unsigned(kSides * kWriters), 1, 1};
+      launch.grid = {kPlanRequestsBlocks, 1, 1};
       launch.shape = {unsigned(threads.threads), 0, 1, true};
       launch.arguments = [self, tensors, sizes = self->sizes(at), version = self->version(at)](void* constants) {
         const LatentProblem& of = self->problem;

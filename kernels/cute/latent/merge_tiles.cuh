@@ -334,7 +334,7 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
       const uint4* from = parts + first * 32 + i * (few ? team * kPart : kMergeWarps * 32);
       u32 to = places + i * (few ? kNextPart : next_chunk);
 #pragma unroll 4
-      for (int j = 0; j < at_once; ++j, from += from_next, to += to_next) copy_last(to, from);
+      for (int j = 0; j < at_once; ++j, from += from_next, to += to_next) copy_ahead<Keep::evict_first>(to, from);
     }
     // The largest log-sum-exps, weights, and their sums; where all lanes take one chunk, of all their parts.
     constexpr int kSums = alike ? 1 : kOwn;

@@ -13,11 +13,11 @@
 // All layers of a step wait for it, and it runs once: what counts is how long its one chain of instructions is. So
 // every thread block goes through it with few warps, and writes the lists of some of the workers. Requests that are all
 // alike in row tiles and token blocks, which is common, are divided by formulas, without sums and searches over the
-// requests, by code of their own. The lists are the same.
+// requests, by code of their own; so are those that have as many passes each, with one sum. The lists are the same.
 //
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
-// grid = kSides * kWriters. A request without queries has no items; one without tokens has a block, all masked.
+// grid = kPlanRequestsBlocks. A request without queries has no items; one without tokens has a block, all masked.
 // Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported. With problem.shards a
 // length counts the tokens in all caches, of which those in this one are divided.
 #pragma once
@@ -36,7 +36,7 @@ struct Quotient {
   int by;
   float reciprocal;
 
-  __device__ __forceinline__ explicit Quotient(int by) : by(by), reciprocal(__fdividef(1.0f, static_cast<float>(by))) {}
+  __device__ __forceinline__ explicit Quotient(int by) : by(by), reciprocal(reciprocal_fast(static_cast<float>(by))) {}
   __device__ __forceinline__ int of(int x) const {
     const int near = static_cast<int>(static_cast<float>(x) * reciprocal), rest = x - near * by;
     return near + (rest >= by) - (rest < 0);
@@ -44,69 +44,73 @@ struct Quotient {
   __device__ __forceinline__ int up(int x) const { return of(x + by - 1); }
 };
 
-// A set of boundaries between groups.
-struct BoundarySet {
-  static constexpr int kWords = kMaxWorkers / 32 + 1;
-  unsigned words[kWords];
-
-  __device__ bool has(int g) const { return words[g / 32] >> g % 32 & 1; }
-  __device__ int count_below(int g) const {
-    int count = __popc(words[g / 32] & ((1u << g % 32) - 1));
-    for (int w = 0; w < g / 32; ++w) count += __popc(words[w]);
-    return count;
-  }
-  // The last boundary of the set at or before g, which there must be.
-  __device__ int last_to(int g) const {
-    int w = g / 32;
-    unsigned left = words[w] & ((2u << g % 32) - 1);
-    while (!left) left = words[--w];
-    return w * 32 + 31 - __clz(left);
-  }
-  // The first boundary from g on that is not in the set.
-  __device__ int first_without(int g) const {
-    unsigned without = ~words[g / 32] >> g % 32;
-    if (without) return g + __ffs(without) - 1;
-    for (int w = g / 32 + 1; w < kWords; ++w)
-      if (~words[w]) return w * 32 + __ffs(~words[w]) - 1;
-    return kWords * 32;
-  }
+// Where a group of workers begins: a pass among all, and a token block in it. Where that is not the first block, the
+// pass is cut, and the group has a part of it.
+struct Cut {
+  int pass, block;
+  short part, parts;
 };
+__device__ __forceinline__ Cut cut_at(int pass, int block = 0, int part = 0, int parts = 1) {
+  return {pass, block, static_cast<short>(part), static_cast<short>(parts)};
+}
 
-// The sums of the values of the threads before this one, and of all. `of_warps`: one for each warp.
+// Sums of `count` values each of the threads before this one, and of all threads. `of_warps`: their sums of every warp.
+template <int count>
+struct SumsBefore {
+  int before[count], all[count];
+};
+template <int threads, int count>
+__device__ __forceinline__ SumsBefore<count> sums_before(const int (&own)[count], int (*of_warps)[threads / 32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) sum[i] = own[i];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int below = __shfl_up_sync(~0u, sum[i], step);
+      if (lane >= step) sum[i] += below;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (lane == 31) of_warps[i][warp] = sum[i];
+  __syncthreads();
+  SumsBefore<count> sums;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const int of_warp = lane < threads / 32 ? of_warps[i][lane] : 0;
+    sums.before[i] = sum[i] - own[i] + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
+    sums.all[i] = __reduce_add_sync(~0u, of_warp);
+  }
+  return sums;
+}
 struct SumBefore {
   int before, all;
 };
 template <int threads>
-__device__ __forceinline__ SumBefore sum_before(int own, int* of_warps) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int below = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += below;
-  }
-  if (lane == 31) of_warps[warp] = sum;
-  __syncthreads();
-  const int of_warp = lane < threads / 32 ? of_warps[lane] : 0;
-  return {sum - own + __reduce_add_sync(~0u, lane < warp ? of_warp : 0), __reduce_add_sync(~0u, of_warp)};
+__device__ __forceinline__ SumBefore sum_before(int own, int (&of_warps)[threads / 32]) {
+  const SumsBefore<1> sum = sums_before<threads>({own}, &of_warps);
+  return {sum.before[0], sum.all[0]};
 }
 
-// The last of the `count` ranges that begins at or before `at`, of those that begin at begins[0], begins[1], ... Eight
-// ways at a time: what counts is how often a thread waits for shared memory.
+// The last of the `count` ranges that begins at or before `at`, of those that begin at begins[0], begins[1], ... and
+// end at begins[count]. Eight ways at a time, whose loads are on their way together: what counts is how often a thread
+// waits for shared memory.
 __device__ __forceinline__ int range_of(const int* begins, int count, int at) {
   static_assert(kMaxPlannedRequests <= 8 * 512);
   int low = 0;
 #pragma unroll 1
   for (int step = count > 512 ? 512 : count > 64 ? 64 : 8; step > 0; step /= 8) {
-    int ways = 0;
+    int begin[7], ways = 0;
 #pragma unroll
-    for (int i = 1; i < 8; ++i) {
-      const int tried = low + i * step;
-      ways += tried < count && begins[tried] <= at;
-    }
+    for (int i = 0; i < 7; ++i) begin[i] = begins[min(low + (i + 1) * step, count)];
+#pragma unroll
+    for (int i = 0; i < 7; ++i) ways += begin[i] <= at;
     low += ways * step;
   }
-  return low;
+  return min(low, count - 1);
 }
 
 // How many workers attend row tiles of a request side by side, for requests of `row_tiles` tiles each: what leaves the
@@ -137,25 +141,40 @@ __device__ __forceinline__ int passes_of_own_side(int tiles, int side) {
   return (side - 1) * passes < tiles && tiles <= side * passes ? passes : 0;
 }
 
-template <bool all_alike>
-struct Requests {  // in row tiles and token blocks
-  static constexpr bool alike = all_alike;
+// What is known of the requests: nothing, or that those with queries have as many passes each, or that all are alike in
+// row tiles and token blocks.
+enum class Known { nothing, passes, all };
+template <Known what>
+struct Requests {
+  static constexpr Known known = what;
 };
 
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_constant__ PlanRequestsArguments with) {
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
-  static_assert(kThreads >= 32 * BoundarySet::kWords && kThreads > kMaxWorkers && kWarps <= 32);
+  static_assert(kThreads > kMaxWorkers && kWarps <= 32);
   constexpr int kSums = kMaxPlannedRequests + 1;
-  __shared__ int tokens_of[kMaxPlannedRequests];
-  __shared__ unsigned short tiles_of[kMaxPlannedRequests];
-  __shared__ int query_start[kSums];  // where queries differ
-  // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
-  __shared__ int start[kSums], first_pass[kSums], first_part[kSums];
-  __shared__ int extremes[5][kWarps], sums[kWarps], other_sums[kWarps];
-  // Where a group begins: the pass among all, and the token block in it.
-  __shared__ int cut_pass[kMaxWorkers + 1], cut_block[kMaxWorkers + 1];
-  __shared__ BoundarySet starts_run, continues_run;  // boundaries that cut a pass first, and again
+  constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
+  struct Chosen {
+    int side, groups, first_worker, used;
+  };
+  struct Shared {
+    int tokens_of[kMaxPlannedRequests];
+    unsigned short tiles_of[kMaxPlannedRequests];
+    int query_start[kSums];  // where queries differ
+    // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
+    int start[kSums], first_pass[kSums], first_part[kSums];
+    int extremes[3][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps], part_sums[1][kWarps], counts[2][kWarps];
+    float cost_of_side[kTried];
+    int work_of_side[kSides], blocks_of_side[kSides];
+    Chosen chosen;
+    Cut cuts[kMaxWorkers + 1];                                       // of `line`, of every group and behind the last
+    int whole_cuts[kMaxWorkers + 1], whole_starts[kMaxWorkers + 1];  // of `whole`: passes, and their begins on the line
+  };
+  __shared__ Shared memory;
+  auto& [tokens_of, tiles_of, query_start, start, first_pass, first_part, extremes, all_wrong, sums, side_sums,
+         part_sums, counts, cost_of_side, work_of_side, blocks_of_side, chosen, cuts, whole_cuts, whole_starts] =
+      held_address(memory);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
@@ -212,8 +231,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     first_before = with.query_starts[0];
     first_behind = with.query_starts[1];
   }
-  enum { kMostTiles, kLessTiles, kMostBlocks, kLessBlocks, kFlags };  // the least as the most of the negative
-  constexpr int kNone = -0x7fffffff, kNoTiles = 4;                    // a flag beside those of PlanStatus
+  enum { kMostTiles, kLessTiles, kMostBlocks };  // the least as the most of the negative
+  constexpr int kNone = -0x7fffffff;
   struct Size {
     int tokens, blocks, tiles, flags;
   };
@@ -227,12 +246,13 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     if (tokens != tokens_said) flags |= kWrongTokens;
     if constexpr (problem.shards) tokens = with.shards.count(tokens);
     const int tiles = tiles_for(queries);
-    if (tiles == 0) flags |= kNoTiles;
     return Size{tokens, max(1, (tokens + 63) >> 6), tiles, flags};
   };
   const Size first_size = size_of(first_tokens, first_before, first_behind);
-  int most[5] = {0, kNone, 0, kNone, 0};
+  int most[3] = {0, kNone, 0};
   bool differs = b == 0;  // from the first request, or something is to be reported
+  int own_sums[2] = {}, wrong = 0;
+  if (thread == 0) all_wrong = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const int r = thread + i * kThreads;
@@ -245,42 +265,44 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     tokens_of[r] = size.tokens;
     tiles_of[r] = static_cast<unsigned short>(size.tiles);
     differs |= size.flags || size.tiles != first_size.tiles || size.blocks != first_size.blocks;
-    most[kFlags] |= size.flags;
+    wrong |= size.flags;
     most[kMostTiles] = max(most[kMostTiles], size.tiles);
     if (size.tiles > 0) {
+      own_sums[0] += size.blocks;
+      ++own_sums[1];
       most[kLessTiles] = max(most[kLessTiles], -size.tiles);
       most[kMostBlocks] = max(most[kMostBlocks], size.blocks);
-      most[kLessBlocks] = max(most[kLessBlocks], -size.blocks);
     }
   }
-  if (__syncthreads_or(differs)) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      most[i] = i == kFlags ? __reduce_or_sync(~0u, most[i]) : __reduce_max_sync(~0u, most[i]);
-      if (lane == 0) extremes[i][warp] = most[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      const int of_warp = extremes[i][lane % kWarps];
-      most[i] = i == kFlags ? __reduce_or_sync(~0u, of_warp) : __reduce_max_sync(~0u, of_warp);
-    }
-  } else {
+  // Of the requests with queries, their token blocks and their number: of all, and before the thread's own, if it has
+  // only one.
+  SumsBefore<2> sum_of = {};
+  const bool all_alike =
+      !__syncthreads_or(differs) && first_size.tiles > 0 && static_cast<long long>(b) * first_size.tiles < 1 << 20;
+  if (all_alike) {
     most[kMostTiles] = first_size.tiles;
     most[kLessTiles] = -first_size.tiles;
     most[kMostBlocks] = first_size.blocks;
-    most[kLessBlocks] = -first_size.blocks;
-    most[kFlags] = 0;
+  } else {
+    if (wrong) atomicOr(&all_wrong, wrong);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      most[i] = __reduce_max_sync(~0u, most[i]);
+      if (lane == 0) extremes[i][warp] = most[i];
+    }
+    sum_of = sums_before<kThreads, 2>(own_sums, sums);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) most[i] = __reduce_max_sync(~0u, extremes[i][lane % kWarps]);
+    wrong = all_wrong;
   }
-  if (blockIdx.x == 0 && thread == 0) *with.status = most[kFlags] & ~kNoTiles;
+  if (blockIdx.x == 0 && thread == 0) *with.status = wrong;
   const int least_tiles = -most[kLessTiles], most_tiles = most[kMostTiles], longest = most[kMostBlocks];
   int first_worker = 0, used = 0;
-  bool shared_out = false;
 
-  // The rest, for requests that are all alike in row tiles and token blocks, whose code needs no sums and no searches,
-  // or for any.
+  // The rest, by what is known of the requests.
   auto divide = [&](auto of_what) {
-    constexpr bool alike = of_what.alike;
+    constexpr bool alike = of_what.known == Known::all, same = of_what.known != Known::nothing;
+    const bool shared_out = !same && used > 0;  // workers of other sides attend the others
     const int side = sides.side, groups = sides.groups;
     if (!shared_out) used = side * groups;
     if (blockIdx.x == 0) {
@@ -291,44 +313,60 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     if (groups == 0) return;
     const Quotient by_side(side);
     const int equal_passes = sides.passes;
-    const bool equal_tiles = alike || (most_tiles == least_tiles && !(most[kFlags] & kNoTiles));
+    const bool no_gaps = same && (alike || sum_of.all[1] == b);  // the passes before a request are known without a sum
     auto passes_of = [&](int request) {
-      if (equal_tiles) return equal_passes;
       const int tiles = tiles_of[request];
-      return shared_out ? passes_of_own_side(tiles, side) : by_side.up(tiles);
+      if constexpr (same)
+        return tiles ? equal_passes : 0;
+      else
+        return shared_out ? passes_of_own_side(tiles, side) : by_side.up(tiles);
     };
 
-    // Writes to before[0 .. b] the sums of value(request) over the requests before; returns the last.
+    // Writes the sums over the requests before one to before[i][0 .. b], of what add() adds to the i-th for a request.
     const int each = (b + kThreads - 1) / kThreads, first = min(b, thread * each), last = min(b, first + each);
-    auto write_sums = [&](int* before, int* of_warps, auto value) {
-      int own = 0;
+    auto write_sums = [&]<int count>(int(*of_warps)[kWarps], int* const(&before)[count], auto add) {
+      int own[count] = {};
 #pragma unroll 1
-      for (int r = first; r < last; ++r) own += value(r);
-      const SumBefore sum = sum_before<kThreads>(own, of_warps);
-      int at = sum.before;
+      for (int r = first; r < last; ++r) add(r, own);
+      SumsBefore<count> sum = sums_before<kThreads, count>(own, of_warps);
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        if (thread == 0) before[i][b] = sum.all[i];
 #pragma unroll 1
       for (int r = first; r < last; ++r) {
-        before[r] = at;
-        if (each > 1) at += value(r);
+#pragma unroll
+        for (int i = 0; i < count; ++i) before[i][r] = sum.before[i];
+        if (each > 1) add(r, sum.before);
       }
-      if (thread == kThreads - 1) before[b] = sum.all;
-      return sum.all;
+      return sum;
     };
-    int all = b * equal_passes, total;  // passes; their blocks, and `overhead` of each
-    if (alike) {
-      total = all * (longest + overhead);
-    } else {
-      if (!equal_tiles) all = write_sums(first_pass, other_sums, passes_of);
-      total = write_sums(start, sums, [&](int r) { return passes_of(r) * (blocks_of(r) + overhead); });
-      if constexpr (split) {
-        __syncthreads();
-        write_sums(first_part, sums, [&](int r) { return tiles_of[r] * parts_of_split(blocks_of(r)); });
+    int all = b * equal_passes, total = all * (longest + overhead);  // passes; their blocks, and `overhead` of each
+    if constexpr (!alike) {
+      if (same && b <= kThreads) {
+        auto start_for = [&](int blocks, int requests) { return equal_passes * (blocks + requests * overhead); };
+        all = equal_passes * sum_of.all[1];
+        total = start_for(sum_of.all[0], sum_of.all[1]);
+        if (thread < b) {
+          first_pass[thread] = equal_passes * sum_of.before[1];
+          start[thread] = start_for(sum_of.before[0], sum_of.before[1]);
+        }
+        if (thread == 0) first_pass[b] = all, start[b] = total;
+      } else {
+        const SumsBefore<2> sum = write_sums(side_sums, {first_pass, start}, [&](int r, int(&to)[2]) {
+          const int passes = passes_of(r);
+          to[0] += passes;
+          to[1] += passes * (blocks_of(r) + overhead);
+        });
+        all = sum.all[0];
+        total = sum.all[1];
       }
-      __syncthreads();
+      if constexpr (split)
+        write_sums(part_sums, {first_part},
+                   [&](int r, int(&to)[1]) { to[0] += tiles_of[r] * parts_of_split(blocks_of(r)); });
     }
     const Quotient by_passes(max(equal_passes, 1)), by_groups(groups);
-    auto first_pass_of = [&](int request) { return equal_tiles ? request * equal_passes : first_pass[request]; };
-    auto request_of_pass = [&](int v) { return equal_tiles ? by_passes.of(v) : range_of(first_pass, b, v); };
+    auto first_pass_of = [&](int request) { return no_gaps ? request * equal_passes : first_pass[request]; };
+    auto request_of_pass = [&](int v) { return no_gaps ? by_passes.of(v) : range_of(first_pass, b, v); };
 
     const unsigned even = static_cast<unsigned>(total + groups - 1) / static_cast<unsigned>(groups);
     const int range = max(static_cast<int>(even), overhead + 1);
@@ -343,86 +381,85 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
       // Pieces that were counted to cost as much as whole passes, 10 blocks, took 2 less.
       const float cost_uncut = longest + overhead, best_other = min(1.1f * cost_uncut, cost_of_line);
-      float cost = best_other + 1;
       const int sum = total - overhead * all;
-      const int cheapest =
-          min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.2f));
+      auto cheapest = [&] {
+        return min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.2f));
+      };
       if (alike) {
-        piece = max(sides.by_groups_of_pass.up(longest), cheapest);
+        piece = max(sides.by_groups_of_pass.up(longest), cheapest());
         pieces_of_longest = Quotient(piece).up(longest);
         pieces = all * pieces_of_longest;
       } else {
-        // Every warp counts over all requests, again and again: of the first ones a lane keeps its own.
-        constexpr int kKept = 4;
-        int kept_passes[kKept], kept_blocks[kKept];
-#pragma unroll
-        for (int i = 0; i < kKept; ++i) {
-          const int r = min(lane + 32 * i, b - 1);
-          kept_passes[i] = lane + 32 * i < b ? passes_of(r) : 0;
-          kept_blocks[i] = blocks_of(r);
-        }
         auto pieces_of = [&](int length) {
           const Quotient by_length(length);
           int count = 0;
-#pragma unroll
-          for (int i = 0; i < kKept; ++i) count += kept_passes[i] * by_length.up(kept_blocks[i]);
-#pragma unroll 2
-          for (int r = lane + 32 * kKept; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
+#pragma unroll 4
+          for (int r = lane; r < b; r += 32) count += passes_of(r) * by_length.up(blocks_of(r));
           return static_cast<int>(__reduce_add_sync(~0u, count));
         };
-        int low = max(max(1, by_groups.up(sum)), cheapest), high = longest;
-        if (all < groups) high = max(low, min(high, Quotient(groups - all).of(sum + groups - all - 1)));
         // None that costs more than the others, even if it made only one piece more than there are passes.
-        high = min(high, static_cast<int>(best_other - overhead - with.merge_cost - with.part_cost * (all + 1) * side));
-        const bool some = low <= high && pieces_of(high) <= groups;
-        if (!some) low = high = 0;
-        for (int turn = 0; low < high; ++turn) {
-          int* fits = turn % 2 ? other_sums : sums;
-          const int tried = low + (high - low) * warp / kWarps;
-          const bool fit = pieces_of(tried) <= groups;
-          if (lane == 0) fits[warp] = fit;
-          __syncthreads();
-          const unsigned those = __ballot_sync(~0u, lane < kWarps && fits[lane % kWarps]);
-          const int found = those ? __ffs(those) - 1 : kWarps, span = high - low;
-          if (found < kWarps) high = low + span * found / kWarps;
-          if (found > 0) low = low + span * (found - 1) / kWarps + 1;
+        int low = 1, high = min(longest, static_cast<int>(best_other - overhead - with.merge_cost -
+                                                          with.part_cost * (all + 1) * side));
+        bool longer = false;  // which makes one piece more at least
+#pragma unroll 1
+        for (int r = thread; r < b; r += kThreads) longer |= passes_of(r) > 0 && blocks_of(r) > high;
+        if (__syncthreads_count(longer) <= groups - all) {
+          low = max(max(1, by_groups.up(sum)), cheapest());
+          if (all < groups) high = min(high, max(low, Quotient(groups - all).of(sum + groups - all - 1)));
+        } else {
+          high = 0;
         }
-        piece = high;
-        if (some) pieces = pieces_of(piece);
+        // Each round finds the shortest that fits of those that the warps try, `high` the last of them.
+        for (int round = 0; low <= high && (round == 0 || low < high); ++round) {
+          const int span = high - low, count = pieces_of(low + span * (warp + 1) / kWarps);
+          if (lane == 0) counts[round % 2][warp] = count;
+          __syncthreads();
+          const int of_warp = counts[round % 2][lane % kWarps];
+          const unsigned fit = __ballot_sync(~0u, lane < kWarps && of_warp <= groups);
+          if (!fit) break;
+          const int found = __ffs(fit) - 1;
+          piece = high = low + span * (found + 1) / kWarps;
+          pieces = __shfl_sync(~0u, of_warp, found);
+          if (found > 0) low += span * found / kWarps + 1;
+        }
       }
-      if (piece > 0) cost = piece + overhead + with.merge_cost + with.part_cost * pieces * side;
-      if (cost > best_other) {
+      const bool pays = piece + overhead + with.merge_cost + with.part_cost * pieces * side <= best_other;
+      if (piece == 0 || !pays) {
         piece = cost_uncut > cost_of_line ? 0 : longest;
         pieces = all;
         pieces_of_longest = 1;
       }
     }
 
-    struct Cut {
-      int pass, block;
+    struct Piece {  // all that a group attends
+      int request;
+      Cut from, to;
     };
     const Quotient by_piece(max(piece, 1));
-    auto piece_at = [&](int g) {
-      int of = pieces_of_longest, inside = g, blocks = longest, before = 0;
+    auto piece_of = [&](int g) {
+      int request = 0, of = pieces_of_longest, inside = g, blocks = longest, before = 0;
       if (!alike) {
-        const int request = range_of(first_part, b, g);
+        request = range_of(first_part, b, g);
         blocks = blocks_of(request);
         of = by_piece.up(blocks);
         inside = g - first_part[request];
         before = first_pass_of(request);
       }
       const Quotient by_pieces(of);
-      const int pass = by_pieces.of(inside);
-      const int block = by_pieces.of((inside - pass * of) * blocks);
-      return g < pieces ? Cut{before + pass, block} : Cut{all, 0};
+      const int pass = by_pieces.of(inside), part = inside - pass * of, v = before + pass;
+      if (g >= pieces) return Piece{0, cut_at(all), cut_at(all)};
+      const Cut from = cut_at(v, by_pieces.of(part * blocks), part, of);
+      const Cut to = part + 1 < of ? cut_at(v, by_pieces.of((part + 1) * blocks), part + 1, of) : cut_at(v + 1);
+      return Piece{alike ? by_passes.of(v) : request, from, to};
     };
     struct Line {
       Cut cut;
       int nearest, nearest_start;  // the end of a pass, and where on the line it is
     };
+    const Quotient by_range(range);
     auto line_at = [&](int g) {
       const int at = range * min(g, groups);
-      if (g > groups || at >= total) return Line{{all, 0}, all, total};
+      if (g > groups || at >= total) return Line{cut_at(all), all, total};
       int blocks = longest, before = 0, start_before = 0;
       if (!alike) {
         const int request = range_of(start, b, at);
@@ -432,103 +469,90 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       }
       const int weight = blocks + overhead, pass = Quotient(weight).of(at - start_before);
       const int inside = at - start_before - pass * weight, later = inside > weight / 2;
-      int v = before + pass, block = max(0, inside - overhead);
-      const int nearest = v + later;
+      const int nearest_start = start_before + (pass + later) * weight, v = before + pass;
+      const int block = max(0, inside - overhead);
+      const int least = max(overhead, 1);
+      Cut cut = cut_at(v);
       if (split) {
-        block = (block + split / 2) / split * split;
-        if (block >= blocks) ++v, block = 0;
-      } else if (block < overhead) {
-        block = 0;
-      } else if (blocks - block < overhead) {
-        ++v, block = 0;
+        cut.block = (block + split / 2) / max(split, 1) * split;
+        if (cut.block >= blocks) ++cut.pass, cut.block = 0;
+      } else if (block >= least && blocks - block < least) {
+        ++cut.pass;
+      } else if (block >= least) {
+        // Boundaries are `range` apart, and those cut the pass that are not near its ends.
+        const int part = by_range.of(inside - overhead - least) + 1;
+        cut = cut_at(v, block, part, part + 1 + by_range.of(overhead + blocks - least - inside));
       }
-      return Line{{v, block}, nearest, start_before + (pass + later) * weight};
+      return Line{cut, v + later, nearest_start};
     };
 
-    bool cuts = !split;  // some passes may be cut, at boundaries whose parts are still to be counted
-    if (piece > 0 && alike) {
-      cuts = false;
-    } else if (piece > 0) {
-      __syncthreads();  // the search has read the sums
-      pieces = write_sums(first_part, sums, [&](int r) { return passes_of(r) * by_piece.up(blocks_of(r)); });
-      __syncthreads();
-      for (int g = thread; g <= groups; g += kThreads) {
-        const Cut cut = piece_at(g);
-        cut_pass[g] = cut.pass;
-        cut_block[g] = cut.block;
-      }
-    } else {
+    if (!alike && piece > 0)
+      write_sums(part_sums, {first_part},
+                 [&](int r, int(&to)[1]) { to[0] += passes_of(r) * by_piece.up(blocks_of(r)); });
+    if (!alike) __syncthreads();
+    bool whole = false;
+    if (piece == 0) {
       const int g = thread;
       const Line here = line_at(g);
-      Cut cut = here.cut;
-      if (!split && all > groups) {  // the division `whole`; with fewer passes `pieces` has it
-        int load = 0;
-        if constexpr (alike) {
-          if (g < groups) load = line_at(g + 1).nearest_start - here.nearest_start;
-        } else {
-          __shared__ int ends[kMaxWorkers + 1];
-          if (g <= groups) ends[g] = here.nearest_start;
-          __syncthreads();
-          if (g < groups) load = ends[g + 1] - here.nearest_start;
-        }
+      if (g <= groups) cuts[g] = here.cut, whole_cuts[g] = here.nearest, whole_starts[g] = here.nearest_start;
+      if (!split && all > groups) {  // with fewer passes `pieces` has it
+        __syncthreads();
+        const int load = g < groups ? whole_starts[g + 1] - here.nearest_start : 0;
         const float cost_of_line =
             range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
-        if (!__syncthreads_or(load > cost_of_line)) {
-          cut = {here.nearest, 0};
-          cuts = false;
-        }
+        whole = !__syncthreads_or(load > cost_of_line);
+      } else {
+        __syncthreads();
       }
-      if (g <= groups) cut_pass[g] = cut.pass, cut_block[g] = cut.block;
-    }
-    const bool by_formula = alike && piece > 0;
-    if (!by_formula) __syncthreads();
-    if (cuts) {
-      if (warp < BoundarySet::kWords) {
-        const bool cut = thread <= groups && cut_block[thread] > 0;  // never boundary 0
-        const bool again = cut && cut_pass[thread - 1] == cut_pass[thread] && cut_block[thread - 1] > 0;
-        const unsigned begun = __ballot_sync(~0u, cut && !again), next = __ballot_sync(~0u, again);
-        if (lane == 0) starts_run.words[warp] = begun, continues_run.words[warp] = next;
-      }
-      __syncthreads();
     }
 
     // Each thread block writes the items of other workers, since these lie apart: of a store a multiprocessor does one
     // lane after the other. Several lanes write those of a worker, by turns; all of a warp stay in step.
-    constexpr int kLanes = 8;
-    const int block = static_cast<int>(blockIdx.x), writers = shared_out ? kWriters : kSides * kWriters,
+    const int block = static_cast<int>(blockIdx.x), writers = shared_out ? kWriters : kPlanRequestsBlocks,
               writer = shared_out ? block / kSides : block;
+    const int log_lanes = shared_out ? 3 : 5, lanes = 1 << log_lanes, own_lane = lane & (lanes - 1);
 #pragma unroll 1
-    for (int at = thread; (at - lane) / kLanes * writers + writer < side * groups; at += kThreads) {
+    for (int at = thread; ((at - lane) >> log_lanes) * writers + writer < side * groups; at += kThreads) {
       // From the last group to the first: who takes up a part stands behind who gives it.
-      const int own_worker = at / kLanes * writers + writer, worker = min(own_worker, side * groups - 1);
+      const int own_worker = (at >> log_lanes) * writers + writer, worker = min(own_worker, side * groups - 1);
       const int place = by_side.of(worker), g = groups - 1 - place, m = worker - place * side;
       WorkItem* out = with.items + static_cast<long long>(first_worker + worker) * with.rounds;
-      Cut from, to;
-      if (by_formula)
-        from = piece_at(g), to = piece_at(g + 1);
+      Piece own = {};
+      if (piece > 0)
+        own = piece_of(g);
+      else if (whole)
+        own.from = cut_at(whole_cuts[g]), own.to = cut_at(whole_cuts[g + 1]);
       else
-        from = {cut_pass[g], cut_block[g]}, to = {cut_pass[g + 1], cut_block[g + 1]};
+        own.from = cuts[g], own.to = cuts[g + 1];
       const bool writes = own_worker == worker;
-      const int end_pass = to.pass, end_block = to.block;
+      const int end_pass = own.to.pass, end_block = own.to.block;
 #pragma unroll 1
-      for (int v = from.pass + at % kLanes;; v += kLanes) {
-        const int begin = v == from.pass ? from.block : 0;
+      for (int v = own.from.pass + own_lane;; v += lanes) {
+        const int begin = v == own.from.pass ? own.from.block : 0;
         const bool inside = writes && (v < end_pass || (v == end_pass && end_block > begin));
         if (!__ballot_sync(~0u, inside)) break;
         int request = 0, row_tile = 0, blocks = 0, items = 0;
         if (inside) {
-          request = request_of_pass(v);
+          request = piece > 0 ? own.request : request_of_pass(v);
           row_tile = (v - first_pass_of(request)) * side + m;
           blocks = blocks_of(request);
         }
         const int end = v == end_pass ? end_block : blocks;
         if (inside && row_tile < tiles_of[request]) items = split ? (end - begin + split - 1) / max(split, 1) : 1;
         WorkItem* to_own = out;
+        if constexpr (split) {
+          int upto = items;  // of the lanes up to this one
 #pragma unroll
-        for (int i = 0; i < kLanes; ++i) {
-          const int of_lane = __shfl_sync(~0u, items, lane / kLanes * kLanes + i);
-          if (i < at % kLanes) to_own += of_lane;
-          out += of_lane;
+          for (int step = 1; step < 32; step *= 2) {
+            const int below = __shfl_up_sync(~0u, upto, step);
+            if (own_lane >= step) upto += below;
+          }
+          to_own += upto - items;
+          out += __shfl_sync(~0u, upto, lane | (lanes - 1));
+        } else {
+          const unsigned those = __ballot_sync(~0u, items > 0) >> (lane - own_lane) & ~0u >> (32 - lanes);
+          to_own += __popc(those & ((1u << own_lane) - 1));
+          out += __popc(those);
         }
         if (items == 0) continue;
         const int tokens = tokens_of[request];
@@ -556,42 +580,30 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         } else {
           int slot = -1, part = 0, parts = 1, join = kJoinsNone;
           if (begin > 0 || end < blocks) {
-            // Runs of boundaries that cut the same pass are numbered; its parts have consecutive slots.
-            int runs = v;  // before this one
-            if (cuts) {
-              const int first = begin > 0 ? starts_run.last_to(g) : g + 1;
-              part = g + 1 - first;
-              parts = continues_run.first_without(first + 1) - first + 1;
-              runs = starts_run.count_below(first);
-              const int of_gives = g + 2 - part;  // the end of its list
-              if (with.joins && parts == 2 && cut_pass[of_gives] > v + (cut_block[of_gives] == 0))
-                join = part == 0 ? kTakesUp : kGives;
-            } else {  // pieces of passes that are alike
-              parts = pieces_of_longest;
-              part = g - v * parts;
+            if (begin > 0) part = own.from.part;
+            parts = begin > 0 ? own.from.parts : own.to.parts;
+            if (with.joins && parts == 2 && piece == 0) {
+              const Cut of_gives = cuts[g + 2 - part];  // the end of its list
+              if (of_gives.pass > v + (of_gives.block == 0)) join = part == 0 ? kTakesUp : kGives;
             }
-            slot = 2 * first_worker + m * 2 * groups + g + runs;
+            // Parts have consecutive slots. There are two at least, and the next pass that is cut has its first part
+            // where this one has its last, or later.
+            slot = 2 * (first_worker + m * groups + g) - part;
             with.merges[slot] = {};
           }
           *to_own = {request, row_tile,          begin, end, tokens, slot, first_row, queries, part,
                      parts,   whole_of(request), join};
         }
       }
-      if (writes && at % kLanes == 0) *out = {};
+      if (writes && own_lane == 0) *out = {};
     }
   };
   if (most_tiles <= least_tiles && !equal_queries) sides = sides_for(most_tiles);
-  if (most_tiles == least_tiles && longest == -most[kLessBlocks] && !(most[kFlags] & kNoTiles) &&
-      static_cast<long long>(b) * most_tiles < 1 << 20)
-    return divide(Requests<true>());
+  if (all_alike) return divide(Requests<Known::all>());
 
   // Who attends what: requests of as many row tiles each are divided among all workers at once. Of different ones
   // either one side serves all, or those of every side have workers of their own, and thread blocks.
   if (most_tiles > least_tiles) {
-    constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
-    __shared__ float cost_of_side[kTried];
-    __shared__ int work_of_side[kSides], blocks_of_side[kSides];
-    __shared__ struct { int side, groups, first_worker, used; } chosen;
     // Of a worker that is busy for so many blocks while all groups read so many. Reads delay the products beside them:
     // by 0.37 of the time that they take themselves, as measured (docs/log/engine.md).
     auto cost_of = [&](float busy, int blocks) {
@@ -601,24 +613,27 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     auto side_for_all = [&](int i) {
       return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
     };
-    for (int i = warp; i < kTried + kSides; i += kWarps) {
-      const int tried = i < kTried ? side_for_all(i) : i - kTried + 1;
-      const Quotient by_tried(tried);
-      int work = 0, blocks = 0;
+    // A warp counts for a side that all requests have, and for one that is some requests' own.
+    static_assert(kWarps >= kTried && kTried >= kSides);
+    if (warp < kTried) {
+      const Quotient by_tried(side_for_all(warp));
+      int work = 0, blocks = 0, own_work = 0, own_blocks = 0;
 #pragma unroll 2
       for (int r = lane; r < b; r += 32) {
-        const int tiles = tiles_of[r], passes = i < kTried ? by_tried.up(tiles) : passes_of_own_side(tiles, tried);
+        const int tiles = tiles_of[r], passes = by_tried.up(tiles), own_passes = passes_of_own_side(tiles, warp + 1);
         blocks += passes * blocks_of(r);
         work += passes * (blocks_of(r) + overhead);
+        own_blocks += own_passes * blocks_of(r);
+        own_work += own_passes * (blocks_of(r) + overhead);
       }
-      work = __reduce_add_sync(~0u, work);
       blocks = __reduce_add_sync(~0u, blocks);
-      if (lane == 0 && i < kTried) {
+      work = __reduce_add_sync(~0u, work);
+      own_blocks = __reduce_add_sync(~0u, own_blocks);
+      own_work = __reduce_add_sync(~0u, own_work);
+      if (lane == 0) {
         const float busy = static_cast<float>(work) / static_cast<float>(by_tried.of(workers));
-        cost_of_side[i] = cost_of(busy, blocks);
-      } else if (lane == 0) {
-        work_of_side[tried - 1] = work;
-        blocks_of_side[tried - 1] = blocks;
+        cost_of_side[warp] = cost_of(busy, blocks);
+        if (warp < kSides) work_of_side[warp] = own_work, blocks_of_side[warp] = own_blocks;
       }
     }
     __syncthreads();
@@ -636,10 +651,13 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const int found = enough ? __ffs(enough) - 1 : 0;
       int count = groups_for(work, __shfl_sync(~0u, by_time, found)), left = workers - __shfl_sync(~0u, busy, found);
       // Workers left over go where the work of a group is most.
+      auto work_of_group = [&] {
+        return count > 0 ? __fdividef(static_cast<float>(work), static_cast<float>(count)) : 0.0f;
+      };
 #pragma unroll 1
       while (left > 0) {
-        const int of_group = count > 0 && own <= left ? work / count : 0;
-        const int most = __reduce_max_sync(~0u, of_group);
+        const float of_group = own <= left ? work_of_group() : 0.0f;
+        const float most = __int_as_float(__reduce_max_sync(~0u, __float_as_int(of_group)));
         if (most == 0) break;
         const int winner = __ffs(__ballot_sync(~0u, of_group == most)) - 1;
         count += lane == winner;
@@ -647,22 +665,22 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       }
       // Or one side for all.
       const int blocks = __reduce_add_sync(~0u, lane < kSides ? blocks_of_side[lane] : 0);
-      const int busiest = __reduce_max_sync(~0u, count > 0 ? (work + count - 1) / count : 0);
+      const int busiest = __reduce_max_sync(~0u, static_cast<int>(ceilf(work_of_group())));
       const float cost = cost_of_side[min(lane, kTried - 1)];
       const float least = __int_as_float(__reduce_min_sync(~0u, __float_as_int(cost)));  // none is negative
       const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? side_for_all(min(lane, kTried - 1)) : 1);
       const bool share = left >= 0 && cost_of(static_cast<float>(busiest), blocks) < 0.96f * least;
       // Groups of many workers come first: thread blocks start one after the other (start.cuh).
-      int first = 0, all_used = 0;
+      const int all_used = __reduce_add_sync(~0u, count * own);
+      int used_up_to = count * own;
 #pragma unroll
-      for (int i = 0; i < kSides; ++i) {
-        const int used_by = __shfl_sync(~0u, count * own, i);
-        if (i > lane) first += used_by;
-        all_used += used_by;
+      for (int step = 1; step < kSides; step *= 2) {
+        const int below = __shfl_up_sync(~0u, used_up_to, step);
+        if (lane >= step) used_up_to += below;
       }
       if (lane == static_cast<int>(blockIdx.x) % kSides) {
         if (share)
-          chosen = {own, count, first, all_used};
+          chosen = {own, count, all_used - used_up_to, all_used};
         else
           chosen = {side, Quotient(side).of(workers), 0, 0};
       }
@@ -672,9 +690,9 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     sides.groups = chosen.groups;
     first_worker = chosen.first_worker;
     used = chosen.used;
-    shared_out = used > 0;
+    return divide(Requests<Known::nothing>());
   }
-  divide(Requests<false>());
+  divide(Requests<Known::passes>());
 }
 
 }  // namespace hypermla::cute

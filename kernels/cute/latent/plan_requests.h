@@ -10,6 +10,7 @@ inline constexpr int kMaxPlannedRequests = 2048;
 inline constexpr int kMaxWorkers = 160;
 inline constexpr int kSides = 8;    // row tiles of a request that are attended side by side, where requests differ
 inline constexpr int kWriters = 2;  // thread blocks that write the lists of a side, where each has workers of its own
+inline constexpr int kPlanRequestsBlocks = kSides * kWriters;  // the grid
 
 struct PlanRequestsProblem {
   int split = 0;

@@ -59,13 +59,13 @@ class Block {
     }
   }
   void meet() { wait(meeting_); }
-  // Whether a thread of the block votes for it.
-  bool any(bool vote) {
-    voted_ |= vote;
+  // How many threads of the block vote for it.
+  int count(bool vote) {
+    votes_ += vote;
     wait(meeting_);
-    const bool result = voted_;
+    const int result = votes_;
     wait(meeting_);
-    voted_ = false;
+    votes_ = 0;
     wait(meeting_);
     return result;
   }
@@ -132,7 +132,7 @@ class Block {
   }
 
   Barrier meeting_;  // of the block's threads
-  bool voted_ = false;
+  int votes_ = 0;
   std::vector<Barrier> warps_;
   std::vector<int> lanes_;
   std::vector<Thread> threads_;
@@ -150,10 +150,15 @@ namespace hypermla::cute {
 
 using std::max;
 using std::min;
+template <class T>
+T& held_address(T& object) {
+  return object;
+}
 inline void launch_next() {}
 inline void wait_for_previous() {}
 inline void __syncthreads() { device_threads::Block::present()->meet(); }
-inline int __syncthreads_or(int vote) { return device_threads::Block::present()->any(vote != 0); }
+inline int __syncthreads_count(int vote) { return device_threads::Block::present()->count(vote != 0); }
+inline int __syncthreads_or(int vote) { return __syncthreads_count(vote) > 0; }
 
 template <class F>
 int exchange(int value, F f) {
@@ -199,6 +204,7 @@ inline void __syncwarp() {
   exchange(0, [](const int*) { return 0; });
 }
 inline float __fdividef(float x, float y) { return x / y; }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline int __clz(unsigned x) { return std::countl_zero(x); }

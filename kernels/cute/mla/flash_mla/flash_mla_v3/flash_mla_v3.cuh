@@ -88,6 +88,10 @@ struct Fragments {
   static constexpr bool one_scale = problem.fp8 == 576;
   using Layout = WidenedShared<problem.fp8, N>;
   static constexpr int kLine = Layout::kLine;
+
+  Layout& shared;
+  const LatentArguments& with;
+
   static __device__ __forceinline__ int thread() { return thread_id() & 127; }
   static __device__ __forceinline__ int warp() { return thread() >> 5; }
   static __device__ __forceinline__ int group() { return lane_id() >> 2; }  // of four lanes
@@ -98,18 +102,16 @@ struct Fragments {
 template <auto problem, int N>
 struct Scores : Fragments<problem, N> {
   using Base = Fragments<problem, N>;
+  using Base::one_scale, Base::kLine, Base::shared, Base::with;
+  using Base::thread, Base::warp, Base::group, Base::in_group;
   using typename Base::Layout;
 
-  using Base::one_scale, Base::kLine, Base::thread, Base::warp, Base::group, Base::in_group;
-
-  Layout& shared;
-  const LatentArguments& with;
   float p[N / 2];      // S^T (64, N), then weights
   float inverse[2];    // of the powers of two of the thread's two tokens
   u32 power = 0;       // the largest of those of the item, as bits
   float2 sums[N / 8];  // of the weights of the thread's tokens, by pairs of rows
 
-  __device__ __forceinline__ Scores(Layout& shared, const LatentArguments& with) : shared(shared), with(with) {}
+  __device__ __forceinline__ Scores(Layout& shared, const LatentArguments& with) : Base{shared, with} {}
 
   // Fragments of p are of rows 8 i + 2 in_group() and the one after it: pair 4 i + in_group() of all. This one's sums
   // the lane keeps, if it is the one that does.
@@ -442,17 +444,15 @@ struct Scores : Fragments<problem, N> {
 template <auto problem, int N>
 struct Values : Fragments<problem, N> {
   using Base = Fragments<problem, N>;
+  using Base::one_scale, Base::kLine, Base::shared, Base::with;
+  using Base::thread, Base::warp, Base::group, Base::in_group;
   using typename Base::Layout;
 
-  using Base::one_scale, Base::kLine, Base::thread, Base::warp, Base::group, Base::in_group;
-
-  Layout& shared;
-  const LatentArguments& with;
   const int half;     // of the columns
   float o[4][N / 2];  // O^T (256, N): 64 columns each
 
   __device__ __forceinline__ Values(Layout& shared, const LatentArguments& with, int half)
-      : shared(shared), with(with), half(half) {}
+      : Base{shared, with}, half(half) {}
 
   // O^T += Z^T P^T of a block. Frees its tokens.
   __device__ __forceinline__ void weigh_values(int slot, int number) {
