@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int query_start[kSums];  // where queries differ
     // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
     int start[kSums], first_pass[kSums], first_part[kSums];
-    int extremes[3][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps], part_sums[1][kWarps], counts[2][kWarps];
+    int extremes[3][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps], part_sums[1][kWarps];
+    int counts[2][kWarps], pieces_of_high;
     float cost_of_side[kTried];
     int work_of_side[kSides], blocks_of_side[kSides];
     Chosen chosen;
@@ -173,8 +174,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   };
   __shared__ Shared memory;
   auto& [tokens_of, tiles_of, query_start, start, first_pass, first_part, extremes, all_wrong, sums, side_sums,
-         part_sums, counts, cost_of_side, work_of_side, blocks_of_side, chosen, cuts, whole_cuts, whole_starts] =
-      held_address(memory);
+         part_sums, counts, pieces_of_high, cost_of_side, work_of_side, blocks_of_side, chosen, cuts, whole_cuts,
+         whole_starts] = held_address(memory);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   int most[3] = {0, kNone, 0};
   bool differs = b == 0;  // from the first request, or something is to be reported
   int own_sums[2] = {}, wrong = 0;
-  if (thread == 0) all_wrong = 0;
+  if (thread == 0) all_wrong = pieces_of_high = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     const int r = thread + i * kThreads;
@@ -403,7 +404,18 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         bool longer = false;  // which makes one piece more at least
 #pragma unroll 1
         for (int r = thread; r < b; r += kThreads) longer |= passes_of(r) > 0 && blocks_of(r) > high;
-        if (__syncthreads_count(longer) <= groups - all) {
+        bool may_fit = __syncthreads_count(longer) <= groups - all;
+        if (same && may_fit && all > groups / 4) {  // most often too many, which all warps together find sooner
+          const Quotient by_high(max(high, 1));
+          int own = 0;
+#pragma unroll 1
+          for (int r = thread; r < b; r += kThreads) own += passes_of(r) * by_high.up(blocks_of(r));
+          own = __reduce_add_sync(~0u, own);
+          if (lane == 0) atomicAdd(&pieces_of_high, own);
+          __syncthreads();
+          may_fit = pieces_of_high <= groups;
+        }
+        if (may_fit) {
           low = max(max(1, by_groups.up(sum)), cheapest());
           if (all < groups) high = min(high, max(low, Quotient(groups - all).of(sum + groups - all - 1)));
         } else {
