@@ -371,6 +371,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 
     const unsigned even = static_cast<unsigned>(total + groups - 1) / static_cast<unsigned>(groups);
     const int range = max(static_cast<int>(even), overhead + 1);
+    const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
@@ -379,7 +380,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // fewer a tile has.
     int piece = 0, pieces = 0, pieces_of_longest = 0;
     if (!split && all > 0 && all <= groups) {
-      const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + all) * side;
       // Pieces that were counted to cost as much as whole passes, 10 blocks, took 2 less.
       const float cost_uncut = longest + overhead, best_other = min(1.1f * cost_uncut, cost_of_line);
       const int sum = total - overhead * all;
@@ -510,8 +510,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (!split && all > groups) {  // with fewer passes `pieces` has it
         __syncthreads();
         const int load = g < groups ? whole_starts[g + 1] - here.nearest_start : 0;
-        const float cost_of_line =
-            range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
         whole = !__syncthreads_or(load > cost_of_line);
       } else {
         __syncthreads();
@@ -626,7 +624,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
     };
     // A warp counts for a side that all requests have, and for one that is some requests' own.
-    static_assert(kWarps >= kTried && kTried >= kSides);
+    static_assert(kWarps >= kTried);
     if (warp < kTried) {
       const Quotient by_tried(side_for_all(warp));
       int work = 0, blocks = 0, own_work = 0, own_blocks = 0;
