@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What the plug-in uses of SGLang: names, and the parameters of functions. Records those of the SGLang that Python
-finds in tests/engines/sglang-<version>.json; tests compare them with the plug-in and with an installed SGLang.
+finds in tests/engines/sglang-<version>.json; the files there are of the versions that the plug-in was written for, and
+tests compare them with the plug-in and with an installed SGLang.
 
     python3 tests/engines/sglang_interface.py
 """
@@ -19,6 +20,8 @@ USED = {
     "sglang.srt.environ": ["envs.SGLANG_PLUGINS.get"],
     "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend._forward_flashmla_sparse",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv"],
+    "sglang.kernels.ops.attention.kv_indices": ["create_flashmla_kv_indices_triton",
+                                                "get_num_kv_index_blocks_flashmla"],
     "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
     "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
     "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend.forward"],
@@ -47,30 +50,35 @@ USED = {
 
 def stand_in():
     """For FlashMLA's kernels, which cannot be imported without a GPU."""
-    kernels = types.ModuleType("sgl_kernel.flash_mla")
-    kernels.flash_mla_with_kvcache = kernels.get_mla_metadata = None
     sys.modules.setdefault("sgl_kernel", types.ModuleType("sgl_kernel"))
-    sys.modules["sgl_kernel.flash_mla"] = kernels
+    for name in "sgl_kernel.flash_mla", "sglang.kernels.ops.attention.flash_mla_interface":
+        kernels = sys.modules[name] = types.ModuleType(name)
+        kernels.flash_mla_with_kvcache = kernels.get_mla_metadata = None
 
 
 def described(module, name):
-    """The names of its parameters, or of what type it is."""
-    thing = importlib.import_module(module)
-    for part in name.split("."):
-        thing = getattr(thing, part)
+    """The names of its parameters, or of what type it is; None if this version has no such thing."""
+    try:
+        thing = importlib.import_module(module)
+        for part in name.split("."):
+            thing = getattr(thing, part)
+    except (ModuleNotFoundError, AttributeError):
+        return None
     thing = getattr(thing, "fn", thing)  # of Triton
     return list(inspect.signature(thing).parameters) if callable(thing) else type(thing).__name__
 
 
 def recorded():
-    """The interface that the plug-in was written for."""
-    return json.loads((HERE / "sglang-0.5.17.json").read_text())
+    """Every version's interface that is recorded."""
+    return {path.stem.removeprefix("sglang-"): json.loads(path.read_text())
+            for path in sorted(HERE.glob("sglang-*.json"))}
 
 
 def of_engine():
     """The interface of the SGLang that Python finds."""
     functions = {f"{module}.{name}": described(module, name) for module, names in USED.items() for name in names}
-    return {"version": importlib.metadata.version("sglang"), "uses": functions}
+    return {"version": importlib.metadata.version("sglang"),
+            "uses": {name: what for name, what in functions.items() if what is not None}}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 not installed; `./test --engines` installs it.
 
 What needs a GPU there is stood in for: FlashMLA's kernels, which the backend replaces; FlashInfer's wrappers, by
-hypermla.compat.flashinfer; and the Triton kernel that writes the cache.
+hypermla.compat.flashinfer; the Triton kernel that writes the cache; and pinned memory.
 """
 
 import importlib.metadata
@@ -48,6 +48,8 @@ import hypermla.sglang
 
 flashinfer_mla_backend.BatchMLAPagedAttentionWrapper = hypermla.compat.flashinfer.BatchMLAPagedAttentionWrapper
 flashinfer_mla_backend.BatchPrefillWithRaggedKVCacheWrapper = lambda *arguments, **options: None
+zeros = torch.zeros
+torch.zeros = lambda *sizes, pin_memory=False, **options: zeros(*sizes, **options)
 
 # SGLang finds the plug-in as it finds that of an installed distribution.
 with tempfile.TemporaryDirectory() as directory:
@@ -78,6 +80,7 @@ class Pool(kit.MLATokenToKVPool):
     """Writes without Triton."""
 
     def set_mla_kv_buffer(self, layer, loc, nope, rope):
+        loc = getattr(loc, "loc", loc)  # what SGLang's own backends give since 0.5.22
         self.get_key_buffer(layer.layer_id)[loc] = torch.cat([nope, rope], dim=-1)
 
 
@@ -208,7 +211,7 @@ class Backend(unittest.TestCase):
         factory = DraftBackendFactory.__new__(DraftBackendFactory)
         case = Case(16, [40, 3], drafts=4)
         factory.draft_model_runner, factory.topk, factory.speculative_num_steps = case.runner, 1, 4
-        factory.draft_attn_backend, factory.server_args = "hypermla", None
+        factory.draft_attn_backend, factory.server_args, factory.qsa_profile = "hypermla", None, None
         backend = factory.create_decode_backend()
         self.assertEqual(len(backend.attn_backends), 3)
         for step, its in enumerate(backend.attn_backends):
@@ -244,7 +247,9 @@ class Backend(unittest.TestCase):
         self.assertTrue(torch.equal(seen["ckv"][batch.out_cache_loc], kv[..., :512]), "the new tokens are in the cache")
 
     def test_what_is_not_supported_is_said(self):
+        unified = types.SimpleNamespace(reads_are_translated=True)
         for change, said in (({"kv_cache_dtype": torch.float8_e4m3fn}, "set --kv-cache-dtype auto"),
+                             ({"kv_index_translator": unified}, "leave --enable-unified-memory off"),
                              ({"use_mla_backend": False}, "512 and 64 columns")):
             with self.assertRaisesRegex(ValueError, said):
                 Case(64, [9], **change)
@@ -265,8 +270,8 @@ class Backend(unittest.TestCase):
 class Plugin(unittest.TestCase):
     def test_sglang_is_as_recorded(self):
         present = sglang_interface.of_engine()
-        self.assertEqual(present, sglang_interface.recorded(), "tests/engines/sglang_interface.py records it; look at "
-                         "what differs")
+        self.assertEqual(present, sglang_interface.recorded().get(present["version"]),
+                         "tests/engines/sglang_interface.py records it; look at what differs")
 
     def test_sglang_knows_the_name(self):
         hypermla.sglang.register()  # again
@@ -327,6 +332,10 @@ class Sparse(unittest.TestCase):
             o = self.backend._forward_flashmla_sparse(q_all=self.q, kv_cache=self.rows[:, None], v_head_dim=512,
                                                       page_table_1=self.slots, sm_scale=0.05, topk_length=lengths)
             self.agree(o, self.rows)
+        sinks = torch.tensor([-1e4, 1e4] * (HEADS // 2))  # of every second head, which takes all
+        own = self.backend._forward_flashmla_sparse(q_all=self.q, kv_cache=self.rows[:, None], v_head_dim=512,
+                                                    page_table_1=self.slots, sm_scale=0.05, attn_sink=sinks)
+        self.assertTrue(torch.equal(own[:, ::2], o[:, ::2]) and not own[:, 1::2].any())
 
     def test_pages_in_fp8_and_in_16_bits(self):
         cache = torch.zeros(4, 64, 656, dtype=torch.uint8)

@@ -15,18 +15,31 @@ import sglang_interface
 from support import BUILD, CHECKOUT
 
 SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py", "sparse.py")]
-RECORD = sglang_interface.recorded()
+RECORDS = sglang_interface.recorded()
 SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 
 
 class Interface(unittest.TestCase):
+    def test_two_versions_are_recorded(self):
+        self.assertEqual({name: record["version"] for name, record in RECORDS.items()},
+                         {version: version for version in ("0.5.17", "0.5.23")})
+
     def test_what_is_imported_is_recorded(self):
-        imports = [node for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))
-                   if isinstance(node, ast.ImportFrom) and node.module.startswith("sglang.")]
-        imported = {f"{node.module}.{name.name}" for node in imports for name in node.names}
-        self.assertGreater(len(imported), 8)
-        for name in imported:
-            self.assertTrue(any(used == name or used.startswith(name + ".") for used in RECORD["uses"]), name)
+        def imported(nodes):
+            imports = [node for top in nodes for node in ast.walk(top)
+                       if isinstance(node, ast.ImportFrom) and node.module.startswith("sglang.")]
+            return {f"{node.module}.{name.name}" for node in imports for name in node.names}
+
+        nodes = [node for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))]
+        either = [(imported(node.body), imported(node.handlers)) for node in nodes if isinstance(node, ast.Try)]
+        always = imported(nodes) - {name for pair in either for names in pair for name in names}
+        self.assertGreater(len(always), 8)
+        self.assertEqual(len(either), 1)
+        for version, record in RECORDS.items():
+            missing = lambda names, uses=record["uses"]: [
+                name for name in names if not any(used == name or used.startswith(name + ".") for used in uses)]
+            self.assertEqual(missing(always), [], version)
+            self.assertTrue(all(not missing(first) or not missing(second) for first, second in either), version)
 
     def test_what_is_overridden_takes_the_same(self):
         """Parameters of the base's method come first, under the same names; what is added has defaults."""
@@ -36,29 +49,36 @@ class Interface(unittest.TestCase):
             if not isinstance(node, ast.ClassDef) or node.name not in bases:
                 continue
             for method in (one for one in node.body if isinstance(one, ast.FunctionDef)):
-                base = RECORD["uses"].get(
-                    f"sglang.srt.layers.attention.flashmla_backend.{bases[node.name]}.{method.name}")
-                if base is None or method.name == "__init__":  # SGLang makes ours by our own functions
-                    continue
-                checked.add(method.name)
+                name = f"sglang.srt.layers.attention.flashmla_backend.{bases[node.name]}.{method.name}"
                 own = [argument.arg for argument in method.args.args]
-                self.assertEqual(own[:len(base)], base, method.name)
-                self.assertGreaterEqual(len(method.args.defaults), len(own) - len(base), method.name)
+                for version, record in RECORDS.items():
+                    base = record["uses"].get(name)
+                    if base is None or method.name == "__init__":  # SGLang makes ours by our own functions
+                        continue
+                    checked.add(method.name)
+                    self.assertEqual(own[:len(base)], base, (version, method.name))
+                    self.assertGreaterEqual(len(method.args.defaults), len(own) - len(base), (version, method.name))
         self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
                                    "forward_decode", "forward_extend"})
 
     def test_what_is_replaced_takes_the_same(self):
-        functions = {f"_{node.name}": [argument.arg for argument in node.args.args]
+        functions = {f"_{node.name}": ([argument.arg for argument in node.args.args], len(node.args.defaults))
                      for node in ast.parse(SOURCES[2].read_text()).body if isinstance(node, ast.FunctionDef)}
-        for method in "_forward_flashmla_sparse", "_forward_flashmla_kv":
-            self.assertEqual(functions[method], RECORD["uses"][f"{SPARSE}.{method}"])
+        for version, record in RECORDS.items():
+            for method in "_forward_flashmla_sparse", "_forward_flashmla_kv":
+                (own, defaults), replaced = functions[method], record["uses"][f"{SPARSE}.{method}"]
+                self.assertEqual(own[:len(replaced)], replaced, (version, method))
+                self.assertGreaterEqual(defaults, len(own) - len(replaced), (version, method))
 
     def test_the_hooks_take_what_the_functions_are_given(self):
-        hooks = {node.name: [argument.arg for argument in node.args.args][1:]
+        hooks = {node.name: ([argument.arg for argument in node.args.args][1:], node.args.kwarg)
                  for node in ast.parse(SOURCES[0].read_text()).body if isinstance(node, ast.FunctionDef)}
-        self.assertEqual(hooks["_add_to_drafts"],
-                         RECORD["uses"]["sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"][1:])
-        self.assertEqual(hooks["_page_size"], RECORD["uses"]["sglang.srt.arg_groups.overrides._page_size_default"])
+        (own, others), (of_pages, _) = hooks["_add_to_drafts"], hooks["_page_size"]
+        for version, record in RECORDS.items():
+            given = record["uses"]["sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"][1:]
+            self.assertEqual(own, given[:len(own)], version)
+            self.assertTrue(len(own) == len(given) or others, version)
+            self.assertEqual(of_pages, record["uses"]["sglang.srt.arg_groups.overrides._page_size_default"], version)
 
     def test_pages_have_64_tokens_where_none_are_named(self):
         script = """if True:

@@ -4,6 +4,7 @@ SGLang finds register() by the entry point `sglang.srt.plugins` and calls it in 
 or PyTorch is imported before.
 """
 
+import inspect
 import logging
 
 NAME = "hypermla"
@@ -54,13 +55,16 @@ def _page_size(default, view):
     return {"page_size": PAGE}
 
 
-def _add_to_drafts(factory, backend_name, backend_map, error_template):
-    """Before DraftBackendFactory chooses: what it takes for FlashMLA's name, it has for ours, too."""
+def _add_to_drafts(factory, backend_name, backend_map, error_template, **more):
+    """Before DraftBackendFactory chooses: what it takes for FlashMLA's name, it has for ours, too. Since 0.5.18 those
+    are pairs of a backend's name and the backend."""
     of_flash_mla = backend_map.get("flashmla")
     if of_flash_mla is not None:
         several_steps = of_flash_mla == factory._create_flashmla_decode_backend
-        backend_map[NAME] = lambda: _draft_backend(factory, several_steps)
-    return (factory, backend_name, backend_map, error_template), {}
+        pairs = "stamps_children" in inspect.signature(factory._create_backend).parameters
+        backend_map[NAME] = lambda: ((NAME, _draft_backend(factory, several_steps)) if pairs else
+                                     _draft_backend(factory, several_steps))
+    return (factory, backend_name, backend_map, error_template), more
 
 
 def _draft_backend(factory, several_steps):

@@ -1,5 +1,5 @@
-"""The attention backend behind `--attention-backend hypermla`, of SGLang 0.5.17: decoding, verification of drafts and
-extension of drafts by MlaDecode; prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
+"""The attention backend behind `--attention-backend hypermla`, of SGLang 0.5.17 to 0.5.23: decoding, verification of
+drafts and extension of drafts by MlaDecode; prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
 
 A step is planned once, outside of the CUDA graph and on the device, and all layers of the graph run that plan. One
 MlaDecode for each number of queries (1, and that of drafts) serves every batch size, because its kernel, grid and
@@ -9,12 +9,17 @@ workspace follow from its capacity alone.
 import logging
 
 import torch
-from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
 from sglang.srt.models.deepseek_common import utils as deepseek
 from sglang.srt.models.deepseek_common.attention_backend_handler import (AttentionBackendRegistry,
                                                                          handle_attention_flashinfer)
 from sglang.srt.runtime_context import get_parallel, get_spec
+
+try:
+    from sglang.kernels.ops.attention.kv_indices import (create_flashmla_kv_indices_triton,
+                                                         get_num_kv_index_blocks_flashmla)
+except ImportError:  # before 0.5.23
+    from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
 
 import hypermla
 from hypermla.compat._queries import takeable
@@ -62,9 +67,10 @@ class HyperMlaBackend(FlashMLABackend):
         self._draft_step = draft_step
         self._page = next(page for page in _PAGES if self.page_size % page == 0)
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
-        self._max_requests = min(model_runner.req_to_token_pool.size, hypermla.MlaDecode.MAX_REQUESTS)
+        # The base's, which counts those that pad a batch for several devices.
+        self._max_requests = min(len(self.kv_indptr) - 1, hypermla.MlaDecode.MAX_REQUESTS)
         self._graph_requests = 0
-        self._scale = self.scaling
+        self._scale = model_runner.model_config.scaling
         self._steps = {}  # by queries of a request
         self._planned = None  # queries, lengths and table of the step
 
@@ -216,6 +222,9 @@ def _require_supported(runner):
     if runner.kv_cache_dtype not in (torch.bfloat16, torch.float16) or runner.kv_cache_dtype != runner.dtype:
         raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, not "
                          f"{runner.kv_cache_dtype} beside {runner.dtype}; set --kv-cache-dtype auto")
+    if getattr(getattr(runner, "kv_index_translator", None), "reads_are_translated", False):
+        raise ValueError(f"--attention-backend {NAME} does not take the unified memory pool; leave "
+                         "--enable-unified-memory off")
     if get_parallel().attn_dcp_size > 1:
         raise ValueError(f"--attention-backend {NAME} does not take decode context parallelism yet; leave it off")
     # An n-gram drafter fills up its drafts with more first ones: a tree, also with one branch.

@@ -1,6 +1,6 @@
-"""Two methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17: DeepSeek-V3.2, GLM-5), by
-this library's kernels in the place of FlashMLA's. The indexer, its lists, the cache and graphs are SGLang's. No head is
-padded, and a cache in 16 bits is read where it lies.
+"""Two methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17 to 0.5.23: DeepSeek-V3.2,
+GLM-5), by this library's kernels in the place of FlashMLA's. The indexer, its lists, the cache and graphs are SGLang's.
+No head is padded, and a cache in 16 bits is read where it lies.
 """
 
 from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
@@ -11,9 +11,11 @@ def _lengths(lengths, queries):
     return lengths if lengths is not None and lengths.shape[0] == queries else None
 
 
-def forward_flashmla_sparse(self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None):
-    """q_all: [tokens, heads, 576]; kv_cache: [slots, 1, 576]; page_table_1: slots [tokens, top-k], -1: none."""
-    return flash_mla_sparse_fwd(q_all, kv_cache, page_table_1.unsqueeze(1), sm_scale, v_head_dim,
+def forward_flashmla_sparse(self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
+                            attn_sink=None):
+    """q_all: [tokens, heads, 576]; kv_cache: [slots, 1, 576]; page_table_1: slots [tokens, top-k], -1: none; attn_sink:
+    [heads], which SGLang gives since 0.5.20."""
+    return flash_mla_sparse_fwd(q_all, kv_cache, page_table_1.unsqueeze(1), sm_scale, v_head_dim, attn_sink,
                                 topk_length=_lengths(topk_length, len(q_all)))[0]
 
 
