@@ -43,6 +43,7 @@ done <<<"$steps"
 # What Python's tests take: MlaDecode and MlaCacheOps, MlaPrefill. For benchmarks what bench_engine.py --compare runs.
 ahead all --decode
 ahead cute.mla.flash_mla v0 --fused --tokens_first --causal --candidates
+ahead cute.mla.flash_mla v0 --s=4 --fused --tokens_first --causal
 ahead cute.mla.flash_mla_v1 --h=16 --fused --tokens_first --causal --candidates
 ahead cute.mla.flash_attention v0 --candidates
 ahead cute.mla.flash_attention v1 --candidates
