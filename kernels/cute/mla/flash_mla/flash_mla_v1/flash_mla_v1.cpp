@@ -19,10 +19,13 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   std::vector<Figures> figures() const override {
     // Pages of 1 token are loaded one by one: 907 us where the base version takes 83.
     const double gathered = problem.page == 1 ? 0.09 : 1;
-    // Two tiles of 32 rows ask L2 for nothing ahead: b1 t65536, b8 t32768 and b32 t4096 of 64 rows took 35.9, 114.4 and
-    // 62.1 us on an H100, where the base version took 37.4, 110.2 and 58.5 (docs/log/cute-flash-mla-v1.md). One tile
-    // reads faster: b128 t4096 139.9 us on an H200, and 142.0 by the base version.
+    // Two tiles of 32 rows ask L2 for nothing ahead: b8 t32768 and b32 t4096 of 64 rows took 113.6 and 61.2 us on an
+    // H100, where the base version took 107.3 and 58.4; requests of 1 to 8 queries of 8 heads 8 to 15 % longer, since
+    // those of a single tile have tiles of half the rows. But one request has twice as many pieces: t4096 10.5 us for
+    // 11.7, t65536 35.3 for 34.9 (docs/log/cute-flash-mla-v1.md). One tile reads faster: b128 t4096 139.9 us on an
+    // H200, and 142.0 by the base version.
     const std::int64_t tiles = ceil_div(problem.h * problem.s, 32);
+    const double of_more_tiles = problem.s == 1 ? 0.92 : 0.9, few_of_two = problem.b == 1 ? 2.6 : 4.5;
     return {{.rows = 16,
              .burst = 0.42,
              .sustained = 0.42,
@@ -31,8 +34,8 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
             {.rows = 32,
              .burst = 0.71,
              .sustained = 0.71,
-             .memory = (tiles == 1 ? 0.94 : 0.92) * gathered,
-             .launches = {.full = 2, .half = tiles == 2 ? 4 : 1.5, .few = tiles == 2 ? 4.5 : 3}}};
+             .memory = (tiles == 1 ? 0.94 : of_more_tiles) * gathered,
+             .launches = {.full = 2, .half = tiles == 2 ? 4 : 1.5, .few = tiles == 2 ? few_of_two : 3}}};
   }
 
  protected:
