@@ -159,11 +159,12 @@ class FlashMla:
         self.q = torch.cat((batch.q, padding), 1).unsqueeze(1)
         self.packed = batch.pool.packed.view(POOL // PAGE, PAGE, 1, -1).view(torch.float8_e4m3fn)
         self.slots, self.work = batch.slots.unsqueeze(1), (None, None)
+        self.op = torch.ops._flashmla_C.sparse_decode_fwd.default
         self.run()
 
     def run(self, _=None):
-        o, lse, *self.work = torch.ops._flashmla_C.sparse_decode_fwd(
-            self.q, self.packed, self.slots, None, None, *self.work, None, None, None, 512, SCALE, None)
+        given = self.q, self.packed, self.slots, None, None, *self.work, None, None, None, 512, SCALE, None, False
+        o, lse, *self.work = self.op(*given[:len(self.op._schema.arguments)])  # batch invariance came with vLLM 0.33
         return o.squeeze(1), None
 
 
