@@ -22,6 +22,7 @@ USED = {
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv"],
     "sglang.kernels.ops.attention.kv_indices": ["create_flashmla_kv_indices_triton",
                                                 "get_num_kv_index_blocks_flashmla"],
+    "sglang.kernels.ops.quantization.fp8_kernel": ["scaled_fp8_quant"],
     "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
     "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
     "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend.forward"],

@@ -81,17 +81,17 @@ class Pool(kit.MLATokenToKVPool):
 
     def set_mla_kv_buffer(self, layer, loc, nope, rope):
         loc = getattr(loc, "loc", loc)  # what SGLang's own backends give since 0.5.22
-        self.get_key_buffer(layer.layer_id)[loc] = torch.cat([nope, rope], dim=-1)
+        self.kv_buffer[layer.layer_id][loc] = torch.cat([nope, rope], dim=-1).to(self.dtype).view(self.store_dtype)
 
 
 class Runner(kit.MockMLAModelRunner):
-    def __init__(self, page, requests, drafts=0, **changes):
+    def __init__(self, page, requests, drafts=0, heads=HEADS, fp8=False, **changes):
         mode = ForwardMode.TARGET_VERIFY if drafts else ForwardMode.DECODE
-        case = kit.MLAAttentionCase("", "hypermla", mode, HEADS, page, (1,) * requests, (drafts,) * requests)
-        config = kit.TinyMLAModelConfig(num_heads=HEADS, kv_lora_rank=512, qk_rope_head_dim=64, hidden_size=64,
+        case = kit.MLAAttentionCase("", "hypermla", mode, heads, page, (1,) * requests, (drafts,) * requests)
+        config = kit.TinyMLAModelConfig(num_heads=heads, kv_lora_rank=512, qk_rope_head_dim=64, hidden_size=64,
                                         context_len=CONTEXT)
         super().__init__(case=case, model_config=config, dtype=DTYPE, device="cpu", max_context_len=CONTEXT,
-                         kv_lora_rank=512, qk_rope_head_dim=64)
+                         kv_lora_rank=512, qk_rope_head_dim=64, fp8_kv_cache=fp8)
         self.token_to_kv_pool.__class__ = Pool
         for name, value in changes.items():
             setattr(self, name, value)
@@ -100,13 +100,14 @@ class Runner(kit.MockMLAModelRunner):
 class Case:
     """Requests with some tokens in the cache, in pages of random order; what is not theirs is NaN."""
 
-    def __init__(self, page, lengths, drafts=0, backend=None, **changes):
+    def __init__(self, page, lengths, drafts=0, backend=None, heads=HEADS, **changes):
         torch.manual_seed(len(lengths) * page)
-        self.runner = runner = Runner(page, len(lengths) + 1, drafts, **changes)
-        self.layer = RadixAttention(num_heads=HEADS, head_dim=576, scaling=0.09, num_kv_heads=1, layer_id=0,
+        self.runner = runner = Runner(page, len(lengths) + 1, drafts, heads, **changes)
+        self.heads = heads
+        self.layer = RadixAttention(num_heads=heads, head_dim=576, scaling=0.09, num_kv_heads=1, layer_id=0,
                                     v_head_dim=512)
         self.cache = runner.token_to_kv_pool.get_key_buffer(0)
-        self.cache[:] = float("nan")
+        self.cache.fill_(float("nan"))
         width = -(-CONTEXT // page)
         pages = 1 + torch.randperm(len(self.cache) // page - 1)[:len(lengths) * width].reshape(-1, width)
         self.requests = torch.randperm(len(lengths)) + 1  # rows of the pool of requests
@@ -115,8 +116,17 @@ class Case:
             runner.req_to_token_pool.req_to_token[request, :len(slots)] = slots.int()
         self.lengths = lengths
         for request, length in enumerate(lengths):
-            self.cache[self.slots(request)[:length], 0] = torch.randn(length, 576).to(DTYPE)
+            self.put(request, length)
         self.backend = (backend or attention_registry.ATTENTION_BACKENDS["hypermla"])(runner)
+
+    def put(self, request, length):
+        rows, pool = torch.randn(length, 1, 576).to(DTYPE), self.runner.token_to_kv_pool
+        pool.kv_buffer[0][self.slots(request)[:length]] = rows.to(pool.dtype).view(pool.store_dtype)
+
+    def tokens(self, request, end):
+        pool = self.runner.token_to_kv_pool
+        kept = pool.kv_buffer[0][self.slots(request)[:end], 0].view(pool.dtype).float()
+        return kept if self.layer.k_scale is None else kept * self.layer.k_scale
 
     def slots(self, request):
         return self.runner.req_to_token_pool.req_to_token[self.requests[request]].long()
@@ -145,7 +155,7 @@ class Case:
         else:
             self.backend.init_forward_metadata(batch)
         rows = len(self.lengths) * new
-        q, kv = torch.randn(rows, HEADS, 576).to(DTYPE), torch.randn(rows, 1, 576).to(DTYPE)
+        q, kv = torch.randn(rows, self.heads, 576).to(DTYPE), torch.randn(rows, 1, 576).to(DTYPE)
         if apart:  # the latent part as the product of a batch of heads leaves it
             latent = q[..., :512].transpose(0, 1).contiguous().transpose(0, 1)
             given = (latent, kv[..., :512], kv[..., :512])
@@ -154,9 +164,11 @@ class Case:
             given, parts = (q.flatten(1), kv, kv[..., :512]), {}
         with forward_context(ForwardContext(attn_backend=self.backend)):
             o = self.backend.forward(*given, self.layer, batch, **parts)
-        expected = torch.cat([attended(own, self.cache[self.slots(request)[:end], 0], self.layer.scaling)
+        if self.backend._rounds_queries:
+            q = q.to(torch.float8_e4m3fn)
+        expected = torch.cat([attended(own, self.tokens(request, end), self.layer.scaling)
                               for request, (own, end) in enumerate(zip(q.split(new), self.ends))])
-        return o.view(rows, HEADS, 512).float(), expected
+        return o.view(rows, self.heads, 512).float(), expected
 
 
 class Backend(unittest.TestCase):
@@ -170,6 +182,20 @@ class Backend(unittest.TestCase):
                 for graph in (False, True):
                     with self.subTest(page=page, apart=apart, graph=graph):
                         self.assert_attends(Case(page, [70, 1, 63]), ForwardMode.DECODE, 1, 1, apart, graph)
+
+    def test_it_reads_a_cache_in_fp8(self):
+        """With many heads queries are rounded, too, where pages have more than one token."""
+        for page, heads, rounded in ((1, 4, False), (2, 64, False), (16, 4, False), (64, 64, True)):
+            for apart, scaled in ((False, False), (True, True)):
+                with self.subTest(page=page, heads=heads, apart=apart):
+                    case = Case(page, [70, 1, 63], heads=heads, fp8=True)
+                    if scaled:
+                        case.layer.k_scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
+                    self.assert_attends(case, ForwardMode.DECODE, 1, 1, apart, graph=apart)
+                    self.assertEqual(case.backend._rounds_queries, rounded)
+        case = Case(16, [40, 100, 15], drafts=4, fp8=True)
+        case.layer.k_scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.assert_attends(case, ForwardMode.TARGET_VERIFY, 4, 0, True)
 
     def test_it_verifies_drafts(self):
         """seq_lens does not count the drafts."""
@@ -188,7 +214,7 @@ class Backend(unittest.TestCase):
         address = steps.table.data_ptr()
         case.lengths, case.requests = [120, 16], case.requests[:2].flip(0)
         for request, length in enumerate(case.lengths):
-            case.cache[case.slots(request)[:length], 0] = torch.randn(length, 576).to(DTYPE)
+            case.put(request, length)
         batch_sizes = case.backend._graph_requests
         self.assert_attends(case, ForwardMode.DECODE, 1, 1, True, graph=True)
         self.assertEqual((case.backend._steps[1], steps.table.data_ptr(), batch_sizes), (steps, address, 4))
@@ -248,7 +274,8 @@ class Backend(unittest.TestCase):
 
     def test_what_is_not_supported_is_said(self):
         unified = types.SimpleNamespace(reads_are_translated=True)
-        for change, said in (({"kv_cache_dtype": torch.float8_e4m3fn}, "set --kv-cache-dtype auto"),
+        for change, said in (({"kv_cache_dtype": torch.float8_e5m2}, "set --kv-cache-dtype auto"),
+                             ({"kv_cache_dtype": torch.float8_e4m3fn, "dtype": torch.float16}, "e4m3 beside bfloat16"),
                              ({"kv_index_translator": unified}, "leave --enable-unified-memory off"),
                              ({"use_mla_backend": False}, "512 and 64 columns")):
             with self.assertRaisesRegex(ValueError, said):

@@ -18,7 +18,7 @@ import vllm_interface
 from support import BUILD, CHECKOUT
 
 sys.path.insert(0, str(BUILD / "python"))
-from hypermla.compat._queries import takes_strides
+from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.vllm import plans
 
 MODULES = {name: ast.parse((CHECKOUT / f"python/hypermla/vllm/{name}.py").read_text())
@@ -191,10 +191,10 @@ class Plans(unittest.TestCase):
             self.plans.plan(step, *kind)
 
     def test_which_configurations_ask_for_an_option(self):
-        wanted = "_asked", "_rounds_queries", "FP8", "ROUNDED_HEADS"
+        wanted = "_asked", "_rounds_queries", "FP8"
         name_of = lambda one: getattr(one, "name", "") or getattr(getattr(one, "targets", [None])[0], "id", "")
         found = [one for one in MODULES["backend"].body if name_of(one) in wanted]
-        names = {"envs": types.SimpleNamespace(VLLM_BATCH_INVARIANT=False)}
+        names = {"envs": types.SimpleNamespace(VLLM_BATCH_INVARIANT=False), "ROUNDED_HEADS": ROUNDED_HEADS}
         exec(compile(ast.Module(found, []), "backend.py", "exec"), names)
         for additional, asked in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
                                   ({"hypermla_shared_prefixes": False, "hypermla_fp8_queries": True}, False)):

@@ -1,5 +1,8 @@
 from hypermla import _tensors
 
+# Heads on a GPU from which on engines' queries are rounded to e4m3 beside a cache in FP8: products bind there.
+ROUNDED_HEADS = 64
+
 
 def takes_strides(*parts):
     """Whether MlaDecode reads queries [tokens, heads, columns], of one part or two, where they lie: a tile of its rows

@@ -9,6 +9,7 @@ workspace follow from its capacity alone.
 import logging
 
 import torch
+from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
 from sglang.srt.models.deepseek_common import utils as deepseek
 from sglang.srt.models.deepseek_common.attention_backend_handler import (AttentionBackendRegistry,
@@ -22,11 +23,12 @@ except ImportError:  # before 0.5.23
     from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
 
 import hypermla
-from hypermla.compat._queries import takeable
+from hypermla.compat._queries import ROUNDED_HEADS, takeable
 from hypermla.sglang import NAME
 
 _log = logging.getLogger(__name__)
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
+_E4M3, _LARGEST = torch.float8_e4m3fn, 448.0
 
 # Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
 # prefill is computed: as where FlashInfer computes it.
@@ -66,6 +68,10 @@ class HyperMlaBackend(FlashMLABackend):
         super().__init__(model_runner, skip_prefill, kv_indptr_buf)
         self._draft_step = draft_step
         self._page = next(page for page in _PAGES if self.page_size % page == 0)
+        # SGLang's own FlashMLA rounds all queries beside a cache in FP8; pages of 1 token have no kernel for these.
+        self._in_fp8 = model_runner.kv_cache_dtype == _E4M3
+        self._rounds_queries = self._in_fp8 and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
+        self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self._in_fp8 else None
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
         # The base's, which counts those that pad a batch for several devices.
         self._max_requests = min(len(self.kv_indptr) - 1, hypermla.MlaDecode.MAX_REQUESTS)
@@ -144,6 +150,7 @@ class HyperMlaBackend(FlashMLABackend):
             decode = hypermla.MlaDecode(
                 heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
                 max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
+                cache_format="fp8_576" if self._in_fp8 else "as_queries", fp8_queries=self._rounds_queries,
                 device=str(self.req_to_token.device))
             _log.info("HyperMLA decodes requests of %d queries: %s", queries, decode.explain())
             self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
@@ -182,7 +189,14 @@ class HyperMlaBackend(FlashMLABackend):
         cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
         tokens = q[0].shape[0]
         lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
-        o, _ = steps.decode.run(q, cache, table, lse=lse, out=q[0].new_empty((tokens, heads, layer.v_head_dim)))
+        out, factors = q[0].new_empty((tokens, heads, layer.v_head_dim)), {}
+        if self._in_fp8:  # whose factor SGLang has for queries, too
+            factors["cache_scale"] = self._one if layer.k_scale is None else layer.k_scale.view(1)
+            cache = cache.view(torch.uint8)
+        if self._rounds_queries:
+            factors["q_scale"] = factors["cache_scale"]
+            q = _rounded(torch.cat(q, dim=-1), factors["q_scale"])
+        o, _ = steps.decode.run(q, cache, table, lse=lse, out=out, **factors)
         return o.view(-1, heads * layer.v_head_dim)
 
     def _rescale(self, scale):
@@ -193,6 +207,13 @@ class HyperMlaBackend(FlashMLABackend):
             self._of(queries).table = table
         queries, lengths, _ = self._planned
         self._of(queries).decode.plan(lengths)
+
+
+def _rounded(q, factor):
+    """Queries [tokens, heads, columns] over their factor, as e4m3."""
+    if q.is_cuda:
+        return scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape)
+    return (q.float() / factor).clamp(-_LARGEST, _LARGEST).to(_E4M3)
 
 
 class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
@@ -219,9 +240,10 @@ def _require_supported(runner):
     if not runner.use_mla_backend or dims != (512, 64):
         raise ValueError(f"--attention-backend {NAME} is for latent attention with 512 and 64 columns, as DeepSeek-V3 "
                          f"and Kimi-K2 have it, not {dims}; choose another backend")
-    if runner.kv_cache_dtype not in (torch.bfloat16, torch.float16) or runner.kv_cache_dtype != runner.dtype:
-        raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, not "
-                         f"{runner.kv_cache_dtype} beside {runner.dtype}; set --kv-cache-dtype auto")
+    types = runner.kv_cache_dtype, runner.dtype
+    if types not in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (_E4M3, torch.bfloat16)):
+        raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, or of "
+                         f"e4m3 beside bfloat16, not {types[0]} beside {types[1]}; set --kv-cache-dtype auto")
     if getattr(getattr(runner, "kv_index_translator", None), "reads_are_translated", False):
         raise ValueError(f"--attention-backend {NAME} does not take the unified memory pool; leave "
                          "--enable-unified-memory off")

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
                                                                 MLACommonMetadataBuilder, QueryLenSupport)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
-from hypermla.compat._queries import takes_strides
+from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 from hypermla.vllm.plans import Capacity, Plans
 
@@ -41,7 +41,6 @@ def _drafted_queries(config):
 
 
 FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
-ROUNDED_HEADS = 64  # from which on queries are rounded beside those, unless --additional-config says otherwise
 # Drafters that find more drafts for one request than for another.
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
 
