@@ -62,8 +62,12 @@ def _add_to_drafts(factory, backend_name, backend_map, error_template, **more):
     if of_flash_mla is not None:
         several_steps = of_flash_mla == factory._create_flashmla_decode_backend
         pairs = "stamps_children" in inspect.signature(factory._create_backend).parameters
-        backend_map[NAME] = lambda: ((NAME, _draft_backend(factory, several_steps)) if pairs else
-                                     _draft_backend(factory, several_steps))
+
+        def made():
+            backend = _draft_backend(factory, several_steps)
+            return (NAME, backend) if pairs else backend
+
+        backend_map[NAME] = made
     return (factory, backend_name, backend_map, error_template), more
 
 

@@ -28,7 +28,7 @@ from hypermla.sglang import NAME
 
 _log = logging.getLogger(__name__)
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
-_E4M3, _LARGEST = torch.float8_e4m3fn, 448.0
+_E4M3 = torch.float8_e4m3fn
 
 # Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
 # prefill is computed: as where FlashInfer computes it.
@@ -69,9 +69,8 @@ class HyperMlaBackend(FlashMLABackend):
         self._draft_step = draft_step
         self._page = next(page for page in _PAGES if self.page_size % page == 0)
         # SGLang's own FlashMLA rounds all queries beside a cache in FP8; pages of 1 token have no kernel for these.
-        self._in_fp8 = model_runner.kv_cache_dtype == _E4M3
-        self._rounds_queries = self._in_fp8 and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
-        self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self._in_fp8 else None
+        self._rounds_queries = self.is_fp8_kvcache and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
+        self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
         # The base's, which counts those that pad a batch for several devices.
         self._max_requests = min(len(self.kv_indptr) - 1, hypermla.MlaDecode.MAX_REQUESTS)
@@ -150,7 +149,7 @@ class HyperMlaBackend(FlashMLABackend):
             decode = hypermla.MlaDecode(
                 heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
                 max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
-                cache_format="fp8_576" if self._in_fp8 else "as_queries", fp8_queries=self._rounds_queries,
+                cache_format="fp8_576" if self.is_fp8_kvcache else "as_queries", fp8_queries=self._rounds_queries,
                 device=str(self.req_to_token.device))
             _log.info("HyperMLA decodes requests of %d queries: %s", queries, decode.explain())
             self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
@@ -176,10 +175,9 @@ class HyperMlaBackend(FlashMLABackend):
                 self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
         heads, rope = layer.tp_q_head_num, layer.head_dim - layer.v_head_dim
         if q_rope is None:
-            q = takeable(q.view(-1, heads, layer.head_dim))
-            q = q[..., :layer.v_head_dim], q[..., layer.v_head_dim:]
+            parts = q.view(-1, heads, layer.head_dim).split((layer.v_head_dim, rope), dim=-1)
         else:
-            q = takeable(q.view(-1, heads, layer.v_head_dim)), takeable(q_rope.view(-1, heads, rope))
+            parts = q.view(-1, heads, layer.v_head_dim), q_rope.view(-1, heads, rope)
         if layer.scaling != self._scale:
             self._rescale(layer.scaling)
         queries, _, table = self._planned
@@ -187,16 +185,18 @@ class HyperMlaBackend(FlashMLABackend):
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         pages = cache.shape[0] // self._page
         cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
-        tokens = q[0].shape[0]
-        lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
-        out, factors = q[0].new_empty((tokens, heads, layer.v_head_dim)), {}
-        if self._in_fp8:  # whose factor SGLang has for queries, too
-            factors["cache_scale"] = self._one if layer.k_scale is None else layer.k_scale.view(1)
+        factor = None
+        if self.is_fp8_kvcache:
+            factor = self._one if layer.k_scale is None else layer.k_scale.view(1)
             cache = cache.view(torch.uint8)
-        if self._rounds_queries:
-            factors["q_scale"] = factors["cache_scale"]
-            q = _rounded(torch.cat(q, dim=-1), factors["q_scale"])
-        o, _ = steps.decode.run(q, cache, table, lse=lse, out=out, **factors)
+        if self._rounds_queries:  # by the cache's factor, as SGLang does it
+            q, q_factor = _rounded(torch.cat(parts, dim=-1), factor), factor
+        else:
+            q, q_factor = tuple(map(takeable, parts)), None
+        tokens = parts[0].shape[0]
+        lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
+        o, _ = steps.decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),
+                                cache_scale=factor, q_scale=q_factor)
         return o.view(-1, heads * layer.v_head_dim)
 
     def _rescale(self, scale):
@@ -213,7 +213,8 @@ def _rounded(q, factor):
     """Queries [tokens, heads, columns] over their factor, as e4m3."""
     if q.is_cuda:
         return scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape)
-    return (q.float() / factor).clamp(-_LARGEST, _LARGEST).to(_E4M3)
+    largest = torch.finfo(_E4M3).max
+    return (q.float() / factor).clamp(-largest, largest).to(_E4M3)
 
 
 class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
