@@ -2,7 +2,7 @@
 not installed; `./test --engines` installs it.
 
 What needs a GPU there is stood in for: FlashMLA's kernels, which the backend replaces; FlashInfer's wrappers, by
-hypermla.compat.flashinfer; the Triton kernel that writes the cache; and pinned memory.
+hypermla.compat.flashinfer; the Triton kernel that writes the cache; the kernel that rounds queries; and pinned memory.
 """
 
 import importlib.metadata
@@ -34,6 +34,7 @@ import torch
 sys.path.insert(0, str(BUILD / "python"))
 sglang_interface.stand_in()
 
+from sglang.kernels.ops.quantization import fp8_kernel
 from sglang.srt import plugins, server_args
 from sglang.srt.layers.attention import attention_registry, flashinfer_mla_backend
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -48,6 +49,15 @@ import hypermla.sglang
 
 flashinfer_mla_backend.BatchMLAPagedAttentionWrapper = hypermla.compat.flashinfer.BatchMLAPagedAttentionWrapper
 flashinfer_mla_backend.BatchPrefillWithRaggedKVCacheWrapper = lambda *arguments, **options: None
+
+
+def rounded(given, output, scale, is_static):
+    assert is_static
+    largest = torch.finfo(output.dtype).max
+    output.copy_((given.float() / scale).clamp(-largest, largest))
+
+
+fp8_kernel.sgl_per_tensor_quant_fp8 = rounded
 zeros = torch.zeros
 torch.zeros = lambda *sizes, pin_memory=False, **options: zeros(*sizes, **options)
 

@@ -28,7 +28,6 @@ from hypermla.sglang import NAME
 
 _log = logging.getLogger(__name__)
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
-_E4M3 = torch.float8_e4m3fn
 
 # Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
 # prefill is computed: as where FlashInfer computes it.
@@ -190,7 +189,8 @@ class HyperMlaBackend(FlashMLABackend):
             factor = self._one if layer.k_scale is None else layer.k_scale.view(1)
             cache = cache.view(torch.uint8)
         if self._rounds_queries:  # by the cache's factor, as SGLang does it
-            q, q_factor = _rounded(torch.cat(parts, dim=-1), factor), factor
+            q = torch.cat(parts, dim=-1)
+            q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:
             q, q_factor = tuple(map(takeable, parts)), None
         tokens = parts[0].shape[0]
@@ -207,14 +207,6 @@ class HyperMlaBackend(FlashMLABackend):
             self._of(queries).table = table
         queries, lengths, _ = self._planned
         self._of(queries).decode.plan(lengths)
-
-
-def _rounded(q, factor):
-    """Queries [tokens, heads, columns] over their factor, as e4m3."""
-    if q.is_cuda:
-        return scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape)
-    largest = torch.finfo(_E4M3).max
-    return (q.float() / factor).clamp(-largest, largest).to(_E4M3)
 
 
 class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
@@ -242,7 +234,7 @@ def _require_supported(runner):
         raise ValueError(f"--attention-backend {NAME} is for latent attention with 512 and 64 columns, as DeepSeek-V3 "
                          f"and Kimi-K2 have it, not {dims}; choose another backend")
     types = runner.kv_cache_dtype, runner.dtype
-    if types not in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (_E4M3, torch.bfloat16)):
+    if types not in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (torch.float8_e4m3fn, torch.bfloat16)):
         raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, or of "
                          f"e4m3 beside bfloat16, not {types[0]} beside {types[1]}; set --kv-cache-dtype auto")
     if getattr(getattr(runner, "kv_index_translator", None), "reads_are_translated", False):
