@@ -180,6 +180,17 @@ TEST_F(CheckTest, TheElementwiseToleranceIsABoundary) {
             tolerance(DType::float16, DType::float16).elementwise);
 }
 
+// float16 has steps of 2^-24 near zero. A row may be so small that half a step is more than its share.
+TEST_F(CheckTest, SmallRowsMayLoseHalfOfTheSmallestStep) {
+  plan_.type = DType::float16;
+  for (const double right : {0.49 * 0x1p-24, 1.49 * 0x1p-24, 3.51 * 0x1p-24, 10.49 * 0x1p-24}) {
+    plan_.o = [=](std::int64_t i) { return i % 2 ? right : -right; };
+    EXPECT_TRUE(passes_after([] {})) << right;
+    EXPECT_FALSE(passes_after([&] { put_o(1, right + 0x1p-23); })) << right;
+    EXPECT_FALSE(passes_after([&] { put_o(1, std::nan("")); })) << right;
+  }
+}
+
 // Of an fp32 output the numbers that it is made from count, however small it is.
 TEST_F(CheckTest, TheReachSetsTheToleranceOfFp32) {
   plan_.lse = [](std::int64_t) { return 0.25; };

@@ -23,7 +23,7 @@ struct GroupError {
 
 // `reach`: of each element of an fp32 output; null: the scale is the root mean square of the row of `width` elements.
 GroupError compare(const std::vector<float>& got, const std::vector<double>& expected, const std::vector<double>* reach,
-                   std::size_t width, double tolerance) {
+                   std::size_t width, const Tolerance& allowed) {
   GroupError error;
   double rms = 0;
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -36,13 +36,15 @@ GroupError compare(const std::vector<float>& got, const std::vector<double>& exp
     }
     double excess;  // relative to what is allowed to differ
     if (std::isfinite(expected[i])) {
-      const double difference = double(got[i]) - expected[i], scale = reach ? 1 + (*reach)[i] : rms;
+      double difference = std::fabs(double(got[i]) - expected[i]);
+      difference = difference <= allowed.rounding ? 0 : difference - allowed.rounding;  // NaN stays
+      const double scale = reach ? 1 + (*reach)[i] : rms;
       error.difference_squared += difference * difference;
-      excess = difference == 0 ? 0 : std::fabs(difference) / (std::fabs(expected[i]) + scale);
+      excess = difference == 0 ? 0 : difference / (std::fabs(expected[i]) + scale);
     } else {
       excess = double(got[i]) == expected[i] ? 0 : HUGE_VAL;  // infinities agree or not
     }
-    if (!(excess <= tolerance)) error.passed = false;  // NaN fails
+    if (!(excess <= allowed.elementwise)) error.passed = false;  // NaN fails
     if (!(excess <= error.worst)) {
       error.worst = std::isnan(excess) ? HUGE_VAL : excess;
       error.worst_index = std::int64_t(i);
@@ -78,7 +80,7 @@ std::vector<std::int64_t> unravel(std::int64_t index, const std::vector<std::int
 Tolerance tolerance(DType output, DType computed_in) {
   if (output == DType::float32) return {32 * 0x1p-24, HUGE_VAL};  // the elements say all
   const double u = computed_in == DType::float16 ? 0x1p-11 : 0x1p-9;
-  return {12 * u, 3 * u};
+  return {12 * u, 3 * u, output == DType::float16 ? 0x1p-25 : 0x1p-134};
 }
 
 CheckResult compare_outputs(const ReferenceShape& shape, const std::vector<ComparedOutput>& outputs,
@@ -111,7 +113,7 @@ CheckResult compare_outputs(const ReferenceShape& shape, const std::vector<Compa
             fail("the reference of this plan does not say how far the numbers behind {} reach", output.name);
           const GroupError error =
               compare(output.read(group * count, count), expected, reach == made.end() ? nullptr : &reach->second,
-                      std::size_t(output.shape.back()), output.allowed.elementwise);
+                      std::size_t(output.shape.back()), output.allowed);
           std::lock_guard lock(mutex);
           Total& total = totals[output.name];
           total.error.difference_squared += error.difference_squared;

@@ -70,10 +70,12 @@ using ReferenceOutputs = std::map<std::string, std::vector<double>>;
 // How far an output may be from the reference. An element fails when not |got - expected| <= elementwise * (|expected|
 // + scale); an output fails when not ||got - expected|| <= norm * ||expected||. Infinities must agree exactly, and NaN
 // never passes. The scale is the root mean square of the expected elements of its row, the last axis; of an fp32 output
-// it is 1 + reach (ReferenceOutputs).
+// it is 1 + reach (ReferenceOutputs). `rounding` is taken off each difference first: half of the smallest step of the
+// output's type, which an element may lose however small its row is.
 struct Tolerance {
   double elementwise = 0;
   double norm = 0;
+  double rounding = 0;
 };
 
 // The properties of a device on which tilings depend. The default is an H200.
