@@ -277,6 +277,7 @@ inline int __clz(u32 x) { return std::countl_zero(x); }
 inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline u32 __float_as_uint(float x) { return std::bit_cast<u32>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(u32 x) { return std::bit_cast<float>(x); }
 inline long long clock64() {  // a few looks later is long ago: blocks run one after the other
   static long long now;

@@ -8,14 +8,16 @@ namespace hypermla::cute {
 
 // Two fp16 times two others.
 __device__ __forceinline__ u32 multiply_halves(u32 x, u32 by) {
-  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(by));
-  return x;
+  u32 product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(by));
+  return product;
 }
 
 // The same of bfloat16.
 __device__ __forceinline__ u32 multiply_bfloats(u32 x, u32 by) {
-  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(by));
-  return x;
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(by));
+  return product;
 }
 
 // clang-format off
