@@ -107,7 +107,6 @@ struct PhaseBarrier {
     unsigned turn, lanes;
   };
   std::map<std::pair<int, unsigned>, Found> found;
-  bool hears_peer = false;  // the other block of a cluster sends here
   races::Sync sync = {};
 };
 inline std::map<unsigned, PhaseBarrier> phase_barriers;  // by their address
@@ -171,8 +170,8 @@ Lanes<T> exchange(const char* place, T value) {
   return {&of[thread.x / 32 * 32]};
 }
 
-// Blocks one after the other; or, as clusters of 2, each beside its neighbour.
-inline void run(int blocks, int threads, const std::function<void()>& kernel, int of_cluster = 1);
+// Blocks one after the other.
+inline void run(int blocks, int threads, const std::function<void()>& kernel);
 
 // What a map of the copy engine says of a tensor.
 struct Map {
@@ -278,7 +277,6 @@ inline int __clz(u32 x) { return std::countl_zero(x); }
 inline int __ffs(u32 x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline u32 __float_as_uint(float x) { return std::bit_cast<u32>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(u32 x) { return std::bit_cast<float>(x); }
 inline long long clock64() {  // a few looks later is long ago: blocks run one after the other
   static long long now;
@@ -320,11 +318,8 @@ inline void barrier_expect(u32 barrier, u32 bytes) {
   emulated::change(barrier, 1, bytes);
 }
 inline void barrier_arrive(u32 barrier) { barrier_expect(barrier, 0); }
-inline bool barrier_test(u32 barrier, u32 parity, bool of_cluster = false) {
+inline bool barrier_test(u32 barrier, u32 parity) {
   emulated::PhaseBarrier& at = emulated::phase_barriers.at(barrier);
-  if (at.hears_peer && !of_cluster)
-    emulated::Threads::all().stop("what the other block sends to the barrier at " + std::to_string(barrier) +
-                                  " is seen by wait_for_peer() alone");
   auto& found = at.found[{threadIdx.x / 32, parity}];
   const u32 turn = emulated::warps[threadIdx.x / 32].turn, lane = 1u << threadIdx.x % 32;
   if (found.turn != turn || found.lanes & lane) found = {turn, 0};
@@ -333,8 +328,8 @@ inline bool barrier_test(u32 barrier, u32 parity, bool of_cluster = false) {
   races::acquire_by_parity(at.sync);
   return true;
 }
-inline void barrier_wait(u32 barrier, u32 parity, bool of_cluster = false) {
-  while (!barrier_test(barrier, parity, of_cluster)) {
+inline void barrier_wait(u32 barrier, u32 parity) {
+  while (!barrier_test(barrier, parity)) {
     emulated::phase_barriers.at(barrier).waiting.push_back(threadIdx.x);
     emulated::Threads::all().wait("the barrier at", barrier);
   }
@@ -424,17 +419,6 @@ void copy_ahead(u32 shared, const void* global) {
 inline void wait_for_copies() {
   const int copies = races::agent_of(races::kCopies);
   races::finish(copies, races::begin(copies) - 1, threadIdx.x);
-}
-inline std::map<std::pair<int, int>, std::vector<u32>> copy_groups;  // [block, thread]: clocks, when they were closed
-inline void close_copies() {
-  copy_groups[{blockIdx.x, threadIdx.x}].push_back(races::begin(races::agent_of(races::kCopies)) - 1);
-}
-template <int pending>
-void wait_for_groups() {
-  std::vector<u32>& own = copy_groups[{blockIdx.x, threadIdx.x}];
-  if (own.size() <= pending) return;
-  races::finish(races::agent_of(races::kCopies), own[own.size() - 1 - pending], threadIdx.x);
-  own.erase(own.begin(), own.end() - pending);
 }
 inline void barrier_arrive_when_copied(u32 barrier) {
   const int copies = races::agent_of(races::kCopies);
@@ -539,8 +523,6 @@ inline u32 operand_mn_major(u32 shared, u32 box_bytes = kBoxBytes) {
 inline void mma_fence() { emulated::converge("wgmma.fence"); }
 template <int n>
 void pin(float*) {}
-template <int n>
-void forget(float*) {}
 
 }  // namespace hypermla::cute
 
@@ -846,159 +828,25 @@ inline void mma_e4m3(float* d, const u32* a, u32 b) {
 
 }  // namespace hypermla::cute
 
-namespace emulated {
-
-// The block of a cluster that has its turn has the places above, and `dynamic`; what the other has there is here.
-struct Peer {
-  Index block;
-  std::map<unsigned, PhaseBarrier> phase_barriers;
-  std::map<int, Meeting> named_barriers;
-  std::vector<Meeting> warps;
-  std::vector<unsigned long long> of_lanes[2];
-  std::vector<Products> products;
-  std::vector<unsigned char> memory;
-};
-inline Peer peer;
-inline void change_places() {
-  using hypermla::cute::dynamic;
-  const races::Unwatched emulation;
-  std::swap(block, peer.block);
-  std::swap(phase_barriers, peer.phase_barriers);
-  std::swap(named_barriers, peer.named_barriers);
-  std::swap(warps, peer.warps);
-  std::swap(of_lanes, peer.of_lanes);
-  std::swap(products, peer.products);
-  static std::vector<unsigned char> own;
-  own.resize(sizeof dynamic);
-  peer.memory.resize(sizeof dynamic);
-  std::memcpy(own.data(), dynamic, sizeof dynamic);
-  std::memcpy(dynamic, peer.memory.data(), sizeof dynamic);
-  own.swap(peer.memory);
-  races::change_places();
-}
-// Where all threads of a cluster meet.
-struct ClusterMeeting {
-  int threads = 0;  // none: blocks have no cluster
-  int arrived = 0;
-  unsigned turn = 0;
-  std::vector<int> waiting[2];  // of each block
-  races::Sync sync = {};
-};
-inline ClusterMeeting cluster;
-inline constexpr unsigned kInPeer = 1 << 24;  // an address in the other block's shared memory
-
-}  // namespace emulated
-
-namespace hypermla::cute {
-
-// cluster.h
-inline u32 cluster_rank() { return blockIdx.x & 1; }
-inline void cluster_sync() {
-  emulated::ClusterMeeting& at = emulated::cluster;
-  emulated::Threads& own = emulated::Threads::all();
-  if (at.threads == 0) own.stop("no cluster for cluster_sync()");
-  races::arrive(at.sync, "cluster_sync", at.turn);
-  at.waiting[cluster_rank()].push_back(threadIdx.x);
-  if (++at.arrived < at.threads) return own.wait("cluster_sync", at.turn);
-  at.arrived = 0;
-  ++at.turn;
-  races::complete(at.sync);
-  const auto go_on = [&at](int but_for) {
-    for (const int one : std::exchange(at.waiting[cluster_rank()], {})) {
-      races::acquire(at.sync, one);
-      if (one != but_for) emulated::Threads::all().wake(one);
-    }
-  };
-  go_on(threadIdx.x);
-  own.other().post([=] { go_on(-1); });
-}
-inline void leave_cluster() { cluster_sync(); }
-inline u32 in_peer(u32 shared) { return shared | emulated::kInPeer; }
-[[gnu::always_inline]] inline void send(u32 to, u32 a, u32 b, u32 c, u32 d, u32 barrier) {
-  const races::Unwatched emulation;
-  const emulated::Threads& own = emulated::Threads::all();
-  const u32 place = to ^ emulated::kInPeer, at = barrier ^ emulated::kInPeer;
-  if (emulated::cluster.turn == 0) own.stop("sends before cluster_sync(): the other block may not be there yet");
-  if (!own.other().runs()) own.stop("sends to a block that has ended");
-  if (place % 16 || place + 16 > sizeof dynamic) own.stop("sends to " + std::to_string(to) + ", no place of in_peer()");
-  const auto found = emulated::peer.phase_barriers.find(at);
-  if (found == emulated::peer.phase_barriers.end()) own.stop("no barrier of in_peer() at " + std::to_string(barrier));
-  found->second.hears_peer = true;
-  races::send(races::agent_of(races::kMessages, at), dynamic + place, 16, found->second.sync, at);
-  own.other().post([=, words = std::array{a, b, c, d}] {
-    const races::Unwatched emulation;
-    std::memcpy(dynamic + place, words.data(), 16);
-    emulated::change(at, 0, -16);
-  });
-}
-template <int bytes>
-[[gnu::always_inline]] inline void copy_to_peer(u32 to, u32 from, u32 barrier) {
-  for (int i = 0; i < bytes; i += 16) {
-    const uint4 x = load_shared(from + i);
-    send(to + i, x.x, x.y, x.z, x.w, barrier);
-  }
-}
-[[gnu::always_inline]] inline void arrive_at_peer(u32 barrier) {
-  const races::Unwatched emulation;
-  const emulated::Threads& own = emulated::Threads::all();
-  const u32 at = barrier ^ emulated::kInPeer;
-  if (emulated::cluster.turn == 0) own.stop("arrives before cluster_sync(): the other block may not be there yet");
-  if (!own.other().runs()) own.stop("arrives at a block that has ended");
-  const auto found = emulated::peer.phase_barriers.find(at);
-  if (found == emulated::peer.phase_barriers.end()) own.stop("no barrier of in_peer() at " + std::to_string(barrier));
-  found->second.hears_peer = true;
-  races::send(races::agent_of(races::kMessages, at), dynamic + at, 0, found->second.sync, at);
-  own.other().post([=] { emulated::change(at, 1, 0); });
-}
-inline void wait_for_peer(u32 barrier, u32 parity) { barrier_wait(barrier, parity, true); }
-
-}  // namespace hypermla::cute
-
-namespace emulated {
-
-inline void begin_block(int threads, bool beside = false) {
-  using hypermla::cute::dynamic;
-  std::memset(dynamic, 0xff, sizeof dynamic);
-  phase_barriers.clear();
-  named_barriers.clear();
-  warps.assign(threads / 32, Meeting());
-  for (auto& of : of_lanes) of.assign(threads, 0);
-  products.assign(threads, {});
-  races::begin_block(threads, beside);
-}
-inline void end_block() {
-  races::end_block();
-  for (const Products& of : products)
-    if (!of.all.empty()) Threads::all().stop("products that no thread has waited for");
-}
-// Every block has an order of the threads of its own.
-inline void run(int blocks, int threads, const std::function<void()>& kernel, int of_cluster) {
+// Every call has an order of the threads of its own.
+inline void emulated::run(int blocks, int threads, const std::function<void()>& kernel) {
   using hypermla::cute::dynamic;
   static unsigned seed = 0;
-  const auto found = [] { return races::found() + Threads::late(); };
-  const int before = found();
+  const int found = races::found();
   const races::Watched shared(dynamic, sizeof dynamic, true);
   grid.x = blocks;
-  for (int first = 0; first < blocks; first += of_cluster) {
-    block.x = first;
-    begin_block(threads);
-    if (of_cluster == 1) {
-      Threads::run(threads, ++seed, kernel);
-      end_block();
-      continue;
-    }
-    cluster = {};
-    cluster.threads = 2 * threads;
-    peer.block.x = first + 1;
-    change_places();
-    begin_block(threads, true);
-    Threads::run(threads, ++seed, kernel, change_places);
-    end_block();
-    change_places();
-    end_block();
-    cluster.threads = 0;
+  for (block.x = 0; block.x < blocks; ++block.x) {
+    std::memset(dynamic, 0xff, sizeof dynamic);
+    phase_barriers.clear();
+    named_barriers.clear();
+    warps.assign(threads / 32, Meeting());
+    for (auto& of : of_lanes) of.assign(threads, 0);
+    products.assign(threads, {});
+    races::begin_block(threads);
+    Threads::all().run(threads, ++seed, kernel);
+    races::end_block();
+    for (const Products& of : products)
+      if (!of.all.empty()) Threads::all().stop("products that no thread has waited for");
   }
-  EXPECT_EQ(found(), before);
+  EXPECT_EQ(races::found(), found);
 }
-
-}  // namespace emulated

@@ -98,7 +98,7 @@ static_assert(RowsOnM::floats_at(1, kTile - 1) + 4 == kTile * part_row_floats(kT
 // A tile whose chunks are alike or not, and whose lanes share rows as those of rows on M or on N.
 template <int rows, int next_row, bool alike>
 struct TileOf {
-  static constexpr int kRows = rows, kNextRow = next_row, kBlocks = 1;
+  static constexpr int kRows = rows, kNextRow = next_row;
   static constexpr bool kAlike = alike;
 };
 template <class Tile>

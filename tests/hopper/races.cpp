@@ -38,14 +38,12 @@ struct Agent {
   Kind kind;
   int block, thread;
   unsigned clock = 1;
-  const void* place = nullptr;  // that has sent its last message
 };
 struct Access {
   const void* place = nullptr;
   unsigned clock = 0;  // 0: none
   unsigned short agent = 0;
-  bool engine = false;   // not by an ordinary access
-  bool message = false;  // from the other block of a cluster
+  bool engine = false;  // not by an ordinary access
   unsigned char care = kAll;
 };
 struct Cell {
@@ -55,29 +53,22 @@ struct Cell {
 constexpr std::size_t kUnitBytes = 16, kPartBytes = 2;
 struct Unit {
   Cell whole;
-  std::vector<Cell> parts;     // where accesses were smaller than the unit
-  bool heard = false;          // a message here was read: those here are more than signals
-  const void* lost = nullptr;  // that has sent one over one that was not read
+  std::vector<Cell> parts;  // where accesses were smaller than the unit
 };
 struct Region {
   const char *begin, *end;
   bool shared;  // by the threads of a block alone: it begins anew with each
-  std::vector<Unit> units, of_peer;
-
-  void clear() { units.assign(std::size_t(end - begin) / kUnitBytes + 1, {}); }
+  std::vector<Unit> units;
 };
 
-struct Block {
-  std::map<std::pair<Kind, unsigned long long>, int> async;  // by what is done and for whom
-  std::vector<View> views;                                   // of its threads
-  std::vector<View> released, acquired;                      // by a thread's last fence; by what it read since then
-  int first = 0;                                             // agent of its thread 0
-};
-struct State : Block {
-  Block peer;  // of a cluster
+struct State {
   std::vector<Agent> agents;
-  std::unordered_map<const void*, View> words;  // that atomics change
+  std::map<std::pair<Kind, unsigned long long>, int> async;  // of this block, by what is done and for whom
+  std::vector<View> views;                                   // of this block's threads
+  std::vector<View> released, acquired;                      // by a thread's last fence; by what it read since then
+  std::unordered_map<const void*, View> words;               // that atomics change
   std::vector<Region> regions;
+  int first = 0;  // agent of this block's thread 0
   int unwatched = 0;
   std::set<std::pair<const void*, const void*>> told;
   int found = 0;
@@ -93,8 +84,8 @@ void step() { raise(own_view().seen, own_agent(), ++agent(own_agent()).clock); }
 // ---- Reports.
 
 std::string name_of(const Agent& of) {
-  static const char* const names[] = {
-      "the copy engine for ", "a store of the copy engine for ", "wgmma of ", "cp.async of ", "a message of ", ""};
+  static const char* const names[] = {"the copy engine for ", "a store of the copy engine for ", "wgmma of ",
+                                      "cp.async of ", ""};
   return names[of.kind] + std::string("thread ") + std::to_string(of.thread) +
          (of.block == emulated::block.x ? "" : " of block " + std::to_string(of.block));
 }
@@ -127,20 +118,11 @@ Region* region_of(const char* data) {
     if (data >= of.begin && data < of.end) return &of;
   return nullptr;
 }
-enum class By { thread, copies, message, engine };  // an ordinary access, of the thread or beside it; or none
-void tell_of_lost(const Unit& unit, std::size_t at) {
-  if (unit.heard && unit.lost)
-    tell("lost: a message to shared memory at " + std::to_string(at) + " is sent over one that nothing has read",
-         unit.lost);
-}
+enum class By { thread, copies, engine };  // an ordinary access, of the thread or beside it; or none
 void access(Region& region, const char* data, std::size_t bytes, bool writes, int by_agent, By by, const void* place,
             Care care = kAll) {
   const View& view = own_view();
-  const Access now = {place,
-                      agent(by_agent).clock,
-                      static_cast<unsigned short>(by_agent),
-                      by == By::engine,
-                      by == By::message,
+  const Access now = {place, agent(by_agent).clock, static_cast<unsigned short>(by_agent), by == By::engine,
                       static_cast<unsigned char>(care)};
   const auto ordered = [&](const Access& before) {
     return before.clock == 0 || before.agent == by_agent || at(view.seen, before.agent) >= before.clock ||
@@ -175,16 +157,6 @@ void access(Region& region, const char* data, std::size_t bytes, bool writes, in
     const std::size_t first = std::max(begin, number * kUnitBytes) % kUnitBytes,
                       last = std::min(end - number * kUnitBytes, kUnitBytes);
     const bool of_all = first == 0 && last == kUnitBytes;
-    if (by == By::message) {
-      const auto unread = [](const Cell& cell) { return cell.write.message && cell.reads.empty(); };
-      if (unit.parts.empty() ? unread(unit.whole) : std::all_of(unit.parts.begin(), unit.parts.end(), unread)) {
-        unit.lost = place;
-        tell_of_lost(unit, number * kUnitBytes);
-      }
-    } else if (!writes && (unit.parts.empty() ? unit.whole : unit.parts[first / kPartBytes]).write.message) {
-      unit.heard = true;
-      tell_of_lost(unit, number * kUnitBytes);
-    }
     if (of_all && unit.parts.empty()) {
       look(unit.whole);
       continue;
@@ -223,24 +195,21 @@ void look_for_phase_before(const Sync& sync, const char* what, unsigned which, c
 
 void watch(const void* data, std::size_t bytes, bool shared) {
   const char* const begin = static_cast<const char*>(data);
-  state.regions.push_back({begin, begin + bytes, shared, {}, {}});
-  state.regions.back().clear();
+  state.regions.push_back({begin, begin + bytes, shared, std::vector<Unit>(bytes / kUnitBytes + 1)});
 }
 void forget(const void* data) {
   std::erase_if(state.regions, [&](const Region& of) { return of.begin == data; });
 }
-void begin_block(int threads, bool beside) {
-  // What was before is done, or forgotten.
-  const bool first = !beside && (emulated::block.x == 0 || state.agents.size() > 6000);
+void begin_block(int threads) {
+  const bool first = emulated::block.x == 0 || state.agents.size() > 6000;  // what was before is done, or forgotten
   if (first) {
     state.agents.clear();
     state.words.clear();
   }
   for (Region& of : state.regions)
-    if (first || of.shared) of.clear();
-  if (!beside) state.peer = {};
-  static_cast<Block&>(state) = {};
+    if (first || of.shared) of.units.assign(of.units.size(), {});
   state.first = int(state.agents.size());
+  state.async.clear();
   state.views.assign(std::size_t(threads), {});
   state.released = state.acquired = state.views;
   for (int i = 0; i < threads; ++i) {
@@ -248,20 +217,7 @@ void begin_block(int threads, bool beside) {
     raise(state.views[std::size_t(i)].seen, state.first + i, 1);
   }
 }
-void end_block() {
-  for (const auto& [of, number] : state.peer.async) {
-    const Agent& by = agent(number);
-    const auto waited = [&](const View& view) { return at(view.seen, number) >= by.clock; };
-    if (of.first == kMessages && std::none_of(state.views.begin(), state.views.end(), waited))
-      tell("late: nothing waits for " + name_of(by) + ", which may arrive when this block has ended", by.place);
-  }
-  state.views.clear();
-}
-void change_places() {
-  std::swap(static_cast<Block&>(state), state.peer);
-  for (Region& of : state.regions)
-    if (of.shared) of.units.swap(of.of_peer);
-}
+void end_block() { state.views.clear(); }
 int found() { return state.found; }
 void look_away(int more) { state.unwatched += more; }
 
@@ -314,22 +270,6 @@ void complete(Sync& sync, unsigned which) {
   sync.coming = {};
 }
 void acquire(const Sync& sync, int thread) { join(state.views[std::size_t(thread)], sync.done); }
-void send(int number, const void* to, std::size_t bytes, Sync& sync, unsigned which) {
-  const void* const place = __builtin_return_address(0);
-  const char* const data = static_cast<const char*>(to);
-  begin(number);
-  agent(number).place = place;
-  if (Region* const region = region_of(data)) {
-    region->units.swap(region->of_peer);
-    access(*region, data, bytes, true, number, By::message, place);
-    region->units.swap(region->of_peer);
-  }
-  look_for_phase_before(sync, "the other block's barrier at", which, place);
-  raise(sync.coming.seen, number, agent(number).clock);
-  join(sync.coming, own_view());
-  join(sync.causes, own_view().seen);
-  step();
-}
 
 void fence_proxy() {
   own_view().fenced = own_view().seen;
@@ -356,12 +296,6 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 char __tsan_atomic8_load(const volatile char* of_static, int) { return *of_static; }
-int __tsan_atomic32_fetch_add(volatile int* of_library, int more, int) {
-  return __sync_fetch_and_add(of_library, more);
-}
-int __tsan_atomic32_fetch_sub(volatile int* of_library, int less, int) {
-  return __sync_fetch_and_sub(of_library, less);
-}
 void __tsan_read_range(void* data, std::size_t bytes) {
   races::of_thread(data, bytes, false, __builtin_return_address(0));
 }

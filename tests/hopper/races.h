@@ -31,7 +31,7 @@ struct Sync {
 // Zeros in the place of tokens behind the end may come before or after the products that make scores of them, one for
 // each row of the operand: those are hidden.
 enum Care { kAll, kZeros, kScores };
-enum Kind { kCopyEngine, kStores, kMma, kCopies, kMessages, kThread };
+enum Kind { kCopyEngine, kStores, kMma, kCopies, kThread };
 
 #ifdef HYPERMLA_RACES
 #define HYPERMLA_IF_WATCHED(declaration, otherwise) declaration;
@@ -48,11 +48,9 @@ struct Watched {
   ~Watched() { forget(data); }
   Watched(const Watched&) = delete;
 };
-// Thread blocks of a launch, one after the other, but for one that runs beside the one before: who has the turn changes
-// places with the other. What the launches before did is done.
-HYPERMLA_IF_WATCHED(void begin_block(int, bool), {})
+// Thread blocks of a launch, one after the other; what the launches before did is done.
+HYPERMLA_IF_WATCHED(void begin_block(int), {})
 HYPERMLA_IF_WATCHED(void end_block(), {})
-HYPERMLA_IF_WATCHED(void change_places(), {})
 HYPERMLA_IF_WATCHED(int found(), { return 0; })  // since the program began
 // What the emulation itself does is not looked at.
 HYPERMLA_IF_WATCHED(void look_away(int), {})
@@ -79,10 +77,6 @@ HYPERMLA_IF_WATCHED(void arrive(Sync&, const char*, unsigned), {})
 HYPERMLA_IF_WATCHED(void arrive_beside(Sync&, int), {})
 HYPERMLA_IF_WATCHED(void complete(Sync&, unsigned = 0), {})
 HYPERMLA_IF_WATCHED(void acquire(const Sync&, int), {})
-// What an agent writes into the other block arrives at a barrier there. With it comes what this thread knows: bytes may
-// be sent over others when this thread has heard that those were read. A message that was not read is lost, but where
-// none ever is: those are signals.
-HYPERMLA_IF_WATCHED(void send(int, const void*, std::size_t, Sync&, unsigned), {})
 // This thread found a phase over by its parity: the next may not end before, or it would wait for ever.
 HYPERMLA_IF_WATCHED(void acquire_by_parity(Sync&), {})
 HYPERMLA_IF_WATCHED(void fence_proxy(), {})

@@ -47,14 +47,6 @@ __device__ __forceinline__ void pin(float* d) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Accumulators whose values nobody needs any more: the first product of a sum overwrites them, but the compiler takes it
-// for one that reads them, and would keep their registers until then.
-template <int n>
-__device__ __forceinline__ void forget(float* d) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "=f"(d[i]));
-}
-
 // The lists of d's registers, and their names in the instruction.
 // clang-format off
 #define HYPERMLA_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"

@@ -8,16 +8,14 @@ namespace hypermla::cute {
 
 // Two fp16 times two others.
 __device__ __forceinline__ u32 multiply_halves(u32 x, u32 by) {
-  u32 product;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(by));
-  return product;
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(by));
+  return x;
 }
 
 // The same of bfloat16.
 __device__ __forceinline__ u32 multiply_bfloats(u32 x, u32 by) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(by));
-  return product;
+  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(x) : "r"(by));
+  return x;
 }
 
 // clang-format off
@@ -42,13 +40,13 @@ __device__ __forceinline__ u32 multiply_bfloats(u32 x, u32 by) {
 // d (64 x n) += a (64 x 16) b (16 x n), as mma() of wgmma.h with a in registers, for few columns, too.
 template <DType dtype, int n>
 __device__ __forceinline__ void mma_few(float* d, const u32* a, u32 b, int accumulate) {
-  static_assert(n == 16 || n == 32 || n == 64 || n == 128);
+  static_assert(n == 16 || n == 32 || n == 64);
   constexpr bool bf16 = dtype == DType::bfloat16;
   if constexpr (n == 16 && bf16) HYPERMLA_WIDENED_MMA("bf16", 16, 8, 8, 9, 10, 11, 12, 13);
   if constexpr (n == 16 && !bf16) HYPERMLA_WIDENED_MMA("f16", 16, 8, 8, 9, 10, 11, 12, 13);
   if constexpr (n == 32 && bf16) HYPERMLA_WIDENED_MMA("bf16", 32, 16, 16, 17, 18, 19, 20, 21);
   if constexpr (n == 32 && !bf16) HYPERMLA_WIDENED_MMA("f16", 32, 16, 16, 17, 18, 19, 20, 21);
-  if constexpr (n >= 64) mma<dtype, n>(d, a, b, accumulate);
+  if constexpr (n == 64) mma<dtype, 64>(d, a, b, accumulate);
 }
 
 #undef HYPERMLA_WIDENED_MMA

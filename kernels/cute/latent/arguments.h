@@ -86,10 +86,9 @@ struct LatentArguments {
   Shards shards = {};
 
 #ifdef __CUDACC__
-  // The items of this thread block, one after the other; or those of its cluster of so many.
-  template <int blocks = 1>
+  // The items of this thread block, one after the other.
   __device__ __forceinline__ const WorkItem* own_work() const {
-    return work + static_cast<long long>(blockIdx.x / blocks) * rounds;
+    return work + static_cast<long long>(blockIdx.x) * rounds;
   }
   // A place of the pools as the table has it; -1: no token. Not where the entry is read: that would wait for it.
   __device__ __forceinline__ int place_of(int entry) const {

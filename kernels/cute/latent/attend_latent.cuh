@@ -85,7 +85,6 @@ enum NamedBarrier { kEvenScoresIssued = 1, kOddScoresIssued = 2, kWarpgroup0 = 3
 // Their floats: [slot][half][warp][8 rows r], of each row r and r + 8 {log-sum-exp, power} twice.
 struct RowsOnM {
   static constexpr int kRows = kTile, kNextRow = 8, kPeriod = 4;
-  static constexpr int kBlocks = 1;
   static constexpr bool kAlike = true;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half

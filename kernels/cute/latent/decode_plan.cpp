@@ -127,8 +127,7 @@ std::string LatentDecode::explain() const {
       "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
       "workspace of {:.1f} MB{}",
       "cute.mla." + spec_.version.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers * spec_.version.blocks,
-      workspace_bytes_ / 1e6,
+      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers, workspace_bytes_ / 1e6,
       explain_shards(options_));
 }
 
@@ -256,7 +255,7 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
     last_ = with;
   }
   void* arguments[] = {&with_};
-  attention_->launch({unsigned(spec_.workers * spec_.version.blocks), 1, 1}, arguments, stream);
+  attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
 }
 
 int LatentDecode::status() const {

@@ -36,7 +36,6 @@ struct LatentVersion {
   LaunchShape shape;
   int rows = 64;         // of a tile
   int query_groups = 2;  // of 64 columns, in a box of latent queries
-  int blocks = 1;        // thread blocks of a worker, a cluster
   WorkCosts costs;
   float traffic = 0;   // PlanRequestsArguments
   bool joins = false;  // likewise
@@ -79,7 +78,7 @@ struct LatentDecodeSpec {
   std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, planner;
   unsigned planner_threads = PlanRequestsTiling{}.threads;
-  int workers = 132;  // each of version.blocks thread blocks
+  int workers = 132;
 };
 
 class LatentDecode : public DecodeKernels {

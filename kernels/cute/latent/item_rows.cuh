@@ -67,10 +67,9 @@ struct RowPlaces {
   // All lanes of a warp ask, each for a row of its own.
   __device__ __forceinline__ unsigned short* of(int r) const {
     long long at = __shfl_sync(~0u, own[0], r & 31);
-#pragma unroll
-    for (int i = 1; i < (count + 31) / 32; ++i) {
-      const long long other = __shfl_sync(~0u, own[i], r & 31);
-      if (r >= 32 * i) at = other;
+    if constexpr (count > 32) {
+      const long long second = __shfl_sync(~0u, own[1], r & 31);
+      if (r >= 32) at = second;
     }
     return at < 0 ? nullptr : o + at;
   }

@@ -191,7 +191,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                          .seconds = [self](const DeviceSpec& device) { return expected_seconds(*self, device); },
                          .attention = source(*main),
                          .planner = source(*planner),
-                         .workers = self->workers(self->tiling)});
+                         .workers = target.processors});
   }
 
   MlaCacheFormat cache_format() const {
@@ -252,7 +252,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
           "--prefetch=0",
           blocks, kLeastBox);
   }
-  int workers(const Tiling& at) const { return target.processors / version(at).blocks; }
   int split_blocks() const { return problem.split / kTokenBlock; }
   int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
   // Thread blocks of a cluster, which only places them beside each other: the two row tiles of a request read the same
@@ -277,7 +276,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     return cost;
   }
   WorkPlan work_plan(const Tiling& at) const {
-    return plan_work(lengths_of(problem), row_tiles(at), workers(at), split_blocks(), version(at).costs,
+    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
                      problem.h * problem.s, problem.s, version(at).joins);
   }
   WorkSizes sizes(const Tiling& at) const {
@@ -288,12 +287,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const WorkCosts costs = version(at).costs;
     const std::int64_t tiles = row_tiles(at);
     const RequestListSizes lists =
-        request_list_sizes(workers(at), problem.b, tiles, problem.b * tiles, ceil_div(problem.t, kTokenBlock),
+        request_list_sizes(target.processors, problem.b, tiles, problem.b * tiles, ceil_div(problem.t, kTokenBlock),
                            split_blocks(), costs.overhead(), costs.combine, costs.partial);
     return {.slots = lists.slots,
-            .items = lists.rounds * workers(at),
+            .items = lists.rounds * target.processors,
             .rounds = lists.rounds,
-            .workers = workers(at)};
+            .workers = target.processors};
   }
 
   // What the kernel is compiled for; the rest it learns at run time.
@@ -329,10 +328,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       const WorkSizes sizes = self->sizes(at);
       const LatentVersion version = self->version(at);
       KernelLaunch launch;
-      launch.grid = {unsigned(sizes.workers * version.blocks), 1, 1};
+      launch.grid = {unsigned(sizes.workers), 1, 1};
       launch.shape = version.shape;
-      // A cluster of several workers only places them beside each other. An odd number of them runs without clusters.
-      if (version.blocks == 1 && sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
+      // A cluster only places thread blocks beside each other. An odd number of them runs without clusters.
+      if (sizes.workers % int(launch.shape.cluster)) launch.shape.cluster = 1;
       if (!self->problem.ragged) launch.constants = self->constants(at);
       launch.arguments = [self, tensors, version, sizes](void* constants) {
         return Arguments(self->arguments(tensors, version, constants, sizes));

@@ -143,16 +143,8 @@ struct CutItems {
 // half counts thread blocks that have left before.
 __device__ __forceinline__ bool top_bit(u64 x) { return static_cast<long long>(x) < 0; }
 
-// That of a slot, for this thread block of a cluster of so many.
-template <int blocks>
-__device__ __forceinline__ BlockMerge& merge_state(const LatentArguments& with, int slot) {
-  MergeState& of = with.merges[slot];
-  if constexpr (blocks == 1) return of;
-  return block_id() % blocks ? of.second : of;
-}
-
 // Gives the own share of the tile up, unless the tile has become complete.
-__device__ __forceinline__ bool leave(BlockMerge& tile, BlockMerge& own, bool turned) {
+__device__ __forceinline__ bool leave(MergeState& tile, MergeState& own, bool turned) {
   own.left = 1;
   fence_all();
   if (top_bit(atomicAdd(&tile.arrived, 1ull)) == turned) return true;
@@ -246,7 +238,7 @@ __device__ __forceinline__ void store_merged_lse(const LatentArguments& with, co
 // A part's share of the merge of its tile: chunks begin .. end - 1, by teams of 1 << log_team warps.
 template <class Tile>
 struct MergeShare {
-  static constexpr int kChunks = Tile::kRows * 2 / Tile::kBlocks;  // the thread block's own ones
+  static constexpr int kChunks = Tile::kRows * 2;
   int begin, end;
   int log_team = 0;
 
@@ -256,11 +248,6 @@ struct MergeShare {
                 half = 0.5f / static_cast<float>(parts);
     begin = static_cast<int>(fmaf(static_cast<float>(part), chunks, half));
     end = static_cast<int>(fmaf(static_cast<float>(part + 1), chunks, half));
-    if constexpr (Tile::kBlocks > 1) {
-      const int others = static_cast<int>(block_id() % Tile::kBlocks) * kChunks;
-      begin += others;
-      end += others;
-    }
     while (kMergeWarps >> log_team > 1 && 3 * kChunks << log_team < 2 * kMergeWarps * parts) ++log_team;
   }
   // Parts of which a warp, `member` of its team, has every team-th.
@@ -484,17 +471,14 @@ __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, in
 // The last warp of the producers, when it has nothing else to do. It finds the tiles of the thread block that were cut,
 // tells others when the thread block's parts are there, and waits for theirs, while the consumers prepare their merges.
 // merge_tiles() hears of it.
-template <int blocks = 1>
 __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments& with) {
   if (threadIdx.x / 32 != kWatchingWarp) return;
   const int lane = lane_id();
   // Found anew where it is needed, which saves registers: producers have few.
-  const auto items = [&] { return with.work + static_cast<long long>(block_id() / blocks) * with.rounds; };
+  const auto items = [&] { return with.work + static_cast<long long>(block_id()) * with.rounds; };
   collect(cut, items(), 0, with);
   wait_for_previous();  // which turns the bit, too
-  const auto state_of = [&](const WorkItem& item) -> BlockMerge& {
-    return merge_state<blocks>(with, item.slot - item.part);
-  };
+  const auto state_of = [&](const WorkItem& item) -> MergeState& { return with.merges[item.slot - item.part]; };
   bool turned = false;  // the highest bit of `arrived`, the same for all tiles until they are complete
   if (cut.count > 0) turned = top_bit(*const_cast<volatile u64*>(&state_of(cut.items[0]).arrived));
   named_sync(kMergeAll, kMergeThreads);  // the parts are written
@@ -538,12 +522,12 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
     bool complete = lane >= count;
     const WorkItem& item = cut.items[complete ? 0 : lane];
     if (count > 0) {
-      BlockMerge& tile = state_of(item);
+      MergeState& tile = state_of(item);
       const u32 start = static_cast<u32>(clock64());
       do {  // all lanes, which may read different clocks
         if (!complete) complete = top_bit(load_acquire(&tile.arrived)) != turned;
       } while (!__all_sync(~0u, complete || static_cast<u32>(clock64()) - start >= kMergePatience));
-      if (!complete) complete = !leave(tile, merge_state<blocks>(with, item.slot), turned);
+      if (!complete) complete = !leave(tile, with.merges[item.slot], turned);
       if (lane < count) look_back(item);
     }
     const u32 all = __ballot_sync(~0u, complete && lane < count);
@@ -597,7 +581,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
         // One thread reads the marks for all, since a thread block that tries to leave too late sets its own mark for a
         // moment.
         if (threadIdx.x == 0) {
-          volatile int* const marks = &merge_state<Tile::kBlocks>(with, item.slot - item.part).left;
+          volatile int* const marks = &with.merges[item.slot - item.part].left;
           constexpr int kNext = sizeof(MergeState) / sizeof(int);
           if (next > 0) marks[(next - 1) * kNext] = 0;  // the own one is not set
           while (next < item.parts && marks[next * kNext] == 0) ++next;

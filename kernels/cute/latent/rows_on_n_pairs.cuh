@@ -14,7 +14,6 @@ inline constexpr float kPartScale = 128.0f;
 template <int N>
 struct RowsOnNPairs {
   static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2;
-  static constexpr int kBlocks = N > 64 ? 2 : 1;  // of a cluster, which have as many columns each
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
   static __device__ __forceinline__ int piece(int) { return 0; }  // all have one factor
@@ -43,14 +42,13 @@ struct RowsOnNPairs {
   };
 };
 
-// A half or a quarter of the columns of outputs, of so many fragments of 64, those of row i times scale(i); `rows` from
-// the tile's first on exist.
-template <DType dtype, int N, int fragments = 4, class Scale>
+// Half of the columns of outputs, those of row i times scale(i); `rows` from the tile's first on exist.
+template <DType dtype, int N, class Scale>
 __device__ __forceinline__ void store_outputs(const LatentArguments& with, int request, int first_row, int tile_row,
-                                              int rows, int piece, const float (*o)[N / 2], Scale scale) {
+                                              int rows, int half, const float (*o)[N / 2], Scale scale) {
   const int octet_row = 2 * (lane_id() & 3);
-  unsigned short* const out = static_cast<unsigned short*>(with.o) + piece * fragments * 64 +
-                              ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2) * 2;
+  unsigned short* const out =
+      static_cast<unsigned short*>(with.o) + half * 256 + ((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2) * 2;
 #pragma unroll
   for (int i = 0; i < N / 8; ++i) {
 #pragma unroll
@@ -60,7 +58,7 @@ __device__ __forceinline__ void store_outputs(const LatentArguments& with, int r
       if (row >= rows) continue;
       unsigned short* const to = out + with.o_rows.offset(request, first_row, tile_row + row);
 #pragma unroll
-      for (int m = 0; m < fragments; ++m)
+      for (int m = 0; m < 4; ++m)
         *reinterpret_cast<u32*>(to + m * 64) = pack<dtype>(o[m][4 * i + e] * by, o[m][4 * i + 2 + e] * by);
     }
   }

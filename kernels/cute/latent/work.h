@@ -41,14 +41,11 @@ struct alignas(16) WorkItem {
 };
 
 // One for each slot; 0 when a list is new. Launches leave it as it was but for the highest bit of `arrived`.
-struct alignas(16) BlockMerge {
+struct alignas(16) MergeState {
   // In the tile's first slot, see arrive() in merge_tiles.cuh. In that of a part that is given, the warps that have
   // written it and, 2^32 each, those that have read it; the last of these sets it back to 0.
   unsigned long long arrived;
   int left;  // 1: the part's thread block has left its share of the merge to the others
-};
-struct MergeState : BlockMerge {
-  BlockMerge second;  // of the second thread blocks of clusters, which merge what they wrote, too
 };
 
 }  // namespace hypermla::cute

@@ -78,7 +78,6 @@ struct Shared {
 template <int N>
 struct RowsOnNTile {
   static constexpr int kRows = N, kNextRow = 1, kPeriod = N / 2;
-  static constexpr int kBlocks = 1;
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
 

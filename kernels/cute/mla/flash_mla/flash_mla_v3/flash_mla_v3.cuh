@@ -110,7 +110,6 @@ struct Scores : Fragments<problem, N> {
   float inverse[2];    // of the powers of two of the thread's two tokens
   u32 power = 0;       // the largest of those of the item, as bits
   float2 sums[N / 8];  // of the weights of the thread's tokens, by pairs of rows
-  bool unseen;         // whether a row of the item may have seen no token before this block
 
   __device__ __forceinline__ Scores(Layout& shared, const LatentArguments& with) : Base{shared, with} {}
 
@@ -191,18 +190,17 @@ struct Scores : Fragments<problem, N> {
     const int j = in_group();
     u32 a[4][4];            // of products in flight
     uint4 low[2], high[2];  // 16 bytes of the thread's two tokens, and the next ones
-    const u32 units = line + 2 * j * 16;
-    auto load = [&](int to, u32 from) {
-      low[to] = load_shared(from);
-      high[to] = load_shared(from + 8 * kLine);
+    auto load = [&](int to, int unit) {
+      low[to] = load_shared(line + unit * 16);
+      high[to] = load_shared(line + 8 * kLine + unit * 16);
     };
-    auto load_columns = [&](int box) { load(box & 1, units + (box / 2 * 8 + box % 2) * 16); };
+    auto load_columns = [&](int box) { load(box & 1, box / 2 * 8 + 2 * j + box % 2); };
     if constexpr (one_scale) {
-      load(1, line + j * 16 + latent::kNarrowRopeAt);
+      load(1, latent::kNarrowRopeAt / 16 + j);
       load_columns(0);
     } else {
-      load(0, units + latent::kRopeAt);
-      load(1, units + latent::kRopeAt + 16);
+      load(0, latent::kRopeAt / 16 + 2 * j);
+      load(1, latent::kRopeAt / 16 + 2 * j + 1);
       u32 of_token[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -269,13 +267,12 @@ struct Scores : Fragments<problem, N> {
 
   // The scales of a block, for the values.
   __device__ __forceinline__ void tell_scales(int slot, int number) {
-    // Of the thread's first token; the other's are 2 on.
-    unsigned short* const to =
-        &shared.scales[number & 3][in_group()][warp() / 2 * 32 + group() / 2 * 8 + warp() % 2 * 4 + group() % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float scale = scale_of(slot, i, in_group()) * inverse[i];
-      to[2 * i] = static_cast<unsigned short>(pack<DType::float16>(scale, scale));
+      const int token = warp() * 16 + group() + 8 * i;
+      const int at = token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
+      shared.scales[number & 3][in_group()][at] = static_cast<unsigned short>(pack<DType::float16>(scale, scale));
     }
   }
 
@@ -296,81 +293,29 @@ struct Scores : Fragments<problem, N> {
       }
       scale_log2 = 1.0f;
     }
-    bool raise = unseen;
-    if (unseen) raise_maxima<true>(scale_log2, number);
-    int most = 0;  // above a maximum, as bits: these are in the order of numbers from 0 on
+    const auto over = [=](float x, float maximum) { return one_scale ? fmaf(x, scale_log2, -maximum) : x - maximum; };
+    float2 maximum[N / 8];
+    bool above = false;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
-      const float2 maximum = shared.maxima[4 * i + in_group()];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = p[4 * i + e];
-        const float of_row = e & 1 ? maximum.y : maximum.x;
-        x = one_scale ? fmaf(x, scale_log2, -of_row) : x - of_row;
-      }
-#pragma unroll
-      for (int e = 0; e < 4; e += 2)
-        most = max(max(most, __float_as_int(p[4 * i + e])), __float_as_int(p[4 * i + e + 1]));
+      maximum[i] = shared.maxima[4 * i + in_group()];
+      above |= over(fmaxf(p[4 * i], p[4 * i + 2]), maximum[i].x) > kRescaleThreshold;
+      above |= over(fmaxf(p[4 * i + 1], p[4 * i + 3]), maximum[i].y) > kRescaleThreshold;
     }
-    if (named_any(kVote, 128, most > __float_as_int(kRescaleThreshold))) raise |= raise_maxima<false>(1.0f, number);
+    const bool raise = named_any(kVote, 128, above);
+    if (raise) raise_maxima(maximum, scale_log2, number);
     if (thread() == 0) shared.raised[number & 3] = raise;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
       float* const x = p + 4 * i;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] = exp2_fast(x[e]);
+      for (int e = 0; e < 4; ++e) x[e] = exp2_fast(over(x[e], e & 1 ? maximum[i].y : maximum[i].x));
       if (one_scale)
         sums[i] = {sums[i].x + (x[0] + x[2]), sums[i].y + (x[1] + x[3])};
       else
         sums[i] = {fmaf(x[2], inverse[1], fmaf(x[0], inverse[0], sums[i].x)),
                    fmaf(x[3], inverse[1], fmaf(x[1], inverse[0], sums[i].y))};
     }
-  }
-
-  // Raises maxima to the block's scores in p or, where rows have maxima, to those that are above these by as much as p
-  // says. What is above a maximum that no score has set would not be known to more than that one's own precision. Returns
-  // whether any has risen: it may have been a NaN that looked like it, which is not to change the bits of other rows.
-  template <bool of_scores>
-  __device__ __forceinline__ bool raise_maxima(float scale_log2, int number) {
-#pragma unroll
-    for (int i = 0; i < N / 8; ++i) {
-      const float2 largest = largest_of_lanes({fmaxf(p[4 * i], p[4 * i + 2]), fmaxf(p[4 * i + 1], p[4 * i + 3])});
-      if (lane_id() < 4) shared.of_warps[warp()][4 * i + lane_id()] = largest;
-    }
-    named_sync(kScores, 128);
-    bool none = false;  // whether a row has no maximum yet
-    float2 before = {}, most = {};
-    if (thread() < N / 2) {
-      before = shared.maxima[thread()];
-      if (of_scores) most = before;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 other = shared.of_warps[w][thread()];
-        most = {fmaxf(most.x, other.x * scale_log2), fmaxf(most.y, other.y * scale_log2)};
-      }
-    }
-    if (!of_scores && !named_any(kVote, 128, fmaxf(most.x, most.y) > kRescaleThreshold)) return false;
-    if (thread() < N / 2) {
-      const float2 now = of_scores ? most : float2{before.x + most.x, before.y + most.y};
-      shared.maxima[thread()] = now;
-      shared.factors[number & 3][thread()] = {rescale_factor(before.x, now.x), rescale_factor(before.y, now.y)};
-      if (!of_scores) shared.of_warps[0][thread()] = {now.x - before.x, now.y - before.y};
-      none = now.x == kLeastScore || now.y == kLeastScore;
-    }
-    if (of_scores)
-      unseen = named_any(kVote, 128, none);
-    else
-      named_sync(kScores, 128);
-#pragma unroll
-    for (int i = 0; i < N / 8; ++i) {
-      const float2 by = shared.factors[number & 3][4 * i + in_group()];
-      sums[i] = {sums[i].x * by.x, sums[i].y * by.y};
-      if (of_scores) continue;
-      const float2 rise = shared.of_warps[0][4 * i + in_group()];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) p[4 * i + e] -= e & 1 ? rise.y : rise.x;
-    }
-    return true;
   }
 
   // The sums of the warp's tokens, to shared memory.
@@ -438,7 +383,6 @@ struct Scores : Fragments<problem, N> {
       };
 #pragma unroll
       for (int i = 0; i < N / 8; ++i) sums[i] = {};
-      unseen = true;
       if (const int pair = thread(); pair < N / 2)
         shared.maxima[pair] = {latent::first_maximum(2 * pair, rows), latent::first_maximum(2 * pair + 1, rows)};
       barrier_wait(shared.queries_full, place & 1);

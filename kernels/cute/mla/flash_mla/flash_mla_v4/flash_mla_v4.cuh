@@ -70,7 +70,6 @@ struct FewRowsShared {
 template <bool neighbours>
 struct FewRowsTile {
   static constexpr int kRows = kFlashMlaV4Rows, kNextRow = 8, kPeriod = 1;
-  static constexpr int kBlocks = 1;
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int, int lane) { return lane >> 2; }
   static __device__ __forceinline__ int piece(int chunk) { return chunk / 4; }
