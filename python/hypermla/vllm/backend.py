@@ -1,4 +1,4 @@
-"""vLLM's three classes of an attention backend, over MlaDecode: 0.26 and 0.33 by one code path.
+"""vLLM's three classes of an attention backend, over MlaDecode: 0.26 to 0.33 by one code path.
 
 vLLM's common classes of MLA do all that is not decoding: they divide a batch into decodes and prefills, prefill, write
 the cache, and project. Requests with at most reorder_batch_threshold queries are decodes. What differs between the

@@ -1,5 +1,5 @@
 """vLLM's backend FLASHMLA_SPARSE, which attends to the tokens that an indexer chose (DeepSeek-V3.2, GLM-5), with this
-library's kernels in the place of FlashMLA's: 0.26 and 0.33 by one code path.
+library's kernels in the place of FlashMLA's: 0.26 to 0.33 by one code path.
 
 The indexer, the cache, its lists of slots and the division of a batch are vLLM's. No head is padded: those of FlashMLA
 are, to 64 or 128.

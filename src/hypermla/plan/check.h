@@ -15,7 +15,8 @@ namespace hypermla {
 // bfloat16, 2^-11 for float16, 2^-24 for fp32.
 //
 //   16 bits  The output, the weights of the softmax and the partial outputs of a merge are each rounded once, by
-//            at most 1 u: 3 u of the norm. An element may be made of values of four times the row's rms: 12 u.
+//            at most 1 u: 3 u of the norm. An element may be made of values of four times the row's rms: 12 u. Near
+//            zero a step does not shrink any more: half of one besides.
 //   fp32     A score is a sum of up to 576 products. A tensor core adds 16 of them at a time. Each of 36 steps cuts
 //            off up to 2 u of a sum that on average is half grown: 18 u of the reach where all products have one sign,
 //            a quarter of that for random ones. The exponentials, the sum of the weights and the logarithm add some u
@@ -24,8 +25,9 @@ Tolerance tolerance(DType output, DType computed_in);
 
 struct OutputError {
   std::string output;
-  double relative_norm = 0;  // ||got - expected|| / ||expected|| over all compared elements
-  double worst = 0;          // largest |got - expected| / (|expected| + scale)
+  // Of differences without Tolerance::rounding: their norm over that of what is expected, of all compared elements; and
+  // the largest of them over |expected| + scale.
+  double relative_norm = 0, worst = 0;
   std::vector<std::int64_t> worst_position;
   double got = 0, expected = 0;  // there
   bool passed = false;

@@ -123,13 +123,12 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
 // by twice the usual. (Simulated, 6400 rows: at most 1.1 times.)
 Tolerance decode_tolerance(const MlaDecodeOptions& at, DType output) {
   Tolerance allowed = tolerance(output, at.dtype);
-  const bool of_fp8_tokens = at.cache_format == MlaCacheFormat::fp8_656;
-  if (output == DType::float32) {
-    if (at.fp8_queries || of_fp8_tokens) allowed.elementwise = at.fp8_queries ? 0x1p-12 : 0x1p-13;
-  } else if (at.fp8_queries) {
-    allowed.elementwise = 0x1p-2, allowed.norm = 0x1p-4;
-  } else if (of_fp8_tokens) {
-    allowed.elementwise *= 2;
+  const bool of_lse = output == DType::float32;
+  if (at.fp8_queries) {
+    allowed.elementwise = of_lse ? 0x1p-12 : 0x1p-2;
+    if (!of_lse) allowed.norm = 0x1p-4;
+  } else if (at.cache_format == MlaCacheFormat::fp8_656) {
+    allowed.elementwise = of_lse ? 0x1p-13 : 2 * allowed.elementwise;
   }
   return allowed;
 }
