@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Where machine code waits for what it has just asked for, read without a GPU.
+
+    scripts/waits.py KERNEL.cubin [KERNEL.cubin ...]
+
+Loads, special registers and other instructions whose time varies signal one of six scoreboards: when the result is
+there, or when the operands are read, so that their registers may change. An instruction names in its wait mask those
+that it needs. Compilers fill both in, and may move the use of a value up to its load. Then a warp stands still for the
+load's whole latency, between products, too. This program lists such waits: for something asked for fewer than
+--instructions before, in the loops that hold products. Code that a forward branch may skip is left out.
+
+The layout of the control bits is the one that Jia and others found for Volta (arXiv 1804.06826, section 2.1), which
+GPUs up to Hopper keep: bits 105 to 108 of an instruction's 128 are the cycles to the next, 110 to 112 the scoreboard of
+the result, 113 to 115 that of the operands, 7 for none, and 116 to 121 the mask.
+
+Compiled kernels lie in the cache, <kernel>-<target>-<hash>/kernel.cubin, and below compiled/ of a profile. Needs
+nvdisasm, of the CUDA toolkit or of PyPI's nvidia-cuda-nvdisasm, which also reads the cubins of other compilers.
+"""
+
+import argparse
+import collections
+import dataclasses
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
+FUNCTION = re.compile(r"\.text\.(\S+):$")
+LABEL = re.compile(r"\s*(\.L_x_\d+):")
+FIRST_HALF = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;\s*/\* 0x([0-9a-f]{16}) \*/")
+SECOND_HALF = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
+BRANCH = re.compile(r"(@\S+\s+)?BRA\b.*`\((\.L_x_\d+)\)")
+PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA")
+NO_SCOREBOARD = 7
+
+
+@dataclasses.dataclass
+class Instruction:
+    text: str
+    result: int  # the scoreboard that says when its result is there
+    operands: int  # when its operands are read
+    mask: int  # those that it waits for
+
+    @property
+    def operation(self):
+        return next(word for word in self.text.split() if not re.match(r"@!?U?P", word)).split(".")[0]
+
+
+def functions(listing):
+    """{name: (instructions, {label: index of the instruction behind it})} of what `nvdisasm -c -hex` prints."""
+    found, code, labels, first = {}, [], {}, None
+    for line in listing.splitlines():
+        if match := FUNCTION.match(line):
+            code, labels = [], {}
+            found[match[1]] = code, labels
+        elif match := LABEL.match(line):
+            labels[match[1]] = len(code)
+        elif match := FIRST_HALF.match(line):
+            first = match[1]
+        elif first and (match := SECOND_HALF.match(line)):
+            control = int(match[1], 16) >> 41  # bits 105 and more of the whole
+            code.append(Instruction(first, control >> 5 & 7, control >> 8 & 7, control >> 11 & 63))
+            first = None
+    return found
+
+
+def loops(code, labels):
+    """(first, last, products) of the loops with products that hold no other such loop, in the order of the code."""
+    products = [0]
+    for each in code:
+        products.append(products[-1] + (each.operation in PRODUCTS))
+    found = {}
+    for last, each in enumerate(code):
+        match = BRANCH.match(each.text)
+        first = labels.get(match[2], last + 1) if match else last + 1
+        if first <= last and products[last + 1] > products[first]:
+            found[first] = max(found.get(first, first), last)
+    # A branch back into a loop from behind its end is that of a wait which is written out of the way, no loop.
+    whole = [(a, b) for a, b in found.items() if not any(c < a <= d < b for c, d in found.items())]
+    inner = [(a, b) for a, b in whole if not any((c, d) != (a, b) and a <= c and d <= b for c, d in whole)]
+    return [(a, b, products[b + 1] - products[a]) for a, b in sorted(inner)]
+
+
+def skipped(code, labels, first, last):
+    """The places in a loop that a forward branch within it may skip."""
+    found = set()
+    for index in range(first, last + 1):
+        match = BRANCH.match(code[index].text)
+        if match and match[1] and index < labels.get(match[2], -1) <= last:
+            found.update(range(index + 1, labels[match[2]]))
+    return found
+
+
+@dataclasses.dataclass
+class Wait:
+    at: int  # instructions from the loop's first on
+    text: str
+    asked_at: int
+    asked: str
+    result: bool  # or until operands are read
+    products: int  # between the two
+
+
+def waits(code, places, instructions):
+    """What a loop waits for that was asked for fewer than so many instructions before; `places`: its code, in order."""
+    pending, products = {}, 0
+    for index in places:
+        each = code[index]
+        for board in range(6):
+            if each.mask >> board & 1:
+                for asked, result, before in pending.pop(board, ()):
+                    if index - asked < instructions:
+                        yield Wait(index - places[0], each.text, asked - places[0], code[asked].text, result,
+                                   products - before)
+        products += each.operation in PRODUCTS
+        for board, result in ((each.result, True), (each.operands, False)):
+            if board != NO_SCOREBOARD:
+                # Of several on one scoreboard the last one counts: it is waited for, too.
+                pending[board] = [one for one in pending.get(board, ()) if one[1] != result]
+                pending[board].append((index, result, products))
+
+
+def find_nvdisasm():
+    for directory in (None, *map(str, CHECKOUT.glob(".venv/lib/python3*/site-packages/nvidia/cu13/bin"))):
+        if path := shutil.which("nvdisasm", path=directory):
+            return path
+    version = re.search(r"^nvidia-cuda-nvcc==(\S+)", (CHECKOUT / "requirements.txt").read_text(), re.M)[1]
+    sys.exit(f"waits.py: no nvdisasm; install the CUDA toolkit, or `.venv/bin/pip install --no-deps "
+             f"nvidia-cuda-nvdisasm=={version}` (5 MB)")
+
+
+def listing_of(nvdisasm, cubin):
+    done = subprocess.run([nvdisasm, "-c", "-hex", cubin], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"waits.py: nvdisasm does not read {cubin} ({done.stderr.strip() or done.returncode}); give a .cubin")
+    return done.stdout
+
+
+def readable(name):
+    """A mangled name without its template's arguments."""
+    parts, rest = [], name.removeprefix("_ZN" if name.startswith("_ZN") else "_Z")
+    while name.startswith("_Z") and (match := re.match(r"\d+", rest)):
+        begin, end = match.end(), match.end() + int(match[0])
+        parts.append(rest[begin:end])
+        rest = rest[end:]
+    return "::".join(parts) or name
+
+
+def report(name, code, labels, instructions):
+    name = readable(name)
+    found = loops(code, labels)
+    if not found:
+        print(f"{name}: no loop with products")
+    for first, last, products in found:
+        skip = skipped(code, labels, first, last)
+        places = [index for index in range(first, last + 1) if index not in skip]
+        common = collections.Counter(code[index].operation for index in places).most_common(10)
+        print(f"{name}: a loop of {last - first + 1} instructions, {products} of them products, {len(skip)} skipped by "
+              "branches; of the others " + ", ".join(f"{operation} {count}" for operation, count in common))
+        short = list(waits(code, places, instructions))
+        for each in short:
+            what = "result" if each.result else "operands read"
+            print(f"  {each.at:5} {each.text[:44]:44} waits for {each.asked_at:5} {each.asked[:40]:40} {what:13} "
+                  f"{each.at - each.asked_at} instructions and {each.products} products before")
+        print(f"  {len(short)} waits for what was asked for fewer than {instructions} instructions before")
+
+
+def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader may have enough
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cubin", nargs="+", help="a compiled kernel")
+    parser.add_argument("--instructions", type=int, default=24, metavar="N",
+                        help="what was asked for so many instructions before is not listed (24)")
+    options = parser.parse_args()
+    nvdisasm = find_nvdisasm()
+    for cubin in options.cubin:
+        for name, (code, labels) in functions(listing_of(nvdisasm, cubin)).items():
+            report(name, code, labels, options.instructions)
+
+
+if __name__ == "__main__":
+    main()
