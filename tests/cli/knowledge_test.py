@@ -227,7 +227,7 @@ class Playbooks(CommandCase):
     def check(self, line):
         words = shlex.split(line, comments=True)
         if words[0].startswith("scripts/"):
-            return self.dry_run(words[0])
+            return self.dry_run(words[0]) if words[0].endswith("-clock.sh") else self.explains(words[0])
         if words[0] == "./test":  # this test is one of its own
             return self.assertIn(f"add_test(NAME {words[1]} ", (CHECKOUT / "tests/CMakeLists.txt").read_text())
         words = [str(CHECKOUT / word) if word.startswith("examples/") else word for word in words[1:]]
@@ -275,6 +275,12 @@ class Playbooks(CommandCase):
                               check=False, capture_output=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(done.stdout, r"^nvidia-smi --")
+
+    def explains(self, script):
+        """A script with a test of its own says what it is for."""
+        done = subprocess.run([CHECKOUT / script, "--help"], text=True, check=False, capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(script, done.stdout)
 
     def shared_run(self):
         """One profile for all commands, where `next` looks for it."""
