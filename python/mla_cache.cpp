@@ -51,10 +51,10 @@ struct LatentAndRope {
   LatentAndRope(const char* name, PyObject* given) {
     const bool pair = PyTuple_Check(given);
     if (pair && PyTuple_Size(given) != 2) hypermla::fail("{} must be a tensor or a pair of two", name);
-    latent = view_of(pair ? PyTuple_GetItem(given, 0) : given);
-    rope = pair ? view_of(PyTuple_GetItem(given, 1)) : latent;
     names_[0] = pair ? std::string(name) + "[0]" : name;
     names_[1] = pair ? std::string(name) + "[1]" : name;
+    latent = view_of(names_[0].c_str(), pair ? PyTuple_GetItem(given, 0) : given);
+    rope = pair ? view_of(names_[1].c_str(), PyTuple_GetItem(given, 1)) : latent;
     widths_[0] = pair ? 512 : 576;
     widths_[1] = pair ? 64 : 576;
     if (!pair) rope.data = static_cast<char*>(rope.data) + 2 * 512;
@@ -106,8 +106,9 @@ struct LatentAndRope {
 PyObject* cache_merge_states(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
   if (!gets_arguments(given, 9)) return nullptr;
   return guarded([&]() -> PyObject* {
-    const TensorView o_a = view_of(arguments[0]), lse_a = view_of(arguments[1]), o_b = view_of(arguments[2]),
-                     lse_b = view_of(arguments[3]), out = view_of(arguments[4]), lse = view_of(arguments[5]);
+    const TensorView o_a = view_of("o_a", arguments[0]), lse_a = view_of("lse_a", arguments[1]),
+                     o_b = view_of("o_b", arguments[2]), lse_b = view_of("lse_b", arguments[3]),
+                     out = view_of("out", arguments[4]), lse = view_of("lse", arguments[5]);
     const CacheOps of = cache_ops_for("o_a", o_a);
     require("o_a", o_a, of.type, {"tokens", "heads", "columns"}, of.device);
     const std::int64_t tokens = o_a.shape[0], heads = o_a.shape[1], width = o_a.shape[2];
@@ -140,7 +141,7 @@ PyObject* cache_append(PyObject*, PyObject* const* arguments, Py_ssize_t given) 
   if (!gets_arguments(given, 5)) return nullptr;
   return guarded([&]() -> PyObject* {
     const LatentAndRope rows("rows", arguments[0]), cache("cache", arguments[1]);
-    const TensorView slots = view_of(arguments[2]);
+    const TensorView slots = view_of("slots", arguments[2]);
     const CacheOps of = cache_ops_for("rows", rows.latent);
     rows.require_rows(of);
     require_output("cache", cache.latent);
@@ -168,8 +169,8 @@ PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssiz
   if (!gets_arguments(given, 8)) return nullptr;
   return guarded([&]() -> PyObject* {
     const LatentAndRope cache("cache", arguments[0]);
-    const TensorView table = view_of(arguments[1]), uk = view_of(arguments[3]), uv = view_of(arguments[4]),
-                     k = view_of(arguments[5]), v = view_of(arguments[6]);
+    const TensorView table = view_of("block_table", arguments[1]), uk = view_of("w_uk", arguments[3]),
+                     uv = view_of("w_uv", arguments[4]), k = view_of("k", arguments[5]), v = view_of("v", arguments[6]);
     const long long tokens = PyLong_AsLongLong(arguments[2]);
     if (PyErr_Occurred()) throw PythonError();
     const CacheOps of = cache_ops_for("cache", cache.latent);

@@ -125,14 +125,14 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
   return guarded([&]() -> PyObject* {
     DecodeObject& of = *as_decode(self);
     const bool whole = arguments[0] == Py_None && arguments[3] != Py_None;
-    const TensorView lengths = view_of(arguments[whole ? 3 : 0]);
+    const TensorView lengths = view_of(whole ? "block_table" : "lengths", arguments[whole ? 3 : 0]);
     if (!whole) {
       require("lengths", lengths, ElementType::int32, {"requests"}, of.device);
       require_dense_columns("lengths", lengths);
     }
     const int* query_starts = nullptr;
     if (arguments[1] != Py_None) {
-      const TensorView starts = view_of(arguments[1]);
+      const TensorView starts = view_of("query_starts", arguments[1]);
       require("query_starts", starts, ElementType::int32, {lengths.shape[0] + 1}, of.device);
       require_dense_columns("query_starts", starts);
       query_starts = static_cast<const int*>(starts.data);
@@ -140,7 +140,7 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     const void* block_table = nullptr;
     std::int64_t table_stride = 0;
     if (arguments[3] != Py_None) {
-      const TensorView table = view_of(arguments[3]);
+      const TensorView table = view_of("block_table", arguments[3]);
       require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
       require_dense_columns("block_table", table);
       if (table.shape[0] < lengths.shape[0])
@@ -175,7 +175,8 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
     const ColumnParts q("q", arguments[0], of.of_queries, "tokens", of.heads, kLatent, kRope, of.device);
     const ColumnParts cache("cache", arguments[1], of.fp8 ? ElementType::uint8 : of.type, "pages", of.page,
                             of.fp8 ? of.fp8 : kLatent, of.fp8 ? 0 : kRope, of.device);
-    const TensorView table = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
+    const TensorView table = view_of("block_table", arguments[2]), out = view_of("out", arguments[3]),
+                     lse = view_of("lse", arguments[4]);
     const std::int64_t tokens = q.first.shape[0];
     require("block_table", table, ElementType::int32, {"requests", "pages"}, of.device);
     require("out", out, of.type, {tokens, of.heads, kLatent}, of.device);

@@ -80,7 +80,7 @@ PyObject* prefill_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t gi
   if (!gets_arguments(given, 3)) return nullptr;
   return guarded([&]() -> PyObject* {
     const PrefillObject& of = as_prefill(self);
-    const TensorView queries = view_of(arguments[0]), tokens = view_of(arguments[1]);
+    const TensorView queries = view_of("query_starts", arguments[0]), tokens = view_of("token_starts", arguments[1]);
     require("query_starts", queries, ElementType::int32, {"requests + 1"}, of.device);
     require("token_starts", tokens, ElementType::int32, {queries.shape[0]}, of.device);
     require_dense_columns("query_starts", queries);
@@ -99,7 +99,8 @@ PyObject* prefill_run(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     const PrefillObject& of = as_prefill(self);
     const ColumnParts q("q", arguments[0], of.type, "query_tokens", of.heads, kNope, kPrefillRope, of.device),
         k("k", arguments[1], of.type, "tokens", of.heads, kNope, kPrefillRope, of.device);
-    const TensorView v = view_of(arguments[2]), out = view_of(arguments[3]), lse = view_of(arguments[4]);
+    const TensorView v = view_of("v", arguments[2]), out = view_of("out", arguments[3]),
+                     lse = view_of("lse", arguments[4]);
     const std::int64_t queries = q.first.shape[0], tokens = k.first.shape[0];
     require("v", v, of.type, {tokens, of.heads, kValue}, of.device);
     require("out", out, of.type, {queries, of.heads, kValue}, of.device);

@@ -41,7 +41,7 @@ void copy_axes(PyObject* tuple, std::int64_t* values, int count) {
 }
 
 // By Python: (address, type code, bits, shape, strides, device type, device id, stream, whether it is read-only)
-void describe(PyObject* tensor, TensorView& view) {
+void describe(const char* name, PyObject* tensor, TensorView& view) {
   static PyObject* described = nullptr;
   if (!described) {
     PyObject* module = PyImport_ImportModule("hypermla._tensors");
@@ -49,7 +49,7 @@ void describe(PyObject* tensor, TensorView& view) {
     Py_XDECREF(module);
     if (!described) throw PythonError();
   }
-  PyObject* row = PyObject_CallFunctionObjArgs(described, tensor, nullptr);
+  PyObject* row = PyObject_CallFunction(described, "sO", name, tensor);
   if (!row) throw PythonError();
   const struct Release {
     PyObject* row;
@@ -123,17 +123,17 @@ void* TensorView::current_stream() const {
   return current;
 }
 
-TensorView view_of(PyObject* tensor) {
+TensorView view_of(const char* name, PyObject* tensor) {
   TensorView view;
   view.api = api_of(Py_TYPE(tensor));
   view.stream = nullptr;
   view.read_only = false;
   if (!view.api || !read_api(tensor, view)) {
     view.api = nullptr;
-    describe(tensor, view);
+    describe(name, tensor, view);
   }
   if (view.ndim > TensorView::kMostAxes)
-    hypermla::fail("a tensor of {} dimensions is not supported: at most {} are", view.ndim, TensorView::kMostAxes);
+    hypermla::fail("{} has {} dimensions; a tensor has at most {} here", name, view.ndim, TensorView::kMostAxes);
   std::int64_t inner = 1;  // elements from one of an axis to the next, where these are dense
   for (int i = view.ndim - 1; i >= 0; --i) {
     if (view.shape[i] == 1) view.strides[i] = inner;
@@ -176,7 +176,7 @@ void require_output(const char* name, const TensorView& view, bool apart) {
 }
 
 void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device) {
-  const TensorView view = view_of(given);
+  const TensorView view = view_of("the workspace", given);
   std::int64_t elements = 1;
   for (int i = view.ndim - 1; i >= 0; elements *= view.shape[i--])
     if (view.shape[i] > 1 && view.strides[i] != elements) hypermla::fail("the workspace must be dense; make it anew");
@@ -190,7 +190,7 @@ void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device) {
 
 const float* floats_of(const char* name, PyObject* given, std::int64_t count, const DLDevice& device) {
   if (given == Py_None) return nullptr;
-  const TensorView view = view_of(given);
+  const TensorView view = view_of(name, given);
   require(name, view, ElementType::float32, {count}, device);
   require_dense_columns(name, view);
   return static_cast<const float*>(view.data);
@@ -201,7 +201,7 @@ ColumnParts::ColumnParts(const char* name, PyObject* given, ElementType type, Wa
   const bool pair = PyTuple_Check(given);
   if (pair && PyTuple_Size(given) != 2) hypermla::fail("{} must be a tensor or a pair of two", name);
   const auto read = [&](PyObject* tensor, const std::string& its, std::int64_t columns) {
-    const TensorView view = view_of(tensor);
+    const TensorView view = view_of(its.c_str(), tensor);
     require(its.c_str(), view, type, {rows, middle, columns}, device);
     require_dense_columns(its.c_str(), view);
     return view;

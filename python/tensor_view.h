@@ -27,8 +27,8 @@ struct TensorView {
   void* current_stream() const;  // of its framework, on its device
 };
 
-// Throws PythonError with a Python exception, a TypeError for what is no tensor.
-TensorView view_of(PyObject* tensor);
+// Throws PythonError with a Python exception, for what is no tensor a TypeError that has the name.
+TensorView view_of(const char* name, PyObject* tensor);
 
 // An axis of a wanted shape: a number of elements, or any number under a name.
 struct WantedAxis {

@@ -46,7 +46,7 @@ def current_stream(tensor):
     return torch._C._cuda_getCurrentRawStream(tensor.device.index)
 
 
-def described(tensor):
+def described(name, tensor):
     """(address, DLPack's type code, bits, shape, strides, DLPack's device type, device id, current stream, whether it
     is read-only)"""
     try:
@@ -56,7 +56,17 @@ def described(tensor):
                 tuple(strides(tensor)), _CUDA if gpu else _CPU, tensor.device.index if gpu else 0,
                 current_stream(tensor), not is_torch(tensor) and not tensor.flags.writeable)
     except AttributeError as error:
-        raise TypeError(f"a tensor or an array is expected, not a {type(tensor).__name__}") from error
+        raise _no_tensor(name, tensor) from error
+
+
+def shape_of(name, tensor):
+    if not hasattr(tensor, "shape"):
+        raise _no_tensor(name, tensor)
+    return tensor.shape
+
+
+def _no_tensor(name, given):
+    return TypeError(f"{name} is of type {type(given).__name__}; give a tensor, or an array of NumPy")
 
 
 def device_name(device):

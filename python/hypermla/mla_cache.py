@@ -33,8 +33,9 @@ def _operators(stream):
 @raises_error
 def _outputs(o, out, lse):
     """Those that are given, else new ones."""
-    return (_tensors.empty(o, tuple(o.shape)) if out is None else out,
-            _tensors.empty(o, tuple(o.shape[:2]), "float32") if lse is None else lse)
+    shape = tuple(_tensors.shape_of("o_a", o))
+    return (_tensors.empty(o, shape) if out is None else out,
+            _tensors.empty(o, shape[:2], "float32") if lse is None else lse)
 
 
 def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, empty_lse_positive=False, stream=None):
@@ -80,8 +81,10 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
     """
     if out is None:
         like = cache[0] if isinstance(cache, tuple) else cache
+        _tensors.shape_of("cache", like)
+        heads = _tensors.shape_of("w_uk", w_uk)[0]
         widths = _HEAD + _ROPE * bool(rope), _HEAD
-        out = tuple(_tensors.empty(like, (tokens, w_uk.shape[0], width)) for width in widths)
+        out = tuple(_tensors.empty(like, (tokens, heads, width)) for width in widths)
     k, v = out
     if _tensors.is_compiling():
         _operators(stream).decompress_prefix(*parts(cache), block_table, tokens, w_uk, w_uv, k, v)

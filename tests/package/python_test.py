@@ -156,8 +156,30 @@ class Decode(unittest.TestCase):
             decode.plan(None, block_table=slots[:, :39])
         with self.assertRaisesRegex(hypermla.Error, "lengths is missing"):
             self.decode().plan(None, block_table=slots)
-        with self.assertRaisesRegex(TypeError, "a tensor or an array is expected, not a NoneType"):
+        with self.assertRaisesRegex(TypeError, "lengths is of type NoneType; give a tensor, or an array of NumPy"):
             decode.plan(None)
+
+    def test_what_is_no_tensor_is_named(self):
+        lengths, q, cache, table = self.step()
+        decode = self.decode()
+        decode.plan(lengths)
+        for call, said in [
+                (lambda: decode.plan(lengths.tolist()), "lengths is of type list"),
+                (lambda: decode.plan(lengths, (0, 1, 2)), "query_starts is of type tuple"),
+                (lambda: decode.run(None, cache, table), "q is of type NoneType"),
+                (lambda: decode.run(q, "cache", table), "cache is of type str"),
+                (lambda: decode.run((q[..., :512], 1), cache, table), r"q\[1\] is of type int"),
+                (lambda: decode.run(q, cache, table.tolist()), "block_table is of type list"),
+                (lambda: decode.run(q, cache, table, out=3), "out is of type int"),
+                (lambda: decode.run(q, cache, table, sinks=[1, 2]), "sinks is of type list"),
+                (lambda: hypermla.merge_states([1], None, q, None), "o_a is of type list"),
+                (lambda: hypermla.append(q[:, 0], cache, [1]), "slots is of type list"),
+                (lambda: hypermla.decompress_prefix([1], table[0], 4, q, q), "cache is of type list"),
+                (lambda: self.decode(workspace=[1]), "the workspace is of type list")]:
+            with self.assertRaisesRegex(TypeError, f"^{said}; give a tensor, or an array of NumPy$"):
+                call()
+        with self.assertRaisesRegex(hypermla.Error, "^q has 12 dimensions; a tensor has at most 8 here$"):
+            decode.run(q.reshape((1,) * 9 + q.shape), cache, table, out=q, lse=q)
 
     def test_the_largest_capacity_and_fixed_splits(self):
         self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
