@@ -1,6 +1,7 @@
 """How the package raises its one exception."""
 
 import functools
+import operator
 
 from hypermla._hypermla import Error
 
@@ -19,3 +20,18 @@ def raises_error(function):
             raise TypeError(f"{function.__qualname__}() was given an object of a wrong type: {error}") from error
 
     return checked
+
+
+def integers(**values):
+    """Those of 32 bits, in order; what is none of them is named."""
+    return tuple(_integer(name, value) for name, value in values.items())
+
+
+def _integer(name, value):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(value).__name__}; give an integer") from None
+    if not -2**31 <= number < 2**31:
+        raise Error(f"{name}={number} is not supported: it must fit 31 bits")
+    return number

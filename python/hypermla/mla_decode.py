@@ -1,7 +1,7 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import raises_error
+from hypermla._errors import integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
@@ -65,9 +65,10 @@ class MlaDecode(Planned):
         self._fp8_queries = fp8_queries
         self._take(_hypermla.MlaDecode(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype), kernel,
-            (heads, max_requests, max_queries, max_query_tokens, max_tokens, page, split), scale,
+            integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_query_tokens=max_query_tokens,
+                     max_tokens=max_tokens, page=page, split=split), scale,
             (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), FP8_BYTES[cache_format],
-            (shards, shard, interleave)))
+            integers(shards=shards, shard=shard, interleave=interleave)))
 
     @staticmethod
     @raises_error
@@ -76,8 +77,8 @@ class MlaDecode(Planned):
         tokens times a power of two, which installations with compiled kernels bring."""
         if workspace_bytes < 0:
             raise Error(f"workspace_bytes={workspace_bytes} is not supported: it must not be negative")
-        return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), heads, max_requests, max_queries,
-                                               max_tokens, min(workspace_bytes, 2**63))
+        capacity = integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_tokens=max_tokens)
+        return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), *capacity, min(workspace_bytes, 2**63))
 
     def plan(self, lengths, query_starts=None, stream=None, block_table=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included; None:

@@ -1,7 +1,7 @@
 """Prefill as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_prefill.h)."""
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import raises_error
+from hypermla._errors import integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
@@ -40,7 +40,8 @@ class MlaPrefill(Planned):
         self._heads, self._accumulate = heads, accumulate
         self._take(_hypermla.MlaPrefill(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype),
-            (heads, max_requests, max_query_tokens, max_tokens), scale,
+            integers(heads=heads, max_requests=max_requests, max_query_tokens=max_query_tokens, max_tokens=max_tokens),
+            scale,
             (causal, lse_base2, empty_lse_positive, accumulate)))
 
     def plan(self, query_starts, token_starts, stream=None):

@@ -181,6 +181,17 @@ class Decode(unittest.TestCase):
         with self.assertRaisesRegex(hypermla.Error, "^q has 12 dimensions; a tensor has at most 8 here$"):
             decode.run(q.reshape((1,) * 9 + q.shape), cache, table, out=q, lse=q)
 
+    def test_what_is_no_integer_is_named(self):
+        for make in (self.decode, lambda **given: hypermla.MlaPrefill(device="cpu", **given),
+                     lambda **given: hypermla.MlaDecode.fixed_split(1 << 20, device="cpu", **given)):
+            with self.assertRaisesRegex(TypeError, "^heads is of type str; give an integer$"):
+                make(heads="2")
+            with self.assertRaisesRegex(TypeError, "^max_tokens is of type float; give an integer$"):
+                make(max_tokens=4096.0)
+            with self.assertRaisesRegex(hypermla.Error, f"^max_tokens={2**31} is not supported: it must fit 31 bits$"):
+                make(max_tokens=2**31)
+        self.assertEqual(self.decode(heads=numpy.int64(2)).workspace_bytes, self.decode(heads=2).workspace_bytes)
+
     def test_the_largest_capacity_and_fixed_splits(self):
         self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
         with self.assertRaisesRegex(hypermla.Error, "max_requests=2049"):
