@@ -13,8 +13,8 @@ The layout of the control bits is the one that Jia and others found for Volta (a
 GPUs up to Hopper keep: bits 105 to 108 of an instruction's 128 are the cycles to the next, 110 to 112 the scoreboard of
 the result, 113 to 115 that of the operands, 7 for none, and 116 to 121 the mask.
 
-Compiled kernels lie in the cache, <kernel>-<target>-<hash>/kernel.cubin, and below compiled/ of a profile. Needs
-nvdisasm, of the CUDA toolkit or of PyPI's nvidia-cuda-nvdisasm, which also reads the cubins of other compilers.
+Compiled kernels lie in the cache, <kernel>-<target>-<hash>/kernel.cubin, and below compiled/ of a profile; a cubin of
+any other compiler will do, too. Needs nvdisasm, of the CUDA toolkit or of PyPI's nvidia-cuda-nvdisasm.
 """
 
 import argparse
