@@ -44,7 +44,7 @@ class Tensor:
             self.data, Tensor.free = Tensor.free, Tensor.free + (1 << 30)
 
 
-def described(tensor):
+def described(name, tensor):
     stream, read_only = 7, False
     return (tensor.data, *Tensor.CODES[tensor.dtype], tuple(tensor.shape), tuple(tensor.strides), 2, 0, stream,
             read_only)
