@@ -173,7 +173,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubin", nargs="+", help="a compiled kernel")
     parser.add_argument("--instructions", type=int, default=24, metavar="N",
-                        help="what was asked for so many instructions before is not listed (24)")
+                        help="what was asked for so many instructions before, or more, is not listed (24)")
     options = parser.parse_args()
     nvdisasm = find_nvdisasm()
     for cubin in options.cubin:
