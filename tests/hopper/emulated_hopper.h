@@ -340,6 +340,7 @@ inline u32 lane_id() { return threadIdx.x % 32; }
 inline u32 thread_id() { return threadIdx.x; }
 inline u32 block_id() { return blockIdx.x; }
 inline int uniform(int value) { return __reduce_max_sync(~0u, value); }
+inline void forget_origin(int&) {}
 inline void warp_arrive(u32 barrier) {
   emulated::converge("warp_arrive");
   if (lane_id() == 0) barrier_arrive(barrier);

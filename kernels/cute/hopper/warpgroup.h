@@ -41,6 +41,10 @@ __device__ __forceinline__ T& held_address(T& object) {
   return *static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
+// Makes a compiler forget where a value comes from. What is worked out from it is then worked out where it is needed,
+// and not kept in registers from before a loop on.
+__device__ __forceinline__ void forget_origin(int& value) { asm volatile("" : "+r"(value)); }
+
 // One arrival of a whole warp, when its first lane comes by.
 __device__ __forceinline__ void warp_arrive(u32 barrier) {
   if (lane_id() == 0) barrier_arrive(barrier);

@@ -103,8 +103,15 @@ template <auto problem, int N>
 struct Scores : Fragments<problem, N> {
   using Base = Fragments<problem, N>;
   using Base::one_scale, Base::kLine, Base::shared, Base::with;
-  using Base::thread, Base::warp, Base::group, Base::in_group;
   using typename Base::Layout;
+
+  // Read once: a special register takes long. A shuffle hides where it comes from, else a compiler reads it anew.
+  int own_thread = __shfl_sync(~0u, thread_id() & 127, cute::lane_id());
+  __device__ __forceinline__ int thread() const { return own_thread; }
+  __device__ __forceinline__ int lane_id() const { return own_thread & 31; }
+  __device__ __forceinline__ int warp() const { return own_thread >> 5; }
+  __device__ __forceinline__ int group() const { return lane_id() >> 2; }
+  __device__ __forceinline__ int in_group() const { return own_thread & 3; }
 
   float p[N / 2];      // S^T (64, N), then weights
   float inverse[2];    // of the powers of two of the thread's two tokens
@@ -115,15 +122,16 @@ struct Scores : Fragments<problem, N> {
 
   // Fragments of p are of rows 8 i + 2 in_group() and the one after it: pair 4 i + in_group() of all. This one's sums
   // the lane keeps, if it is the one that does.
-  static __device__ __forceinline__ int own_pair() { return group() * N / 64 * 4 + in_group(); }
-  static __device__ __forceinline__ bool adds() { return N == 64 || !(group() & 1); }
+  __device__ __forceinline__ int own_pair() const { return group() * N / 64 * 4 + in_group(); }
+  __device__ __forceinline__ bool adds() const { return N == 64 || !(group() & 1); }
   __device__ __forceinline__ float2& own_sum() { return shared.sums[warp()][own_pair()]; }
 
   // Queries from the order in which they are loaded to that of the products: bytes 4 s .. 4 s + 3 of a thread's 16 are
   // columns 2 j, 2 j + 1, 2 j + 8, 2 j + 9 of the s-th product, j the thread's number among four. In fp16, but for RoPE
   // in bf16.
   __device__ __forceinline__ void place_queries() {
-    const int thread = this->thread();
+    forget_origin(own_thread);
+    const int thread = own_thread;
     auto word = [&](int box, int row, int byte) {
       return *reinterpret_cast<const u32*>(shared.queries.bytes + box * Layout::kRowBytes + swizzled(row, byte >> 4) +
                                            (byte & 15));
@@ -189,18 +197,21 @@ struct Scores : Fragments<problem, N> {
     const u32 line = shared.tokens[2 * slot] + (warp() * 16 + group()) * kLine;
     const int j = in_group();
     u32 a[4][4];            // of products in flight
-    uint4 low[2], high[2];  // 16 bytes of the thread's two tokens, and the next ones
-    auto load = [&](int to, int unit) {
-      low[to] = load_shared(line + unit * 16);
-      high[to] = load_shared(line + 8 * kLine + unit * 16);
+    uint4 low[3], high[3];  // 16 bytes of the thread's two tokens, and the next ones
+    uint2 of_columns[2];    // of the thread's tokens: scales of 128 columns each, over the token's power of two
+    const u32 units = line + 2 * j * 16;
+    auto load = [&](int to, u32 from) {
+      low[to] = load_shared(from);
+      high[to] = load_shared(from + 8 * kLine);
     };
-    auto load_columns = [&](int box) { load(box & 1, box / 2 * 8 + 2 * j + box % 2); };
+    auto load_columns = [&](int box) { load(box % 3, units + (box / 2 * 8 + box % 2) * 16); };
     if constexpr (one_scale) {
-      load(1, latent::kNarrowRopeAt / 16 + j);
+      load(2, line + j * 16 + latent::kNarrowRopeAt);
       load_columns(0);
+      load_columns(1);
     } else {
-      load(0, latent::kRopeAt / 16 + 2 * j);
-      load(1, latent::kRopeAt / 16 + 2 * j + 1);
+      load(0, units + latent::kRopeAt);
+      load(1, units + latent::kRopeAt + 16);
       u32 of_token[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -211,8 +222,12 @@ struct Scores : Fragments<problem, N> {
         power = max(power, largest);
         inverse[i] = __uint_as_float((254u << 23) - largest);
         of_token[i] = pack<DType::bfloat16>(inverse[i], inverse[i]);
+        const auto pair = [&](u32 a, u32 b) {
+          return pack<DType::float16>(__uint_as_float(a) * inverse[i], __uint_as_float(b) * inverse[i]);
+        };
+        of_columns[i] = {pair(all.x, all.y), pair(all.z, all.w)};
       }
-      tell_scales(slot, number);
+      load_columns(2);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const u32 of[8] = {low[n].x, high[n].x, low[n].y, high[n].y, low[n].z, high[n].z, low[n].w, high[n].w};
@@ -226,18 +241,14 @@ struct Scores : Fragments<problem, N> {
         }
       }
     }
-    u32 by[2];                                  // the scales of 128 columns, over the token's power of two
     constexpr int kFirst = one_scale ? -1 : 0;  // RoPE first
 #pragma unroll
     for (int n = kFirst; n < 8; ++n) {  // 64 columns each
-      if (!one_scale && n % 2 == 0) {
+      u32 by[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float scale = scale_of(slot, i, n / 2) * inverse[i];
-          by[i] = pack<DType::float16>(scale, scale);
-        }
-      }
-      const uint4 &x = low[n & 1], &y = high[n & 1];
+      for (int i = 0; i < 2 && !one_scale; ++i)
+        by[i] = __byte_perm(n < 4 ? of_columns[i].x : of_columns[i].y, 0, n / 2 % 2 ? 0x3232 : 0x1010);
+      const uint4 &x = low[(n + 3) % 3], &y = high[(n + 3) % 3];
       const u32 words[4][2] = {{x.x, y.x}, {x.y, y.y}, {x.z, y.z}, {x.w, y.w}};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -250,8 +261,8 @@ struct Scores : Fragments<problem, N> {
           to[token] = wide.x;
           to[token + 2] = wide.y;
         }
-        if (i == 3 && n >= 0 && n < 6) load_columns(n + 2);
-        if (i == 3 && one_scale && n == kFirst) load_columns(1);
+        if (!one_scale && n == 3 && i == 0) tell_scales(of_columns, number);
+        if (i == 3 && n < 5) load_columns(n + 3);
         multiply_queries<DType::float16>(to, (n < 0 ? 32 : 4 * n) + i, one_scale && n == kFirst && i == 0);
       }
     }
@@ -259,20 +270,15 @@ struct Scores : Fragments<problem, N> {
     pin<N / 2>(p);
   }
 
-  // Of the thread's first or second token, and 128 columns.
-  __device__ __forceinline__ float scale_of(int slot, int token, int columns) const {
-    return reinterpret_cast<const float*>(shared.tokens.elements[2 * slot].bytes +
-                                          (warp() * 16 + group() + 8 * token) * kLine + latent::kScalesAt)[columns];
-  }
-
   // The scales of a block, for the values.
-  __device__ __forceinline__ void tell_scales(int slot, int number) {
+  __device__ __forceinline__ void tell_scales(const uint2 (&of_columns)[2], int number) {
+    // Of the thread's first token; the other one's are 2 on.
+    unsigned short* const to =
+        &shared.scales[number & 3][in_group()][warp() / 2 * 32 + group() / 2 * 8 + warp() % 2 * 4 + group() % 2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float scale = scale_of(slot, i, in_group()) * inverse[i];
-      const int token = warp() * 16 + group() + 8 * i;
-      const int at = token / 32 * 32 + token % 8 / 2 * 8 + token % 32 / 8 * 2 + token % 2;
-      shared.scales[number & 3][in_group()][at] = static_cast<unsigned short>(pack<DType::float16>(scale, scale));
+      const u32 two = in_group() & 2 ? of_columns[i].y : of_columns[i].x;
+      to[2 * i] = static_cast<unsigned short>(in_group() & 1 ? two >> 16 : two);
     }
   }
 
@@ -392,7 +398,7 @@ struct Scores : Fragments<problem, N> {
       for (int block = begin; block < end; ++block) {
         barrier_wait(shared.full[2 * slot + (warp() >> 1)], phase);
         score(slot, number);
-        warp_arrive(shared.scored[number & 1]);
+        if (lane_id() == 0) barrier_arrive(shared.scored[number & 1]);
         const u32 present = shared.present[2 * slot + (warp() >> 1)][warp() & 1];
         if (problem.causal && hidden(block * kTile + kTile - 1) > 0) {
           const int token = block * kTile + warp() * 16 + group();  // the thread's first; the second is 8 on
