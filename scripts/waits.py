@@ -6,8 +6,10 @@
 Loads, special registers and other instructions whose time varies signal one of six scoreboards: when the result is
 there, or when the operands are read, so that their registers may change. An instruction names in its wait mask those
 that it needs. Compilers fill both in, and may move the use of a value up to its load. Then a warp stands still for the
-load's whole latency, between products, too. This program lists such waits: for something asked for fewer than
---instructions before, in the loops that hold products. Code that a forward branch may skip is left out.
+load's whole latency, between products, too. And a scoreboard counts: who waits for it waits for all that was asked for
+on it. So a load for the next round makes this round's values wait for it, if both are on one scoreboard. This program
+lists such waits: for something asked for fewer than --instructions before, in the loops that hold products or copies to
+shared memory. Code that a forward branch may skip is left out, and loops within one.
 
 The layout of the control bits is the one that Jia and others found for Volta (arXiv 1804.06826, section 2.1), which
 GPUs up to Hopper keep: bits 105 to 108 of an instruction's 128 are the cycles to the next, 110 to 112 the scoreboard of
@@ -34,6 +36,7 @@ FIRST_HALF = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;\s*/\* 0x([0-9a-f]{16}) 
 SECOND_HALF = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 BRANCH = re.compile(r"(@\S+\s+)?BRA\b.*`\((\.L_x_\d+)\)")
 PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA")
+COPIES = ("LDGSTS", "UBLKCP", "UTMALDG")
 NO_SCOREBOARD = 7
 
 
@@ -68,20 +71,24 @@ def functions(listing):
 
 
 def loops(code, labels):
-    """(first, last, products) of the loops with products that hold no other such loop, in the order of the code."""
-    products = [0]
-    for each in code:
-        products.append(products[-1] + (each.operation in PRODUCTS))
+    """Of each loop with products or copies the places of its own code, without loops within it that have some, too. Of
+    loops around others only those with copies of their own: at the end of a tile much has to be waited for."""
+    wanted = [each.operation in PRODUCTS + COPIES for each in code]
     found = {}
     for last, each in enumerate(code):
         match = BRANCH.match(each.text)
-        first = labels.get(match[2], last + 1) if match else last + 1
-        if first <= last and products[last + 1] > products[first]:
+        if not match or ".U.ANY" in each.text:  # once for each of the lanes' different operands
+            continue
+        first = labels.get(match[2], last + 1)
+        if first <= last and any(wanted[first:last + 1]):
             found[first] = max(found.get(first, first), last)
     # A branch back into a loop from behind its end is that of a wait which is written out of the way, no loop.
-    whole = [(a, b) for a, b in found.items() if not any(c < a <= d < b for c, d in found.items())]
-    inner = [(a, b) for a, b in whole if not any((c, d) != (a, b) and a <= c and d <= b for c, d in whole)]
-    return [(a, b, products[b + 1] - products[a]) for a, b in sorted(inner)]
+    whole = sorted((a, b) for a, b in found.items() if not any(c < a <= d < b for c, d in found.items()))
+    for a, b in whole:
+        within = [(c, d) for c, d in whole if (c, d) != (a, b) and a <= c and d <= b]
+        places = [index for index in range(a, b + 1) if not any(c <= index <= d for c, d in within)]
+        if any(code[index].operation in (COPIES if within else PRODUCTS + COPIES) for index in places):
+            yield places
 
 
 def skipped(code, labels, first, last):
@@ -151,16 +158,18 @@ def readable(name):
 
 def report(name, code, labels, instructions):
     name = readable(name)
-    found = loops(code, labels)
+    found = list(loops(code, labels))
     if not found:
-        print(f"{name}: no loop with products")
-    for first, last, products in found:
-        skip = skipped(code, labels, first, last)
-        places = [index for index in range(first, last + 1) if index not in skip]
+        print(f"{name}: no loop with products or copies")
+    for own in found:
+        skip = skipped(code, labels, own[0], own[-1])
+        places = [index for index in own if index not in skip]
         common = collections.Counter(code[index].operation for index in places).most_common(10)
-        print(f"{name}: a loop of {last - first + 1} instructions, {products} of them products, {len(skip)} skipped by "
-              "branches; of the others " + ", ".join(f"{operation} {count}" for operation, count in common))
-        short = list(waits(code, places, instructions))
+        products, copies = (sum(code[index].operation in of for index in own) for of in (PRODUCTS, COPIES))
+        print(f"{name}: a loop of {len(own)} instructions, {products} of them products and {copies} copies, "
+              f"{len(own) - len(places)} skipped by branches; of the others "
+              + ", ".join(f"{operation} {count}" for operation, count in common))
+        short = list(waits(code, places, instructions)) if places else []
         for each in short:
             what = "result" if each.result else "operands read"
             print(f"  {each.at:5} {each.text[:44]:44} waits for {each.asked_at:5} {each.asked[:40]:40} {what:13} "

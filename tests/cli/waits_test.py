@@ -40,7 +40,8 @@ class Waits(CommandCase):
         lines = self.report(
             instruction("LDS.128 R4, [R8]", result=0, operands=1), instruction("HGMMA.64x64x16.F32 R24, R56"),
             instruction("@!P1 IADD3 R8, R8, 0x1, RZ", mask=1 << 1), instruction("FMUL R4, R4, R9", mask=1 << 0))
-        self.assertEqual(lines[0][:10], "hypermla::cute::twice: a loop of 5 instructions, 1 of them products,".split())
+        self.assertEqual(lines[0][:11],
+                         "hypermla::cute::twice: a loop of 5 instructions, 1 of them products and".split())
         self.assertEqual(" ".join(lines[1]), "2 @!P1 IADD3 R8, R8, 0x1, RZ waits for 0 LDS.128 R4, [R8] operands read "
                                              "2 instructions and 1 products before")
         self.assertEqual(" ".join(lines[2]), "3 FMUL R4, R4, R9 waits for 0 LDS.128 R4, [R8] result "
@@ -77,9 +78,24 @@ class Waits(CommandCase):
         self.assertEqual([" ".join(line[:6]) for line in listing if "loop" in line],
                          ["hypermla::cute::twice: a loop of 4 instructions,"])
 
+    def test_a_loop_that_copies_is_one_without_the_loop_within_it(self):
+        entries = [instruction("LDG.E R5, desc[UR4][R10.64]", result=5), instruction("SEL R4, R4, R9, P0", mask=1 << 5)]
+        lines = self.report(
+            *entries, instruction("LDGSTS.E.BYPASS.128 [R29], desc[UR4][R8.64]", operands=1), ".L_x_1:\n",
+            instruction("LDGSTS.E.BYPASS.128 [R30], desc[UR4][R8.64]", operands=1), instruction("@P1 BRA `(.L_x_1)"))
+        self.assertEqual([" ".join(line[1:13]) for line in lines if "loop" in line],
+                         ["a loop of 4 instructions, 0 of them products and 1 copies,",
+                          "a loop of 2 instructions, 0 of them products and 1 copies,"])
+        self.assertEqual(" ".join(lines[1][:10]), "1 SEL R4, R4, R9, P0 waits for 0 LDG.E")
+
+    def test_a_branch_for_lanes_with_other_operands_is_no_loop(self):
+        self.assertEqual(self.report(".L_x_1:\n", instruction("UTMALDG.4D [UR8], [UR6]"),
+                                     instruction("@P4 BRA.U.ANY `(.L_x_1)"))[0][:11],
+                         "hypermla::cute::twice: a loop of 3 instructions, 0 of them products and".split())
+
     def test_a_loop_without_products_is_none(self):
         self.assertEqual(self.report(instruction("LDS R4, [R8]", result=0), instruction("FMUL R4, R4, R9", mask=1)),
-                         ["hypermla::cute::twice: no loop with products".split()])
+                         ["hypermla::cute::twice: no loop with products or copies".split()])
 
     def test_what_it_cannot_read_it_says(self):
         said, = self.report(status=1, tool="#!/bin/sh\necho 'not an ELF file' >&2\nexit 1\n")

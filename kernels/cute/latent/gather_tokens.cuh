@@ -35,7 +35,7 @@ struct GatherThread {
   }
   // Says so, at the block's last barrier.
   __device__ __forceinline__ void tell(Shared<false>& shared, int slot, u32 present) const {
-    if (lane_id() == 0) {
+    if (thread % 32 == 0) {
       *const_cast<volatile u32*>(&shared.present[slot][thread / 32]) = present;
       barrier_arrive(shared.rope_full[slot]);
     }
@@ -43,8 +43,8 @@ struct GatherThread {
 };
 
 // Tokens in the type of the queries. The consumers wait for what this brings, and beside them a warp of it is slow to
-// issue. So whatever can be known before a pair is free is computed before: pointers once a block, and a slot is a
-// constant of the code.
+// issue. So whatever can be known before a place is free is computed before: where the rows of two blocks lie, and a
+// slot is a constant of the code.
 template <auto tiling, Keep keep>
 __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __restrict__ work,
                                        const LatentArguments& with) {
@@ -59,15 +59,34 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
     const int begin = uniform(work->begin), end = uniform(work->end), tokens = work->tokens;
     if (begin == end) break;
     const int* __restrict__ table = with.block_table + static_cast<long long>(work->request) * with.table_width;
-    int place[kGatherRows], next[kGatherRows];  // rows of the pool, for this block and the next; -1: none
-    auto read_places = [&](int block) {
+    // Of an even block and the odd one behind it. The entries of the table are those of the next two.
+    int entry[2][kGatherRows], place[2][kGatherRows];  // rows of the pool; -1: none
+    const unsigned char* from[2][kGatherRows];         // their latents
+    u32 present[2];
+    const int seen = min(end * kTile, tokens);
+    auto read_entries = [&](int block) {
 #pragma unroll
-      for (int j = 0; j < kGatherRows; ++j) {
-        const int token = block * kTile + static_cast<int>(first_row) + 4 * j;
-        next[j] = block < end && token < tokens ? table[token] : -1;
+      for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+        for (int j = 0; j < kGatherRows; ++j) {
+          const int token = (block + slot) * kTile + static_cast<int>(first_row) + 4 * j;
+          entry[slot][j] = token < seen ? table[token] : -1;
+        }
       }
     };
-    read_places(begin);
+    read_entries(begin);
+    auto find_rows = [&] {
+#pragma unroll
+      for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+        for (int j = 0; j < kGatherRows; ++j) {
+          place[slot][j] = with.place_of(entry[slot][j]);
+          from[slot][j] = z + static_cast<long long>(place[slot][j]) * with.z_stride;
+          asm volatile("" : "+l"(from[slot][j]));  // here, not where they are used
+        }
+        present[slot] = own.present(place[slot]);
+      }
+    };
     auto bring_queries = [&] {
       if ((thread_id() & 127) == 0) {
         load_queries<tiling>(shared, *work, with, {}, queries_phase);
@@ -77,9 +96,6 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
     };
     if (!begun) bring_queries();  // while the table is read
     auto bring = [&]<int slot>(int block) {
-#pragma unroll
-      for (int j = 0; j < kGatherRows; ++j) place[j] = with.place_of(next[j]);
-      read_places(block + 1);
       const auto place_of = [](int pair) { return slot * kPairs + order_of_release(slot, pair); };  // in the ring
       const auto full_of = [&](int pair) -> u32 {
         return pair == kRope ? shared.rope_full[slot] : shared.full[place_of(pair)];
@@ -92,15 +108,7 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
         if (pair == kRope) return (to_rope ^ (j & 1) << 6) + slot * kBoxBytes + j * 512;
         return (to ^ (j & 1) << 6) + place_of(pair) * kPairBytes + j * 512;
       };
-      const u32 present = own.present(place);
-      if (present == kAllPresent) {
-        const unsigned char *from[kGatherRows], *from_rope[kGatherRows];
-#pragma unroll
-        for (int j = 0; j < kGatherRows; ++j) {
-          from[j] = z + static_cast<long long>(place[j]) * with.z_stride;
-          from_rope[j] = kpe + static_cast<long long>(place[j]) * with.kpe_stride;
-          asm volatile("" : "+l"(from[j]), "+l"(from_rope[j]));  // here, not where they are used
-        }
+      if (present[slot] == kAllPresent) {
 #pragma unroll
         for (int i = 0; i <= kRope; ++i) {
           const int pair = order_of_release(slot, i);
@@ -108,22 +116,25 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
 #pragma unroll
           for (int j = 0; j < kGatherRows; ++j) {
             if (pair == kRope) {
-              copy_ahead<keep>(box_of(pair, j), from_rope[j]);
+              copy_ahead<keep>(box_of(pair, j), kpe + static_cast<long long>(place[slot][j]) * with.kpe_stride);
             } else {
-              copy_ahead<keep>(box_of(pair, j), from[j] + pair * 256);
-              copy_ahead<keep>(box_of(pair, j) + kBoxBytes, from[j] + pair * 256 + 128);
+              copy_ahead<keep>(box_of(pair, j), from[slot][j] + pair * 256);
+              copy_ahead<keep>(box_of(pair, j) + kBoxBytes, from[slot][j] + pair * 256 + 128);
             }
           }
           barrier_arrive_when_copied(full_of(pair));
+          // Not beside find_rows(): a wait for the entries before would be one for these, too.
+          if (slot == 0 && i == 0) read_entries(block + 2);
         }
       } else {
+        if (slot == 0) read_entries(block + 2);
 #pragma unroll 1
         for (int i = 0; i <= kRope; ++i) {
           const int pair = order_of_release(slot, i);
           wait_until_free(pair);
 #pragma unroll 1
           for (int j = 0; j < kGatherRows && block < end; ++j) {
-            const int row = j & 2 ? (j & 1 ? place[3] : place[2]) : j & 1 ? place[1] : place[0];
+            const int row = j & 2 ? (j & 1 ? place[slot][3] : place[slot][2]) : j & 1 ? place[slot][1] : place[slot][0];
             if (pair == kRope) {
               const unsigned char* from = kpe + max(row, 0) * static_cast<long long>(with.kpe_stride);
               copy_ahead_or_zero(box_of(pair, j), from, row >= 0);
@@ -136,10 +147,11 @@ __device__ __forceinline__ void gather(Shared<false>& shared, const WorkItem* __
           barrier_arrive_when_copied(full_of(pair));
         }
       }
-      own.tell(shared, slot, present);
+      own.tell(shared, slot, present[slot]);
     };
 #pragma unroll 1
     for (int block = begin; block < end; block += 2) {
+      find_rows();
       bring.template operator()<0>(block);
       // Of the next items behind the tokens: the queries' place is free later than a slot.
       if (begun && block == begin) bring_queries();
