@@ -7,9 +7,10 @@ Loads, special registers and other instructions whose time varies signal one of 
 there, or when the operands are read, so that their registers may change. An instruction names in its wait mask those
 that it needs. Compilers fill both in, and may move the use of a value up to its load. Then a warp stands still for the
 load's whole latency, between products, too. And a scoreboard counts: who waits for it waits for all that was asked for
-on it. So a load for the next round makes this round's values wait for it, if both are on one scoreboard. This program
-lists such waits: for something asked for fewer than --instructions before, in the loops that hold products or copies to
-shared memory. Code that a forward branch may skip is left out, and loops within one.
+on it. So a load for the next round makes this round's values wait for it, if both are on one scoreboard; such a wait is
+"not its own": the instruction uses nothing of the newest load. This program lists waits for something asked for fewer
+than --instructions before, in the loops that hold products or copies to shared memory. Code that a forward branch may
+skip is left out, and loops within one.
 
 The layout of the control bits is the one that Jia and others found for Volta (arXiv 1804.06826, section 2.1), which
 GPUs up to Hopper keep: bits 105 to 108 of an instruction's 128 are the cycles to the next, 110 to 112 the scoreboard of
@@ -38,6 +39,8 @@ BRANCH = re.compile(r"(@\S+\s+)?BRA\b.*`\((\.L_x_\d+)\)")
 PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA")
 COPIES = ("LDGSTS", "UBLKCP", "UTMALDG")
 NO_SCOREBOARD = 7
+FILLS = re.compile(r"(?:@\S+\s+)?(\S+)\s+(?:P\w+,\s*)?R(\d+)\b")  # an operation, and the first register that it fills
+WORDS = {".128.": 4, ".64.": 2, "88.4.": 4, "88.2.": 2}  # by what stands in the operation; else 1
 
 
 @dataclasses.dataclass
@@ -46,6 +49,15 @@ class Instruction:
     result: int  # the scoreboard that says when its result is there
     operands: int  # when its operands are read
     mask: int  # those that it waits for
+
+    def uses_what(self, load):
+        """Whether a register that the load fills stands in this instruction; of what fills none, True."""
+        match = FILLS.match(load.text)
+        if not match:
+            return True
+        words = next((count for ending, count in WORDS.items() if ending in match[1] + "."), 1)
+        used = [(int(number), bool(wide)) for number, wide in re.findall(r"\bR(\d+)(\.64)?", self.text)]
+        return any(number + wide >= int(match[2]) and number < int(match[2]) + words for number, wide in used)
 
     @property
     def operation(self):
@@ -107,7 +119,7 @@ class Wait:
     text: str
     asked_at: int
     asked: str
-    result: bool  # or until operands are read
+    what: str
     products: int  # between the two
 
 
@@ -120,7 +132,9 @@ def waits(code, places, instructions):
             if each.mask >> board & 1:
                 for asked, result, before in pending.pop(board, ()):
                     if index - asked < instructions:
-                        yield Wait(index - places[0], each.text, asked - places[0], code[asked].text, result,
+                        what = "operands read" if not result else \
+                            "result" if each.uses_what(code[asked]) else "not its own"
+                        yield Wait(index - places[0], each.text, asked - places[0], code[asked].text, what,
                                    products - before)
         products += each.operation in PRODUCTS
         for board, result in ((each.result, True), (each.operands, False)):
@@ -171,8 +185,7 @@ def report(name, code, labels, instructions):
               + ", ".join(f"{operation} {count}" for operation, count in common))
         short = list(waits(code, places, instructions)) if places else []
         for each in short:
-            what = "result" if each.result else "operands read"
-            print(f"  {each.at:5} {each.text[:44]:44} waits for {each.asked_at:5} {each.asked[:40]:40} {what:13} "
+            print(f"  {each.at:5} {each.text[:44]:44} waits for {each.asked_at:5} {each.asked[:40]:40} {each.what:13} "
                   f"{each.at - each.asked_at} instructions and {each.products} products before")
         print(f"  {len(short)} waits for what was asked for fewer than {instructions} instructions before")
 

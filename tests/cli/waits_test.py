@@ -88,6 +88,13 @@ class Waits(CommandCase):
                           "a loop of 2 instructions, 0 of them products and 1 copies,"])
         self.assertEqual(" ".join(lines[1][:10]), "1 SEL R4, R4, R9, P0 waits for 0 LDG.E")
 
+    def test_a_value_that_waits_for_a_newer_load_is_told(self):
+        lines = self.report(
+            instruction("@!P5 LDG.E.64 R4, desc[UR4][R10.64]", result=5), instruction("HGMMA R24, R56"),
+            instruction("SEL R8, R7, R9, P0", mask=1 << 5), instruction("LDG.E.64 R4, desc[UR4][R10.64]", result=5),
+            instruction("IADD3 R8, R5, R9, RZ", mask=1 << 5))
+        self.assertEqual(["not its own" in " ".join(line) for line in lines[1:-1]], [True, False])
+
     def test_a_branch_for_lanes_with_other_operands_is_no_loop(self):
         self.assertEqual(self.report(".L_x_1:\n", instruction("UTMALDG.4D [UR8], [UR6]"),
                                      instruction("@P4 BRA.U.ANY `(.L_x_1)"))[0][:11],
