@@ -119,7 +119,7 @@ class Wait:
     text: str
     asked_at: int
     asked: str
-    what: str
+    what: str  # it waits for: "result", of a newer load "not its own", or "operands read"
     products: int  # between the two
 
 
@@ -183,7 +183,7 @@ def report(name, code, labels, instructions):
         print(f"{name}: a loop of {len(own)} instructions, {products} of them products and {copies} copies, "
               f"{len(own) - len(places)} skipped by branches; of the others "
               + ", ".join(f"{operation} {count}" for operation, count in common))
-        short = list(waits(code, places, instructions)) if places else []
+        short = list(waits(code, places, instructions))
         for each in short:
             print(f"  {each.at:5} {each.text[:44]:44} waits for {each.asked_at:5} {each.asked[:40]:40} {each.what:13} "
                   f"{each.at - each.asked_at} instructions and {each.products} products before")

@@ -100,7 +100,7 @@ class Waits(CommandCase):
                                      instruction("@P4 BRA.U.ANY `(.L_x_1)"))[0][:11],
                          "hypermla::cute::twice: a loop of 3 instructions, 0 of them products and".split())
 
-    def test_a_loop_without_products_is_none(self):
+    def test_a_loop_without_products_and_copies_is_none(self):
         self.assertEqual(self.report(instruction("LDS R4, [R8]", result=0), instruction("FMUL R4, R4, R9", mask=1)),
                          ["hypermla::cute::twice: no loop with products or copies".split()])
 

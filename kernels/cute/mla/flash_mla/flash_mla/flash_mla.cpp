@@ -21,7 +21,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
   // merges of cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us), when a
   // kernel of its own merged.
   std::vector<Figures> figures() const override {
-    if (problem.page == 1)  // gathered: results/nvidia-h200/sparse.json
+    if (problem.page == 1)  // gathered: results/nvidia-h200/sparse.json, and the log for few queries
       return {{.rows = 64,
                .burst = 1.03,
                .sustained = 1.01,
