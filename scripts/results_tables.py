@@ -408,14 +408,16 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
-# Which runs of a record: their layers, and their cache.
-VLLM_KINDS = {"plain": (8, "auto"), "deep": (16, "auto"), "fp8": (8, "fp8"), "fp8_queries": (8, "fp8+queries")}
+# Which runs of a record: their layers, their cache, and whether attention is sparse.
+VLLM_KINDS = {"plain": (8, "auto", False), "deep": (16, "auto", False), "fp8": (8, "fp8", False),
+              "fp8_queries": (8, "fp8+queries", False), "sparse": (8, "auto", True),
+              "sparse_fp8": (8, "fp8_ds_mla", True)}
 
 
 def vllm_runs(name, graphs, kind="plain"):
     """Those of requests that have nothing in common."""
     return [run for run in record(name)["runs"] if run["graphs"] == graphs and not run.get("samples")
-            and (run["layers"], run.get("cache", "auto")) == VLLM_KINDS[kind]]
+            and (run["layers"], run.get("cache", "auto"), run.get("sparse", False)) == VLLM_KINDS[kind]]
 
 
 def vllm_middle(values):

@@ -25,7 +25,7 @@ metadata builder and, without graphs, in one layer's forward call. Behind all ru
 stays slower: attention by the kernels that PyTorch's profiler sees, planners outside of the graph among them, those
 that overlap once, and the pauses around them. Agreement: log-probabilities of greedy texts of 32 tokens, against ours,
 and of prompts alone against the same prompts in one batch, which is the noise to compare with. Needs a GPU, vLLM, and
-this package where Python finds it; CUSTOM is ours.
+this package where Python finds it; CUSTOM is ours. Sparse parts need DeepGEMM and what it compiles with, nvcc or NVRTC.
 """
 
 import argparse
@@ -74,6 +74,7 @@ class Part(NamedTuple):
     shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
     layers: int = LAYERS
     cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
+    sparse: bool = False  # DeepSeek-V3.2's attention, FLASHMLA_SPARSE: CUSTOM are our kernels in its place
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -86,6 +87,7 @@ ALL = shapes((1, 8), (32768,)) + shapes((1, 32, 128, 256), (2048, 4096))
 SOME = shapes((1, 32, 128), (4096,))
 BOTH = shapes((32, 128), (4096,), (False, True))
 SAMPLES = shapes((64, 128, 512), (8192,))
+LISTS = shapes((1, 32, 128), (8192,))  # of 2048 tokens
 PARTS = (
     Part("h128-d0", 128, 0, ALL),
     Part("h16-d0", 16, 0, ALL),
@@ -110,6 +112,10 @@ PARTS = (
     Part("h128-d3-fp8-queries", 128, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
+    Part("h128-sparse", 128, 0, LISTS, (OURS, FLASHMLA), sparse=True),
+    Part("h128-sparse-fp8", 128, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
+    Part("h16-sparse", 16, 0, LISTS, (OURS, FLASHMLA), sparse=True),
+    Part("h16-sparse-fp8", 16, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
 )
 
@@ -185,7 +191,7 @@ def merge(record, part, backend, number, found):
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
-        run |= {name: True for name in ("samples", "shares") if getattr(part, name)}
+        run |= {name: True for name in ("samples", "shares", "sparse") if getattr(part, name)}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
         record["runs"].append(run)
     run["date"] = datetime.date.today().isoformat()
@@ -264,13 +270,15 @@ class Worker:
 
     def __init__(self, part, backend, number, wanted, agreement, at, host, until):
         self.name, self.until, self.found = os.path.join(at.work, f"{part.name}-{backend}-{number}"), until, []
-        asked = {"backend": backend, "heads": part.heads, "drafts": part.drafts, "layers": part.layers,
-                 "graphs": part.graphs, "cache": part.cache, "shapes": wanted, "agreement": agreement,
-                 "samples": part.samples, "shares": part.shares, "steps": STEPS, "work": at.work,
-                 "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
+        asked = {"backend": "FLASHMLA_SPARSE" if part.sparse else backend, "sparse": part.sparse, "heads": part.heads,
+                 "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
+                 "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
+                 "steps": STEPS, "work": at.work, "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
         if part.invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
+        if part.sparse and backend == OURS:
+            environment["VLLM_PLUGINS"] = "hypermla,hypermla_sparse"
         open(asked["path"], "w").close()
         self._results = open(asked["path"])
         with open(f"{self.name}.log", "w") as log:
@@ -377,7 +385,7 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
 def against_ours(part, backend, found, at):
     """Compares the texts of a process with ours of as many heads without drafts, which lie beside the model. Samples
     have other prompts."""
-    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}.json")
+    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}{'-sparse' * part.sparse}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
         if backend == OURS and part.drafts == 0 and part.cache == "auto" and not part.invariant and not part.shares:
             with open(path, "w") as file:

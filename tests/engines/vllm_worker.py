@@ -20,13 +20,13 @@ VOCABULARY = 1024
 GREEDY_TOKENS = 32
 DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's cudagraph_mode, where it is not asked for another
 # Parts of the names of kernels that are attention. Writing the cache is not.
-ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "_fwd_grouped",
-             "_fwd_kernel_stage", "combine")
+ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "sparse_attn",
+             "_fwd_grouped", "_fwd_kernel_stage", "combine")
 
 
-def write_model(directory, heads, layers, tokens):
-    """A directory that vLLM takes for a DeepSeek-V3, without experts."""
-    directory = os.path.join(directory, f"model-{heads}-{layers}")
+def write_model(directory, heads, layers, tokens, sparse):
+    """A directory that vLLM takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts."""
+    directory = os.path.join(directory, f"model-{heads}-{layers}{'-sparse' * sparse}")
     os.makedirs(directory, exist_ok=True)
     hidden = 256
     config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
@@ -41,6 +41,9 @@ def write_model(directory, heads, layers, tokens):
               "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None,
               "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
               "eos_token_id": 1, "pad_token_id": 2, "use_cache": True, "num_nextn_predict_layers": 0}
+    if sparse:
+        config |= {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 2048,
+                   "index_n_heads": 64, "index_head_dim": 128}
     with open(os.path.join(directory, "config.json"), "w") as file:
         json.dump(config, file, indent=1)
     return directory
@@ -85,8 +88,9 @@ class Engine:
         sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *batches}}
         sizes |= {mixed_queries(batch, queries) for batch, _, mixed in at["shapes"] if mixed}
         tokens = max([16384, *(2048 + context for _, context, _ in at["shapes"])])
-        arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens), "load_format": "dummy",
-                     "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1, "gpu_memory_utilization": 0.28,
+        arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
+                     "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1,
+                     "gpu_memory_utilization": 0.28,
                      "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
@@ -126,7 +130,7 @@ class Engine:
         self.after_step = lambda number: None
         events, engine = self.torch.cuda.Event, self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
-        layer = next(iter(self.config.compilation_config.static_forward_context.values()))
+        layer = self.attention_layers()[0]
         replay, schedule, step = self.torch.cuda.CUDAGraph.replay, scheduler.schedule, engine.step
 
         def timed_replay(graph):
@@ -164,8 +168,13 @@ class Engine:
         self.torch.cuda.CUDAGraph.replay = timed_replay
         scheduler.schedule, engine.step = noted_schedule, noted_step
 
+    def attention_layers(self):
+        """Not an indexer's."""
+        layers = self.config.compilation_config.static_forward_context.values()
+        return [layer for layer in layers if hasattr(layer, "impl")]
+
     def describe(self):
-        layers = list(self.config.compilation_config.static_forward_context.values())
+        layers = self.attention_layers()
         return {"implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
                 "graphs_of_engine": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
                 "largest_graph": self.config.compilation_config.max_cudagraph_capture_size,
