@@ -601,7 +601,7 @@ class SparseTest(unittest.TestCase):
             hypermla.vllm.register_sparse()
         self.addCleanup(Sparse.clear_override)
         self.impl = object.__new__(Sparse.get_class().get_impl_cls())  # what its kernels read
-        self.impl.softmax_scale, self.impl.num_heads = SCALE, HEADS
+        self.impl.softmax_scale, self.impl.num_heads, self.impl.total_cp_world_size = SCALE, HEADS, 1
         random = torch.Generator().manual_seed(3)
         self.rows = torch.randn(5 * 64, 576, generator=random).bfloat16()
         self.slots = torch.randint(0, len(self.rows), (6, 40), generator=random, dtype=torch.int32)
@@ -644,9 +644,9 @@ class SparseTest(unittest.TestCase):
         tokens = torch.cat([latent, self.rows[:, 512:].float()], 1)
         metadata, plans = types.SimpleNamespace(), []
         with mock.patch.object(MlaDecode, "plan", lambda *given, plan=MlaDecode.plan: plans.append(plan(*given))):
-            for _ in range(2):  # layers: decodes of 3 requests, then all as one batch
-                o, lse = self.impl._fp8_flash_mla_kernel(self.q.view(3, 2, HEADS, 576), cache,
-                                                         self.slots.view(3, 2, 40), metadata)
+            for layer in self.impl, copy.copy(self.impl):  # decodes of 3 requests, then all as one batch
+                o, lse = layer._fp8_flash_mla_kernel(self.q.view(3, 2, HEADS, 576), cache, self.slots.view(3, 2, 40),
+                                                     metadata)
         self.assertEqual((tuple(o.shape), tuple(lse.shape)), ((3, 2, HEADS, 512), (3, HEADS, 2)))
         self.assertEqual(len(plans), 1)
         self.agree(o.reshape(6, HEADS, 512), lse.transpose(1, 2).reshape(6, HEADS), tokens, [40] * 6, 0.02)
@@ -665,6 +665,36 @@ class SparseTest(unittest.TestCase):
             lse = hypermla.compat.flash_mla.flash_mla_sparse_fwd(self.q, self.rows[:, None], self.slots[:, None], SCALE,
                                                                  topk_length=given[2])[2]
         self.agree(o, lse, self.rows, counts, 0.02)
+
+    def test_layers_of_a_cache_in_16_bits_share_plans(self):
+        calls = ((self.q, self.slots, [40, 30, 1, 40, 0, 7]), (self.q[:2], self.slots[4:], [3, 40]))
+
+        def layer(impl, q, cache, slots, metadata, *others):  # vLLM's, but for how slots are found
+            return [impl._bf16_flash_mla_kernel(q, cache, slots, torch.tensor(counts, dtype=torch.int32), *others)
+                    for q, slots, counts in calls]
+
+        base, plans = type(self.impl).__mro__[1], []
+        heads = (HEADS,) if "actual_num_heads" in vllm_interface.parameters(base._forward_bf16_kv) else ()  # 0.33
+        with mock.patch.object(base, "_forward_bf16_kv", layer), \
+                mock.patch.object(MlaDecode, "plan", lambda *given, plan=MlaDecode.plan: plans.append(plan(*given))):
+            alone = [self.impl._bf16_flash_mla_kernel(q, self.rows.view(5, 64, 576), slots,
+                                                      torch.tensor(counts, dtype=torch.int32), *heads)
+                     for q, slots, counts in calls]
+            layers = [copy.copy(self.impl) for _ in range(3)]
+            step = types.SimpleNamespace()
+            for metadata in step, step, types.SimpleNamespace():  # passes
+                plans.clear()
+                for impl in layers:
+                    found = impl._forward_bf16_kv(None, self.rows.view(5, 64, 576), None, metadata, *heads)
+                self.assertEqual(len(plans), len(calls))
+            plans.clear()
+            for impl in layers:  # of a rank that has some of the tokens
+                impl.total_cp_world_size = 2
+                impl._forward_bf16_kv(None, self.rows.view(5, 64, 576), None, metadata, *heads)
+            self.assertEqual(len(plans), len(layers) * len(calls))
+        for one, other in zip(found, alone):
+            one, other = (of[0] if isinstance(of, tuple) else of for of in (one, other))
+            self.assertTrue(torch.equal(one, other))
 
 
 if __name__ == "__main__":

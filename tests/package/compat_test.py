@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 import numpy
 
@@ -294,6 +295,16 @@ class Cases:
                     q, kv, xp.int32(lists[:, None]), 0.06, LATENT, None if sinks is None else xp.same_float32(sinks),
                     xp.int32(lengths) if with_lengths else None, room)
                 self.assertIs(again, room)
+                metadata, _ = flash_mla.get_mla_metadata()
+                with mock.patch.object(hypermla.MlaDecode, "plan", autospec=True,
+                                       side_effect=hypermla.MlaDecode.plan) as plan:
+                    for _ in range(2):  # layers
+                        shared, *_ = flash_mla.flash_mla_sparse_fwd(
+                            q, kv, xp.int32(lists[:, None]), 0.06, LATENT,
+                            None if sinks is None else xp.same_float32(sinks),
+                            xp.int32(lengths) if with_lengths else None, tile_scheduler_metadata=metadata)
+                self.assertEqual(plan.call_count, 1 if queries <= hypermla.MlaDecode.MAX_REQUESTS else 4)
+                self.assertTrue(numpy.array_equal(xp.float32(shared), xp.float32(out)))
                 self.assertTrue(numpy.array_equal(xp.float32(room), xp.float32(out)))
                 some = numpy.arange(0, queries, 1 if queries < 100 else 149)
                 some = numpy.unique([*some, queries - 1])
@@ -301,6 +312,8 @@ class Cases:
                 self.check_sparse(xp.float32(out)[some], xp.float32(lse)[some], xp.float32(q)[some], seen, 0.06, sinks)
         with self.assertRaisesRegex(hypermla.Error, "indices must be .2050, 1, top-k., not .2050, 20."):
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists), 0.06)
+        with self.assertRaisesRegex(hypermla.Error, "the metadata must be what get_mla_metadata"):
+            flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, tile_scheduler_metadata=q)
         with self.assertRaisesRegex(hypermla.Error, "d_v 512, not .* and 256"):
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, 256)
 

@@ -77,9 +77,9 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     for name, value in refused.items():
         if value is not None:
             raise Error(f"{name} is not supported: attention is over one cache, and dense in 16 bits only")
-    if not isinstance(tile_scheduler_metadata, FlashMLASchedMeta) or num_splits is not None:
-        raise Error("the metadata must be what get_mla_metadata() of hypermla.compat.flash_mla returned, and "
-                    "num_splits None; tensors of older releases of FlashMLA are not taken")
+    if num_splits is not None:
+        raise Error("num_splits must be None; tensors of older releases of FlashMLA are not taken")
+    _check_metadata(tile_scheduler_metadata)
     if indices is not None:
         return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, is_fp8_kvcache,
                        tile_scheduler_metadata)
@@ -118,26 +118,37 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
 
 
 @raises_error
-def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None):
+def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None,
+                         tile_scheduler_metadata=None):
     """Sparse prefill; returns (out, None, lse): [queries, heads, 512] and float32 [queries, heads], natural; a query
     that sees no token has 0 and +inf. In the place of None FlashMLA has each row's greatest score, which no kernel here
     keeps.
 
     q: [queries, heads, 576]. kv: [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those
     beyond its end are none. attn_sink: float32 [heads]. topk_length: int32 [queries], how many entries of each list
-    count. out: written and returned, if given, as vLLM's fork has it.
+    count. out: written and returned, if given, as vLLM's fork has it. tile_scheduler_metadata: of get_mla_metadata();
+    calls with it share a plan if they have up to 2048 queries, which FlashMLA's prefill has no need of.
     """
     if len(q.shape) != 3 or len(kv.shape) != 3 or q.shape[2] != LATENT + ROPE or kv.shape[1:] != (1, LATENT + ROPE) \
             or d_v != LATENT:
         raise Error(f"q must be [queries, heads, {LATENT + ROPE}], kv [tokens, 1, {LATENT + ROPE}] and d_v {LATENT}, "
                     f"not {list(q.shape)}, {list(kv.shape)} and {d_v}")
+    if tile_scheduler_metadata is not None:
+        _check_metadata(tile_scheduler_metadata)
     queries, heads, _ = q.shape
     if len(indices.shape) != 3 or indices.shape[:2] != (queries, 1):
         raise Error(f"indices must be [{queries}, 1, top-k], not {list(indices.shape)}")
     out = _tensors.empty(q, (queries, heads, LATENT)) if out is None else out
     lse = _tensors.empty(q, (queries, heads), "float32")
-    _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse)
+    _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse,
+            tile_scheduler_metadata)
     return out, None, lse
+
+
+def _check_metadata(metadata):
+    if not isinstance(metadata, FlashMLASchedMeta):
+        raise Error("the metadata must be what get_mla_metadata() of hypermla.compat.flash_mla returned; tensors of "
+                    "older releases of FlashMLA are not taken")
 
 
 def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):

@@ -35,17 +35,41 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
 
 
 class HyperMLASparseImpl(FlashMLASparseImpl):
+    _plans, _calls = None, 0  # of the pass and the layer at hand, where its cache is in 16 bits
+
+    def _of_pass(self, metadata, make):
+        """What the layers of a pass share, kept in the metadata of the step. A layer that comes again begins another
+        pass."""
+        kept = getattr(metadata, "hypermla", None)
+        if kept is None or kept[0] is self:
+            kept = metadata.hypermla = self, make()
+        return kept[1]
+
+    def _forward_bf16_kv(self, q, kv_c_and_k_pe_cache, topk_indices, attn_metadata, actual_num_heads=None):
+        """Every layer makes the same calls below, and as many of a list's entries count in all of them: the n-th calls
+        of a pass's layers share a plan. Under context parallelism a rank has other numbers of them in each layer."""
+        if self.total_cp_world_size == 1:
+            self._plans, self._calls = self._of_pass(attn_metadata, dict), 0
+        try:
+            return super()._forward_bf16_kv(q, kv_c_and_k_pe_cache, topk_indices, attn_metadata,
+                                            *(() if actual_num_heads is None else (actual_num_heads,)))
+        finally:
+            self._plans = None
+
     def _fp8_flash_mla_kernel(self, q, kv_c_and_k_pe_cache, topk_indices, kernel_metadata):
         """q: [requests, queries, heads, 576]; slots, -1: none. Returns o and lse [requests, heads, queries]."""
-        if not hasattr(kernel_metadata, "hypermla"):  # of a step, whose layers share a plan
-            kernel_metadata.hypermla = FlashMLASchedMeta()
         return flash_mla_with_kvcache(q, kv_c_and_k_pe_cache.view(torch.uint8).unsqueeze(-2), None, None, LATENT,
-                                      kernel_metadata.hypermla, softmax_scale=self.softmax_scale, is_fp8_kvcache=True,
-                                      indices=topk_indices)
+                                      self._of_pass(kernel_metadata, FlashMLASchedMeta),
+                                      softmax_scale=self.softmax_scale, is_fp8_kvcache=True, indices=topk_indices)
 
     def _bf16_flash_mla_kernel(self, q, kv_c_and_k_pe_cache, topk_indices, topk_length=None, actual_num_heads=None,
                                out=None):
         """q: [tokens, heads, 576]; a cache of rows in 16 bits; what `out` is for, the caller copies."""
+        metadata = None
+        if self._plans is not None:
+            metadata = self._plans.setdefault((self._calls, q.shape), FlashMLASchedMeta())
+            self._calls += 1
         o, _, lse = flash_mla_sparse_fwd(q[:, :actual_num_heads], kv_c_and_k_pe_cache.view(-1, 1, LATENT + ROPE),
-                                         topk_indices.view(len(q), 1, -1), self.softmax_scale, topk_length=topk_length)
+                                         topk_indices.view(len(q), 1, -1), self.softmax_scale, topk_length=topk_length,
+                                         tile_scheduler_metadata=metadata)
         return (o, lse) if _RETURNS_LSE else o
