@@ -277,8 +277,8 @@ class Worker:
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
         if part.invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
-        if part.sparse and backend == OURS:
-            environment["VLLM_PLUGINS"] = "hypermla,hypermla_sparse"
+        if part.sparse:  # whatever the caller's environment has, since nothing else tells the two apart
+            environment["VLLM_PLUGINS"] = "hypermla,hypermla_sparse" if backend == OURS else "hypermla"
         open(asked["path"], "w").close()
         self._results = open(asked["path"])
         with open(f"{self.name}.log", "w") as log:

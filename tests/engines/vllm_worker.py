@@ -90,8 +90,8 @@ class Engine:
         tokens = max([16384, *(2048 + context for _, context, _ in at["shapes"])])
         arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
                      "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1,
-                     "gpu_memory_utilization": 0.28,
-                     "max_model_len": tokens, "max_num_seqs": max(8, *batches) if batches else 8,
+                     "gpu_memory_utilization": 0.28, "max_model_len": tokens,
+                     "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
                      "additional_config": {"hypermla_shared_prefixes": at["shares"],

@@ -77,9 +77,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     for name, value in refused.items():
         if value is not None:
             raise Error(f"{name} is not supported: attention is over one cache, and dense in 16 bits only")
-    if num_splits is not None:
-        raise Error("num_splits must be None; tensors of older releases of FlashMLA are not taken")
-    _check_metadata(tile_scheduler_metadata)
+    _check_metadata(tile_scheduler_metadata, num_splits)
     if indices is not None:
         return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, is_fp8_kvcache,
                        tile_scheduler_metadata)
@@ -145,10 +143,10 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     return out, None, lse
 
 
-def _check_metadata(metadata):
-    if not isinstance(metadata, FlashMLASchedMeta):
-        raise Error("the metadata must be what get_mla_metadata() of hypermla.compat.flash_mla returned; tensors of "
-                    "older releases of FlashMLA are not taken")
+def _check_metadata(metadata, num_splits=None):
+    if not isinstance(metadata, FlashMLASchedMeta) or num_splits is not None:
+        raise Error("the metadata must be what get_mla_metadata() of hypermla.compat.flash_mla returned, and "
+                    "num_splits None; tensors of older releases of FlashMLA are not taken")
 
 
 def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):
