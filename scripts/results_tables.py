@@ -181,9 +181,9 @@ def engine_plans():
 
 def engine_behind():
     """The batches in which a peer takes less time than ours, in bursts or sustained."""
-    return table(["batch", "best peer / ours"],
-                 [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in engine_rows()
-                  if min(row["burst_ratio"], row["sustained_ratio"]) < 1])
+    lines = [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in engine_rows()
+             if min(row["burst_ratio"], row["sustained_ratio"]) < 1]
+    return table(["batch", "best peer / ours"], lines) if lines else ["None."]
 
 
 def engine_between():
@@ -326,9 +326,9 @@ def sparse():
 
 
 def sparse_bf16():
-    """Ours over caches in bfloat16 beside libraries that take pages of one token, and FlashMLA's prefill."""
+    """Ours over caches in bfloat16 beside libraries that take pages of one token, and FlashMLA's for bfloat16."""
     rows, lines = [row for row in record("sparse")["rows"] if row["row"].endswith("-bf16")], []
-    peers = {"flashmla_prefill": "FlashMLA, prefill", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
+    peers = {"flashmla_prefill": "FlashMLA, bf16", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
     peers = {key: name for key, name in peers.items() if any(key in row for row in rows)}
     for row in rows:
         found = [row.get(key, {}) for key in ("ours", *peers)]

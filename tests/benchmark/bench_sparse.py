@@ -7,12 +7,12 @@ one token, FlashAttention-3 and FlashInfer.
     tests/benchmark/bench_sparse.py --rows='prefill-.*' --flashmla=<library>
 
 A row is q<queries of a step>-h<heads>-<bf16 or fp8>; every query has 2048 random slots of a pool of 262144 tokens.
-fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA decodes; its
-time also stands in the rows of bf16. It takes 64 and 128 heads: fewer are padded to 64 for it, as engines do. The
-others take bf16. prefill-..: of the first 32768 tokens, beside FlashMLA's kernel for prefill in bf16. Lists are planned
-outside the time. A burst is one CUDA graph of some milliseconds after a rest, a sustained time the same graph
-without a pause. Every output is compared with float32, also with a tenth of the slots missing, lists of different
-lengths and attention sinks.
+fp8: tokens of 656 bytes (512 e4m3 with 4 fp32 factors, 64 bfloat16 of RoPE), which is all that FlashMLA's kernel for
+decoding takes; its time also stands in the rows of bf16, beside FlashMLA's kernel for prefill, by which engines decode
+over bf16. Both take 64 and 128 heads: fewer are padded for them. The others take bf16. prefill-..: of the first 32768
+tokens. Lists are planned outside the time. A burst is one CUDA graph of some milliseconds after a rest, a sustained
+time the same graph without a pause. Every output is compared with float32, also with a tenth of the slots missing,
+lists of different lengths and attention sinks.
 """
 
 import datetime
@@ -147,6 +147,13 @@ class Ours:
         return self.steps[0][1].explain()
 
 
+def padded(batch):
+    """Its queries with 64 or 128 heads."""
+    padding = torch.zeros(batch.queries, (64 if batch.heads <= 64 else 128) - batch.heads, 576, dtype=torch.bfloat16,
+                          device="cuda")
+    return torch.cat((batch.q, padding), 1)
+
+
 class FlashMla:
     title = "FlashMLA, fp8"
     refuses = staticmethod(lambda batch: "for decoding" if batch.prefill else
@@ -154,9 +161,7 @@ class FlashMla:
 
     def __init__(self, batch):
         batch.tokens = batch.pool.widened
-        self.heads = 64 if batch.heads <= 64 else 128
-        padding = torch.zeros(batch.queries, self.heads - batch.heads, 576, dtype=torch.bfloat16, device="cuda")
-        self.q = torch.cat((batch.q, padding), 1).unsqueeze(1)
+        self.q = padded(batch).unsqueeze(1)
         self.packed = batch.pool.packed.view(POOL // PAGE, PAGE, 1, -1).view(torch.float8_e4m3fn)
         self.slots, self.work = batch.slots.unsqueeze(1), (None, None)
         self.op = torch.ops._flashmla_C.sparse_decode_fwd.default
@@ -169,13 +174,13 @@ class FlashMla:
 
 
 class FlashMlaPrefill:
-    title = "FlashMLA, prefill"
-    refuses = staticmethod(lambda batch: None if batch.prefill and batch.heads in (64, 128) else
-                           "for prefill, 64 or 128 heads")
+    title = "FlashMLA, bf16"
+    refuses = staticmethod(lambda batch: "caches in 16 bits only" if batch.fp8 else
+                           "at most 128 heads" if batch.heads > 128 else None)
 
     def __init__(self, batch):
         self.op = torch.ops._flashmla_C.sparse_prefill_fwd.default
-        given = batch.q, batch.cache.view(-1, 1, 576), batch.slots.unsqueeze(1), SCALE, 512, None, None, None
+        given = padded(batch), batch.cache.view(-1, 1, 576), batch.slots.unsqueeze(1), SCALE, 512, None, None, None
         self.given = given[:len(self.op._schema.arguments)]  # sinks, lengths and outputs came later
 
     def run(self, _=None):

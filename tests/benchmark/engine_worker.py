@@ -22,12 +22,11 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
-from harness import torch  # noqa: E402
+from harness import REST, Graph, torch  # noqa: E402
 
 SCALE = 192**-0.5
 TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 E4M3_TOLERANCE = 0.06  # where weights are rounded to e4m3, too
-REST = 0.08  # seconds before a burst
 MIXED = (1, 8, 2, 4, 3, 4, 6, 4)  # queries of requests in turn; 4 on average
 SHORT = 1024  # tokens of all requests but the long one
 LONGEST = 131072  # tokens that the engine is made for
@@ -136,30 +135,6 @@ class Batch:
 def batch_of(row, alike):
     """One for all libraries of a process that take the same."""
     return Batch(row, alike)
-
-
-class Graph:
-    """Calls in a CUDA graph."""
-
-    def __init__(self, calls):
-        self.count, self.graph = len(calls), torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph):
-            for call in calls:
-                self.last = call()  # what the last one returned
-
-    def us(self):
-        """Microseconds of one call, in one replay."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self.graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / self.count
-
-    def burst(self):
-        time.sleep(REST)
-        return self.us()
 
 
 @functools.cache
@@ -440,8 +415,7 @@ class Job:
         walk = [lambda cache=cache: self.library.run(cache) for cache in batch.caches]
         self.graph = Graph(walk)
         self.graph.us()
-        rounds = int(8e3 / (self.graph.us() * self.graph.count))  # about 8 ms
-        if rounds > 1:
+        if (rounds := self.graph.rounds()) > 1:
             self.graph = Graph(walk * rounds)
         o, lse = self.graph.last
         o.fill_(math.nan)

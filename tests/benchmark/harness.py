@@ -52,6 +52,7 @@ try:
 except ImportError:
     torch = None
 
+REST = 0.08  # seconds before a burst
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
 FIELDS = ("b", "s", "t", "h", "d", "p", "k", "dtype", "causal")
 
@@ -106,40 +107,48 @@ class Machine:
                 times.append(time.perf_counter() - begin)
             us = statistics.median(times) * 1e6
             return us, us
-        torch.cuda.synchronize()  # the tensors are there
         stream = torch.cuda.Stream()
+        call = lambda: run(stream)
         with torch.cuda.stream(stream):
             for _ in range(3):
-                run(stream)
-            stream.synchronize()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(stream)
-            run(stream)
-            end.record(stream)
-            stream.synchronize()
-        count = max(1, min(50, int(8 / max(begin.elapsed_time(end), 1e-3))))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(count):
-                run(stream)
-
-        def replay():
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            return begin.elapsed_time(end) * 1e3 / count
-
-        with torch.cuda.stream(stream):
-            replay()
-            bursts = []
-            for _ in range(4):
-                time.sleep(0.12)
-                bursts.append(replay())
+                call()
+            graph = Graph([call], stream)
+            graph.us()
+            graph = Graph([call] * graph.rounds(), stream)
+            graph.us()
+            bursts = [graph.burst() for _ in range(4)]
             until = time.monotonic() + self.seconds
             while time.monotonic() < until:
-                replay()
-            return statistics.median(bursts), statistics.median(replay() for _ in range(7))
+                graph.us()
+            return statistics.median(bursts), statistics.median(graph.us() for _ in range(7))
+
+
+class Graph:
+    """Calls in a CUDA graph."""
+
+    def __init__(self, calls, stream=None):
+        self.count, self.graph = len(calls), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()  # the tensors are there
+        with torch.cuda.graph(self.graph, stream=stream):
+            for call in calls:
+                self.last = call()  # what the last one returned
+
+    def us(self):
+        """Microseconds of one call, in one replay."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / self.count
+
+    def burst(self):
+        time.sleep(REST)
+        return self.us()
+
+    def rounds(self):
+        """How many of it are a burst of about 8 ms, so that the start of a graph, some 60 us, counts little."""
+        return min(max(1, int(8e3 / (self.us() * self.count))), 2000)
 
 
 def bound(machine, name, problem, given=None):
