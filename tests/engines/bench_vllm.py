@@ -57,6 +57,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPL
                "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
+SPARSE = {OURS: None, FLASHMLA: "FLASHMLA_SPARSE", FLASH_ATTN: "FLASH_ATTN_MLA_SPARSE"}  # None: vLLM's choice, replaced
 
 
 class Part(NamedTuple):
@@ -74,7 +75,7 @@ class Part(NamedTuple):
     shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
     layers: int = LAYERS
     cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
-    sparse: bool = False  # DeepSeek-V3.2's attention, FLASHMLA_SPARSE: CUSTOM are our kernels in its place
+    sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -112,9 +113,9 @@ PARTS = (
     Part("h128-d3-fp8-queries", 128, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
-    Part("h128-sparse", 128, 0, LISTS, (OURS, FLASHMLA), sparse=True),
+    Part("h128-sparse", 128, 0, LISTS, sparse=True),
     Part("h128-sparse-fp8", 128, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
-    Part("h16-sparse", 16, 0, LISTS, (OURS, FLASHMLA), sparse=True),
+    Part("h16-sparse", 16, 0, LISTS, sparse=True),
     Part("h16-sparse-fp8", 16, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
 )
@@ -270,7 +271,7 @@ class Worker:
 
     def __init__(self, part, backend, number, wanted, agreement, at, host, until):
         self.name, self.until, self.found = os.path.join(at.work, f"{part.name}-{backend}-{number}"), until, []
-        asked = {"backend": "FLASHMLA_SPARSE" if part.sparse else backend, "sparse": part.sparse, "heads": part.heads,
+        asked = {"backend": SPARSE[backend] if part.sparse else backend, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
                  "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
                  "steps": STEPS, "work": at.work, "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}

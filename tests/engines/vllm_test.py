@@ -37,6 +37,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 hypermla.vllm.register()
 hypermla.vllm.register()
+SPARSE = [AttentionBackendEnum[name] for name in hypermla.vllm.REPLACED]
 Sparse = AttentionBackendEnum.FLASHMLA_SPARSE
 Backend = AttentionBackendEnum.CUSTOM.get_class()
 Builder, Impl = Backend.get_builder_cls(), Backend.get_impl_cls()
@@ -599,7 +600,8 @@ class SparseTest(unittest.TestCase):
     def setUp(self):
         with mock.patch.dict(os.environ, VLLM_PLUGINS="hypermla,hypermla_sparse"):
             hypermla.vllm.register_sparse()
-        self.addCleanup(Sparse.clear_override)
+        for backend in SPARSE:
+            self.addCleanup(backend.clear_override)
         self.impl = object.__new__(Sparse.get_class().get_impl_cls())  # what its kernels read
         self.impl.softmax_scale, self.impl.num_heads, self.impl.total_cp_world_size = SCALE, HEADS, 1
         random = torch.Generator().manual_seed(3)
@@ -619,13 +621,14 @@ class SparseTest(unittest.TestCase):
             self.assertTrue(torch.allclose(lse[query].double(), wanted.double(), atol=tolerance))
 
     def test_it_takes_the_place_of_vllms_where_it_is_asked_for(self):
-        self.assertEqual(Sparse.get_path(), hypermla.vllm.SPARSE_BACKEND)
+        self.assertEqual({backend.get_path() for backend in SPARSE}, {hypermla.vllm.SPARSE_BACKEND})
         self.assertEqual(Sparse.get_class().get_name(), "FLASHMLA_SPARSE")
-        Sparse.clear_override()
+        for backend in SPARSE:
+            backend.clear_override()
         for plugins in {}, {"VLLM_PLUGINS": "hypermla"}:
             with mock.patch.dict(os.environ, plugins, clear=not plugins):
                 hypermla.vllm.register_sparse()
-            self.assertFalse(Sparse.is_overridden())
+            self.assertFalse(any(backend.is_overridden() for backend in SPARSE))
 
     def test_what_is_refused(self):
         backend = Sparse.get_class()
@@ -634,6 +637,23 @@ class SparseTest(unittest.TestCase):
         self.assertEqual(backend.get_supported_head_sizes(), [576])
         self.assertTrue(backend.supports_kv_cache_dtype("fp8_ds_mla"))
         self.assertFalse(backend.supports_kv_cache_dtype("nvfp4_ds_mla"))
+
+    def test_which_decodes_must_have_as_many_queries(self):
+        kind, common = Sparse.get_class().get_builder_cls(), Batch([200, 90, 64], [1, 3, 1]).common()
+        base = kind.__mro__[1]
+        for fp8, heads, decodes in (False, 128, 3), (True, 16, 3), (True, 128, 1):
+            def made(builder, *_):
+                builder.use_fp8_kv_cache, builder.num_heads = fp8, heads
+
+            with self.subTest(fp8=fp8, heads=heads), mock.patch.object(base, "__init__", made):
+                builder = kind(types.SimpleNamespace(block_size=64), [], None, None)
+                for name, value in {"reorder_batch_threshold": 4, "use_pcp": False, "_prefill_backend": None,
+                                    "kv_cache_spec": types.SimpleNamespace(block_size=64), "topk_tokens": 40,
+                                    "cp_kv_cache_interleave_size": 1, "device": "cpu",
+                                    "_build_req_id_per_token": lambda common: None}.items():
+                    setattr(builder, name, value)
+                step = super(base, builder).build(0, common)
+                self.assertEqual((step.num_decodes, step.num_prefills), (decodes, 3 - decodes))
 
     def test_a_cache_in_fp8(self):
         cache = torch.zeros(5, 64, 656, dtype=torch.uint8)
@@ -665,6 +685,41 @@ class SparseTest(unittest.TestCase):
             lse = hypermla.compat.flash_mla.flash_mla_sparse_fwd(self.q, self.rows[:, None], self.slots[:, None], SCALE,
                                                                  topk_length=given[2])[2]
         self.agree(o, lse, self.rows, counts, 0.02)
+
+    def test_queries_in_two_parts_are_read_where_they_lie(self):
+        latent = self.q[..., :LATENT].transpose(0, 1).contiguous().transpose(0, 1)  # as vLLM's product leaves them
+        parts = latent, torch.cat([self.q[..., :NOPE], self.q[..., LATENT:]], -1)[..., NOPE:]
+        module = sys.modules[type(self.impl).__mro__[1].__module__]
+        packed = torch.zeros(5, 64, 656, dtype=torch.uint8)
+        hypermla.append(self.rows, packed, torch.arange(len(self.rows)))
+        kind = module.FlashMLASparseMetadata.FP8SeparatePrefillDecode
+        chunk = kind.Prefill.Chunk(slice(2, 6), *[mock.MagicMock()] * 3, chunk_tot_seqlen=len(self.rows))
+        decodes = [kind(num_decodes=count, num_prefill_tokens=6 - tokens, num_decode_tokens=tokens,
+                        decode=kind.Decode(None, types.SimpleNamespace(), tokens // count),
+                        prefill=kind.Prefill(None, None, [chunk])) for count, tokens in ((3, 6), (1, 2))]
+        counts = torch.tensor([40, 40, 30, 1, 40, 7], dtype=torch.int32)
+        convert = lambda *given, return_valid_counts=False, **named: (
+            (self.slots, counts) if return_valid_counts else self.slots)
+        self.impl.topk_indices_buffer, self.impl.kv_lora_rank = self.slots, LATENT
+        self.impl.prefill_bf16_workspace = self.rows
+        cases = [("auto", self.rows.view(5, 64, 576), {}), ("fp8_ds_mla", packed, {"fp8_use_mixed_batch": True})]
+        cases += [("fp8_ds_mla", packed, {"fp8_extra_metadata": of}) for of in decodes]
+        with mock.patch.object(module, "triton_convert_req_index_to_global_index", convert), \
+                mock.patch.object(module, "ops"):  # which would join queries
+            for self.impl.kv_cache_dtype, cache, asked in cases:
+                with self.subTest(**asked):
+                    mixed = module.FlashMLASparseMetadata.FP8KernelMetadata(None, None, None)
+                    step = types.SimpleNamespace(req_id_per_token=counts, block_table=None, block_size=64,
+                                                 **{"fp8_use_mixed_batch": False, "fp8_extra_metadata": mixed, **asked})
+                    joined, _ = self.impl.forward_mqa(self.q, cache, step, None)
+                    apart, _ = self.impl.forward_mqa(parts, cache, step, None)
+                    self.assertEqual(module.ops.concat_mla_q.mock_calls, [])
+                    self.assertTrue(torch.equal(apart, joined))
+                    self.assertFalse(apart.isnan().any())
+            wide = parts[0].repeat(1, 12, 1).transpose(0, 1).contiguous().transpose(0, 1), parts[1].repeat(1, 12, 1)
+            self.impl.kv_cache_dtype, self.impl.q_concat_buffer = "auto", torch.zeros(6, 48, 576, dtype=torch.bfloat16)
+            self.impl.forward_mqa(wide, self.rows.view(5, 64, 576), step, None)  # 48 heads that cannot be read there
+            self.assertEqual(len(module.ops.concat_mla_q.mock_calls), 1)
 
     def test_layers_of_a_cache_in_16_bits_share_plans(self):
         calls = ((self.q, self.slots, [40, 30, 1, 40, 0, 7]), (self.q[:2], self.slots[4:], [3, 40]))

@@ -256,13 +256,14 @@ class Cases:
                 sinks = random.standard_normal(heads) if with_sinks else None
                 metadata = flash_mla.get_mla_metadata()[0]
                 given = xp.fp8(cache)[:, :PAGE] if fp8 else xp.bfloat16(tokens.reshape(2, PAGE, 1, WIDTH))
-                call = lambda: flash_mla.flash_mla_with_kvcache(
+                call = lambda q=q: flash_mla.flash_mla_with_kvcache(
                     q, given, None, None, LATENT, metadata, softmax_scale=0.07, is_fp8_kvcache=fp8,
                     indices=xp.int32(lists), attn_sink=None if sinks is None else xp.same_float32(sinks),
                     topk_length=xp.int32(lengths) if with_lengths else None)
                 (out, lse), (again, _) = (map(xp.float32, call()) for _ in range(2))
                 self.assertEqual(lse.shape, (batch, heads, queries))
                 self.assertTrue(numpy.array_equal(out, again))
+                self.assertTrue(numpy.array_equal(out, xp.float32(call((q[..., :LATENT], q[..., LATENT:]))[0])))
                 for request in range(batch):
                     seen = self.chosen(tokens if fp8 else xp.float32(xp.bfloat16(tokens)), lists[request],
                                        [lengths[request]] * queries)
@@ -298,9 +299,9 @@ class Cases:
                 metadata, _ = flash_mla.get_mla_metadata()
                 with mock.patch.object(hypermla.MlaDecode, "plan", autospec=True,
                                        side_effect=hypermla.MlaDecode.plan) as plan:
-                    for _ in range(2):  # layers
+                    for own in q, (q[..., :LATENT], q[..., LATENT:]):  # of layers
                         shared, *_ = flash_mla.flash_mla_sparse_fwd(
-                            q, kv, xp.int32(lists[:, None]), 0.06, LATENT,
+                            own, kv, xp.int32(lists[:, None]), 0.06, LATENT,
                             None if sinks is None else xp.same_float32(sinks),
                             xp.int32(lengths) if with_lengths else None, tile_scheduler_metadata=metadata)
                 self.assertEqual(plan.call_count, 1 if queries <= hypermla.MlaDecode.MAX_REQUESTS else 4)
@@ -316,6 +317,9 @@ class Cases:
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, tile_scheduler_metadata=q)
         with self.assertRaisesRegex(hypermla.Error, "d_v 512, not .* and 256"):
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, 256)
+        for pair in (q, q[..., LATENT:]), (q[..., :LATENT], q[:1, :, LATENT:]), (q[..., :LATENT],):
+            with self.assertRaisesRegex(hypermla.Error, "q must be .queries, heads, 576., .* not "):
+                flash_mla.flash_mla_sparse_fwd(pair, kv, xp.int32(lists[:, None]), 0.06)
 
     def test_sinks_of_dense_decoding(self):
         xp, (cache, table) = self.xp, self.cache([70, 3], 2, "bfloat16")

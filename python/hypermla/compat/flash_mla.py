@@ -17,7 +17,8 @@ import collections
 from hypermla import _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
-from hypermla.compat._queries import takeable
+from hypermla._planned import parts
+from hypermla.compat._queries import are_queries, each_part, takeable
 from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
@@ -67,7 +68,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     With indices, int32 [batch, queries, top-k], attention is sparse: every query attends to the slots of its list, page
     * tokens of a page + the token in it, of one kv head; -1 and slots beyond the cache are no tokens. topk_length:
     int32 [batch], how many entries count. block_table and cache_seqlens are not read. is_fp8_kvcache: k_cache is
-    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take.
+    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take. Nor does it take q as the
+    pair of its first 512 and its last 64 columns.
     """
     refused = {"extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
                "extra_topk_length": extra_topk_length}
@@ -122,25 +124,30 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     that sees no token has 0 and +inf. In the place of None FlashMLA has each row's greatest score, which no kernel here
     keeps.
 
-    q: [queries, heads, 576]. kv: [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those
-    beyond its end are none. attn_sink: float32 [heads]. topk_length: int32 [queries], how many entries of each list
-    count. out: written and returned, if given, as vLLM's fork has it. tile_scheduler_metadata: of get_mla_metadata();
-    calls with it share a plan if they have up to 2048 queries, which FlashMLA's prefill has no need of.
+    q: [queries, heads, 576], or the pair of its first 512 and its last 64 columns, which FlashMLA does not take. kv:
+    [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those beyond its end are none.
+    attn_sink: float32 [heads]. topk_length: int32 [queries], how many entries of each list count. out: written and
+    returned, if given, as vLLM's fork has it. tile_scheduler_metadata: of get_mla_metadata(); calls with it share a
+    plan if they have up to 2048 queries, which FlashMLA's prefill has no need of.
     """
-    if len(q.shape) != 3 or len(kv.shape) != 3 or q.shape[2] != LATENT + ROPE or kv.shape[1:] != (1, LATENT + ROPE) \
-            or d_v != LATENT:
+    if not are_queries(q, 3) or len(kv.shape) != 3 or kv.shape[1:] != (1, LATENT + ROPE) or d_v != LATENT:
         raise Error(f"q must be [queries, heads, {LATENT + ROPE}], kv [tokens, 1, {LATENT + ROPE}] and d_v {LATENT}, "
-                    f"not {list(q.shape)}, {list(kv.shape)} and {d_v}")
+                    f"not {_shapes(q)}, {list(kv.shape)} and {d_v}")
     if tile_scheduler_metadata is not None:
         _check_metadata(tile_scheduler_metadata)
-    queries, heads, _ = q.shape
+    like = parts(q)[0]
+    queries, heads, _ = like.shape
     if len(indices.shape) != 3 or indices.shape[:2] != (queries, 1):
         raise Error(f"indices must be [{queries}, 1, top-k], not {list(indices.shape)}")
-    out = _tensors.empty(q, (queries, heads, LATENT)) if out is None else out
-    lse = _tensors.empty(q, (queries, heads), "float32")
+    out = _tensors.empty(like, (queries, heads, LATENT)) if out is None else out
+    lse = _tensors.empty(like, (queries, heads), "float32")
     _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse,
             tile_scheduler_metadata)
     return out, None, lse
+
+
+def _shapes(q):
+    return " and ".join(str(list(part.shape)) for part in parts(q) if part is not None)
 
 
 def _check_metadata(metadata, num_splits=None):
@@ -152,13 +159,14 @@ def _check_metadata(metadata, num_splits=None):
 def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):
     """flash_mla_with_kvcache() with indices."""
     width = FP8_BYTES["fp8_656"] if fp8 else LATENT + ROPE
-    if len(q.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
-        raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)} "
+    if not are_queries(q, 4) or head_dim_v != LATENT:
+        raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}] and head_dim_v {LATENT}, not {_shapes(q)} "
                     f"and {head_dim_v}")
     if len(k_cache.shape) != 4 or k_cache.shape[2:] != (1, width):
         raise Error(f"with indices and is_fp8_kvcache={bool(fp8)} k_cache must be [pages, page, 1, {width}], not "
                     f"{list(k_cache.shape)}")
-    batch, queries, heads, _ = q.shape
+    like = parts(q)[0]
+    batch, queries, heads, _ = like.shape
     if len(indices.shape) != 3 or indices.shape[:2] != (batch, queries):
         raise Error(f"indices must be [{batch}, {queries}, top-k], not {list(indices.shape)}")
     if causal:
@@ -168,10 +176,11 @@ def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_sca
         import torch
 
         cache = cache.view(torch.uint8)
-    out, lse = _tensors.empty(q, (batch, queries, heads, LATENT)), _tensors.empty(q, (batch, queries, heads), "float32")
-    rows = [tensor.reshape(batch * queries, *tensor.shape[2:]) for tensor in (q, indices, out, lse)]
-    _attend(rows[0], *_rows(cache, rows[1]), _lengths(indices, topk_length), attn_sink,
-            q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale, *rows[2:], metadata)
+    out = _tensors.empty(like, (batch, queries, heads, LATENT))
+    lse = _tensors.empty(like, (batch, queries, heads), "float32")
+    rows = lambda tensor: tensor.reshape(batch * queries, *tensor.shape[2:])
+    _attend(each_part(rows, q), *_rows(cache, rows(indices)), _lengths(indices, topk_length), attn_sink,
+            (LATENT + ROPE) ** -0.5 if softmax_scale is None else softmax_scale, rows(out), rows(lse), metadata)
     return out, lse.swapaxes(1, 2)
 
 
@@ -210,19 +219,20 @@ def _lengths(indices, topk_length):
 
 
 def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
-    """Queries [queries, heads, 576] over the lists [queries, top-k] of a cache [pages, page, columns]."""
-    queries, heads, _ = q.shape
+    """Queries [queries, heads, 576], or a pair, over the lists [queries, top-k] of a cache [pages, page, columns]."""
+    like = parts(q)[0]
+    queries, heads, _ = like.shape
     if 0 in (queries, heads, cache.shape[0], slots.shape[1]):  # no token to see
         out[...], lse[...] = 0, float("inf")
         return
     most = min(queries, MlaDecode.MAX_REQUESTS)
-    planned = _planned(q, {"heads": heads, "max_requests": _rounded(most),
+    planned = _planned(like, {"heads": heads, "max_requests": _rounded(most),
                            "max_tokens": min(_rounded(slots.shape[1]), MlaDecode.MAX_TOKENS), "page": cache.shape[1],
-                           "dtype": _tensors.dtype(q), "scale": float(scale), "sparse": True,
+                           "dtype": _tensors.dtype(like), "scale": float(scale), "sparse": True,
                            "cache_format": "fp8_656" if cache.shape[2] == FP8_BYTES["fp8_656"] else "as_queries",
                            "empty_lse_positive": True})
     if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
-        _plan(planned, metadata, lengths, (tuple(q.shape), cache.shape[1], slots.shape[1]))
+        _plan(planned, metadata, lengths, ((queries, heads, LATENT + ROPE), cache.shape[1], slots.shape[1]))
         planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
         return
     lengths = lengths()
@@ -230,7 +240,8 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
         own = slice(first, first + MlaDecode.MAX_REQUESTS)
         planned.plan = None
         planned.decode.plan(lengths[own])
-        planned.decode.run(takeable(q[own]), cache, slots[own], out[own], lse[own], sinks=sinks)
+        own_q = takeable(each_part(lambda part: part[own], q))
+        planned.decode.run(own_q, cache, slots[own], out[own], lse[own], sinks=sinks)
 
 
 def _plan(planned, metadata, lengths, shapes):

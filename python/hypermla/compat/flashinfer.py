@@ -102,7 +102,7 @@ class BatchMLAPagedAttentionWrapper:
         if lse is None:
             lse = _tensors.empty(q_nope, tuple(q_nope.shape[:2]), "float32")
         caches = self._in_pages("ckv_cache", ckv_cache), self._in_pages("kpe_cache", kpe_cache)
-        self._decode.run((takeable(q_nope), takeable(q_pe)), caches, self._table, out, lse)
+        self._decode.run(takeable((q_nope, q_pe)), caches, self._table, out, lse)
         if return_lse and return_lse_base_on_e:
             lse *= math.log(2)
         return (out, lse) if return_lse else out

@@ -6,6 +6,7 @@ Importing this module imports neither vLLM nor PyTorch.
 
 BACKEND = "hypermla.vllm.backend.HyperMLABackend"
 SPARSE_BACKEND = "hypermla.vllm.sparse.HyperMLASparseBackend"
+REPLACED = "FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE"  # vLLM's choice over a cache in 16 bits, and in FP8
 
 
 def register():
@@ -26,12 +27,13 @@ def register():
 
 
 def register_sparse():
-    """Puts the sparse backend in the place of vLLM's FLASHMLA_SPARSE, whose name vLLM asks for: only where VLLM_PLUGINS
-    lists `hypermla_sparse`."""
+    """Puts the sparse backend in the place of those that vLLM has for Hopper: only where VLLM_PLUGINS lists
+    `hypermla_sparse`."""
     from vllm import envs
     from vllm.logger import init_logger
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if "hypermla_sparse" in (envs.VLLM_PLUGINS or ()):
-        register_backend(AttentionBackendEnum.FLASHMLA_SPARSE, SPARSE_BACKEND)
-        init_logger("vllm.hypermla").info("HyperMLA's kernels are those of FLASHMLA_SPARSE")
+        for name in REPLACED:
+            register_backend(AttentionBackendEnum[name], SPARSE_BACKEND)
+        init_logger("vllm.hypermla").info("HyperMLA's kernels are those of %s", " and ".join(REPLACED))

@@ -1,16 +1,19 @@
 """vLLM's backend FLASHMLA_SPARSE, which attends to the tokens that an indexer chose (DeepSeek-V3.2, GLM-5), with this
 library's kernels in the place of FlashMLA's: 0.26 to 0.33 by one code path.
 
-The indexer, the cache, its lists of slots and the division of a batch are vLLM's. No head is padded: those of FlashMLA
-are, to 64 or 128.
+The indexer, the cache, its lists of slots and the division of a batch are vLLM's. No head is padded, as FlashMLA's are
+to 64 or 128, and the two parts of queries are read where they lie, which FlashMLA's are joined for.
 """
 
+import contextlib
 import inspect
 from typing import ClassVar
 
 import torch
-from vllm.v1.attention.backends.mla.flashmla_sparse import FlashMLASparseBackend, FlashMLASparseImpl
+from vllm.v1.attention.backends.mla.flashmla_sparse import (MIN_HEADS_FOR_BF16_PREFILL, FlashMLASparseBackend,
+                                                             FlashMLASparseImpl, FlashMLASparseMetadataBuilder)
 
+from hypermla.compat._queries import takes_strides
 from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
 from hypermla.mla_decode import LATENT, ROPE
 
@@ -25,6 +28,10 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
     def get_impl_cls():
         return HyperMLASparseImpl
 
+    @staticmethod
+    def get_builder_cls():
+        return HyperMLASparseMetadataBuilder
+
     @classmethod
     def get_supported_head_sizes(cls):
         return [LATENT + ROPE]
@@ -34,8 +41,39 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
         return (capability.major, capability.minor) == (9, 0)
 
 
+class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # Only decodes over FP8 of as many heads as do not go as one batch are given as [requests, queries]. To look
+        # whether all have as many queries takes the host ten operations on tensors a step.
+        self.require_uniform_decodes = self.use_fp8_kv_cache and self.num_heads >= MIN_HEADS_FOR_BF16_PREFILL
+
+
 class HyperMLASparseImpl(FlashMLASparseImpl):
     _plans, _calls = None, 0  # of the pass and the layer at hand, where its cache is in 16 bits
+    _parts = None  # of the queries at hand, [tokens, heads, 512] and [tokens, heads, 64], where they are not joined
+
+    def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
+        """What vLLM hands from here to the kernels below in the place of joined queries are the first parts alone,
+        whole or some tokens of them."""
+        if not isinstance(q, tuple) or q[1].shape[-1] != ROPE or not takes_strides(*q):
+            return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+        with contextlib.ExitStack() as undo:
+            self._parts = q
+            undo.callback(setattr, self, "_parts", None)
+            if hasattr(self, "q_head_size"):  # 0.33 pads what has fewer columns
+                undo.callback(setattr, self, "q_head_size", self.q_head_size)
+                self.q_head_size = LATENT
+            return super().forward_mqa(q[0], kv_c_and_k_pe_cache, attn_metadata, layer)
+
+    def _both_parts(self, q):
+        """q [tokens, heads, ..] or [requests, queries, heads, ..] with the second part beside it if there is one."""
+        if self._parts is None:
+            return q
+        latent, rope = self._parts
+        first = (q.storage_offset() - latent.storage_offset()) // latent.stride(0)
+        own = rope[first:first + q.shape[:-2].numel()]
+        return q, own.view(*q.shape[:-1], ROPE)
 
     def _of_pass(self, metadata, make):
         """What the layers of a pass share, kept in the metadata of the step. A layer that comes again begins another
@@ -58,6 +96,7 @@ class HyperMLASparseImpl(FlashMLASparseImpl):
 
     def _fp8_flash_mla_kernel(self, q, kv_c_and_k_pe_cache, topk_indices, kernel_metadata):
         """q: [requests, queries, heads, 576]; slots, -1: none. Returns o and lse [requests, heads, queries]."""
+        q = self._both_parts(q)
         return flash_mla_with_kvcache(q, kv_c_and_k_pe_cache.view(torch.uint8).unsqueeze(-2), None, None, LATENT,
                                       self._of_pass(kernel_metadata, FlashMLASchedMeta),
                                       softmax_scale=self.softmax_scale, is_fp8_kvcache=True, indices=topk_indices)
@@ -69,7 +108,8 @@ class HyperMLASparseImpl(FlashMLASparseImpl):
         if self._plans is not None:
             metadata = self._plans.setdefault((self._calls, q.shape), FlashMLASchedMeta())
             self._calls += 1
-        o, _, lse = flash_mla_sparse_fwd(q[:, :actual_num_heads], kv_c_and_k_pe_cache.view(-1, 1, LATENT + ROPE),
-                                         topk_indices.view(len(q), 1, -1), self.softmax_scale, topk_length=topk_length,
-                                         tile_scheduler_metadata=metadata)
+        slots = topk_indices.view(len(q), 1, -1)
+        q = self._both_parts(q[:, :actual_num_heads])
+        o, _, lse = flash_mla_sparse_fwd(q, kv_c_and_k_pe_cache.view(-1, 1, LATENT + ROPE), slots, self.softmax_scale,
+                                         topk_length=topk_length, tile_scheduler_metadata=metadata)
         return (o, lse) if _RETURNS_LSE else o
