@@ -284,8 +284,12 @@ TEST(SparseDecode, ACacheInFp8ChoosesItsKernel) {
         rank_kernels(Registry::instance(), {.b = 128, .t = 2048, .page = page, .fp8 = 656}, h200);
     EXPECT_TRUE(std::all_of(ranking.begin(), ranking.end(), [&](const auto& one) { return takes_fp8(one.entry); }));
   }
-  EXPECT_EQ(choice(rank_kernels(Registry::instance(), {.b = 128, .t = 2048, .page = 1}, h200)).entry.full_name(),
-            "cute.mla.flash_mla");  // not v1, which loads single tokens one by one
+  for (const int lists : {1, 2, 8, 128})
+    for (const int heads : {8, 16, 64, 128}) {
+      const ChoiceProblem of{.b = lists, .t = 2048, .h = heads, .page = 1};
+      EXPECT_EQ(choice(rank_kernels(Registry::instance(), of, h200)).entry.full_name(), "cute.mla.flash_mla")
+          << lists << " lists, " << heads << " heads";  // not v1, which loads single tokens one by one
+    }
   const std::vector<RankedKernel> e4m3 =
       rank_kernels(Registry::instance(), {.page = 64, .fp8 = 576, .fp8_queries = true}, h200);
   EXPECT_TRUE(std::all_of(e4m3.begin(), e4m3.end(), [&](const auto& one) { return takes_fp8(one.entry); }));
