@@ -641,11 +641,12 @@ class SparseTest(unittest.TestCase):
     def test_which_decodes_must_have_as_many_queries(self):
         kind, common = Sparse.get_class().get_builder_cls(), Batch([200, 90, 64], [1, 3, 1]).common()
         base = kind.__mro__[1]
-        for fp8, heads, decodes in (False, 128, 3), (True, 16, 3), (True, 128, 1):
+        for fp8, heads, said, decodes in ((False, 128, {}, 3), (True, 16, {}, 3), (True, 128, {}, 1),
+                                          (True, 16, {"fp8_use_mixed_batch": False}, 1)):  # 0.33
             def made(builder, *_):
-                builder.use_fp8_kv_cache, builder.num_heads = fp8, heads
+                vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads)
 
-            with self.subTest(fp8=fp8, heads=heads), mock.patch.object(base, "__init__", made):
+            with self.subTest(fp8=fp8, heads=heads, **said), mock.patch.object(base, "__init__", made):
                 builder = kind(types.SimpleNamespace(block_size=64), [], None, None)
                 for name, value in {"reorder_batch_threshold": 4, "use_pcp": False, "_prefill_backend": None,
                                     "kv_cache_spec": types.SimpleNamespace(block_size=64), "topk_tokens": 40,

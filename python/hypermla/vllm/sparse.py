@@ -44,9 +44,10 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
 class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # Only decodes over FP8 of as many heads as do not go as one batch are given as [requests, queries]. To look
-        # whether all have as many queries takes the host ten operations on tensors a step.
-        self.require_uniform_decodes = self.use_fp8_kv_cache and self.num_heads >= MIN_HEADS_FOR_BF16_PREFILL
+        # Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
+        # whether all have as many queries takes the host ten operations on tensors a step. 0.33 says which do not.
+        one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)
+        self.require_uniform_decodes = self.use_fp8_kv_cache and not one_batch
 
 
 class HyperMLASparseImpl(FlashMLASparseImpl):
@@ -71,8 +72,8 @@ class HyperMLASparseImpl(FlashMLASparseImpl):
         if self._parts is None:
             return q
         latent, rope = self._parts
-        first = (q.storage_offset() - latent.storage_offset()) // latent.stride(0)
-        own = rope[first:first + q.shape[:-2].numel()]
+        first = (q.data_ptr() - latent.data_ptr()) // (latent.stride(0) * latent.element_size())
+        own = rope[first:first + q.shape[:-2].numel()]  # of another tensor none, which view() refuses
         return q, own.view(*q.shape[:-1], ROPE)
 
     def _of_pass(self, metadata, make):
