@@ -374,6 +374,29 @@ class Sparse(unittest.TestCase):
                                                     page_table_1=self.slots, sm_scale=0.05, attn_sink=sinks)
         self.assertTrue(torch.equal(own[:, ::2], o[:, ::2]) and not own[:, 1::2].any())
 
+    def test_the_choice_for_decoding_over_16_bits(self):
+        both = torch.empty(2, *self.rows.shape).bfloat16()  # of two layers
+        both[:] = self.rows
+        rope = torch.cat([self.q[..., :128], self.q[..., 512:]], -1)[..., 128:]
+        self.backend.forward_metadata, planned = types.SimpleNamespace(), []
+        lengths = torch.cat([self.lengths, torch.full((5,), 40, dtype=torch.int32)])  # of a batch that is padded
+        given = dict(q_rope=rope, v_head_dim=512, q_nope=self.q[..., :512], page_table=self.slots,
+                     cache_seqlens=lengths, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=1, sm_scale=0.05,
+                     logit_cap=0.0, page_size=1)
+        with mock.patch.object(hypermla.MlaDecode, "plan",
+                               lambda *given, plan=hypermla.MlaDecode.plan: planned.append(plan(*given))):
+            for count in 1, 2:  # passes
+                for rows in both:
+                    self.agree(self.backend._forward_fa3(kv_cache=rows[:, None], **given), self.rows)
+                self.assertEqual(len(planned), count)
+        for other in {"logit_cap": 30.0}, {"max_seqlen_q": 2}, {"kv_cache": self.rows.half()[:, None]}:
+            with self.subTest(other), mock.patch.object(sys.modules[type(self.backend).__module__],
+                                                        "flash_attn_with_kvcache") as flash_attention:
+                self.backend.num_splits, self.backend.dsa_index_kpool = 0, 1
+                o = self.backend._forward_fa3(**{"kv_cache": self.rows[:, None], **given, "cache_seqlens": self.lengths,
+                                                 **other})
+                self.assertIs(o, flash_attention.return_value)
+
     def test_pages_in_fp8_and_in_16_bits(self):
         cache = torch.zeros(4, 64, 656, dtype=torch.uint8)
         hypermla.append(self.rows, cache, torch.arange(len(self.rows)))

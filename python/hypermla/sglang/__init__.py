@@ -29,8 +29,8 @@ def register():
 
 
 def register_sparse():
-    """Puts our kernels in the place of FlashMLA's in SGLang's backend for sparse attention: only where SGLANG_PLUGINS
-    lists `hypermla_sparse`."""
+    """Puts our kernels in the place of FlashMLA's and FlashAttention-3's in SGLang's backend for sparse attention: only
+    where SGLANG_PLUGINS lists `hypermla_sparse`."""
     from sglang.srt.environ import envs
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -39,6 +39,7 @@ def register_sparse():
     if "hypermla_sparse" in (name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")):
         for method in sparse.forward_flashmla_sparse, sparse.forward_flashmla_kv:
             HookRegistry.register(f"{SPARSE}._{method.__name__}", method, HookType.REPLACE)
+        HookRegistry.register(f"{SPARSE}._forward_fa3", sparse.forward_fa3, HookType.AROUND)
 
 
 def _backend(runner):

@@ -1,9 +1,10 @@
-"""Two methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17 to 0.5.23: DeepSeek-V3.2,
-GLM-5), by this library's kernels in the place of FlashMLA's. The indexer, its lists, the cache and graphs are SGLang's.
-No head is padded, and a cache in 16 bits is read where it lies.
+"""Three methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17 to 0.5.23: DeepSeek-V3.2,
+GLM-5), by this library's kernels in the place of FlashMLA's and FlashAttention-3's. The indexer, its lists, the cache
+and graphs are SGLang's. No head is padded, and a cache in 16 bits is read where it lies.
 """
 
 from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
+from hypermla.mla_decode import LATENT, ROPE
 
 
 def _lengths(lengths, queries):
@@ -30,3 +31,22 @@ def forward_flashmla_kv(self, q_all, kv_cache, v_head_dim, sm_scale, layer, meta
                                   v_head_dim, kept[1], softmax_scale=sm_scale, indices=page_table_1.unsqueeze(1),
                                   is_fp8_kvcache=self.dsa_kv_cache_store_fp8,
                                   topk_length=_lengths(metadata.dsa_cache_seqlens_int32, len(q)))[0]
+
+
+def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table, cache_seqlens, cu_seqlens_q,
+                cu_seqlens_k, max_seqlen_q, sm_scale, logit_cap, page_size):
+    """FlashAttention-3's, SGLang's choice for decoding over 16 bits: q_nope and q_rope [tokens, heads, 512 and
+    64], kv_cache [slots, 1, 576], page_table: slots [tokens, top-k], cache_seqlens: how many count. What else it may be
+    asked for `default` does. The first layer of a pass, whose cache comes again in the next one, plans."""
+    if ((max_seqlen_q, page_size, v_head_dim, q_rope.shape[-1]) != (1, 1, LATENT, ROPE) or q_nope.ndim != 3
+            or logit_cap or kv_cache.dtype != q_nope.dtype or getattr(self, "dsa_index_kpool", 1) > 1):
+        return default(self, q_rope=q_rope, kv_cache=kv_cache, v_head_dim=v_head_dim, q_nope=q_nope,
+                       page_table=page_table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q,
+                       cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, sm_scale=sm_scale, logit_cap=logit_cap,
+                       page_size=page_size)
+    step, address, shape = vars(self.forward_metadata), kv_cache.data_ptr(), q_nope.shape
+    kept = step.get("hypermla_lists")
+    if kept is None or kept[0] == address or kept[1] != shape:
+        kept = step["hypermla_lists"] = address, shape, FlashMLASchedMeta()
+    return flash_mla_sparse_fwd((q_nope, q_rope), kv_cache, page_table.unsqueeze(1), sm_scale,
+                                topk_length=cache_seqlens[:len(q_nope)], tile_scheduler_metadata=kept[2])[0]
