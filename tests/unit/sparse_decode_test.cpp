@@ -156,6 +156,32 @@ TEST(SparseDecode, KernelsCompileWithoutSpills) {
     }
 }
 
+// As engines ask for lists, by the plug-ins.
+TEST(SparseDecode, WhatIsCompiledAheadIsWhatRuns) {
+  for (const char* version : {"v0", "v3", "v4"}) {
+    const std::unique_ptr<KernelPlan> plan =
+        Registry::instance().find("cute.mla.flash_mla", version, "sm_90", "cute").make();
+    plan->target = Target::of_arch("sm_90");
+    std::set<std::string> ahead;
+    for (const KernelSource& source : decode_sources(*plan)) ahead.insert(source.instance);
+    int asked = 0;
+    for (const int heads : {1, 8, 12, 16, 24, 32, 64, 96, 128})
+      for (int requests = 1; requests <= 2048; requests *= 2)
+        for (const int page : {1, 64})
+          for (const MlaCacheFormat format : {as_queries, fp8_656}) {
+            MlaDecodeOptions options = options_for(format, heads, requests, 2048);
+            options.page = page;
+            settle(options);
+            const std::unique_ptr<DecodeKernels> decode = plan->decode(options);
+            if (!decode) continue;
+            ++asked;
+            for (const KernelSource& source : decode->sources())
+              EXPECT_TRUE(ahead.count(source.instance)) << version << " " << heads << " " << source.instance;
+          }
+    EXPECT_GT(asked, 0) << version;
+  }
+}
+
 TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
   const CompilerConfig config = Environment::detect().compiler_config();
   if (config.toolchain.cuda_root.empty()) GTEST_SKIP() << "there is no CUDA compiler";
