@@ -701,24 +701,32 @@ class SparseTest(unittest.TestCase):
         counts = torch.tensor([40, 40, 30, 1, 40, 7], dtype=torch.int32)
         convert = lambda *given, return_valid_counts=False, **named: (
             (self.slots, counts) if return_valid_counts else self.slots)
-        self.impl.topk_indices_buffer, self.impl.kv_lora_rank = self.slots, LATENT
-        self.impl.prefill_bf16_workspace = self.rows
+        joined = torch.zeros(6, 48, 576, dtype=torch.bfloat16)
+        self.impl.topk_indices_buffer = self.slots
+        vars(self.impl).update(kv_lora_rank=LATENT, prefill_bf16_workspace=self.rows, q_concat_buffer=joined)
+        vars(self.impl).update(  # of 0.33
+            q_head_size=576, index_group=None, pcp_dcp_kv_gather=False, need_to_return_lse_for_decode=False,
+            dcp_world_size=1, workspace_specs=[], _convert_logical_to_physical_topk=convert)
+        room = types.SimpleNamespace(get_simultaneous=lambda: (
+            joined, self.rows, None, joined[..., :LATENT], torch.zeros(6, HEADS, LATENT, dtype=torch.bfloat16)))
         cases = [("auto", self.rows.view(5, 64, 576), {}), ("fp8_ds_mla", packed, {"fp8_use_mixed_batch": True})]
         cases += [("fp8_ds_mla", packed, {"fp8_extra_metadata": of}) for of in decodes]
         with mock.patch.object(module, "triton_convert_req_index_to_global_index", convert), \
+                mock.patch.object(module, "current_workspace_manager", lambda: room), \
                 mock.patch.object(module, "ops"):  # which would join queries
             for self.impl.kv_cache_dtype, cache, asked in cases:
                 with self.subTest(**asked):
                     mixed = module.FlashMLASparseMetadata.FP8KernelMetadata(None, None, None)
                     step = types.SimpleNamespace(req_id_per_token=counts, block_table=None, block_size=64,
+                                                 num_decode_tokens=6, num_actual_tokens=6,
                                                  **{"fp8_use_mixed_batch": False, "fp8_extra_metadata": mixed, **asked})
-                    joined, _ = self.impl.forward_mqa(self.q, cache, step, None)
+                    whole, _ = self.impl.forward_mqa(self.q, cache, step, None)
                     apart, _ = self.impl.forward_mqa(parts, cache, step, None)
                     self.assertEqual(module.ops.concat_mla_q.mock_calls, [])
-                    self.assertTrue(torch.equal(apart, joined))
+                    self.assertTrue(torch.equal(apart, whole))
                     self.assertFalse(apart.isnan().any())
             wide = parts[0].repeat(1, 12, 1).transpose(0, 1).contiguous().transpose(0, 1), parts[1].repeat(1, 12, 1)
-            self.impl.kv_cache_dtype, self.impl.q_concat_buffer = "auto", torch.zeros(6, 48, 576, dtype=torch.bfloat16)
+            self.impl.kv_cache_dtype, self.impl.num_heads = "auto", 48
             self.impl.forward_mqa(wide, self.rows.view(5, 64, 576), step, None)  # 48 heads that cannot be read there
             self.assertEqual(len(module.ops.concat_mla_q.mock_calls), 1)
 
