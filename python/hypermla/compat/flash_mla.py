@@ -68,8 +68,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     With indices, int32 [batch, queries, top-k], attention is sparse: every query attends to the slots of its list, page
     * tokens of a page + the token in it, of one kv head; -1 and slots beyond the cache are no tokens. topk_length:
     int32 [batch], how many entries count. block_table and cache_seqlens are not read. is_fp8_kvcache: k_cache is
-    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take. Nor does it take q as the
-    pair of its first 512 and its last 64 columns.
+    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take. q may be the pair of its
+    first 512 and its last 64 columns, which FlashMLA does not take, either.
     """
     refused = {"extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
                "extra_topk_length": extra_topk_length}

@@ -192,7 +192,7 @@ class HyperMlaBackend(FlashMLABackend):
             q = torch.cat(parts, dim=-1)
             q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:
-            q, q_factor = takeable(tuple(parts)), None
+            q, q_factor = takeable(parts), None
         tokens = parts[0].shape[0]
         lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
         o, _ = steps.decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),

@@ -1,11 +1,10 @@
 """vLLM's backend FLASHMLA_SPARSE, which attends to the tokens that an indexer chose (DeepSeek-V3.2, GLM-5), with this
-library's kernels in the place of FlashMLA's: 0.26 to 0.33 by one code path.
+library's kernels in the place of FlashMLA's: 0.26 to 0.33 by one code path. It stands for FLASH_ATTN_MLA_SPARSE, too.
 
 The indexer, the cache, its lists of slots and the division of a batch are vLLM's. No head is padded, as FlashMLA's are
 to 64 or 128, and the two parts of queries are read where they lie, which FlashMLA's are joined for.
 """
 
-import contextlib
 import inspect
 from typing import ClassVar
 
@@ -59,13 +58,12 @@ class HyperMLASparseImpl(FlashMLASparseImpl):
         whole or some tokens of them."""
         if not isinstance(q, tuple) or q[1].shape[-1] != ROPE or not takes_strides(*q):
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
-        with contextlib.ExitStack() as undo:
-            self._parts = q
-            undo.callback(setattr, self, "_parts", None)
-            if hasattr(self, "q_head_size"):  # 0.33 pads what has fewer columns
-                undo.callback(setattr, self, "q_head_size", self.q_head_size)
-                self.q_head_size = LATENT
+        columns = getattr(self, "q_head_size", None)  # 0.33 pads what has fewer
+        self._parts, self.q_head_size = q, LATENT
+        try:
             return super().forward_mqa(q[0], kv_c_and_k_pe_cache, attn_metadata, layer)
+        finally:
+            self._parts, self.q_head_size = None, columns
 
     def _both_parts(self, q):
         """q [tokens, heads, ..] or [requests, queries, heads, ..] with the second part beside it if there is one."""
