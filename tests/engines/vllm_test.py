@@ -639,22 +639,28 @@ class SparseTest(unittest.TestCase):
         self.assertFalse(backend.supports_kv_cache_dtype("nvfp4_ds_mla"))
 
     def test_which_decodes_must_have_as_many_queries(self):
-        kind, common = Sparse.get_class().get_builder_cls(), Batch([200, 90, 64], [1, 3, 1]).common()
+        kind = Sparse.get_class().get_builder_cls()
         base = kind.__mro__[1]
-        for fp8, heads, said, decodes in ((False, 128, {}, 3), (True, 16, {}, 3), (True, 128, {}, 1),
-                                          (True, 16, {"fp8_use_mixed_batch": False}, 1)):  # 0.33
-            def made(builder, *_):
-                vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads)
+        mixed, uniform = ([200, 90, 64], [1, 3, 1]), ([200, 90, 64], [2, 2, 2])
 
-            with self.subTest(fp8=fp8, heads=heads, **said), mock.patch.object(base, "__init__", made):
+        def made(builder, *_):
+            vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads)
+
+        for fp8, heads, said, batch, decodes in ((False, 128, {}, mixed, 3), (True, 16, {}, mixed, 3),
+                                                 (True, 128, {}, mixed, 1), (True, 128, {}, uniform, 3),
+                                                 (True, 16, {"fp8_use_mixed_batch": False}, mixed, 1)):  # 0.33
+            with self.subTest(fp8=fp8, heads=heads, batch=batch, **said), \
+                    mock.patch.object(base, "__init__", made), \
+                    mock.patch.object(base, "build", lambda builder, *given: super(base, builder).build(*given)):
                 builder = kind(types.SimpleNamespace(block_size=64), [], None, None)
                 for name, value in {"reorder_batch_threshold": 4, "use_pcp": False, "_prefill_backend": None,
                                     "kv_cache_spec": types.SimpleNamespace(block_size=64), "topk_tokens": 40,
                                     "cp_kv_cache_interleave_size": 1, "device": "cpu",
                                     "_build_req_id_per_token": lambda common: None}.items():
                     setattr(builder, name, value)
-                step = super(base, builder).build(0, common)
+                step = builder.build(0, Batch(*batch).common())
                 self.assertEqual((step.num_decodes, step.num_prefills), (decodes, 3 - decodes))
+                self.assertEqual(builder.require_uniform_decodes, decodes == 1)  # else it does not look
 
     def test_a_cache_in_fp8(self):
         cache = torch.zeros(5, 64, 656, dtype=torch.uint8)

@@ -43,10 +43,17 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
 class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        # Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
-        # whether all have as many queries takes the host ten operations on tensors a step. 0.33 says which do not.
-        one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)
-        self.require_uniform_decodes = self.use_fp8_kv_cache and not one_batch
+        one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)  # 0.33 says it
+        self._decodes_apart = self.use_fp8_kv_cache and not one_batch
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        """Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
+        whether all have as many queries takes the host ten operations on tensors a step; if all requests have as many
+        as the one that has most, as in plain decoding, their sum says so."""
+        common = common_attn_metadata
+        self.require_uniform_decodes = (self._decodes_apart
+                                        and common.max_query_len * common.num_reqs != common.num_actual_tokens)
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)
 
 
 class HyperMLASparseImpl(FlashMLASparseImpl):
