@@ -408,16 +408,18 @@ VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
-# Which runs of a record: their layers, their cache, and whether attention is sparse.
-VLLM_KINDS = {"plain": (8, "auto", False), "deep": (16, "auto", False), "fp8": (8, "fp8", False),
-              "fp8_queries": (8, "fp8+queries", False), "sparse": (8, "auto", True),
-              "sparse_fp8": (8, "fp8_ds_mla", True)}
+# Which runs of a record: what they have that is not as usual.
+VLLM_USUAL = {"layers": 8, "cache": "auto", "sparse": False, "samples": False, "gpus": 1, "contexts_shared": False}
+VLLM_KINDS = {"plain": {}, "deep": {"layers": 16}, "fp8": {"cache": "fp8"}, "fp8_queries": {"cache": "fp8+queries"},
+              "sparse": {"sparse": True}, "sparse_fp8": {"sparse": True, "cache": "fp8_ds_mla"}, "two": {"gpus": 2},
+              "two_contexts": {"gpus": 2, "contexts_shared": True}}
 
 
 def vllm_runs(name, graphs, kind="plain"):
     """Those of requests that have nothing in common."""
-    return [run for run in record(name)["runs"] if run["graphs"] == graphs and not run.get("samples")
-            and (run["layers"], run.get("cache", "auto"), run.get("sparse", False)) == VLLM_KINDS[kind]]
+    wanted = VLLM_USUAL | VLLM_KINDS[kind]
+    return [run for run in record(name)["runs"] if run["graphs"] == graphs
+            and all(run.get(key, VLLM_USUAL[key]) == value for key, value in wanted.items())]
 
 
 def vllm_middle(values):
@@ -575,6 +577,7 @@ def vllm_agreement(name="vllm"):
             shown = [agreement(run[key]) if key in run else "" for key in ("alone", "against")]
             backend = run["backend"] + ", batch-invariant" * ("invariant" in run["part"])
             backend += f", {run['cache']}" if "cache" in run else ""
+            backend += ", contexts shared" * run.get("contexts_shared", False)
             lines.append([f"{run['heads']}, {run['drafts']}", backend, *shown])
     return table(["heads, drafts", "backend", "alone against in a batch", "against ours without drafts"], lines)
 

@@ -41,7 +41,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import DEFAULT_GRAPHS, difference, host_us, median, without_paths
+from vllm_worker import DEFAULT_GRAPHS, difference, driver_versions, host_us, median, without_paths
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
 LAYERS = 8
@@ -76,6 +76,8 @@ class Part(NamedTuple):
     layers: int = LAYERS
     cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
     sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
+    gpus: int = 1  # of an engine, a process each, which share the heads
+    contexts_shared: bool = False  # and the contexts: decode context parallelism
 
 
 def shapes(batches, contexts, mixed=(False,)):
@@ -89,6 +91,7 @@ SOME = shapes((1, 32, 128), (4096,))
 BOTH = shapes((32, 128), (4096,), (False, True))
 SAMPLES = shapes((64, 128, 512), (8192,))
 LISTS = shapes((1, 32, 128), (8192,))  # of 2048 tokens
+LONG = shapes((1, 8), (65536,)) + shapes((32,), (8192,))
 PARTS = (
     Part("h128-d0", 128, 0, ALL),
     Part("h16-d0", 16, 0, ALL),
@@ -118,6 +121,8 @@ PARTS = (
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
     Part("h16-sparse-fp8", 16, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
+    Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),
+    Part("h128-two-contexts", 128, 0, LONG, rounds=1, gpus=2, contexts_shared=True),
 )
 
 
@@ -194,6 +199,7 @@ def merge(record, part, backend, number, found):
                "graphs": part.graphs, "round": number, "rows": []}
         run |= {name: True for name in ("samples", "shares", "sparse") if getattr(part, name)}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
+        run |= {"gpus": part.gpus, "contexts_shared": part.contexts_shared} if part.gpus > 1 else {}
         record["runs"].append(run)
     run["date"] = datetime.date.today().isoformat()
     run.pop("failed", None)
@@ -274,7 +280,8 @@ class Worker:
         asked = {"backend": SPARSE[backend] if part.sparse else backend, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
                  "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
-                 "steps": STEPS, "work": at.work, "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
+                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "steps": STEPS,
+                 "work": at.work, "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
         if part.invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -384,11 +391,13 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
 
 
 def against_ours(part, backend, found, at):
-    """Compares the texts of a process with ours of as many heads without drafts, which lie beside the model. Samples
-    have other prompts."""
-    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}{'-sparse' * part.sparse}.json")
+    """Compares the texts of a process with ours of as many heads and GPUs without drafts, which lie beside the model.
+    Samples have other prompts, several GPUs other weights."""
+    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}{'-sparse' * part.sparse}"
+                                 f"{f'-{part.gpus}' * (part.gpus > 1)}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
-        if backend == OURS and part.drafts == 0 and part.cache == "auto" and not part.invariant and not part.shares:
+        if (backend == OURS and part.drafts == 0 and part.cache == "auto" and not part.invariant and not part.shares
+                and not part.contexts_shared):
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):
@@ -398,8 +407,12 @@ def against_ours(part, backend, found, at):
 
 def groups(at):
     """(part, round, backends), in the order in which they are run."""
+    gpus = len(driver_versions())
     for part in PARTS:
-        if at.parts and part.name not in at.parts:
+        if part.name not in (at.parts or [part.name]):
+            continue
+        if part.gpus > max(gpus, 1):
+            print(f"{part.name}: left out, since it needs {part.gpus} GPUs and nvidia-smi lists {gpus}", flush=True)
             continue
         backends = [backend for backend in part.backends if not at.backends or backend in at.backends]
         for number in range(min(part.rounds, at.rounds)) if backends else ():

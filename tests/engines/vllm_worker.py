@@ -1,6 +1,7 @@
 """One process of bench_vllm.py: vLLM's engine with one attention backend, over a small model of DeepSeek-V3's shape
-with random weights. Does what the JSON lines of its standard input ask, a JSON line per result. Needs a GPU, vLLM, and
-this package where Python finds it."""
+with random weights. Does what the JSON lines of its standard input ask, a JSON line per result. Of an engine on several
+GPUs it is the first's, and starts a process for each other one, which is told the same. Needs a GPU, vLLM, and this
+package where Python finds it."""
 
 import collections
 import gc
@@ -9,6 +10,7 @@ import math
 import os
 import re
 import select
+import socket
 import statistics
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def write_model(directory, heads, layers, tokens, sparse):
     return directory
 
 
-def use_normal_weights():
+def use_normal_weights(rank):
     """vLLM's dummy weights are so small that attention would not reach the logits."""
     import torch
     from vllm.model_executor.model_loader import dummy_loader
@@ -67,7 +69,9 @@ def use_normal_weights():
             # Attention that looks at some tokens more than at others, and logits that differ.
             spread = 1.0 if "embed_tokens" in name else weights.shape[-1] ** -0.5
             spread *= 2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0
-            generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()))
+            # All GPUs have the weights before the latents alike, of all others each its own part.
+            own = 0 if "_a_proj" in name else rank
+            generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()) + own)
             weights.copy_(spread * torch.randn(weights.shape, generator=generator, device=weights.device))
 
     if hasattr(dummy_loader, "initialize_dummy_weights"):
@@ -105,7 +109,11 @@ class Engine:
         if at["drafts"]:
             arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": at["drafts"],
                                                "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-        use_normal_weights()
+        if at["gpus"] > 1:
+            arguments |= {"tensor_parallel_size": at["gpus"], "distributed_executor_backend": "external_launcher",
+                          "decode_context_parallel_size": at["gpus"] if at["contexts_shared"] else 1,
+                          "disable_custom_all_reduce": True}  # it starts processes that look at GPUs
+        use_normal_weights(at["rank"])
         self.torch, self.llm, self.queries, self.mixed = torch, LLM(**arguments), queries, False
         self.config = self.llm.llm_engine.vllm_config
         self._watch()
@@ -311,10 +319,25 @@ def stay_on(cpus):
             pass
 
 
-def lines_until(end):
-    """Those of the standard input, until nothing comes in the time."""
+def lines_until(end, others):
+    """Those of the standard input, until nothing comes in the time; given on to the other processes."""
     while select.select([sys.stdin], [], [], max(end - time.time(), 0))[0] and (line := sys.stdin.readline()):
+        for other in others:
+            other.stdin.write(line)
+            other.stdin.flush()
         yield line
+
+
+def start_others(at):
+    """Processes of an engine's other GPUs, each of a rank. They find each other by the environment, as vLLM asks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(at["gpus"]), MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(free.getsockname()[1]))
+    return [subprocess.Popen([sys.executable, __file__, json.dumps({**at, "rank": rank, "path": os.devnull})],
+                             env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
+                             stdin=subprocess.PIPE)
+            for rank in range(1, at["gpus"])]
 
 
 def mixed_queries(requests, queries):
@@ -345,13 +368,18 @@ def without_paths(text):
     return re.sub(r"(?<![\w<])~?(?:/[\w.+@~-]+){2,}/?", "<path>", text)
 
 
-def driver_version():
+def driver_versions():
+    """Of each GPU; [] where there is none."""
     try:
         found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                capture_output=True, text=True, timeout=20)
-        return found.stdout.split("\n")[0].strip() or None
+        return found.stdout.split() if found.returncode == 0 else []
     except (OSError, subprocess.SubprocessError):
-        return None
+        return []
+
+
+def driver_version():
+    return next(iter(driver_versions()), None)
 
 
 def main():
@@ -363,7 +391,12 @@ def main():
         out.write(json.dumps({"what": what, **result}) + "\n")
 
     begin = time.monotonic()
-    os.sched_setaffinity(0, at["cpus"])  # of all threads that this one starts, too
+    others = start_others(at) if at["gpus"] > 1 and at["rank"] == 0 else []
+
+    def own(cpus):
+        return cpus[at["rank"]::at["gpus"]] or cpus
+
+    os.sched_setaffinity(0, own(at["cpus"]))  # of all threads that this one starts, too
     engine = Engine(at)
     torch = engine.torch
     import vllm
@@ -394,11 +427,11 @@ def main():
     gc.collect()
     gc.freeze()
     put("done")
-    for line in lines_until(at["until"]):
+    for line in lines_until(at["until"], others):
         asked = json.loads(line)
         if asked["do"] == "end":
             break
-        stay_on(asked["cpus"])
+        stay_on(own(asked["cpus"]))
         batch, context, engine.mixed = asked["shape"]
         these = [row[:context + 1] for row in rows[:batch]]
         if at["samples"]:
