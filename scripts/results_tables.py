@@ -682,6 +682,21 @@ def sglang_steps(name="sglang"):
                   *(head for head, _ in more.values())], lines)
 
 
+def sglang_beside(name):
+    """Graph, attention and whole step in milliseconds, planning in microseconds, the engines side by side; the shortest
+    graph in bold."""
+    found = sglang_found(name, "decode")
+    engines = sorted(dict.fromkeys(engine for _, of in found for engine in of),
+                     key=lambda engine: not engine.startswith("hypermla"))
+    lines = []
+    for (heads, batch, _), of in found:
+        best = min(one["graph_ms"] for one in of.values())
+        cells = {engine: ("**{graph_ms:.3f}**" if one["graph_ms"] == best else "{graph_ms:.3f}").format(**one)
+                 + ", {attention_ms:.3f}, {wall_ms:.2f}, {plan_us:.0f}".format(**one) for engine, one in of.items()}
+        lines.append([f"{-heads}, {batch}", *(cells.get(engine, "") for engine in engines)])
+    return table(["heads, requests", *engines], lines)
+
+
 def sglang_agreement(name="sglang"):
     lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record(name)["results"]
                           if one["what"] == "against"}
@@ -726,7 +741,7 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_between, engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8,
                                            prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
                                            vllm_mixed, vllm_host, vllm_agreement, vllm_samples, vllm_engine,
-                                           vllm_attention, sglang_steps, sglang_agreement, sparse_bf16,
+                                           vllm_attention, sglang_steps, sglang_beside, sglang_agreement, sparse_bf16,
                                            context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 

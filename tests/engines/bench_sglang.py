@@ -5,6 +5,7 @@ backends agree, and how long does a step take?
     tests/engines/bench_sglang.py --record=sglang.json
     tests/engines/bench_sglang.py --engines fa3/1 hypermla/1 --heads 16 --batches 1 32
     tests/engines/bench_sglang.py --engines fa3/64/3 hypermla/64/3
+    tests/engines/bench_sglang.py --sparse --kv fp8_e4m3 --contexts 8192
 
 An engine has an attention backend, a size of pages, and drafts or none; each runs by itself, once for each number of
 heads. Agreement: greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of
@@ -14,8 +15,13 @@ host's time in the backend's planning. They are taken inside of SGLang's schedul
 
 Drafts are chains by the model's own layer for them, as DeepSeek-V3 has it (EAGLE of one branch). A step then drafts,
 verifies and extends: graph_ms is the graph of the model, which verifies; draft_ms and extend_ms are those of the layer
-that drafts, where the backend has them: SGLang extends without one under fa3. Needs a GPU, SGLang, and this package
-where Python finds it.
+that drafts, where the backend has them: SGLang extends without one under fa3.
+
+With --sparse the model is of DeepSeek-V3.2's shape, and its indexer's weights are random, too. An engine's backend is
+then `dsa`, what SGLang chooses for the cache; `hypermla`, the same with our plug-in for lists; or SGLang's name of the
+kernels that shall decode. attention_kernels of a row are those that ran.
+
+Needs a GPU, SGLang, and this package where Python finds it; lists need DeepGEMM and nvcc, too.
 """
 
 import argparse
@@ -46,7 +52,10 @@ WORKER = SPECULATIVE + "eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
 RUNNERS = {"graph": RUNNER, "draft": SPECULATIVE + "eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
            "extend": SPECULATIVE + "eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"}
 FIRST, LAST = 4, 12  # steps that are profiled; those before them begin the requests
-ENVIRONMENT = {"SGLANG_PLUGINS": "hypermla,bench_sglang", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+ENGINES = ["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"]
+SPARSE_ENGINES = ["dsa/64", "hypermla/64"]
+PLUGINS = "hypermla,bench_sglang"
+ENVIRONMENT = {"SGLANG_PLUGINS": PLUGINS, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
                "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo",
                "NCCL_SOCKET_IFNAME": "lo"}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
@@ -55,9 +64,10 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "beta_fast": 3
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+",
-                        help="backend/tokens of a page[/tokens of a draft]; SGLang's flashmla only has pages of 64",
-                        default=["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"])
+    parser.add_argument("--engines", nargs="+", help="backend/tokens of a page[/tokens of a draft]; SGLang's flashmla "
+                        f"only has pages of 64 (default {' '.join(ENGINES)}; sparse: {' '.join(SPARSE_ENGINES)})")
+    parser.add_argument("--sparse", action="store_true", help="DeepSeek-V3.2's attention, by lists of 2048 tokens")
+    parser.add_argument("--kv", default="auto", help="the cache's type, as SGLang names it: bfloat16, fp8_e4m3")
     parser.add_argument("--heads", type=int, nargs="+", default=[128, 16])
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128])
@@ -72,7 +82,11 @@ def parse(words):
     parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "bench_sglang"), help="models and logs")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args(words)
+    at = parser.parse_args(words)
+    at.engines = at.engines or (SPARSE_ENGINES if at.sparse else ENGINES)
+    if at.sparse and any_drafts(at):
+        parser.error("--sparse takes no drafts: its model has no layer for them")
+    return at
 
 
 def engines_of(at):
@@ -114,12 +128,13 @@ def directory_of_models(at):
 
 
 def write_model(at, heads):
-    """A directory with a checkpoint that SGLang takes for a DeepSeek-V3 without experts; returns its name. Where an
-    engine drafts, all of them have a layer for it, with experts, and more columns, as SGLang asks."""
+    """A directory with a checkpoint that SGLang takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts;
+    returns its name. Where an engine drafts, all of them have a layer for it, with experts, and more columns, as SGLang
+    asks."""
     import torch
     from safetensors.torch import save_file
 
-    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT)
+    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
     config["rope_parameters"] = config["rope_scaling"] = YARN
@@ -152,6 +167,11 @@ def write_model(at, heads):
                "self_attn.q_b_proj": (heads * (nope + rope), query),
                "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
                "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
+        if at.sparse:
+            indexers, dim = config["index_n_heads"], config["index_head_dim"]
+            own |= {"self_attn.indexer.wq_b": (indexers * dim, query), "self_attn.indexer.wk": (dim, hidden),
+                    "self_attn.indexer.weights_proj": (indexers, hidden), "self_attn.indexer.k_norm": (dim,),
+                    "self_attn.indexer.k_norm.bias": (dim,)}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
     weights = {name if "bias" in name else name + ".weight": weights_of(name, shape, at.layers).to(torch.bfloat16)
                for name, shape in shapes.items()}
@@ -275,8 +295,9 @@ class _Watch:
         elif self.profiled == LAST and self.profiler:
             torch.cuda.synchronize()
             self.profiler.stop()
+            spans = vllm_worker.spans_of(self.profiler)
             self.file.write(json.dumps({"profile": requests, **vllm_worker.times_of(
-                vllm_worker.spans_of(self.profiler), LAST - FIRST, is_attention)}) + "\n")
+                spans, LAST - FIRST, is_attention), "attention_kernels": names_of(spans)}) + "\n")
             self.profiler = None
             pathlib.Path(wish).unlink(missing_ok=True)
 
@@ -286,6 +307,11 @@ def is_attention(kernel):
     return vllm_worker.is_attention(kernel) and "kv_buffer" not in kernel
 
 
+def names_of(spans):
+    """Of attention's kernels, by which a record shows whose they were."""
+    return sorted({name[:90] for _, _, name in spans if is_attention(name)})
+
+
 # --- in a process of one engine ---
 
 
@@ -293,7 +319,13 @@ class Engine:
     def __init__(self, at, backend, page, drafts, heads, number, steps):
         import sglang
 
-        prefill = backend if at.prefill == "own" else at.prefill
+        if at.sparse:  # the model has one backend, of several kernels; graphs of prefill would only start later
+            decode = None if backend in ("dsa", "hypermla") else backend
+            attention = {"dsa_decode_backend": decode, "disable_prefill_cuda_graph": True}
+        else:
+            prefill = backend if at.prefill == "own" else at.prefill
+            attention = {"attention_backend": backend, "prefill_attention_backend": prefill,
+                         "decode_attention_backend": backend}
         batches = sorted({1, 2, 4, 8, *at.batches})
         tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.steps, LAST + 4) * (1 + drafts) + 4 * 64)
         # Else the backend of prefill verifies.
@@ -301,12 +333,13 @@ class Engine:
                   "speculative_num_draft_tokens": drafts + 1, "speculative_attention_mode": "decode"} if drafts else {}
         self.drafts = drafts
         self.llm = sglang.Engine(
-            model_path=os.path.join(directory_of_models(at), f"model-{heads}-{at.layers}"), skip_tokenizer_init=True,
-            dtype="bfloat16", device=at.device, attention_backend=backend, prefill_attention_backend=prefill,
-            decode_attention_backend=backend, page_size=page, mem_fraction_static=at.memory,
-            max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT, max_running_requests=max(batches),
-            chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches, cuda_graph_max_bs_decode=max(batches),
-            sleep_on_idle=True, random_seed=1, log_level="info", port=30000 + 100 * number, **chains)
+            model_path=os.path.join(directory_of_models(at), f"model-{heads}-{at.layers}{'-sparse' * at.sparse}"),
+            skip_tokenizer_init=True, dtype="bfloat16", kv_cache_dtype=at.kv, device=at.device, page_size=page,
+            mem_fraction_static=at.memory, max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT,
+            max_running_requests=max(batches), chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches,
+            cuda_graph_max_bs_decode=max(batches), sleep_on_idle=True, random_seed=1, log_level="info",
+            port=30000 + 100 * number, **attention, **chains)
+        self.sparse = at.sparse
         self.steps = pathlib.Path(steps)
         self.read = 0
 
@@ -316,8 +349,11 @@ class Engine:
 
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         args = self.llm.server_args
+        backends = {"prefill": args.prefill_attention_backend, "decode": args.decode_attention_backend}
+        if self.sparse:
+            backends = {"prefill": args.dsa_prefill_backend, "decode": args.dsa_decode_backend}
         return {"gpu": gpu, "sglang": sglang.__version__, "torch": torch.__version__, "page": args.page_size,
-                "prefill": args.prefill_attention_backend, "decode": args.decode_attention_backend,
+                **backends, "kv": args.kv_cache_dtype, "plugins": os.environ["SGLANG_PLUGINS"],
                 "algorithm": args.speculative_algorithm}
 
     def forget(self):
@@ -434,6 +470,8 @@ class Child:
             if os.path.exists(old):
                 os.remove(old)
         environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps", DRAFTS: str(drafts)}
+        if at.sparse:  # whatever the caller's environment has, since nothing else tells the two apart
+            environment["SGLANG_PLUGINS"] = PLUGINS + ",hypermla_sparse" * (backend == "hypermla")
         found = [plugin, str(HERE), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
         command = [sys.executable, os.path.abspath(__file__), *words,
