@@ -379,6 +379,7 @@ class Sparse(unittest.TestCase):
         both[:] = self.rows
         rope = torch.cat([self.q[..., :128], self.q[..., 512:]], -1)[..., 128:]
         self.backend.forward_metadata, planned = types.SimpleNamespace(), []
+        self.backend.dsa_kv_cache_store_fp8 = False
         lengths = torch.cat([self.lengths, torch.full((5,), 40, dtype=torch.int32)])  # of a batch that is padded
         given = dict(q_rope=rope, v_head_dim=512, q_nope=self.q[..., :512], page_table=self.slots,
                      cache_seqlens=lengths, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=1, sm_scale=0.05,
@@ -397,13 +398,45 @@ class Sparse(unittest.TestCase):
                                                  **other})
                 self.assertIs(o, flash_attention.return_value)
 
-    def test_pages_in_fp8_and_in_16_bits(self):
+    def caches(self):
+        """(cache, what its tokens are): in FP8, and in 16 bits."""
         cache = torch.zeros(4, 64, 656, dtype=torch.uint8)
         hypermla.append(self.rows, cache, torch.arange(len(self.rows)))
         packed = cache.view(-1, 656)
         latent = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float()
         latent *= packed[:, 512:528].contiguous().view(torch.float32).repeat_interleave(128, 1)
-        for kept, tokens in ((cache, torch.cat([latent, self.rows[:, 512:].float()], 1)), (self.rows, self.rows)):
+        return (cache, torch.cat([latent, self.rows[:, 512:].float()], 1)), (self.rows, self.rows)
+
+    def test_decodes_take_queries_in_two_parts(self):
+        backend, module = self.backend, sys.modules[type(self.backend).__module__]
+        backend.hisparse_coordinator, backend.use_fused_topk, backend.dsa_index_kpool = None, True, 1
+        backend._get_fused_topk_page_table = lambda lists: lists
+        layer = types.SimpleNamespace(tp_q_head_num=HEADS, head_dim=576, v_head_dim=512, scaling=0.05, logit_cap=0.0,
+                                      layer_id=0, is_cross_attention=False)
+        parts = self.q[..., :512].contiguous(), torch.cat([self.q[..., :128], self.q[..., 512:]], -1)[..., 128:]
+        caches = self.caches()
+        for kernels, (kept, tokens) in ("flashmla_kv", caches[0]), ("flashmla_sparse", caches[1]):
+            backend.dsa_decode_impl, backend.dsa_kv_cache_store_fp8 = kernels, kept is caches[0][0]
+            step = backend.forward_metadata = types.SimpleNamespace(
+                dsa_cache_seqlens_int32=self.lengths, dsa_cu_seqlens_q=None, dsa_cu_seqlens_k=None, dsa_max_seqlen_q=1)
+            rows = kept.view(len(self.rows), 1, -1)
+            backend.kv_cache_dim = rows.shape[-1]
+            backend.token_to_kv_pool = types.SimpleNamespace(get_key_buffer=lambda layer_id: rows)
+            for q, rope in parts, (self.q, None):
+                with mock.patch.object(module, "concat_mla_absorb_q_general") as join:
+                    self.agree(backend.forward_decode(q, None, None, layer, None, q_rope=rope, topk_indices=self.slots),
+                               tokens)
+                join.assert_not_called()
+                self.assertEqual(backend.dsa_decode_impl, kernels)
+            step.dsa_max_seqlen_q = 2  # which forward_fa3() does not take
+            with mock.patch.object(type(backend), f"_forward_{kernels}") as other:
+                o = backend.forward_decode(parts[0], None, None, layer, None, q_rope=parts[1], topk_indices=self.slots)
+            self.assertIs(o, other.return_value)
+
+    def test_pages_in_fp8_and_in_16_bits(self):
+        caches = self.caches()
+        cache = caches[0][0]
+        for kept, tokens in caches:
             self.backend.dsa_kv_cache_store_fp8 = kept is cache
             self.backend.kv_cache_dim = kept.shape[-1]
             metadata, planned = types.SimpleNamespace(dsa_cache_seqlens_int32=self.lengths), []

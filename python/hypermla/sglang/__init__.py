@@ -40,6 +40,7 @@ def register_sparse():
         for method in sparse.forward_flashmla_sparse, sparse.forward_flashmla_kv:
             HookRegistry.register(f"{SPARSE}._{method.__name__}", method, HookType.REPLACE)
         HookRegistry.register(f"{SPARSE}._forward_fa3", sparse.forward_fa3, HookType.AROUND)
+        HookRegistry.register(f"{SPARSE}.forward_decode", sparse.forward_decode, HookType.AROUND)
 
 
 def _backend(runner):

@@ -1,6 +1,6 @@
-"""Three methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17 to 0.5.23: DeepSeek-V3.2,
+"""Methods of SGLang's backend for sparse attention (DeepseekSparseAttnBackend of 0.5.17 to 0.5.23: DeepSeek-V3.2,
 GLM-5), by this library's kernels in the place of FlashMLA's and FlashAttention-3's. The indexer, its lists, the cache
-and graphs are SGLang's. No head is padded, and a cache in 16 bits is read where it lies.
+and graphs are SGLang's. No head is padded, a cache in 16 bits is read where it lies, and so are the queries of decodes.
 """
 
 from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
@@ -39,13 +39,30 @@ def forward_flashmla_kv(self, q_all, kv_cache, v_head_dim, sm_scale, layer, meta
                                   topk_length=_lengths(metadata.dsa_cache_seqlens_int32, len(q)))[0]
 
 
+def forward_decode(default, self, q, k, v, layer, *given, **named):
+    """SGLang's. It joins the two parts of queries for FlashMLA's kernels, but not for FlashAttention-3's. So it goes
+    the latter's way, to forward_fa3(), unless what is asked for is FlashMLA's alone."""
+    kernels = self.dsa_decode_impl
+    if (kernels not in ("flashmla_sparse", "flashmla_kv") or named.get("attn_sink") is not None or layer.logit_cap
+            or (layer.v_head_dim, layer.head_dim) != (LATENT, LATENT + ROPE)
+            or self.forward_metadata.dsa_max_seqlen_q != 1 or getattr(self, "dsa_index_kpool", 1) > 1):
+        return default(self, q, k, v, layer, *given, **named)
+    self.dsa_decode_impl = "fa3"
+    try:
+        return default(self, q, k, v, layer, *given, **named)
+    finally:
+        self.dsa_decode_impl = kernels
+
+
 def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table, cache_seqlens, cu_seqlens_q,
                 cu_seqlens_k, max_seqlen_q, sm_scale, logit_cap, page_size):
     """FlashAttention-3's, SGLang's choice for decoding over 16 bits: q_nope and q_rope [tokens, heads, 512 and 64],
-    kv_cache [slots, 1, 576], page_table: slots [tokens, top-k], cache_seqlens: how many count. What else it may be
-    asked for `default` does. Layers, which are told apart by their caches, share a plan."""
+    kv_cache [slots, 1, 576], page_table: slots [tokens, top-k], cache_seqlens: how many count. From forward_decode()
+    the cache may be in FP8. What else it may be asked for `default` does. Layers, which are told apart by their caches,
+    share a plan."""
+    fp8 = self.dsa_kv_cache_store_fp8
     if ((max_seqlen_q, page_size, v_head_dim, q_rope.shape[-1]) != (1, 1, LATENT, ROPE) or q_nope.ndim != 3
-            or logit_cap or kv_cache.dtype != q_nope.dtype or getattr(self, "dsa_index_kpool", 1) > 1):
+            or logit_cap or (kv_cache.dtype != q_nope.dtype and not fp8) or getattr(self, "dsa_index_kpool", 1) > 1):
         return default(self, q_rope=q_rope, kv_cache=kv_cache, v_head_dim=v_head_dim, q_nope=q_nope,
                        page_table=page_table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q,
                        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, sm_scale=sm_scale, logit_cap=logit_cap,
@@ -53,5 +70,11 @@ def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table,
     layer = kv_cache.data_ptr(), q_nope.shape
     plan = _plan_of_pass(self.forward_metadata, "hypermla_lists", layer,
                          lambda first: layer[0] == first[0] or layer[1] != first[1])
-    return flash_mla_sparse_fwd((q_nope, q_rope), kv_cache, page_table.unsqueeze(1), sm_scale,
-                                topk_length=cache_seqlens[:len(q_nope)], tile_scheduler_metadata=plan)[0]
+    lists, lengths = page_table.unsqueeze(1), cache_seqlens[:len(q_nope)]
+    if fp8:
+        return flash_mla_with_kvcache((q_nope.unsqueeze(1), q_rope.unsqueeze(1)),
+                                      kv_cache.view(-1, self.real_page_size, 1, self.kv_cache_dim), None, None,
+                                      v_head_dim, plan, softmax_scale=sm_scale, indices=lists, is_fp8_kvcache=True,
+                                      topk_length=lengths)[0].squeeze(1)
+    return flash_mla_sparse_fwd((q_nope, q_rope), kv_cache, lists, sm_scale, topk_length=lengths,
+                                tile_scheduler_metadata=plan)[0]
