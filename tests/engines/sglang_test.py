@@ -451,6 +451,23 @@ class Sparse(unittest.TestCase):
 
 
 class Benchmark(unittest.TestCase):
+    def test_its_models_are_what_sglang_takes_them_for(self):
+        from safetensors import safe_open
+
+        for words, kind, drafts, lists in (([], "DeepseekV3ForCausalLM", 0, False),
+                                           (["--engines", "fa3/64/3"], "DeepseekV3ForCausalLM", 1, False),
+                                           (["--sparse"], "DeepseekV32ForCausalLM", 0, True)):
+            with self.subTest(words), tempfile.TemporaryDirectory() as work:
+                directory = bench_sglang.write_model(
+                    bench_sglang.parse([*words, "--layers=1", "--heads=2", f"--work={work}"]), 2)
+                config = json.loads(pathlib.Path(directory, "config.json").read_text())
+                self.assertEqual((config["architectures"], config["num_nextn_predict_layers"]), ([kind], drafts))
+                with safe_open(pathlib.Path(directory, "model.safetensors"), "pt") as weights:
+                    names = set(weights.keys())
+                self.assertEqual({int(name.split(".")[2]) for name in names if ".layers." in name},
+                                 set(range(1 + drafts)))
+                self.assertEqual("model.layers.0.self_attn.indexer.wq_b.weight" in names, lists)
+
     def test_its_plugin_notes_the_steps_of_the_scheduler(self):
         """With events that take no GPU."""
         from sglang.srt.model_executor.runner import decode_cuda_graph_runner as runners

@@ -45,11 +45,12 @@ class Bench(unittest.TestCase):
                           "graph_ms": [1.0, 2.0], "wall_ms": [2.0, 3.0]})
         return found
 
-    def run_bench(self, *words, broken=False):
+    def run_bench(self, *words, broken=False, gpus=1):
         self.broken = broken
         record = self.work / "record.json"
         words = [f"--work={self.work}", f"--record={record}", *words]
         with mock.patch.object(bench_vllm, "run_together", self.together), \
+             mock.patch.object(bench_vllm, "driver_versions", lambda: ["1"] * gpus), \
              mock.patch.object(sys, "argv", ["bench_vllm.py", *words]), \
              contextlib.redirect_stdout(io.StringIO()) as said:
             status = bench_vllm.main()
@@ -89,6 +90,35 @@ class Bench(unittest.TestCase):
 
     def test_samples_share_the_prompt_alone(self):
         self.assertEqual(vllm_worker.samples_of([1, 2], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
+
+    def test_engines_on_two_gpus_where_there_are_two(self):
+        words = ["--parts", "h128-two", "h128-two-contexts", "--backends", "CUSTOM", "--batches", "1"]
+        status, record, said = self.run_bench(*words, gpus=1)
+        self.assertEqual((status, record, self.asked), (1, None, []))
+        self.assertIn("h128-two-contexts: left out, since it needs 2 GPUs and nvidia-smi lists 1", said)
+        _, record, _ = self.run_bench(*words, gpus=2)
+        own, shared = record["runs"]
+        self.assertEqual([(run["gpus"], run["contexts_shared"]) for run in (own, shared)], [(2, False), (2, True)])
+        self.assertNotIn("against", own)
+        self.assertEqual(shared["against"]["prompts_equal"], 1)
+
+    def test_processes_of_other_gpus_are_told_what_the_first_is(self):
+        class Process:
+            def __init__(self, command, env, **_):
+                self.at, self.stdin = json.loads(command[2]), io.StringIO()
+                self.ranks = env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]
+
+        with mock.patch.dict("os.environ"), mock.patch.object(vllm_worker.subprocess, "Popen", Process):
+            others = vllm_worker.start_others({"gpus": 3, "rank": 0, "heads": 16, "path": "results"})
+        self.assertEqual([other.ranks for other in others], [("1", "1", "3"), ("2", "2", "3")])
+        self.assertEqual([other.at for other in others],
+                         [{"gpus": 3, "rank": rank, "heads": 16, "path": "/dev/null"} for rank in (1, 2)])
+        with open(self.work / "asked", "w+") as asked, mock.patch.object(sys, "stdin", asked):
+            asked.write("time\nend\n")
+            asked.seek(0)
+            with mock.patch.object(vllm_worker.select, "select", lambda *_: ([asked], [], [])):
+                self.assertEqual(list(vllm_worker.lines_until(math.inf, others)), ["time\n", "end\n"])
+        self.assertEqual([other.stdin.getvalue() for other in others], ["time\nend\n"] * 2)
 
     def test_kernels_that_overlap_count_once(self):
         spans = [(0, 2000, "gemm"), (1000, 4000, "latent a"), (2000, 5000, "latent b"), (3000, 3500, "latent c"),
