@@ -344,7 +344,7 @@ class Worker:
 
 def take_turns(workers, shape, host, until):
     """{backend: its row}; of processes that end, none."""
-    of_shape, errors, turns, begin = dict(zip(("batch", "context", "mixed"), shape)), {}, [], time.time()
+    of_shape, errors, turns = dict(zip(("batch", "context", "mixed"), shape)), {}, []
 
     def ask(what, backends):
         found = {backend: workers[backend].ask(what, shape) for backend in backends if backend not in errors}
@@ -352,7 +352,8 @@ def take_turns(workers, shape, host, until):
         return found
 
     order = list(workers)
-    ask("prepare", order)
+    ask("prepare", order)  # which may take longer than all turns
+    begin = time.time()
     while len(errors) < len(order) and len(turns) < MOST_TURNS and (
             not turns or time.time() < min(begin + TURN_SECONDS, until)):
         if len(turns) % TURNS == 0:
