@@ -34,6 +34,7 @@ USED = {
         "FlashMLABackend.init_forward_metadata_out_graph", "FlashMLABackend.init_cuda_graph_state",
         "FlashMLABackend.forward_decode", "FlashMLABackend.forward_extend", "FlashMLABackend._eager_block_kv_indices",
         "FlashMLABackend.verify_mask", "FlashMLAMultiStepDraftBackend.__init__",
+        "FlashMLAMultiStepDraftBackend.common_template",
         "FlashMLAMultiStepDraftBackend.init_forward_metadata_out_graph"],
     "sglang.srt.layers.attention.verify_mask": ["maybe_create_verify_mask"],
     "sglang.srt.mem_cache.memory_pool": ["MLATokenToKVPool.get_key_buffer", "MLATokenToKVPool.set_kv_buffer",

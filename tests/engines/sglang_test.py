@@ -258,8 +258,14 @@ class Backend(unittest.TestCase):
         batch.spec_info = types.SimpleNamespace()
         backend.init_cuda_graph_state(3, 64)
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        tables = []
         for step, its in enumerate(backend.attn_backends):
             self.assertEqual(its._planned[1].tolist(), [length + step + 1 for length in case.lengths])
+            tables.append(its._planned[2].data_ptr())
+        self.assertEqual(len(set(tables)), 1)
+        for request, length in enumerate(its._planned[1].tolist()):
+            pages = case.slots(request)[:length:16] // 16
+            self.assertEqual(its._planned[2][request, :len(pages)].tolist(), pages.tolist())
         one = case.backend.__class__(case.runner)
         self.assertIsNone(one._draft_step)
         factory.topk = 2

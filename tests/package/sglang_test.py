@@ -60,7 +60,7 @@ class Interface(unittest.TestCase):
                     self.assertEqual(own[:len(base)], base, (version, method.name))
                     self.assertGreaterEqual(len(method.args.defaults), len(own) - len(base), (version, method.name))
         self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
-                                   "forward_decode", "forward_extend"})
+                                   "forward_decode", "forward_extend", "common_template"})
 
     def test_what_is_replaced_takes_the_same(self):
         functions = {f"_{node.name}": ([argument.arg for argument in node.args.args], len(node.args.defaults))

@@ -77,6 +77,7 @@ class HyperMlaBackend(FlashMLABackend):
         self._scale = model_runner.model_config.scaling
         self._steps = {}  # by queries of a request
         self._planned = None  # queries, lengths and table of the step
+        self.lender = None  # another backend, planned for the same batch before, whose table has all pages of this one
 
     # --- planning: outside of graphs ---
 
@@ -84,22 +85,30 @@ class HyperMlaBackend(FlashMLABackend):
         if self._is_prefill(forward_batch):
             return super().init_forward_metadata(forward_batch)
         queries, lengths = self._queries_and_lengths(forward_batch, eager=True)
-        if forward_batch.seq_lens_cpu is None or not len(lengths):
-            most = self._max_tokens
-        else:
-            most = int(forward_batch.seq_lens_cpu.max()) + self._room()
-        width = -(-min(max(most, 1), self._max_tokens) // self._page)
-        self._plan(forward_batch, queries, lengths, self._eager_block_kv_indices(len(lengths), width))
+
+        def table():
+            if forward_batch.seq_lens_cpu is None:
+                most = self._max_tokens
+            else:
+                most = int(forward_batch.seq_lens_cpu.max()) + self._room()
+            width = -(-min(max(most, 1), self._max_tokens) // self._page)
+            return self._eager_block_kv_indices(len(lengths), width)
+
+        self._plan(forward_batch, queries, lengths, table)
 
     def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
         if self._is_prefill(forward_batch):
             return super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
         queries, lengths = self._queries_and_lengths(forward_batch, eager=False)
-        steps = self._of(queries)
-        if steps.table is None:
-            steps.table = torch.zeros((self._graph_requests, -(-self._max_tokens // self._page)), dtype=torch.int32,
-                                      device=self.device)
-        self._plan(forward_batch, queries, lengths, steps.rows_of_graphs(lengths.size(0)))
+
+        def table():
+            steps = self._of(queries)
+            if steps.table is None:
+                steps.table = torch.zeros((self._graph_requests, -(-self._max_tokens // self._page)), dtype=torch.int32,
+                                          device=self.device)
+            return steps.rows_of_graphs(lengths.size(0))
+
+        self._plan(forward_batch, queries, lengths, table)
 
     def init_cuda_graph_state(self, max_bs, max_num_tokens, block_kv_indices=None):
         self._graph_requests = max_bs
@@ -129,9 +138,17 @@ class HyperMlaBackend(FlashMLABackend):
         return 1, lengths.to(torch.int32)
 
     def _plan(self, forward_batch, queries, lengths, table):
+        """table: makes the one to be filled, [requests, pages]."""
         count = lengths.size(0)
         if not count:  # an idle step, whose layers call nothing
             return
+        pages = self._filled(forward_batch, lengths, table()) if self.lender is None else self.lender._planned[2]
+        self._of(queries).decode.plan(lengths)
+        self._planned = queries, lengths, pages
+
+    def _filled(self, forward_batch, lengths, table):
+        """The pages of every request."""
+        count = lengths.size(0)
         requests = _first(forward_batch.req_pool_indices, count)
         if table.is_cuda:
             blocks = get_num_kv_index_blocks_flashmla(table.shape[1], self._page)
@@ -140,8 +157,7 @@ class HyperMlaBackend(FlashMLABackend):
                 PAGED_SIZE=self._page)
         else:
             table.copy_(self.req_to_token[requests, :table.shape[1] * self._page:self._page] // self._page)
-        self._of(queries).decode.plan(lengths)
-        self._planned = queries, lengths, table
+        return table
 
     def _of(self, queries):
         if queries not in self._steps:
@@ -220,6 +236,15 @@ class HyperMlaMultiStepDraftBackend(FlashMLAMultiStepDraftBackend):
         self.topk, self.speculative_num_steps = topk, speculative_num_steps
         self.attn_backends = [HyperMlaBackend(model_runner, skip_prefill=True, draft_step=step)
                               for step in range(speculative_num_steps - 1)]
+
+    def common_template(self, forward_batch, call_fn):
+        """Plans all steps. The last one has the longest requests, so it comes first, and its table serves all."""
+        for step, backend in reversed([*enumerate(self.attn_backends)]):
+            backend.lender = None if backend is self.attn_backends[-1] else self.attn_backends[-1]
+            try:
+                call_fn(step, forward_batch)
+            finally:
+                backend.lender = None
 
 
 _TREES = (f"--attention-backend {NAME} takes chains of drafts, not trees, as n-gram drafts are, too: set "
