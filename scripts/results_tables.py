@@ -655,6 +655,12 @@ def sglang_found(name, what):
     return sorted(found.items())
 
 
+def sglang_engines(found):
+    """Those of sglang_found(), ours first."""
+    return sorted(dict.fromkeys(engine for _, of in found for engine in of),
+                  key=lambda engine: not engine.startswith("hypermla"))
+
+
 SGLANG_OF_DRAFTS = {"draft_ms": ("draft", ".3f"), "extend_ms": ("extend", ".3f"), "accepted": ("accepted", ".2f")}
 
 
@@ -663,8 +669,7 @@ def sglang_steps(name="sglang"):
     with drafts, milliseconds of the drafting layer's graphs, and tokens that a step adds. Ours first; in bold the
     shortest graph of several with as many drafts."""
     found = sglang_found(name, "decode")
-    engines = sorted(dict.fromkeys(engine for _, of in found for engine in of),
-                     key=lambda engine: not engine.startswith("hypermla"))
+    engines = sglang_engines(found)
     more = SGLANG_OF_DRAFTS if any("accepted" in one for _, of in found for one in of.values()) else {}
     lines = []
     for (heads, batch, _), of in found:
@@ -686,8 +691,7 @@ def sglang_beside(name):
     """Graph, attention and whole step in milliseconds, planning in microseconds, the engines side by side; the shortest
     graph in bold."""
     found = sglang_found(name, "decode")
-    engines = sorted(dict.fromkeys(engine for _, of in found for engine in of),
-                     key=lambda engine: not engine.startswith("hypermla"))
+    engines = sglang_engines(found)
     lines = []
     for (heads, batch, _), of in found:
         best = min(one["graph_ms"] for one in of.values())

@@ -333,7 +333,7 @@ class Engine:
                   "speculative_num_draft_tokens": drafts + 1, "speculative_attention_mode": "decode"} if drafts else {}
         self.drafts = drafts
         self.llm = sglang.Engine(
-            model_path=os.path.join(directory_of_models(at), f"model-{heads}-{at.layers}{'-sparse' * at.sparse}"),
+            model_path=vllm_worker.directory_of_model(directory_of_models(at), heads, at.layers, at.sparse),
             skip_tokenizer_init=True, dtype="bfloat16", kv_cache_dtype=at.kv, device=at.device, page_size=page,
             mem_fraction_static=at.memory, max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT,
             max_running_requests=max(batches), chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches,

@@ -17,15 +17,18 @@ the next three, on one hardware thread of each. The loop is timed before and beh
 of both. A turn is fast if those of its runs are within 10 % of each other, and within 30 % of the least that this call
 has seen on any core, since a slow host takes 1.7 times as long. A row has the runs of 8 turns, the same of all
 backends: fast ones first, then those whose slowest host_us is the least, of as many turns as it takes to have 8 fast
-ones, but 20 turns or 20 seconds at most. `turns` says how many there were, `fast` how many of the 8 are fast: where it
-is less than 8, the whole step says little.
+ones, but 20 turns or 20 seconds of them at most. `turns` says how many there were, `fast` how many of the 8 are fast:
+where it is less than 8, the whole step says little.
 
 Times: medians of runs, each the median of its steps, by events around the replayed graph; the host's time in the
 metadata builder and, without graphs, in one layer's forward call. Behind all runs, since a process that has profiled
 stays slower: attention by the kernels that PyTorch's profiler sees, planners outside of the graph among them, those
 that overlap once, and the pauses around them. Agreement: log-probabilities of greedy texts of 32 tokens, against ours,
-and of prompts alone against the same prompts in one batch, which is the noise to compare with. Needs a GPU, vLLM, and
-this package where Python finds it; CUSTOM is ours. Sparse parts need DeepGEMM and what it compiles with, nvcc or NVRTC.
+and of prompts alone against the same prompts in one batch, which is the noise to compare with.
+
+An engine on two GPUs is a process for each, which share those cores; its times are the first's. Such parts are left out
+where there is one GPU. Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours. Sparse parts need
+DeepGEMM and what it compiles with, nvcc or NVRTC.
 """
 
 import argparse
@@ -410,7 +413,7 @@ def groups(at):
     """(part, round, backends), in the order in which they are run."""
     gpus = len(driver_versions())
     for part in PARTS:
-        if part.name not in (at.parts or [part.name]):
+        if at.parts and part.name not in at.parts:
             continue
         if part.gpus > max(gpus, 1):
             print(f"{part.name}: left out, since it needs {part.gpus} GPUs and nvidia-smi lists {gpus}", flush=True)
@@ -436,8 +439,8 @@ def main():
     at = parse(sys.argv[1:])
     if at.list:
         for part in PARTS:
-            print(f"{part.name:22}{len(part.backends) * part.rounds} processes of {len(part.shapes)} shapes: "
-                  f"{', '.join(part.backends)}")
+            count = len(part.backends) * part.rounds * part.gpus
+            print(f"{part.name:22}{count} processes of {len(part.shapes)} shapes: {', '.join(part.backends)}")
         return 0
     os.makedirs(at.work, exist_ok=True)
     end, host = time.time() + at.seconds, Host()

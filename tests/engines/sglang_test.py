@@ -385,7 +385,6 @@ class Sparse(unittest.TestCase):
         both[:] = self.rows
         rope = torch.cat([self.q[..., :128], self.q[..., 512:]], -1)[..., 128:]
         self.backend.forward_metadata, planned = types.SimpleNamespace(), []
-        self.backend.dsa_kv_cache_store_fp8 = False
         lengths = torch.cat([self.lengths, torch.full((5,), 40, dtype=torch.int32)])  # of a batch that is padded
         given = dict(q_rope=rope, v_head_dim=512, q_nope=self.q[..., :512], page_table=self.slots,
                      cache_seqlens=lengths, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=1, sm_scale=0.05,

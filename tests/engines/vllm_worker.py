@@ -26,9 +26,13 @@ ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepar
              "_fwd_grouped", "_fwd_kernel_stage", "combine")
 
 
+def directory_of_model(directory, heads, layers, sparse):
+    return os.path.join(directory, f"model-{heads}-{layers}{'-sparse' * sparse}")
+
+
 def write_model(directory, heads, layers, tokens, sparse):
     """A directory that vLLM takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts."""
-    directory = os.path.join(directory, f"model-{heads}-{layers}{'-sparse' * sparse}")
+    directory = directory_of_model(directory, heads, layers, sparse)
     os.makedirs(directory, exist_ok=True)
     hidden = 256
     config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",

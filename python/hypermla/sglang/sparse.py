@@ -21,6 +21,12 @@ def _plan_of_pass(metadata, name, layer, comes_again):
     return kept[1]
 
 
+def _decodes(backend, columns, queries, logit_cap):
+    """Whether ours decode, under any of SGLang's names: columns of values and of queries, queries of a list."""
+    return (columns == (LATENT, LATENT + ROPE) and queries == 1 and not logit_cap
+            and getattr(backend, "dsa_index_kpool", 1) <= 1)
+
+
 def forward_flashmla_sparse(self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
                             attn_sink=None):
     """q_all: [tokens, heads, 576]; kv_cache: [slots, 1, 576]; page_table_1: slots [tokens, top-k], -1: none; attn_sink:
@@ -43,9 +49,9 @@ def forward_decode(default, self, q, k, v, layer, *given, **named):
     """SGLang's. It joins the two parts of queries for FlashMLA's kernels, but not for FlashAttention-3's. So it goes
     the latter's way, to forward_fa3(), unless what is asked for is FlashMLA's alone."""
     kernels = self.dsa_decode_impl
-    if (kernels not in ("flashmla_sparse", "flashmla_kv") or named.get("attn_sink") is not None or layer.logit_cap
-            or (layer.v_head_dim, layer.head_dim) != (LATENT, LATENT + ROPE)
-            or self.forward_metadata.dsa_max_seqlen_q != 1 or getattr(self, "dsa_index_kpool", 1) > 1):
+    if (kernels not in ("flashmla_sparse", "flashmla_kv") or named.get("attn_sink") is not None
+            or not _decodes(self, (layer.v_head_dim, layer.head_dim), self.forward_metadata.dsa_max_seqlen_q,
+                            layer.logit_cap)):
         return default(self, q, k, v, layer, *given, **named)
     self.dsa_decode_impl = "fa3"
     try:
@@ -60,9 +66,9 @@ def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table,
     kv_cache [slots, 1, 576], page_table: slots [tokens, top-k], cache_seqlens: how many count. From forward_decode()
     the cache may be in FP8. What else it may be asked for `default` does. Layers, which are told apart by their caches,
     share a plan."""
-    fp8 = self.dsa_kv_cache_store_fp8
-    if ((max_seqlen_q, page_size, v_head_dim, q_rope.shape[-1]) != (1, 1, LATENT, ROPE) or q_nope.ndim != 3
-            or logit_cap or (kv_cache.dtype != q_nope.dtype and not fp8) or getattr(self, "dsa_index_kpool", 1) > 1):
+    fp8 = self.dsa_kv_cache_store_fp8 and kv_cache.element_size() == 1
+    if (not _decodes(self, (v_head_dim, v_head_dim + q_rope.shape[-1]), max_seqlen_q, logit_cap) or page_size != 1
+            or q_nope.ndim != 3 or (kv_cache.dtype != q_nope.dtype and not fp8)):
         return default(self, q_rope=q_rope, kv_cache=kv_cache, v_head_dim=v_head_dim, q_nope=q_nope,
                        page_table=page_table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q,
                        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, sm_scale=sm_scale, logit_cap=logit_cap,
