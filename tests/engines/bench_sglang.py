@@ -41,7 +41,7 @@ import zlib
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import vllm_worker
-from vllm_worker import VOCABULARY, difference, median, without_paths
+from vllm_worker import VOCABULARY, difference, median, missing_plugins, without_paths
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
@@ -570,6 +570,9 @@ def main():
     at = parse(words)
     if at.child:
         return run_child(at)
+    if any(backend == "hypermla" for backend, *_ in engines_of(at)) and missing_plugins("sglang.srt.plugins"):
+        sys.exit(f"bench_sglang.py: {sys.executable} has no plug-ins of hypermla; install its wheel there, or name "
+                 "other engines by --engines")
     os.makedirs(at.work, exist_ok=True)
     begin = time.monotonic()
     plugin, results = write_plugin(at.work), []

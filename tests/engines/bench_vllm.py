@@ -44,7 +44,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import DEFAULT_GRAPHS, difference, driver_versions, host_us, median, without_paths
+from vllm_worker import (DEFAULT_GRAPHS, difference, driver_versions, host_us, median, missing_plugins,
+                         without_paths)
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
 LAYERS = 8
@@ -442,6 +443,8 @@ def main():
             count = len(part.backends) * part.rounds * part.gpus
             print(f"{part.name:22}{count} processes of {len(part.shapes)} shapes: {', '.join(part.backends)}")
         return 0
+    if OURS in (at.backends or [OURS]) and missing_plugins("vllm.general_plugins"):
+        stop(f"{sys.executable} has no plug-ins of hypermla; install its wheel there, or name others by --backends")
     os.makedirs(at.work, exist_ok=True)
     end, host = time.time() + at.seconds, Host()
     record, failed, left = read_record(at.record), 0, 0

@@ -5,6 +5,7 @@ package where Python finds it."""
 
 import collections
 import gc
+import importlib.metadata
 import json
 import math
 import os
@@ -262,6 +263,12 @@ def samples_of(prompt, tails):
     """Requests that begin with one prompt, each with tokens of its own behind it. Entries of block tables for the whole
     pages of the prompt are equal, since the first request puts these into the prefix cache."""
     return [prompt + tail for tail in tails]
+
+
+def missing_plugins(group):
+    """Of this library's entry points those that no installed package has. An engine goes on without a plug-in that it
+    is told to load and does not find: what it then measures is its own."""
+    return {"hypermla", "hypermla_sparse"} - {one.name for one in importlib.metadata.entry_points(group=group)}
 
 
 def is_attention(kernel):

@@ -24,7 +24,7 @@ class Bench(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.work = pathlib.Path(scratch.name)
         self.asked = []
-        self.machine = MACHINE
+        self.machine, self.missing = MACHINE, set()
 
     def together(self, part, number, backends, wanted, agreement, *_):
         """In place of the processes of a part."""
@@ -51,10 +51,19 @@ class Bench(unittest.TestCase):
         words = [f"--work={self.work}", f"--record={record}", *words]
         with mock.patch.object(bench_vllm, "run_together", self.together), \
              mock.patch.object(bench_vllm, "driver_versions", lambda: ["1"] * gpus), \
+             mock.patch.object(bench_vllm, "missing_plugins", lambda group: self.missing), \
              mock.patch.object(sys, "argv", ["bench_vllm.py", *words]), \
              contextlib.redirect_stdout(io.StringIO()) as said:
             status = bench_vllm.main()
         return status, json.loads(record.read_text()) if record.exists() else None, said.getvalue()
+
+    def test_what_would_measure_the_engine_alone_is_refused(self):
+        self.missing = vllm_worker.missing_plugins("no group of anyone's")
+        self.assertEqual(self.missing, {"hypermla", "hypermla_sparse"})
+        with self.assertRaisesRegex(SystemExit, "has no plug-ins of hypermla; install its wheel there"):
+            self.run_bench("--parts", "h16-d3")
+        self.assertEqual(self.run_bench("--parts", "h16-d3", "--rounds=1", "--backends", "FLASHMLA")[0], 0)
+        self.assertEqual({backend for _, backend, *_ in self.asked}, {"FLASHMLA"})
 
     def test_a_part_is_measured_in_both_orders(self):
         status, record, _ = self.run_bench("--parts", "h16-d3")
