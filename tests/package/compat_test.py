@@ -332,7 +332,8 @@ class Cases:
         self.assert_close(out, xp.float32(plain) * share.swapaxes(1, 2)[..., None], 0.02)
         self.assertTrue(numpy.array_equal(xp.float32(lse), xp.float32(same)))
 
-    def attend(self, wrapper, lengths, starts, page, heads=2, causal=True, dtype="bfloat16", natural=False):
+    def attend(self, wrapper, lengths, starts, page, heads=2, causal=True, dtype="bfloat16", natural=False, form=None):
+        """form: of FlashInfer 0.7's, the function of MLAPlanMetadata that makes the step."""
         xp = self.xp
         cache, table = self.cache(lengths, 1, dtype, page)
         cache = cache[:, :, 0]
@@ -340,10 +341,23 @@ class Cases:
         pages = [0, *numpy.cumsum(counts).tolist()]
         indices = numpy.concatenate([row[:count] for row, count in zip(table, counts)])
         q = getattr(xp, dtype)(numpy.random.default_rng(9).standard_normal((starts[-1], heads, WIDTH)) / 4)
-        wrapper.plan(xp.int32(starts), xp.int32(pages), xp.int32(indices), xp.int32(lengths), heads, 512, 64, page,
-                     causal, 0.07, xp.dtype(dtype), xp.dtype(dtype))
-        out, lse = wrapper.run(q[..., :LATENT], q[..., LATENT:], cache[..., :LATENT], cache[..., LATENT:],
-                               return_lse=True, return_lse_base_on_e=natural)
+        starts_given, lengths_given = xp.int32(starts), xp.int32(lengths)
+        lists = starts_given, xp.int32(pages), xp.int32(indices), lengths_given
+        if form is None:
+            wrapper.plan(*lists, heads, 512, 64, page, causal, 0.07, xp.dtype(dtype), xp.dtype(dtype))
+            given = q[..., :LATENT], q[..., LATENT:], cache[..., :LATENT], cache[..., LATENT:]
+            out, lse = wrapper.run(*given, return_lse=True, return_lse_base_on_e=natural)
+        else:
+            dense = {"cum_seq_lens_q": starts_given, "block_tables": xp.int32(table), "seq_lens": lengths_given}
+            metadata = {"csr": lambda of: of.csr(*lists), "dense": lambda of: of.dense(**dense),
+                        "dual": lambda of: of.dual(*lists, **dense)}[form](flashinfer.MLAPlanMetadata)
+            wrapper.plan(metadata=metadata, num_heads=heads, head_dim_ckv=512, head_dim_kpe=64, page_size=page,
+                         causal=causal, sm_scale=0.07, q_data_type=xp.dtype(dtype), kv_data_type=xp.dtype(dtype),
+                         lse_mode="basee" if natural else "base2", output_dtype=xp.dtype(dtype), enable_pdl=True)
+            pair = cache[..., :LATENT], cache[..., LATENT:]
+            kv_cache = {"csr": cache, "dense": pair, "dual": (pair, cache)}[form]
+            out, lse = wrapper.run(query=(q, (q[..., :LATENT], q[..., LATENT:])) if form == "dual" else q,
+                                   kv_cache=kv_cache, return_lse=True, return_lse_base_on_e=natural)
         for request, length in enumerate(lengths):
             own = slice(starts[request], starts[request + 1])
             tokens = self.tokens_of(cache[:, :, None], table[request], length)
@@ -360,6 +374,18 @@ class Cases:
         for page in (1, 2, 16, 48, 64, 256):
             with self.subTest(page):
                 self.attend(wrapper, [130, 9, 64], [0, 1, 4, 5], page)
+
+    def test_flashinfer_with_metadata(self):
+        wrapper = self.wrapper()
+        for form in ("csr", "dense", "dual"):
+            for page in (1, 48, 64):
+                with self.subTest(form=form, page=page):
+                    self.attend(wrapper, [130, 9, 64], [0, 1, 4, 5], page, form=form, natural=page == 48)
+        wrapper = self.wrapper(use_cuda_graph=True)  # the table says how long requests may be
+        self.attend(wrapper, [80, 70], [0, 2, 3], 16, form="dense")
+        self.attend(wrapper, [1, 80], [0, 1, 3], 16, form="csr")
+        with self.assertRaisesRegex(hypermla.Error, "a captured run.. cannot be planned for requests=2, tokens=97"):
+            self.attend(wrapper, [97, 1], [0, 1, 3], 16, form="dense")
 
     def test_flashinfer_with_other_arguments(self):
         wrapper = self.wrapper()
@@ -386,14 +412,35 @@ class Cases:
                              ({"kv_data_type": "float8_e4m3fn"}, "cache of float8_e4m3fn"),
                              ({"kv_len_arr": xp.int32([9])}, "request 0 has 9 tokens, but 1 pages of 8"),
                              ({"kv_indptr": xp.int32([0, 2])}, "as many kv_indices"),
-                             ({"use_profiler": True}, "use_profiler"), ({"page_size": 0}, "page_size=0")):
+                             ({"use_profiler": True}, "use_profiler"), ({"page_size": 0}, "page_size=0"),
+                             ({"kv_len_arr": xp.int32([5, 5])}, "2 lengths need qo_indptr of 3, not 2"),
+                             ({"kv_indices": None}, "a step needs qo_indptr, .*; kv_indices is missing"),
+                             ({"sm_scale": None, "causal": None}, "plan.. needs causal, sm_scale, too"),
+                             ({"use_sinks": True}, "use_sinks=True is not supported"),
+                             ({"output_dtype": "float16"}, "outputs of float16 are not supported"),
+                             ({"page_sizes": 1}, "plan.. has no argument page_sizes"),
+                             ({"metadata": flashinfer.MLAPlanMetadata()}, "the step is given twice"),
+                             ({"block_tables": xp.int32([[0]])}, "cum_seq_lens_q, seq_lens are missing")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 wrapper.plan(**{**given, **change})
+        step = lambda *table: flashinfer.MLAPlanMetadata.dense(xp.int32([0, 1]), xp.int32(table), xp.int32([5]))
+        others = {name: value for name, value in given.items() if "indptr" not in name and not name.startswith("kv_i")
+                  and name != "kv_len_arr"}
+        for metadata, said in ((step([0], [0]), "1 lengths need block_tables of .1, pages., not .2, 1."),
+                               (step([]), "request 0 has 5 tokens, but 0 pages of 8"),
+                               (7, "metadata must be an MLAPlanMetadata, not int")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                wrapper.plan(metadata=metadata, **others)
         zeros = lambda *shape: xp.bfloat16(numpy.zeros(shape, numpy.float32))
         q, cache = (zeros(1, 2, 512), zeros(1, 2, 64)), (zeros(1, 8, 512), zeros(1, 8, 64))
         with self.assertRaisesRegex(hypermla.Error, "needs a plan"):
             wrapper.run(*q, *cache)
         wrapper.plan(**given)
+        for wrong in ({"query": q}, {"query": (q[0],), "kv_cache": cache}, {"q_nope": q[0], "kv_cache": cache}):
+            with self.assertRaisesRegex(hypermla.Error, "run.. needs (query|kv_cache): a tensor, or a pair of tensors"):
+                wrapper.run(**wrong)
+        with self.assertRaisesRegex(hypermla.Error, "query is given twice"):
+            wrapper.run(*q, query=q, kv_cache=cache)
         with self.assertRaisesRegex(hypermla.Error, "ckv_scale is not supported"):
             wrapper.run(*q, *cache, ckv_scale=1.0)
         with self.assertRaisesRegex(hypermla.Error, "no room between pages"):
