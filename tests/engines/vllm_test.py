@@ -644,15 +644,19 @@ class SparseTest(unittest.TestCase):
         mixed, uniform = ([200, 90, 64], [1, 3, 1]), ([200, 90, 64], [2, 2, 2])
 
         def made(builder, *_):
-            vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads)
+            vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads, topk_tokens=40)
 
         for fp8, heads, said, batch, decodes in ((False, 128, {}, mixed, 3), (True, 16, {}, mixed, 3),
                                                  (True, 128, {}, mixed, 1), (True, 128, {}, uniform, 3),
                                                  (True, 16, {"fp8_use_mixed_batch": False}, mixed, 1)):  # 0.33
             with self.subTest(fp8=fp8, heads=heads, batch=batch, **said), \
                     mock.patch.object(base, "__init__", made), \
-                    mock.patch.object(base, "build", lambda builder, *given: super(base, builder).build(*given)):
-                builder = kind(types.SimpleNamespace(block_size=64), [], None, None)
+                    mock.patch.object(base, "build", lambda builder, *given: super(base, builder).build(*given)), \
+                    mock.patch.object(sys.modules[kind.__module__], "load_sparse_kernels", return_value=["a"]) as load:
+                builder = kind(types.SimpleNamespace(block_size=64), [], None, "cpu")
+                paged, single = [("cpu", heads, 40, 64, True)] * fp8, [("cpu", heads, 40, 1, False)]
+                self.assertEqual([call.args for call in load.mock_calls], paged + single * (not fp8 or heads == 128
+                                                                                            or bool(said)))
                 for name, value in {"reorder_batch_threshold": 4, "use_pcp": False, "_prefill_backend": None,
                                     "kv_cache_spec": types.SimpleNamespace(block_size=64), "topk_tokens": 40,
                                     "cp_kv_cache_interleave_size": 1, "device": "cpu",

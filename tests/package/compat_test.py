@@ -28,6 +28,8 @@ LATENT, WIDTH, PAGE = 512, 576, 64
 class Numpy:
     """bfloat16 as integers of 16 bits."""
 
+    device = "cpu"
+
     def bfloat16(self, array):
         bits = array.astype(numpy.float32).view(numpy.uint32)
         rounded = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(numpy.uint16)
@@ -320,6 +322,12 @@ class Cases:
         for pair in (q, q[..., LATENT:]), (q[..., :LATENT], q[:1, :, LATENT:]), (q[..., :LATENT],):
             with self.assertRaisesRegex(hypermla.Error, "q must be .queries, heads, 576., .* not "):
                 flash_mla.flash_mla_sparse_fwd(pair, kv, xp.int32(lists[:, None]), 0.06)
+
+    def test_kernels_of_lists_are_loaded_ahead(self):
+        kernels = flash_mla.load_sparse_kernels(self.xp.device, 16, 2048, 64, fp8=True)
+        self.assertTrue(all("cute.mla.flash_mla" in name or "plain reference" in name for name in kernels))
+        with self.assertRaisesRegex(hypermla.Error, "page=7 is not supported"):
+            flash_mla.load_sparse_kernels(self.xp.device, 16, 2048, 7)
 
     def test_sinks_of_dense_decoding(self):
         xp, (cache, table) = self.xp, self.cache([70, 3], 2, "bfloat16")

@@ -146,6 +146,16 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     return out, None, lse
 
 
+@raises_error
+def load_sparse_kernels(device, heads, top_k, page=1, fp8=False, dtype="bfloat16"):
+    """Compiles what the calls above will run for lists of so many entries, any number of them, so that a server's first
+    requests neither wait for a compiler nor are the first to learn that there is none. Returns the kernels' names.
+    FlashMLA has no such function. page: tokens of a page; 1 for flash_mla_sparse_fwd(). dtype: of queries."""
+    options = (_list_options(heads, 1 << bit, top_k, page, dtype, fp8, 1.0)
+               for bit in range(MlaDecode.MAX_REQUESTS.bit_length()))
+    return list(dict.fromkeys(MlaDecode(device=device, **of).explain().partition(",")[0] for of in options))
+
+
 def _shapes(q):
     return " and ".join(str(list(part.shape)) for part in parts(q) if part is not None)
 
@@ -225,12 +235,8 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
     if 0 in (queries, heads, cache.shape[0], slots.shape[1]):  # no token to see
         out[...], lse[...] = 0, float("inf")
         return
-    most = min(queries, MlaDecode.MAX_REQUESTS)
-    planned = _planned(like, {"heads": heads, "max_requests": _rounded(most),
-                           "max_tokens": min(_rounded(slots.shape[1]), MlaDecode.MAX_TOKENS), "page": cache.shape[1],
-                           "dtype": _tensors.dtype(like), "scale": float(scale), "sparse": True,
-                           "cache_format": "fp8_656" if cache.shape[2] == FP8_BYTES["fp8_656"] else "as_queries",
-                           "empty_lse_positive": True})
+    planned = _planned(like, _list_options(heads, min(queries, MlaDecode.MAX_REQUESTS), slots.shape[1], cache.shape[1],
+                                           _tensors.dtype(like), cache.shape[2] == FP8_BYTES["fp8_656"], scale))
     if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
         _plan(planned, metadata, lengths, ((queries, heads, LATENT + ROPE), cache.shape[1], slots.shape[1]))
         planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
@@ -242,6 +248,14 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
         planned.decode.plan(lengths[own])
         own_q = takeable(each_part(lambda part: part[own], q))
         planned.decode.run(own_q, cache, slots[own], out[own], lse[own], sinks=sinks)
+
+
+def _list_options(heads, queries, top_k, page, dtype, fp8, scale):
+    """Of the MlaDecode for so many lists."""
+    return {"heads": heads, "max_requests": _rounded(queries),
+            "max_tokens": min(_rounded(top_k), MlaDecode.MAX_TOKENS), "page": page, "dtype": dtype,
+            "scale": float(scale), "sparse": True, "cache_format": "fp8_656" if fp8 else "as_queries",
+            "empty_lse_positive": True}
 
 
 def _plan(planned, metadata, lengths, shapes):

@@ -9,12 +9,16 @@ import inspect
 from typing import ClassVar
 
 import torch
+from vllm.logger import init_logger
 from vllm.v1.attention.backends.mla.flashmla_sparse import (MIN_HEADS_FOR_BF16_PREFILL, FlashMLASparseBackend,
                                                              FlashMLASparseImpl, FlashMLASparseMetadataBuilder)
 
 from hypermla.compat._queries import takes_strides
-from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
+from hypermla.compat.flash_mla import (FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache,
+                                       load_sparse_kernels)
 from hypermla.mla_decode import LATENT, ROPE
+
+logger = init_logger("vllm.hypermla")
 
 # Since 0.33 the log-sum-exp is returned, too, and queries may have more heads than count.
 _RETURNS_LSE = "actual_num_heads" in inspect.signature(FlashMLASparseImpl._bf16_flash_mla_kernel).parameters
@@ -45,6 +49,15 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)  # 0.33 says it
         self._decodes_apart = self.use_fp8_kv_cache and not one_batch
+        # Now, not when the first prompt waits for them, which no graph of decodes has in it.
+        logger.info_once("HyperMLA loads its kernels for lists of tokens; those never compiled before take a few "
+                         "seconds each")
+        caches = [(kv_cache_spec.block_size, True)] if self.use_fp8_kv_cache else []
+        if not self.use_fp8_kv_cache or self._decodes_apart:  # whose prefills attend to a copy in 16 bits
+            caches.append((1, False))
+        for page, fp8 in caches:
+            logger.info_once("HyperMLA attends to lists of tokens in %s by %s", "FP8" if fp8 else "bfloat16",
+                             " and ".join(load_sparse_kernels(device, self.num_heads, self.topk_tokens, page, fp8)))
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         """Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
