@@ -161,6 +161,19 @@ def engine_in_all():
     return table(["its time over ours", "rows", "bursts: geometric mean", "sustained"], lines)
 
 
+def engine_best(*devices):
+    """What the best peer of each batch takes of our time, by the records of these devices."""
+    lines = []
+    for folder.device in devices:
+        lines.append([record("engine")["device"]["name"].removeprefix("NVIDIA ").split()[0]])
+        for load in ("burst", "sustained", "between"):
+            found = [row[f"{load}_ratio"] for row in engine_rows() if f"{load}_ratio" in row]
+            below = sum(ratio < 1 for ratio in found)
+            lines[-1].append(f"{mean(found):.2f}, at worst {min(found):.2f}, below 1 in {below}")
+    return table([f"best of the three over ours, {len(engine_rows())} batches", "bursts", "sustained",
+                  "between other kernels"], lines)
+
+
 def engine_how():
     of = record("engine")
     device = of["device"]["name"].removeprefix("NVIDIA ")
@@ -740,13 +753,13 @@ def gains():
          [f"an engine's prefill, sustained, {len(prefills)} batches", "", span(prefills), "not measured"]])
 
 
-TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_how,
-                                           engine_in_all, engine_behind, engine_plans, engine_equal, engine_other,
-                                           engine_between, engine_pairs_in_all, engine_pairs, engine_e4m3, engine_fp8,
-                                           prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
-                                           vllm_mixed, vllm_host, vllm_agreement, vllm_samples, vllm_engine,
-                                           vllm_attention, sglang_steps, sglang_beside, sglang_agreement, sparse_bf16,
-                                           context_parallel, waiting, runs)}
+TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_best,
+                                           engine_how, engine_in_all, engine_behind, engine_plans, engine_equal,
+                                           engine_other, engine_between, engine_pairs_in_all, engine_pairs, engine_e4m3,
+                                           engine_fp8, prefill, cache, sparse, kernel_files, vllm, vllm_steps,
+                                           vllm_ratios, vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
+                                           vllm_engine, vllm_attention, sglang_steps, sglang_beside, sglang_agreement,
+                                           sparse_bf16, context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
