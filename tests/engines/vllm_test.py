@@ -654,9 +654,9 @@ class SparseTest(unittest.TestCase):
                     mock.patch.object(base, "build", lambda builder, *given: super(base, builder).build(*given)), \
                     mock.patch.object(sys.modules[kind.__module__], "load_sparse_kernels", return_value=["a"]) as load:
                 builder = kind(types.SimpleNamespace(block_size=64), [], None, "cpu")
-                paged, single = [("cpu", heads, 40, 64, True)] * fp8, [("cpu", heads, 40, 1, False)]
-                self.assertEqual([call.args for call in load.mock_calls], paged + single * (not fp8 or heads == 128
-                                                                                            or bool(said)))
+                apart = fp8 and (heads == 128 or bool(said))
+                self.assertEqual([call.args for call in load.mock_calls],
+                                 [("cpu", heads, 40, kind) for kind in [fp8] + [False] * apart])
                 for name, value in {"reorder_batch_threshold": 4, "use_pcp": False, "_prefill_backend": None,
                                     "kv_cache_spec": types.SimpleNamespace(block_size=64), "topk_tokens": 40,
                                     "cp_kv_cache_interleave_size": 1, "device": "cpu",

@@ -147,11 +147,11 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
 
 
 @raises_error
-def load_sparse_kernels(device, heads, top_k, page=1, fp8=False, dtype="bfloat16"):
+def load_sparse_kernels(device, heads, top_k, fp8=False, dtype="bfloat16"):
     """Compiles what the calls above will run for lists of so many entries, any number of them, so that a server's first
-    requests neither wait for a compiler nor are the first to learn that there is none. Returns the kernels' names.
-    FlashMLA has no such function. page: tokens of a page; 1 for flash_mla_sparse_fwd(). dtype: of queries."""
-    options = (_list_options(heads, 1 << bit, top_k, page, dtype, fp8, 1.0)
+    requests neither wait for a compiler nor are the first to learn that there is none. Returns the kernels' names. They
+    are the same for pages of any size. FlashMLA has no such function. dtype: of queries."""
+    options = (_list_options(heads, 1 << bit, top_k, 1, dtype, fp8, 1.0)
                for bit in range(MlaDecode.MAX_REQUESTS.bit_length()))
     return list(dict.fromkeys(MlaDecode(device=device, **of).explain().partition(",")[0] for of in options))
 

@@ -52,12 +52,10 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
         # Now, not when the first prompt waits for them, which no graph of decodes has in it.
         logger.info_once("HyperMLA loads its kernels for lists of tokens; those never compiled before take a few "
                          "seconds each")
-        caches = [(kv_cache_spec.block_size, True)] if self.use_fp8_kv_cache else []
-        if not self.use_fp8_kv_cache or self._decodes_apart:  # whose prefills attend to a copy in 16 bits
-            caches.append((1, False))
-        for page, fp8 in caches:
+        # Where decodes are apart, prefills attend to a copy of the cache in 16 bits.
+        for fp8 in [self.use_fp8_kv_cache] + [False] * self._decodes_apart:
             logger.info_once("HyperMLA attends to lists of tokens in %s by %s", "FP8" if fp8 else "bfloat16",
-                             " and ".join(load_sparse_kernels(device, self.num_heads, self.topk_tokens, page, fp8)))
+                             " and ".join(load_sparse_kernels(device, self.num_heads, self.topk_tokens, fp8)))
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         """Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
