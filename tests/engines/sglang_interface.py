@@ -21,6 +21,8 @@ USED = {
     "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend._forward_flashmla_sparse",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv",
                                                 "DeepseekSparseAttnBackend._forward_fa3",
+                                                "DeepseekSparseAttnBackend._compute_flashmla_metadata",
+                                                "DSAFlashMLAMetadata.slice",
                                                 "DeepseekSparseAttnBackend.forward_decode"],
     "sglang.kernels.ops.attention.kv_indices": ["create_flashmla_kv_indices_triton",
                                                 "get_num_kv_index_blocks_flashmla"],

@@ -5,6 +5,7 @@ What needs a GPU there is stood in for: FlashMLA's kernels, which the backend re
 hypermla.compat.flashinfer; the Triton kernel that writes the cache; the kernel that rounds queries; and pinned memory.
 """
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -453,6 +454,25 @@ class Sparse(unittest.TestCase):
                                                           layer=layer, metadata=metadata, page_table_1=self.slots)
                     self.agree(o[:, 0], tokens)
             self.assertEqual(len(planned), 2)
+
+
+    def test_flash_mlas_plans_are_made_once(self):
+        """Two requests more than before are the first to have it made anew, and other queries of a request."""
+        rows, counted = lambda count: torch.zeros(count, dtype=torch.int32), []
+
+        def planned(cache_seqlens, **others):
+            counted.append(len(cache_seqlens))
+            return torch.ones(132, 8, dtype=torch.int32), torch.arange(len(cache_seqlens) + 1)
+
+        self.backend.flashmla_kv_num_q_heads, self.backend.dsa_index_topk = 128, 2048
+        with contextlib.ExitStack() as stack:
+            for name in "sgl_kernel.flash_mla", "sglang.kernels.ops.attention.flash_mla_interface":
+                stack.enter_context(mock.patch.object(sys.modules[name], "get_mla_metadata", planned))
+            for count, queries in (4, 1), (2, 1), (4, 1), (6, 1), (5, 1), (2, 3), (1, 3):
+                kept = self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries)
+                self.assertEqual((kept.flashmla_metadata.shape, kept.num_splits.shape), ((132, 8), (count + 1,)))
+                kept.copy_(self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries))
+        self.assertEqual(counted, [4, 6, 2])
 
 
 class Benchmark(unittest.TestCase):

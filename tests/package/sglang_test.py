@@ -70,7 +70,8 @@ class Interface(unittest.TestCase):
                 (own, defaults), replaced = functions[method], record["uses"][f"{SPARSE}.{method}"]
                 self.assertEqual(own[:len(replaced)], replaced, (version, method))
                 self.assertGreaterEqual(defaults, len(own) - len(replaced), (version, method))
-            for method in "_forward_fa3", "forward_decode":  # around which ours stand; what is named comes first
+            # Around which ours stand; what is named comes first.
+            for method in "_forward_fa3", "forward_decode", "_compute_flashmla_metadata":
                 own, given = functions[f"_{method.lstrip('_')}"][0][1:], record["uses"][f"{SPARSE}.{method}"]
                 self.assertEqual(own, given[:len(own)], (version, method))
 

@@ -84,3 +84,12 @@ def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table,
                                       topk_length=lengths)[0].squeeze(1)
     return flash_mla_sparse_fwd((q_nope, q_rope), kv_cache, lists, sm_scale, topk_length=lengths,
                                 tile_scheduler_metadata=plan)[0]
+
+
+def compute_flashmla_metadata(default, self, cache_seqlens, seq_len_q):
+    """FlashMLA's plan for so many requests, which SGLang makes and copies in each step over FP8. Its kernels alone read
+    it, and ours are in their place: so it is made once, for the most requests."""
+    made, rows = vars(self).setdefault("hypermla_made", {}), cache_seqlens.shape[0] + 1
+    if seq_len_q not in made or made[seq_len_q].num_splits.shape[0] < rows:
+        made[seq_len_q] = default(self, cache_seqlens=cache_seqlens, seq_len_q=seq_len_q)
+    return made[seq_len_q].slice(slice(0, rows))
