@@ -443,8 +443,6 @@ def main():
             count = len(part.backends) * part.rounds * part.gpus
             print(f"{part.name:22}{count} processes of {len(part.shapes)} shapes: {', '.join(part.backends)}")
         return 0
-    if OURS in (at.backends or [OURS]) and missing_plugins("vllm.general_plugins"):
-        stop(f"{sys.executable} has no plug-ins of hypermla; install its wheel there, or name others by --backends")
     os.makedirs(at.work, exist_ok=True)
     end, host = time.time() + at.seconds, Host()
     record, failed, left = read_record(at.record), 0, 0
@@ -458,6 +456,8 @@ def main():
         if end - time.time() < LEAST_SECONDS:
             left += len(backends)
             continue
+        if OURS in backends and missing_plugins("vllm.general_plugins"):
+            stop(f"{sys.executable} has no plug-ins of hypermla; install its wheel there, or name others by --backends")
         together = run_together(part, number, backends, wanted, agreement, at, host, min(end, time.time() + at.limit))
         for backend in part.backends:
             found = together.get(backend, [])

@@ -455,9 +455,7 @@ class Sparse(unittest.TestCase):
                     self.agree(o[:, 0], tokens)
             self.assertEqual(len(planned), 2)
 
-
     def test_flash_mlas_plans_are_made_once(self):
-        """Two requests more than before are the first to have it made anew, and other queries of a request."""
         rows, counted = lambda count: torch.zeros(count, dtype=torch.int32), []
 
         def planned(cache_seqlens, **others):
@@ -468,6 +466,7 @@ class Sparse(unittest.TestCase):
         with contextlib.ExitStack() as stack:
             for name in "sgl_kernel.flash_mla", "sglang.kernels.ops.attention.flash_mla_interface":
                 stack.enter_context(mock.patch.object(sys.modules[name], "get_mla_metadata", planned))
+            # Anew for more requests than before, and for another number of queries of a request.
             for count, queries in (4, 1), (2, 1), (4, 1), (6, 1), (5, 1), (2, 3), (1, 3):
                 kept = self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries)
                 self.assertEqual((kept.flashmla_metadata.shape, kept.num_splits.shape), ((132, 8), (count + 1,)))

@@ -21,7 +21,8 @@ from hypermla._planned import parts
 from hypermla.compat._queries import are_queries, each_part, takeable
 from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata",
+           "load_sparse_kernels"]
 
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
 

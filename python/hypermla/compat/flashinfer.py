@@ -21,11 +21,11 @@ __all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
 _PAGES = 128, 64, 32, 16, 1  # MlaDecode's
 _LISTS = "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"
 _TABLE = "cum_seq_lens_q", "block_tables", "seq_lens"
-# What plan() may be told that run() will be given; the first is all that is supported, None any. run() takes both
-# layouts and returns the log-sum-exp that it is asked for.
-_DECLARED = {"use_profiler": (False,), "query_layout": None, "kv_cache_layout": None, "lse_mode": None,
-             "output_scale": ("none",), "scale_mode": ("default",), "skip_softmax": (False,), "enable_pdl": None,
-             "use_sinks": (False,)}
+# What plan() may be told beside that: what is supported of it, and what may be anything, since run() takes both layouts
+# and returns the log-sum-exp that it is asked for.
+_SUPPORTED = {"use_profiler": False, "output_scale": "none", "scale_mode": "default", "skip_softmax": False,
+              "use_sinks": False}
+_ANY = "query_layout", "kv_cache_layout", "lse_mode", "enable_pdl"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class BatchMLAPagedAttentionWrapper:
         """Divides a step's work; waits for the tensors where they lie on the device.
 
         The step is given as `metadata`, an MLAPlanMetadata or FlashInfer's, or by its fields, which may lie on the CPU.
-        page_size: any. declared: query_layout and the like, which say what run() will be given.
+        page_size: any. declared: query_layout and the like, which say what run() will get.
         """
         flat = MLAPlanMetadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, cum_seq_lens_q, block_tables, seq_lens,
                                max_q_len)
@@ -112,9 +112,9 @@ class BatchMLAPagedAttentionWrapper:
         if output_dtype is not None and _tensors.dtype_name(output_dtype) != dtype:
             raise Error(f"outputs of {output_dtype} are not supported: they are of the queries' type, {q_data_type}")
         for name, value in {"use_profiler": use_profiler, **declared}.items():
-            if name not in _DECLARED:
+            if name not in _SUPPORTED and name not in _ANY:
                 raise Error(f"plan() has no argument {name}")
-            if _DECLARED[name] and value not in _DECLARED[name]:
+            if name in _SUPPORTED and value != _SUPPORTED[name]:
                 raise Error(f"{name}={value} is not supported; leave it out")
         if page_size < 1:
             raise Error(f"page_size={page_size} is not supported: it must be at least 1")
@@ -147,7 +147,8 @@ class BatchMLAPagedAttentionWrapper:
                    "bmm1_scale": bmm1_scale, "bmm2_scale": bmm2_scale}
         for name, value in refused.items():
             if value is not None:
-                raise Error(f"{name} is not supported: caches and outputs have 16 bits, and plan() takes the lengths")
+                raise Error(f"{name} is not supported; leave it out: caches and outputs have 16 bits, without scales, "
+                            "and plan() takes the lengths")
         if self._table is None:
             raise Error("run() needs a plan; call plan() first, once per step")
         query = _one_of("query", query, q_nope, q_pe)
