@@ -82,12 +82,16 @@ def dtype_name(dtype):
 
 
 def as_bytes(tensor):
-    """PyTorch's e4m3 as uint8, which DLPack knows."""
-    if not is_torch(tensor):
-        return tensor
+    """PyTorch's e4m3, and int8, as uint8, which DLPack knows."""
+    return tensor.view(_uint8(tensor)) if dtype(tensor) in ("float8_e4m3fn", "int8") else tensor
+
+
+def _uint8(like):
+    if not is_torch(like):
+        return "uint8"
     import torch
 
-    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+    return torch.uint8
 
 
 def empty(like, shape, dtype=None):

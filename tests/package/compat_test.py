@@ -89,6 +89,15 @@ class Torch:
         return getattr(torch, name)
 
 
+def of_e4m3(bits):
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    number = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa / 8 * 2.0 ** -6
+    return -number if bits & 128 else number
+
+
+E4M3 = numpy.array([of_e4m3(bits) for bits in range(256)])  # but for NaN, 127 and 255
+
+
 def attended(q, tokens, causal, scale):
     """o [queries, heads, 512] and lse [queries, heads] of q [queries, heads, 576] over tokens [kv heads, tokens, 576],
     by the definition; +inf where no token is seen."""
@@ -188,7 +197,12 @@ class Cases:
         q = xp.bfloat16(numpy.zeros((1, 1, 2, WIDTH)))
         given = (q, cache, xp.int32(table), xp.int32([50]), LATENT)
         metadata = flash_mla.get_mla_metadata()[0]
-        for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache without indices is not supported"),
+        for change, said in (({"is_fp8_kvcache": True}, "cache must be uint8"),
+                             ({"descale_k": xp.same_float32(numpy.ones(1))}, "both factors are of a cache in FP8"),
+                             ({"kv_format": "V32"}, "kv_format=V32 is not supported"),
+                             ({"indices": xp.int32([[[1]]]), "kv_format": "V4"}, "kv_format=V4 is not supported"),
+                             ({"indices": xp.int32([[[1]]]), "descale_q": xp.same_float32(numpy.ones(1))},
+                              "descale_q with indices"),
                              ({"topk_length": xp.int32([1])}, "topk_length without indices is not supported"),
                              ({"extra_k_cache": cache}, "extra_k_cache is not supported"),
                              ({"indices": xp.int32([[1]])}, r"indices must be \[1, 1, top-k\], not \[1, 1\]"),
@@ -207,6 +221,55 @@ class Cases:
             flash_mla.flash_mla_with_kvcache(*given[:3], xp.int32([1, 2]), LATENT, metadata)
         with self.assertRaisesRegex(hypermla.Error, "page=48 is not supported"):
             flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((2, 48, 1, WIDTH))), *given[2:], metadata)
+
+    def test_dense_caches_in_fp8(self):
+        xp, random, lengths = self.xp, numpy.random.default_rng(2), [130, 5]
+        bits = lambda *shape: (random.integers(0, 0x50, shape) | random.integers(0, 2, shape) << 7).astype(numpy.uint8)
+        raw, narrow = bits(8, PAGE, 1, WIDTH), bits(2, 3, 4, WIDTH)
+        table = random.permutation(8).reshape(2, 4)
+        wide = xp.bfloat16(random.standard_normal(narrow.shape) / 4)
+        for q, q_factor, factor, said in ((wide, None, 0.03, None), (wide, None, None, True),
+                                          (xp.fp8(narrow), 0.05, 0.03, None), (xp.fp8(narrow), None, None, True)):
+            given = [None if of is None else xp.same_float32(numpy.array([of])) for of in (q_factor, factor)]
+            out, lse = flash_mla.flash_mla_with_kvcache(
+                q, xp.fp8(raw), xp.int32(table), xp.int32(lengths), LATENT, flash_mla.get_mla_metadata()[0],
+                softmax_scale=0.02, causal=True, is_fp8_kvcache=said, descale_q=given[0], descale_k=given[1])
+            numbers = xp.float32(q) if q is wide else E4M3[narrow] * (q_factor or 1)
+            for request, length in enumerate(lengths):
+                tokens = (E4M3[raw[table[request]]] * (factor or 1)).reshape(1, -1, WIDTH)[:, :length]
+                o, sums = attended(numbers[request], tokens, True, 0.02)
+                self.assert_close(out[request], o, 0.02 * (factor or 1) / 0.03)
+                self.assert_close(lse[request], sums.T, 2e-3)
+
+    def test_a_batch_changes_no_bit_where_it_may_not(self):
+        for lengths in [150], [150, 20, 0]:
+            self.decode(lengths, queries=2, heads=3, enable_batch_invariant=True)
+        xp, random = self.xp, numpy.random.default_rng(4)
+        tokens, lists = xp.bfloat16(random.standard_normal((2 * PAGE, 1, WIDTH))), random.integers(-1, 130, (5, 1, 70))
+        q = xp.bfloat16(random.standard_normal((5, 1, 2, WIDTH)) / 4)
+        made = []
+        with mock.patch.object(hypermla.MlaDecode, "__init__", autospec=True,
+                               side_effect=hypermla.MlaDecode.__init__) as make:
+            for count in 5, 2:
+                made.append(flash_mla.flash_mla_with_kvcache(
+                    q[:count], tokens.reshape(2, PAGE, 1, WIDTH), None, None, LATENT, flash_mla.get_mla_metadata()[0],
+                    indices=xp.int32(lists[:count]), enable_batch_invariant=True)[0])
+        self.assertLessEqual(make.call_count, 1)  # one of any number of requests
+        self.assertTrue(numpy.array_equal(xp.float32(made[0])[:2], xp.float32(made[1])))
+
+    def test_what_a_newer_flash_mla_has(self):
+        self.assertTrue(flash_mla.has_legacy())
+        metadata, splits = flash_mla.get_mla_decoding_metadata(self.xp.int32([50]), 2, 1, 2, use_legacy=True)
+        self.assertIsInstance(metadata, flash_mla.FlashMLASchedMeta)
+        self.assertIsNone(splits)
+        self.decode([50], queries=1, heads=2, use_legacy=True)
+        xp, random = self.xp, numpy.random.default_rng(4)
+        q, kv = xp.bfloat16(random.standard_normal((3, 2, WIDTH))), xp.bfloat16(random.standard_normal((9, 1, WIDTH)))
+        lists = xp.int32(random.integers(0, 9, (3, 1, 5)))
+        sums = lambda of: flash_mla.flash_mla_sparse_fwd(q, kv, lists, 0.06, return_log2_lse=of, use_legacy=True)[2]
+        natural, base2, none = map(sums, (None, True, False))
+        numpy.testing.assert_allclose(xp.float32(natural), xp.float32(base2) * math.log(2), rtol=1e-5)
+        self.assertIsNone(none)
 
     def chosen(self, tokens, lists, lengths):
         """What each query of lists [queries, top-k] sees of tokens [tokens, 576]: those that there are."""

@@ -1,4 +1,5 @@
-"""FlashMLA's calls for decoding and for sparse prefill, with the signatures of its release 1.0.0, on MlaDecode.
+"""FlashMLA's calls for decoding and for sparse prefill, with the signatures of its release 1.0.0 and of the wheel
+sgl-flash-mla 1.0.0, on MlaDecode.
 
     import hypermla.compat.flash_mla as flash_mla      # in place of: import flash_mla
 
@@ -13,6 +14,7 @@ hypermla.Error. docs/drop-ins.md says what differs.
 """
 
 import collections
+import math
 
 from hypermla import _tensors
 from hypermla._errors import raises_error
@@ -21,10 +23,11 @@ from hypermla._planned import parts
 from hypermla.compat._queries import are_queries, each_part, takeable
 from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata",
-           "load_sparse_kernels"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_decoding_metadata",
+           "get_mla_metadata", "has_legacy", "load_sparse_kernels"]
 
 _KEPT = 32  # objects that no graph uses, each with a workspace of its own
+_BYTES = "uint8", "int8", "float8_e4m3fn"  # types of what is in FP8
 
 
 class FlashMLASchedMeta:
@@ -53,10 +56,22 @@ def get_mla_metadata(*args, **kwargs):
 
 
 @raises_error
+def get_mla_decoding_metadata(*args, **kwargs):
+    """As get_mla_metadata(): the first call that gets it plans on the device. Lengths and the like are not needed."""
+    return FlashMLASchedMeta(), None
+
+
+def has_legacy():
+    """Whether there are kernels for Hopper and for dense decoding."""
+    return True
+
+
+@raises_error
 def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,
-                           softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,
-                           extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None,
-                           extra_topk_length=None):
+                           softmax_scale=None, causal=False, is_fp8_kvcache=None, indices=None, attn_sink=None,
+                           extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,
+                           enable_batch_invariant=False, use_legacy=False, kv_format=None, descale_q=None,
+                           descale_k=None):
     """Returns (out, lse): [batch, queries, heads, 512] and float32 [batch, heads, queries], natural; a query that sees
     no token has 0 and +inf.
 
@@ -64,26 +79,34 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     reads kv head h // (heads / kv heads). block_table: int32 [batch, pages]; what is behind a request's end may be
     anything. cache_seqlens: int32 [batch], the new tokens included. softmax_scale: None: 1 / sqrt(576). causal: query i
     of n sees all tokens but the last n - 1 - i. attn_sink: float32 [heads]: a head's out is multiplied by exp(lse) /
-    (exp(lse) + exp(attn_sink)).
+    (exp(lse) + exp(attn_sink)). A cache in FP8 is [pages, page, kv heads, 576] of e4m3, which descale_k, float32 [1],
+    multiplies, under q in bfloat16 or in e4m3, which descale_q multiplies; out is bfloat16 then. is_fp8_kvcache: None:
+    as the cache's type says.
 
     With indices, int32 [batch, queries, top-k], attention is sparse: every query attends to the slots of its list, page
     * tokens of a page + the token in it, of one kv head; -1 and slots beyond the cache are no tokens. topk_length:
-    int32 [batch], how many entries count. block_table and cache_seqlens are not read. is_fp8_kvcache: k_cache is
-    [pages, page, 1, 656] bytes; without it, it is in 16 bits, which FlashMLA does not take. q may be the pair of its
-    first 512 and its last 64 columns, which FlashMLA does not take, either.
+    int32 [batch], how many entries count. block_table and cache_seqlens are not read. A cache in FP8 is [pages, page,
+    1, 656] of bytes, whose kv_format is "V32"; FlashMLA takes none in 16 bits. q may be the pair of its first 512 and
+    its last 64 columns, which FlashMLA does not take, either.
+
+    enable_batch_invariant: no request is cut, so the bits of its out do not depend on the others, for tables, or lists,
+    of one width; few long requests take long. use_legacy: ignored.
     """
+    fp8 = _tensors.dtype(k_cache) in _BYTES if is_fp8_kvcache is None else bool(is_fp8_kvcache)
     refused = {"extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
                "extra_topk_length": extra_topk_length}
-    if indices is None:
-        refused |= {"is_fp8_kvcache without indices": is_fp8_kvcache or None,
-                    "topk_length without indices": topk_length}
+    refused |= {"topk_length without indices": topk_length} if indices is None else {
+        "descale_q with indices": descale_q, "descale_k with indices": descale_k}
     for name, value in refused.items():
         if value is not None:
-            raise Error(f"{name} is not supported: attention is over one cache, and dense in 16 bits only")
+            raise Error(f"{name} is not supported: attention is over one cache, whose tokens have factors of their own "
+                        "where lists name them")
+    if kv_format not in (None, "V32") or kv_format and indices is None:
+        raise Error(f"kv_format={kv_format} is not supported: lists are of V32, 656 bytes a token; leave it out")
     _check_metadata(tile_scheduler_metadata, num_splits)
     if indices is not None:
-        return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, is_fp8_kvcache,
-                       tile_scheduler_metadata)
+        return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8,
+                       tile_scheduler_metadata, enable_batch_invariant)
     if len(q.shape) != 4 or len(k_cache.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
         raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}], k_cache [pages, page, kv heads, "
                     f"{LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)}, {list(k_cache.shape)} and "
@@ -97,7 +120,12 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if tuple(cache_seqlens.shape) != (batch,) or block_table.shape[0] != batch:
         raise Error(f"cache_seqlens and block_table must have a row for each of {batch} requests, not "
                     f"{list(cache_seqlens.shape)} and {list(block_table.shape)}")
-    out = _tensors.empty(q, (batch, queries, heads, LATENT))
+    fp8_queries = _tensors.dtype(q) in _BYTES
+    if fp8_queries and not fp8 or not fp8 and (descale_q is not None or descale_k is not None):
+        raise Error(f"q of {_tensors.dtype(q)} over a cache of {_tensors.dtype(k_cache)}, or a factor there, is not "
+                    "supported: both factors are of a cache in FP8, and so are queries in FP8")
+    dtype = "bfloat16" if fp8 else _tensors.dtype(q)
+    out = _tensors.empty(q, (batch, queries, heads, LATENT), dtype)
     lse = _tensors.empty(q, (batch, heads, queries), "float32")
     if 0 in (batch, queries, heads, block_table.shape[1]):  # no token to see
         out[...], lse[...] = 0, float("inf")
@@ -106,24 +134,28 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         softmax_scale = q.shape[3] ** -0.5
     planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
                            "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
-                           "dtype": _tensors.dtype(q), "causal": bool(causal), "scale": float(softmax_scale),
-                           "empty_lse_positive": True})
+                           "dtype": dtype, "causal": bool(causal), "scale": float(softmax_scale),
+                           "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
+                           "fp8_queries": fp8_queries}, enable_batch_invariant)
     _plan(planned, tile_scheduler_metadata, lambda: cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
+    factors = {"cache_scale": _factor(q, descale_k)} if fp8 else {}
+    factors |= {"q_scale": _factor(q, descale_q)} if fp8_queries else {}
+    cache = _tensors.as_bytes(k_cache) if fp8 else k_cache
     for group in range(groups):
         own = slice(group * its, (group + 1) * its)
-        planned.decode.run(takeable(rows[0][:, own]), k_cache[:, :, group], block_table, rows[1][:, own],
-                           lse.swapaxes(1, 2)[..., own], sinks=None if attn_sink is None else attn_sink[own])
+        planned.decode.run(takeable(rows[0][:, own]), cache[:, :, group], block_table, rows[1][:, own],
+                           lse.swapaxes(1, 2)[..., own], sinks=None if attn_sink is None else attn_sink[own], **factors)
     return out, lse
 
 
 @raises_error
 def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None,
-                         tile_scheduler_metadata=None):
+                         tile_scheduler_metadata=None, *, use_legacy=False, return_log2_lse=None):
     """Sparse prefill; returns (out, None, lse): [queries, heads, 512] and float32 [queries, heads], natural; a query
     that sees no token has 0 and +inf. In the place of None FlashMLA has each row's greatest score, which no kernel here
-    keeps.
+    keeps. return_log2_lse: True: lse in base 2; False: None in its place. use_legacy: ignored.
 
     q: [queries, heads, 576], or the pair of its first 512 and its last 64 columns, which FlashMLA does not take. kv:
     [tokens, 1, 576]. indices: int32 [queries, 1, top-k], tokens of kv; -1 and those beyond its end are none.
@@ -144,7 +176,9 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     lse = _tensors.empty(like, (queries, heads), "float32")
     _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse,
             tile_scheduler_metadata)
-    return out, None, lse
+    if return_log2_lse:
+        lse /= math.log(2)
+    return out, None, None if return_log2_lse is False else lse
 
 
 @raises_error
@@ -167,7 +201,7 @@ def _check_metadata(metadata, num_splits=None):
                     "num_splits None; tensors of older releases of FlashMLA are not taken")
 
 
-def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata):
+def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata, invariant):
     """flash_mla_with_kvcache() with indices."""
     width = FP8_BYTES["fp8_656"] if fp8 else LATENT + ROPE
     if not are_queries(q, 4) or head_dim_v != LATENT:
@@ -182,16 +216,13 @@ def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_sca
         raise Error(f"indices must be [{batch}, {queries}, top-k], not {list(indices.shape)}")
     if causal:
         raise Error("causal is not supported with indices: a list says which tokens a query sees")
-    cache = k_cache[:, :, 0]
-    if fp8 and _tensors.is_torch(cache):
-        import torch
-
-        cache = cache.view(torch.uint8)
+    cache = _tensors.as_bytes(k_cache[:, :, 0]) if fp8 else k_cache[:, :, 0]
     out = _tensors.empty(like, (batch, queries, heads, LATENT))
     lse = _tensors.empty(like, (batch, queries, heads), "float32")
     rows = lambda tensor: tensor.reshape(batch * queries, *tensor.shape[2:])
     _attend(each_part(rows, q), *_rows(cache, rows(indices)), _lengths(indices, topk_length), attn_sink,
-            (LATENT + ROPE) ** -0.5 if softmax_scale is None else softmax_scale, rows(out), rows(lse), metadata)
+            (LATENT + ROPE) ** -0.5 if softmax_scale is None else softmax_scale, rows(out), rows(lse), metadata,
+            invariant)
     return out, lse.swapaxes(1, 2)
 
 
@@ -229,7 +260,7 @@ def _lengths(indices, topk_length):
     return made
 
 
-def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
+def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None, invariant=False):
     """Queries [queries, heads, 576], or a pair, over the lists [queries, top-k] of a cache [pages, page, columns]."""
     like = parts(q)[0]
     queries, heads, _ = like.shape
@@ -237,7 +268,8 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None):
         out[...], lse[...] = 0, float("inf")
         return
     planned = _planned(like, _list_options(heads, min(queries, MlaDecode.MAX_REQUESTS), slots.shape[1], cache.shape[1],
-                                           _tensors.dtype(like), cache.shape[2] == FP8_BYTES["fp8_656"], scale))
+                                           _tensors.dtype(like), cache.shape[2] == FP8_BYTES["fp8_656"], scale),
+                       invariant)
     if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
         _plan(planned, metadata, lengths, ((queries, heads, LATENT + ROPE), cache.shape[1], slots.shape[1]))
         planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
@@ -272,9 +304,19 @@ def _plan(planned, metadata, lengths, shapes):
         planned.plan = metadata.plan = object()
 
 
-def _planned(q, options):
+def _factor(like, given):
+    """Of numbers in FP8, float32 [1]."""
+    if given is None:
+        given = _tensors.empty(like, (1,), "float32")
+        given[...] = 1
+    return given.reshape(1)
+
+
+def _planned(q, options, invariant=False):
     """The MlaDecode of these options on the stream and the device of q. Those that graphs have captured serve nothing
-    else: a replay writes over their plans."""
+    else: a replay writes over their plans. invariant: one for any number of requests, which cuts none."""
+    if invariant:
+        options |= {"max_requests": MlaDecode.MAX_REQUESTS, "split": max(options["max_tokens"], 512)}
     gpu = _tensors.is_torch(q) and q.is_cuda
     device = f"cuda:{q.device.index}" if gpu else "cpu"
     capacity = (device, *options.values())
