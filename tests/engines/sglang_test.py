@@ -5,8 +5,10 @@ What needs a GPU there is stood in for: FlashMLA's kernels, which the backend re
 hypermla.compat.flashinfer; the Triton kernel that writes the cache; the kernel that rounds queries; and pinned memory.
 """
 
+import ast
 import contextlib
 import importlib.metadata
+import inspect
 import itertools
 import json
 import os
@@ -47,6 +49,7 @@ from sglang.test.kits.attention_unittest.attention_methods import mla_attention 
 
 import hypermla.compat.flashinfer
 import hypermla.sglang
+from hypermla.compat import flash_mla
 
 flashinfer_mla_backend.BatchMLAPagedAttentionWrapper = hypermla.compat.flashinfer.BatchMLAPagedAttentionWrapper
 flashinfer_mla_backend.BatchPrefillWithRaggedKVCacheWrapper = lambda *arguments, **options: None
@@ -472,6 +475,43 @@ class Sparse(unittest.TestCase):
                 self.assertEqual((kept.flashmla_metadata.shape, kept.num_splits.shape), ((132, 8), (count + 1,)))
                 kept.copy_(self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries))
         self.assertEqual(counted, [4, 6, 2])
+
+
+class DropIns(unittest.TestCase):
+    """For FlashMLA and FlashInfer as SGLang brings them, which cannot be imported without a GPU."""
+
+    def functions(self, distribution, begin):
+        """{class or None: {name: its parameters}} of a package's modules whose paths begin so, overloads last."""
+        try:
+            files = importlib.metadata.files(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            self.skipTest(f"this SGLang comes without {distribution}")
+        found = {}
+        for file in [file for file in files if str(file).startswith(begin) and file.suffix == ".py"]:
+            module = ast.parse(file.read_text())
+            for of in [module, *(node for node in module.body if isinstance(node, ast.ClassDef))]:
+                found.setdefault(getattr(of, "name", None), {}).update({
+                    node.name: [one.arg for one in node.args.args + node.args.kwonlyargs]
+                    for node in of.body if isinstance(node, ast.FunctionDef)})
+        return found
+
+    def takes(self, own, given, more=()):
+        kinds = inspect.signature(own).parameters.values()
+        if not more and any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in kinds):
+            return  # anything
+        self.assertLessEqual(set(given), {kind.name for kind in kinds} | set(more), own.__qualname__)
+
+    def test_flash_mla(self):
+        theirs = self.functions("sgl-flash-mla", "flash_mla/flash_mla_interface")[None]
+        for name in "get_mla_metadata", "get_mla_decoding_metadata", "flash_mla_with_kvcache", "flash_mla_sparse_fwd":
+            self.takes(getattr(flash_mla, name), theirs[name])
+
+    def test_flashinfer(self):
+        own, name = hypermla.compat.flashinfer, "BatchMLAPagedAttentionWrapper"
+        theirs = self.functions("flashinfer-python", "flashinfer/mla")[name]
+        for method in "__init__", "plan", "run":
+            self.takes(getattr(getattr(own, name), method), theirs[method],
+                       [*own._SUPPORTED, *own._ANY] if method == "plan" else ())
 
 
 class Benchmark(unittest.TestCase):
