@@ -55,6 +55,10 @@ def mean(values):
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+def in_short(ratios):
+    return f"{mean(ratios):.2f}, at worst {min(ratios):.2f}, below 1 in {sum(ratio < 1 for ratio in ratios)}"
+
+
 # ---- The envelope: bench_envelope.py.
 
 
@@ -156,8 +160,7 @@ def engine_in_all():
     for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
         ratios = engine_ratios(engine_rows(), key)
         lines.append([name, str(len(ratios))])
-        for one in zip(*ratios):
-            lines[-1].append(f"{mean(one):.2f}, at worst {min(one):.2f}, below 1 in {sum(ratio < 1 for ratio in one)}")
+        lines[-1] += map(in_short, zip(*ratios))
     return table(["its time over ours", "rows", "bursts: geometric mean", "sustained"], lines)
 
 
@@ -167,9 +170,7 @@ def engine_best(*devices):
     for folder.device in devices:
         lines.append([record("engine")["device"]["name"].removeprefix("NVIDIA ").split()[0]])
         for load in ("burst", "sustained", "between"):
-            found = [row[f"{load}_ratio"] for row in engine_rows() if f"{load}_ratio" in row]
-            below = sum(ratio < 1 for ratio in found)
-            lines[-1].append(f"{mean(found):.2f}, at worst {min(found):.2f}, below 1 in {below}")
+            lines[-1].append(in_short([row[f"{load}_ratio"] for row in engine_rows() if f"{load}_ratio" in row]))
     return table([f"best of the three over ours, {len(engine_rows())} batches", "bursts", "sustained",
                   "between other kernels"], lines)
 

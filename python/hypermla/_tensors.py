@@ -83,15 +83,11 @@ def dtype_name(dtype):
 
 def as_bytes(tensor):
     """PyTorch's e4m3, and int8, as uint8, which DLPack knows."""
-    return tensor.view(_uint8(tensor)) if dtype(tensor) in ("float8_e4m3fn", "int8") else tensor
-
-
-def _uint8(like):
-    if not is_torch(like):
-        return "uint8"
+    if not is_torch(tensor):
+        return tensor.view("uint8") if getattr(tensor, "dtype", None) == "int8" else tensor
     import torch
 
-    return torch.uint8
+    return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.int8) else tensor
 
 
 def empty(like, shape, dtype=None):

@@ -41,8 +41,10 @@ class FlashMLASchedMeta:
 class _Planned:
     """A MlaDecode and the plan that it holds. A caller that finds another's plan there makes a new one."""
 
-    def __init__(self, decode):
+    def __init__(self, decode, like):
         self.decode, self.plan = decode, None
+        self.one = _tensors.empty(like, (1,), "float32")  # the factor where none is given
+        self.one[...] = 1
 
 
 _eager = collections.OrderedDict()  # _Planned by capacity and stream; the least recently used first
@@ -55,10 +57,7 @@ def get_mla_metadata(*args, **kwargs):
     return FlashMLASchedMeta(), None
 
 
-@raises_error
-def get_mla_decoding_metadata(*args, **kwargs):
-    """As get_mla_metadata(): the first call that gets it plans on the device. Lengths and the like are not needed."""
-    return FlashMLASchedMeta(), None
+get_mla_decoding_metadata = get_mla_metadata  # SGLang's wheel has both; here the first call plans in any case
 
 
 def has_legacy():
@@ -99,8 +98,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         "descale_q with indices": descale_q, "descale_k with indices": descale_k}
     for name, value in refused.items():
         if value is not None:
-            raise Error(f"{name} is not supported: attention is over one cache, whose tokens have factors of their own "
-                        "where lists name them")
+            raise Error(f"{name} is not supported; leave it out: attention is over one cache, topk_length is of lists, "
+                        "and tokens that lists name have factors of their own")
     if kv_format not in (None, "V32") or kv_format and indices is None:
         raise Error(f"kv_format={kv_format} is not supported: lists are of V32, 656 bytes a token; leave it out")
     _check_metadata(tile_scheduler_metadata, num_splits)
@@ -140,8 +139,9 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     _plan(planned, tile_scheduler_metadata, lambda: cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
-    factors = {"cache_scale": _factor(q, descale_k)} if fp8 else {}
-    factors |= {"q_scale": _factor(q, descale_q)} if fp8_queries else {}
+    factor = lambda given: planned.one if given is None else given.reshape(1)
+    factors = {"cache_scale": factor(descale_k)} if fp8 else {}
+    factors |= {"q_scale": factor(descale_q)} if fp8_queries else {}
     cache = _tensors.as_bytes(k_cache) if fp8 else k_cache
     for group in range(groups):
         own = slice(group * its, (group + 1) * its)
@@ -304,19 +304,11 @@ def _plan(planned, metadata, lengths, shapes):
         planned.plan = metadata.plan = object()
 
 
-def _factor(like, given):
-    """Of numbers in FP8, float32 [1]."""
-    if given is None:
-        given = _tensors.empty(like, (1,), "float32")
-        given[...] = 1
-    return given.reshape(1)
-
-
 def _planned(q, options, invariant=False):
     """The MlaDecode of these options on the stream and the device of q. Those that graphs have captured serve nothing
     else: a replay writes over their plans. invariant: one for any number of requests, which cuts none."""
-    if invariant:
-        options |= {"max_requests": MlaDecode.MAX_REQUESTS, "split": max(options["max_tokens"], 512)}
+    if invariant:  # 512 is the least `split` that there are kernels for
+        options = options | {"max_requests": MlaDecode.MAX_REQUESTS, "split": max(options["max_tokens"], 512)}
     gpu = _tensors.is_torch(q) and q.is_cuda
     device = f"cuda:{q.device.index}" if gpu else "cpu"
     capacity = (device, *options.values())
@@ -331,7 +323,7 @@ def _planned(q, options, invariant=False):
             _captured[capacity].plan = None  # the graph must make it, not only read it
         return _captured[capacity]
     key = capacity, _tensors.current_stream(q)
-    planned = _eager.pop(key, None) or _Planned(MlaDecode(device=device, **options))
+    planned = _eager.pop(key, None) or _Planned(MlaDecode(device=device, **options), q)
     _eager[key] = planned
     while len(_eager) > _KEPT:
         _eager.popitem(last=False)
