@@ -388,17 +388,17 @@ class Sparse(unittest.TestCase):
         both = torch.empty(2, *self.rows.shape).bfloat16()  # of two layers
         both[:] = self.rows
         rope = torch.cat([self.q[..., :128], self.q[..., 512:]], -1)[..., 128:]
-        self.backend.forward_metadata, planned = types.SimpleNamespace(), []
+        self.backend.forward_metadata = types.SimpleNamespace()
         lengths = torch.cat([self.lengths, torch.full((5,), 40, dtype=torch.int32)])  # of a batch that is padded
         given = dict(q_rope=rope, v_head_dim=512, q_nope=self.q[..., :512], page_table=self.slots,
                      cache_seqlens=lengths, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=1, sm_scale=0.05,
                      logit_cap=0.0, page_size=1)
-        with mock.patch.object(hypermla.MlaDecode, "plan",
-                               lambda *given, plan=hypermla.MlaDecode.plan: planned.append(plan(*given))):
+        with mock.patch.object(hypermla.MlaDecode, "plan", autospec=True,
+                               side_effect=hypermla.MlaDecode.plan) as plan:
             for count in 1, 2:  # passes
                 for rows in both:
                     self.agree(self.backend._forward_fa3(kv_cache=rows[:, None], **given), self.rows)
-                self.assertEqual(len(planned), count)
+                self.assertEqual(plan.call_count, count)
         for other in {"logit_cap": 30.0}, {"max_seqlen_q": 2}, {"kv_cache": self.rows.half()[:, None]}:
             with self.subTest(other), mock.patch.object(sys.modules[type(self.backend).__module__],
                                                         "flash_attn_with_kvcache") as flash_attention:
@@ -448,15 +448,15 @@ class Sparse(unittest.TestCase):
         for kept, tokens in caches:
             self.backend.dsa_kv_cache_store_fp8 = kept is cache
             self.backend.kv_cache_dim = kept.shape[-1]
-            metadata, planned = types.SimpleNamespace(dsa_cache_seqlens_int32=self.lengths), []
-            with mock.patch.object(hypermla.MlaDecode, "plan",
-                                   lambda *given, plan=hypermla.MlaDecode.plan: planned.append(plan(*given))):
+            metadata = types.SimpleNamespace(dsa_cache_seqlens_int32=self.lengths)
+            with mock.patch.object(hypermla.MlaDecode, "plan", autospec=True,
+                                   side_effect=hypermla.MlaDecode.plan) as plan:
                 for layer_id in (3, 4, 3, 4):  # two passes, as when a graph is recorded behind a first run
                     layer = types.SimpleNamespace(tp_q_head_num=HEADS, head_dim=576, layer_id=layer_id)
                     o = self.backend._forward_flashmla_kv(q_all=self.q, kv_cache=kept, v_head_dim=512, sm_scale=0.05,
                                                           layer=layer, metadata=metadata, page_table_1=self.slots)
                     self.agree(o[:, 0], tokens)
-            self.assertEqual(len(planned), 2)
+            self.assertEqual(plan.call_count, 2)
 
     def test_flash_mlas_plans_are_made_once(self):
         rows, counted = lambda count: torch.zeros(count, dtype=torch.int32), []

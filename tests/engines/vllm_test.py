@@ -673,13 +673,13 @@ class SparseTest(unittest.TestCase):
         latent = packed[:, :512].contiguous().view(torch.float8_e4m3fn).float()
         latent *= packed[:, 512:528].contiguous().view(torch.float32).repeat_interleave(128, 1)
         tokens = torch.cat([latent, self.rows[:, 512:].float()], 1)
-        metadata, plans = types.SimpleNamespace(), []
-        with mock.patch.object(MlaDecode, "plan", lambda *given, plan=MlaDecode.plan: plans.append(plan(*given))):
+        metadata = types.SimpleNamespace()
+        with mock.patch.object(MlaDecode, "plan", autospec=True, side_effect=MlaDecode.plan) as plan:
             for layer in self.impl, copy.copy(self.impl):  # decodes of 3 requests, then all as one batch
                 o, lse = layer._fp8_flash_mla_kernel(self.q.view(3, 2, HEADS, 576), cache, self.slots.view(3, 2, 40),
                                                      metadata)
         self.assertEqual((tuple(o.shape), tuple(lse.shape)), ((3, 2, HEADS, 512), (3, HEADS, 2)))
-        self.assertEqual(len(plans), 1)
+        self.assertEqual(plan.call_count, 1)
         self.agree(o.reshape(6, HEADS, 512), lse.transpose(1, 2).reshape(6, HEADS), tokens, [40] * 6, 0.02)
         mixed, _ = self.impl._fp8_flash_mla_kernel(self.q[None], cache, self.slots[None], types.SimpleNamespace())
         self.assertTrue(torch.equal(mixed[0], o.reshape(6, HEADS, 512)))
@@ -747,25 +747,25 @@ class SparseTest(unittest.TestCase):
             return [impl._bf16_flash_mla_kernel(q, cache, slots, torch.tensor(counts, dtype=torch.int32), *others)
                     for q, slots, counts in calls]
 
-        base, plans = type(self.impl).__mro__[1], []
+        base = type(self.impl).__mro__[1]
         heads = (HEADS,) if "actual_num_heads" in vllm_interface.parameters(base._forward_bf16_kv) else ()  # 0.33
         with mock.patch.object(base, "_forward_bf16_kv", layer), \
-                mock.patch.object(MlaDecode, "plan", lambda *given, plan=MlaDecode.plan: plans.append(plan(*given))):
+                mock.patch.object(MlaDecode, "plan", autospec=True, side_effect=MlaDecode.plan) as plan:
             alone = [self.impl._bf16_flash_mla_kernel(q, self.rows.view(5, 64, 576), slots,
                                                       torch.tensor(counts, dtype=torch.int32), *heads)
                      for q, slots, counts in calls]
             layers = [copy.copy(self.impl) for _ in range(3)]
             step = types.SimpleNamespace()
             for metadata in step, step, types.SimpleNamespace():  # passes
-                plans.clear()
+                plan.reset_mock()
                 for impl in layers:
                     found = impl._forward_bf16_kv(None, self.rows.view(5, 64, 576), None, metadata, *heads)
-                self.assertEqual(len(plans), len(calls))
-            plans.clear()
+                self.assertEqual(plan.call_count, len(calls))
+            plan.reset_mock()
             for impl in layers:  # of a rank that has some of the tokens
                 impl.total_cp_world_size = 2
                 impl._forward_bf16_kv(None, self.rows.view(5, 64, 576), None, metadata, *heads)
-            self.assertEqual(len(plans), len(layers) * len(calls))
+            self.assertEqual(plan.call_count, len(layers) * len(calls))
         for one, other in zip(found, alone):
             one, other = (of[0] if isinstance(of, tuple) else of for of in (one, other))
             self.assertTrue(torch.equal(one, other))

@@ -239,7 +239,9 @@ class Cases:
                 tokens = (E4M3[raw[table[request]]] * (factor or 1)).reshape(1, -1, WIDTH)[:, :length]
                 o, sums = attended(numbers[request], tokens, True, 0.02)
                 self.assert_close(out[request], o, 0.02 * (factor or 1) / 0.03)
-                self.assert_close(lse[request], sums.T, 2e-3)
+                # Sums of queries in FP8 are cut to 13 bits on a GPU, docs/checking.md.
+                reach = 0.02 * (numpy.abs(numbers[request]).reshape(-1, WIDTH) @ numpy.abs(tokens[0]).T).max()
+                self.assert_close(lse[request], sums.T, 2e-3 if q is wide else max(2e-3, 2 ** -12 * reach))
 
     def test_a_batch_changes_no_bit_where_it_may_not(self):
         for lengths in [150], [150, 20, 0]:
@@ -314,9 +316,10 @@ class Cases:
                 if not fp8:
                     tokens = random.standard_normal((2 * PAGE, WIDTH)).astype(numpy.float32)
                     tokens[:8] = numpy.nan
-                lists = self.lists(random, len(tokens), batch, queries, 40)
+                width = 40 if with_lengths else 64
+                lists = self.lists(random, len(tokens), batch, queries, width)
                 lists[0, 0] = -1  # a query without tokens
-                lengths = random.integers(1, 41, batch) if with_lengths else numpy.full(batch, 40)
+                lengths = random.integers(1, width + 1, batch) if with_lengths else numpy.full(batch, width)
                 q = xp.bfloat16(random.standard_normal((batch, queries, heads, WIDTH)) / 4)
                 sinks = random.standard_normal(heads) if with_sinks else None
                 metadata = flash_mla.get_mla_metadata()[0]
@@ -345,11 +348,12 @@ class Cases:
 
     def test_sparse_prefill(self):
         xp, random = self.xp, numpy.random.default_rng(4)
-        for queries, heads, with_lengths in ((7, 3, True), (5, 2, False), (2050, 1, True)):  # the last one in two parts
-            with self.subTest(queries):
+        for queries, heads, width, with_lengths in ((7, 3, 20, True), (5, 2, 20, False),
+                                                    (2050, 1, 20, True), (2050, 1, 16, False)):  # in two parts
+            with self.subTest(queries=queries, width=width):
                 tokens = random.standard_normal((90, WIDTH)).astype(numpy.float32)
-                lists = self.lists(random, 90, queries, 20)
-                lengths = random.integers(0, 21, queries) if with_lengths else numpy.full(queries, 20)
+                lists = self.lists(random, 90, queries, width)
+                lengths = random.integers(0, width + 1, queries) if with_lengths else numpy.full(queries, width)
                 q, kv = xp.bfloat16(random.standard_normal((queries, heads, WIDTH)) / 4), xp.bfloat16(tokens[:, None])
                 sinks = random.standard_normal(heads) if with_lengths else None
                 out, none, lse = flash_mla.flash_mla_sparse_fwd(
@@ -376,7 +380,7 @@ class Cases:
                 some = numpy.unique([*some, queries - 1])
                 seen = self.chosen(xp.float32(kv)[:, 0], lists[some], lengths[some])
                 self.check_sparse(xp.float32(out)[some], xp.float32(lse)[some], xp.float32(q)[some], seen, 0.06, sinks)
-        with self.assertRaisesRegex(hypermla.Error, "indices must be .2050, 1, top-k., not .2050, 20."):
+        with self.assertRaisesRegex(hypermla.Error, "indices must be .2050, 1, top-k., not .2050, 16."):
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists), 0.06)
         with self.assertRaisesRegex(hypermla.Error, "the metadata must be what get_mla_metadata"):
             flash_mla.flash_mla_sparse_fwd(q, kv, xp.int32(lists[:, None]), 0.06, tile_scheduler_metadata=q)

@@ -136,7 +136,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
                            "dtype": dtype, "causal": bool(causal), "scale": float(softmax_scale),
                            "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
                            "fp8_queries": fp8_queries}, enable_batch_invariant)
-    _plan(planned, tile_scheduler_metadata, lambda: cache_seqlens, (tuple(q.shape), page, groups, bool(causal)))
+    _plan(planned, tile_scheduler_metadata, lambda: planned.decode.plan(cache_seqlens),
+          (tuple(q.shape), page, groups, bool(causal)))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
     factor = lambda given: planned.one if given is None else given.reshape(1)
@@ -249,10 +250,16 @@ def _rows(cache, slots):
 
 
 def _lengths(indices, topk_length):
-    """A function that makes the lists' lengths, int32 [lists]."""
+    """A function that makes the lists' lengths, int32 [lists], or None of lists as long as any may be. It copies only
+    what it must, since a copy is one more node in a graph."""
     def made():
+        _, each, width = indices.shape
+        if topk_length is None and width == _rounded(width):
+            return None
+        if topk_length is not None and each == 1 and _tensors.dtype(topk_length) == "int32":
+            return topk_length
         lengths = _tensors.empty(indices, tuple(indices.shape[:2]))
-        lengths[...] = indices.shape[2] if topk_length is None else topk_length[:, None]
+        lengths[...] = width if topk_length is None else topk_length[:, None]
         return lengths.reshape(-1)
 
     if topk_length is not None and tuple(topk_length.shape) != (indices.shape[0],):
@@ -271,14 +278,15 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None, inv
                                            _tensors.dtype(like), cache.shape[2] == FP8_BYTES["fp8_656"], scale),
                        invariant)
     if metadata is not None and queries <= MlaDecode.MAX_REQUESTS:
-        _plan(planned, metadata, lengths, ((queries, heads, LATENT + ROPE), cache.shape[1], slots.shape[1]))
+        _plan(planned, metadata, lambda: _plan_lists(planned, lengths(), slots),
+              ((queries, heads, LATENT + ROPE), cache.shape[1], slots.shape[1]))
         planned.decode.run(takeable(q), cache, slots, out, lse, sinks=sinks)
         return
     lengths = lengths()
     for first in range(0, queries, MlaDecode.MAX_REQUESTS):
         own = slice(first, first + MlaDecode.MAX_REQUESTS)
         planned.plan = None
-        planned.decode.plan(lengths[own])
+        _plan_lists(planned, None if lengths is None else lengths[own], slots[own])
         own_q = takeable(each_part(lambda part: part[own], q))
         planned.decode.run(own_q, cache, slots[own], out[own], lse[own], sinks=sinks)
 
@@ -291,8 +299,12 @@ def _list_options(heads, queries, top_k, page, dtype, fp8, scale):
             "empty_lse_positive": True}
 
 
-def _plan(planned, metadata, lengths, shapes):
-    """`lengths`: a function that makes them."""
+def _plan_lists(planned, lengths, slots):
+    planned.decode.plan(lengths, block_table=slots if lengths is None else None)
+
+
+def _plan(planned, metadata, make, shapes):
+    """make: a function that plans, unless that has been done."""
     if metadata.shapes is None:
         metadata.shapes = shapes
     elif metadata.shapes != shapes:
@@ -300,7 +312,7 @@ def _plan(planned, metadata, lengths, shapes):
                     "get_mla_metadata() again for another shape")
     if metadata.plan is None or planned.plan is not metadata.plan:
         planned.plan = None  # until it is made
-        planned.decode.plan(lengths())
+        make()
         planned.plan = metadata.plan = object()
 
 
