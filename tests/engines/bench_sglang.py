@@ -10,8 +10,9 @@ backends agree, and how long does a step take?
 An engine has an attention backend, a size of pages, and drafts or none; each runs by itself, once for each number of
 heads. Agreement: greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of
 prompts alone against the same prompts in one batch, which is the noise to compare with. Times: medians of the steps, by
-events around the replayed graph and around all that the runner does for a step; kernels by PyTorch's profiler; the
-host's time in the backend's planning. They are taken inside of SGLang's scheduler, by a plug-in of this script.
+events around all that the runner does for a step, and the host's time in the backend's planning. In steps of their own:
+kernels by PyTorch's profiler, then the replayed graph by events around it, behind a kernel that keeps the GPU busy
+until the host has launched all three. All are taken inside of SGLang's scheduler, by a plug-in of this script.
 
 Drafts are chains by the model's own layer for them, as DeepSeek-V3 has it (EAGLE of one branch). A step then drafts,
 verifies and extends: graph_ms is the graph of the model, which verifies; draft_ms and extend_ms are those of the layer
@@ -52,6 +53,8 @@ WORKER = SPECULATIVE + "eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
 RUNNERS = {"graph": RUNNER, "draft": SPECULATIVE + "eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
            "extend": SPECULATIVE + "eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"}
 FIRST, LAST = 4, 12  # steps that are profiled; those before them begin the requests
+HELD = 10  # steps behind these, whose graphs are timed
+HOLD = 1_000_000  # clocks of a GPU, half a millisecond
 ENGINES = ["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"]
 SPARSE_ENGINES = ["dsa/64", "hypermla/64"]
 PLUGINS = "hypermla,bench_sglang"
@@ -205,7 +208,7 @@ class _Watch:
         self.file = self.profiler = None
         self.wrapped = []  # backends whose planning is timed
         self.replays = {}  # of this step: events around the graph, by its name
-        self.name, self.planned, self.count, self.profiled = "graph", 0.0, 0, 0
+        self.name, self.planned, self.profiled, self.held = "graph", 0.0, 0, False
 
     def step(self, execute, runner, forward_batch, *arguments, **keywords):
         self._time_planning(runner.attn_backend)
@@ -241,13 +244,13 @@ class _Watch:
             self.profiler = None
             pathlib.Path(self.path + ".profile").unlink(missing_ok=True)
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self.replays, self.planned = {}, 0.0
+        self.replays, self.planned, self.held = {}, 0.0, self.profiled > LAST
         begin = time.monotonic()
         ends[0].record()
         output = execute(*arguments, **keywords)
         ends[1].record()
         line = {"at": begin, "requests": requests, "host_us": 1e6 * (time.monotonic() - begin),
-                "plan_us": 1e6 * self.planned}
+                "plan_us": 1e6 * self.planned, "held": self.held}
         self.waiting.append((line, ends, self.replays))
         self.replays = {}
         while self.waiting and self.waiting[0][1][1].query():
@@ -261,6 +264,8 @@ class _Watch:
 
         def timed(graph):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            if self.held:
+                torch.cuda._sleep(HOLD)
             marks[0].record()
             replay(graph)
             marks[1].record()
@@ -282,7 +287,7 @@ class _Watch:
         backend.init_forward_metadata_out_graph = timed
 
     def _profile(self, torch, requests):
-        """Profiles some steps of this many requests, where a file asks for it."""
+        """Profiles some steps of this many requests, where a file asks for it, and has those behind them held."""
         wish = self.path + ".profile"
         if self.profiler is None and not os.path.exists(wish):
             self.profiled = 0
@@ -299,7 +304,6 @@ class _Watch:
             self.file.write(json.dumps({"profile": requests, **vllm_worker.times_of(
                 spans, LAST - FIRST, is_attention), "attention_kernels": names_of(spans)}) + "\n")
             self.profiler = None
-            pathlib.Path(wish).unlink(missing_ok=True)
 
 
 def is_attention(kernel):
@@ -327,7 +331,7 @@ class Engine:
             attention = {"attention_backend": backend, "prefill_attention_backend": prefill,
                          "decode_attention_backend": backend}
         batches = sorted({1, 2, 4, 8, *at.batches})
-        tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.steps, LAST + 4) * (1 + drafts) + 4 * 64)
+        tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.steps, LAST + HELD) * (1 + drafts) + 4 * 64)
         # Else the backend of prefill verifies.
         chains = {"speculative_algorithm": "EAGLE", "speculative_num_steps": drafts, "speculative_eagle_topk": 1,
                   "speculative_num_draft_tokens": drafts + 1, "speculative_attention_mode": "decode"} if drafts else {}
@@ -391,23 +395,25 @@ class Engine:
         about = [one["meta_info"] for one in self.generate(prompts, steps * (1 + self.drafts))]
         lines = [line for line in self._lines() if line.get("requests") == len(prompts)][3:]
         wall = [1e3 * (b["at"] - a["at"]) for a, b in zip(lines, lines[1:])]
-        names = ["step_ms", "graph_ms", "host_us", "plan_us"]
         accepted = {}
         if self.drafts:
-            names += ["draft_ms", "extend_ms"]
             lengths = [one.get("spec_accept_length", 1.0) for one in about]
             accepted = {"accepted": round(sum(lengths) / len(lengths), 3)}
         return {"steps": len(lines), "wall_ms": median(wall), **accepted,
-                **{name: median([line[name] for line in lines if name in line]) for name in names}}
+                **{name: median([line[name] for line in lines]) for name in ("step_ms", "host_us", "plan_us")}}
 
     def profile_decode(self, prompts):
+        """Medians of replayed graphs, and what the scheduler found of its kernels."""
         wish = pathlib.Path(str(self.steps) + ".profile")
         wish.touch()
         self._lines()
-        self.generate(prompts, (LAST + 4) * (1 + self.drafts))
+        self.generate(prompts, (LAST + HELD) * (1 + self.drafts))
         wish.unlink(missing_ok=True)
-        found = [line for line in self._lines() if "profile" in line]
-        return {name: value for name, value in (found or [{}])[-1].items() if name != "profile"}
+        lines = self._lines()
+        [*_, found] = [{}, *(line for line in lines if "profile" in line)]
+        graphs = {name: median([line[name] for line in lines if line.get("held") and name in line])
+                  for name in ("graph_ms", *(("draft_ms", "extend_ms") if self.drafts else ()))}
+        return {**graphs, **{name: value for name, value in found.items() if name != "profile"}}
 
 
 def named(backend, page, drafts, heads):
@@ -466,9 +472,8 @@ class Child:
         self.what = named(backend, page, drafts, heads)
         stem = os.path.join(at.work, f"{backend}-{page}-{heads}" + (f"-{drafts}" if drafts else ""))
         self.path, self.log = stem + ".jsonl", stem + ".log"
-        for old in (self.path, stem + ".steps"):
-            if os.path.exists(old):
-                os.remove(old)
+        for old in (self.path, stem + ".steps", stem + ".steps.profile"):
+            pathlib.Path(old).unlink(missing_ok=True)
         environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps", DRAFTS: str(drafts)}
         if at.sparse:  # whatever the caller's environment has, since nothing else tells the two apart
             environment["SGLANG_PLUGINS"] = PLUGINS + ",hypermla_sparse" * (backend == "hypermla")
