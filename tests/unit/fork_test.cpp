@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <new>
+#include <thread>
 
 #include "hypermla/base/per_process.h"
+#include "hypermla/base/process.h"
 #include "hypermla/device/pool.h"
 
 namespace hypermla::fork_test {
@@ -75,6 +79,33 @@ TEST(Fork, WhatIsPerProcessIsMadeOnceInEach) {
             }),
             5);
   EXPECT_EQ(*counted.get().made, 4);
+}
+
+// A program that a process runs is not the child's to end, which ends by itself meanwhile.
+TEST(Fork, AChildsEndEndsNoProgramOfItsParent) {
+  ProcessResult done = {};
+  std::thread runs([&] { done = run_process({"/bin/sh", "-c", "sleep 1; exit 5"}); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(status_of_child([&] {
+              end_programs();
+              return 3;
+            }),
+            3);
+  runs.join();
+  EXPECT_EQ(done.status, 5);
+}
+
+TEST(Pool, WhatABlockThrowsReachesTheCaller) {
+  Pool pool;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(pool.run(50, 3,
+                          [](std::uint64_t block) -> const char* {
+                            if (block == 20) throw std::bad_alloc();
+                            return nullptr;
+                          }),
+                 std::bad_alloc);
+    EXPECT_EQ(blocks_run(pool), 50);
+  }
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/per_process.h"
 
 namespace hypermla {
 namespace {
@@ -98,15 +99,15 @@ pid_t spawn(const std::vector<std::string>& argv, const std::vector<std::string>
 }
 
 // The programs that run now, each of which leads a process group. The lock is held while one starts, so that
-// end_programs() misses none.
+// end_programs() misses none. Those of a process are not a forked child's, which would end them with itself.
 struct Running {
   std::mutex mutex;
   std::set<pid_t> programs;
   bool ending = false;
 };
 Running& running() {
-  static Running* const instance = new Running;  // for good: threads may wait for programs until the process ends
-  return *instance;
+  static auto* const instance = new PerProcess<Running>;  // for good: threads may wait for programs until the end
+  return instance->get();
 }
 
 // The wait status, and whether the timeout ended the program.

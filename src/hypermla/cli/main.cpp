@@ -51,8 +51,9 @@ std::string usage() {
 
 int run(const hypermla::Words& words) {
   const std::string first = words.empty() ? "--help" : words.front();
-  const bool help = first == "--help" || first == "-h" || first == "help";
-  if (help && words.size() == 2) return run({words[1], "--help"});
+  auto asks = [](const std::string& word) { return word == "--help" || word == "-h" || word == "help"; };
+  const bool help = asks(first);
+  if (help && words.size() == 2 && !asks(words[1])) return run({words[1], "--help"});
   if ((help || first == "--version" || first == "--list") && words.size() > 1)
     hypermla::fail("'{}' is not expected here; see hypermla --help", words.back());
   if (help) return std::fputs(usage().c_str(), stdout), 0;

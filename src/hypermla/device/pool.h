@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -29,7 +30,8 @@ class Workers {
   }
 
   // Calls run(i) for every i below `count`, on `threads` threads. run() returns null or an error; after the first error
-  // no further block starts. Returns that error, or an empty text.
+  // no further block starts. Returns that error, or an empty text. What run() throws, as where memory is short, is
+  // thrown here.
   std::string run(std::uint64_t count, int threads, std::function<const char*(std::uint64_t)> run) {
     std::lock_guard one_launch(launch_);
     std::unique_lock lock(mutex_);
@@ -37,6 +39,7 @@ class Workers {
     count_ = count;
     next_ = 0;
     error_.clear();
+    thrown_ = nullptr;
     workers_ = threads;
     try {
       while (static_cast<int>(threads_.size()) < workers_) {
@@ -51,6 +54,7 @@ class Workers {
     ++generation_;
     wake_.notify_all();
     done_.wait(lock, [&] { return running_ == 0; });
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
     return error_;
   }
 
@@ -63,15 +67,22 @@ class Workers {
       if (number >= workers_) continue;
       lock.unlock();
       std::string error;
-      for (std::uint64_t i; (i = next_++) < count_;) {
-        if (const char* message = job_(i)) {
-          error = message;
-          next_ = count_;
-          break;
+      std::exception_ptr thrown;
+      try {
+        for (std::uint64_t i; (i = next_++) < count_;) {
+          if (const char* message = job_(i)) {
+            error = message;
+            next_ = count_;
+            break;
+          }
         }
+      } catch (...) {
+        thrown = std::current_exception();
+        next_ = count_;
       }
       lock.lock();
       if (error_.empty()) error_ = error;
+      if (!thrown_) thrown_ = thrown;
       if (--running_ == 0) done_.notify_one();
     }
   }
@@ -85,6 +96,7 @@ class Workers {
   int workers_ = 0, running_ = 0;
   bool stop_ = false;
   std::string error_;
+  std::exception_ptr thrown_;
 };
 
 // The workers of this process: a forked child starts its own.
