@@ -7,6 +7,7 @@
 #include "dlpack.h"
 #include "hypermla/base/pattern.h"
 #include "hypermla/base/process.h"
+#include "hypermla/base/error.h"
 #include "hypermla/hypermla.h"
 
 namespace {
@@ -272,6 +273,12 @@ hypermla::DType half_precision(const std::string& name) {
   if (name != "bfloat16" && name != "float16")
     throw hypermla::Error("dtype='" + name + "' is not supported: choose bfloat16 or float16");
   return name == "float16" ? hypermla::DType::float16 : hypermla::DType::bfloat16;
+}
+
+float scale_of(double scale) {
+  if (scale != 0 && float(scale) == 0)
+    hypermla::fail("scale={} is not supported: it is 0 in 32 bits; give a larger one, or 0 for the default", scale);
+  return float(scale);
 }
 
 std::string python_words(const std::string& sentence) {

@@ -87,6 +87,8 @@ bool interrupted();
 
 // Throws Error for other names than those of the types of 16 bits.
 hypermla::DType half_precision(const std::string& name);
+// Throws Error where rounding made a 0 of it, which would stand for the default.
+float scale_of(double scale);
 
 // Adds the type MlaDecode (mla_decode.cpp); false with a Python exception.
 bool add_mla_decode(PyObject* module);

@@ -34,14 +34,16 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype, *kernel;
   PyObject* workspace;
   hypermla::MlaDecodeOptions at;
+  double scale;
   int causal, base2, positive, sparse, shared_prefixes, fp8_queries, fp8;
-  if (!PyArg_ParseTuple(arguments, "sOss(iiiiiii)f(pppppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
+  if (!PyArg_ParseTuple(arguments, "sOss(iiiiiii)d(pppppp)i(iii)", &device, &workspace, &dtype, &kernel, &at.heads,
                         &at.max_requests, &at.max_queries, &at.max_query_tokens, &at.max_tokens, &at.page, &at.split,
-                        &at.scale, &causal, &base2, &positive, &sparse, &shared_prefixes, &fp8_queries, &fp8,
-                        &at.shards, &at.shard, &at.interleave))
+                        &scale, &causal, &base2, &positive, &sparse, &shared_prefixes, &fp8_queries, &fp8, &at.shards,
+                        &at.shard, &at.interleave))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
+    at.scale = scale_of(scale);
     at.causal = causal;
     at.sparse = sparse;
     at.fp8_queries = fp8_queries;

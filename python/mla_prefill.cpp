@@ -25,12 +25,14 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype;
   PyObject* workspace;
   hypermla::MlaPrefillOptions at;
+  double scale;
   int causal, base2, positive, accumulate;
-  if (!PyArg_ParseTuple(arguments, "sOs(iiii)f(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
-                        &at.max_query_tokens, &at.max_tokens, &at.scale, &causal, &base2, &positive, &accumulate))
+  if (!PyArg_ParseTuple(arguments, "sOs(iiii)d(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
+                        &at.max_query_tokens, &at.max_tokens, &scale, &causal, &base2, &positive, &accumulate))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
+    at.scale = scale_of(scale);
     at.causal = causal;
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;

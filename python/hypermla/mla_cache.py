@@ -11,7 +11,7 @@ fullgraph=True, too, if PyTorch was imported before this package or a MlaDecode 
 import sys
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import raises_error
+from hypermla._errors import integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
 
@@ -79,7 +79,10 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
     are the rotary part, or [tokens, heads, 128] without it, and v [tokens, heads, 128]. Where they are made, `rope`
     says which k. GPUs: Hopper.
     """
+    tokens, = integers(tokens=tokens)
     if out is None:
+        if tokens < 0:
+            raise Error(f"tokens={tokens} is not supported: it must not be negative")
         like = cache[0] if isinstance(cache, tuple) else cache
         _tensors.shape_of("cache", like)
         heads = _tensors.shape_of("w_uk", w_uk)[0]

@@ -1,11 +1,13 @@
 """Calls that need no tensors: each makes random inputs of its own. What `hypermla --list`, `hypermla kernel --check`,
 `hypermla verify` and `hypermla kernel --prof_type=<mode>` do in a shell."""
 
+import operator
 from typing import NamedTuple
 
 import hypermla
 from hypermla import _hypermla
 from hypermla._errors import raises_error
+from hypermla._hypermla import Error
 
 
 class ListedKernel(NamedTuple):
@@ -54,6 +56,13 @@ def kernels(language=None):
     return [kernel for kernel in listed if language in (None, kernel.language)]
 
 
+def _seed(seed):
+    number = operator.index(seed)
+    if not 0 <= number < 2**64:
+        raise Error(f"seed={number} is not supported: it must be from 0 to 2^64 - 1")
+    return number
+
+
 @raises_error
 def check(name, version=None, device="auto", language=None, seed=0, tune=False, **problem):
     """Runs a kernel on random inputs and compares it with the reference: one call, no tensors.
@@ -62,7 +71,7 @@ def check(name, version=None, device="auto", language=None, seed=0, tune=False, 
     as Kernel.tune() does; otherwise the kernel has its default tilings. What differs is in the result, not an Error.
     """
     passed, kernel, used, outputs = _hypermla.check(name, version or "", device, language or "",
-                                                    hypermla._fields(problem), seed, tune)
+                                                    hypermla._fields(problem), _seed(seed), tune)
     return CheckResult(passed, kernel, used, tuple(CheckedOutput(*row) for row in outputs))
 
 
@@ -82,4 +91,4 @@ def profile(name, version=None, mode="annotation", device="auto", language=None,
             seed=0, tune=True, **problem):
     """Kernel.profile() on random inputs: one call, no tensors. The other arguments are those of check()."""
     return hypermla._profile(_hypermla.profile(name, version or "", device, language or "", hypermla._fields(problem),
-                                               seed, tune, mode, str(out_dir or ""), label, bench_runs))
+                                               _seed(seed), tune, mode, str(out_dir or ""), label, bench_runs))

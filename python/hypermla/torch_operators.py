@@ -28,7 +28,8 @@ _library = torch.library.Library("hypermla", "FRAGMENT")
 def adopt(planned):
     """Gives a MlaDecode or MlaPrefill its handle, where PyTorch knows its device."""
     if planned.device == "cpu" or torch.cuda.is_available():
-        planned.handle, planned.order = next(_handles), torch.zeros(1, device=planned.device)
+        with torch.inference_mode(False):  # operators write it, which inference alone may do to its own tensors
+            planned.handle, planned.order = next(_handles), torch.zeros(1, device=planned.device)
         _living[planned.handle] = planned
 
 

@@ -261,6 +261,9 @@ class Decode(unittest.TestCase):
                             (lambda: decode.run(q, cache, table, lse=odd), "no whole elements of 4 bytes"),
                             (lambda: decode.plan(lengths, stream=1 << 70), "stream is no address"),
                             (lambda: self.decode(workspace=numpy.zeros(3, numpy.uint8)), "the workspace has 3 bytes"),
+                            (lambda: self.decode(scale=1e-50), "scale=1e-50 is not supported: it is 0 in 32 bits"),
+                            (lambda: hypermla.check("flash_attention", device="cpu", seed=-1), "seed=-1"),
+                            (lambda: hypermla.check("flash_attention", device="cpu", seed=1 << 64), "to 2.64 - 1"),
                             (lambda: hypermla.MlaDecode.fixed_split(-1, device="cpu"), "workspace_bytes=-1")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 decode.plan(lengths)
@@ -385,6 +388,7 @@ class Prefill(unittest.TestCase):
                             (lambda: prefill.run(q, k, v.astype(numpy.float32)), "v must be"),
                             (lambda: prefill.run(q, k, v, lse=numpy.zeros((7, 1), numpy.float32)), "lse must be"),
                             (lambda: prefill.run((v[:7].copy(), q[..., 128:]), k, v, out=v[:7]), "memory of its own"),
+                            (lambda: prefill.run(q, k, v, out=v[9:16]), "o overlaps v"),
                             (lambda: prefill.run(q[:6], k, v), "the plan has 7 queries")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 prefill.plan(self.QUERIES, self.TOKENS)
@@ -552,6 +556,7 @@ class CacheOperations(unittest.TestCase):
                             (lambda: hypermla.append(cache[0, :2], cache, table), "slots must be int64"),
                             (lambda: hypermla.append(lse, cache, slots), "float32"),
                             (lambda: hypermla.decompress_prefix(cache, table, 17, uk, uk.swapaxes(1, 2)), "17"),
+                            (lambda: hypermla.decompress_prefix(cache, table, -1, uk, uk), "tokens=-1 is not"),
                             (lambda: hypermla.decompress_prefix(cache, table, 3, uk, uk), "w_uv must be")):
             with self.subTest(said), self.assertRaisesRegex(hypermla.Error, said):
                 wrong()

@@ -81,6 +81,17 @@ class Tensors(unittest.TestCase):
                   self.decode.run(torch.nn.Parameter(q, requires_grad=False), cache, self.table))
         self.assertEqual(wide[..., 512:].abs().max(), 0)
 
+    def test_what_is_made_in_inference_is_compiled_outside_too(self):
+        with torch.inference_mode():
+            decode = new_decode()
+        compiled = torch.compile(lambda: (decode.plan(self.lengths, self.starts),
+                                          decode.run(self.q, self.cache, self.table))[1],
+                                 fullgraph=True, backend="aot_eager")
+        expected = self.decode.run(self.q, self.cache, self.table)
+        self.same(expected, compiled())
+        with torch.inference_mode():
+            self.same(expected, compiled())
+
     def test_the_stride_of_a_single_element_does_not_matter(self):
         one = new_decode(max_requests=1, max_queries=1)
         one.plan(self.lengths[1:])

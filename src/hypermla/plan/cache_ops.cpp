@@ -10,6 +10,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/pool.h"
+#include "hypermla/plan/memory_rows.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -56,15 +57,15 @@ void require_cache(const MlaCache& cache) {
 }
 
 // The bytes from a tensor's first to its last element.
-struct MemorySpan {
-  const char *begin, *end;
-  bool overlaps(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
-};
 template <class T>
-MemorySpan span_of(const MlaRows<T>& rows, const MlaCacheOps::Merge& of) {
+MemoryRows memory_of(const MlaRows<T>& rows, const MlaCacheOps::Merge& of) {
   const std::int64_t bytes = std::is_same_v<std::remove_const_t<T>, float> ? 4 : 2, columns = bytes == 4 ? 1 : of.width;
-  const char* const begin = reinterpret_cast<const char*>(rows.data);
-  return {begin, begin + bytes * ((of.tokens - 1) * rows.token_stride + (of.heads - 1) * rows.head_stride + columns)};
+  return {reinterpret_cast<const char*>(rows.data),
+          of.tokens,
+          bytes * rows.token_stride,
+          of.heads,
+          bytes * rows.head_stride,
+          bytes * columns};
 }
 
 class CacheReference : public CacheKernels {
@@ -238,7 +239,7 @@ void validate(const MlaCacheOps::Merge& with) {
   const auto apart = [&](const char* name, const auto& out, const char* other, const auto& in) {
     const bool same = static_cast<const void*>(in.data) == out.data && in.token_stride == out.token_stride &&
                       in.head_stride == out.head_stride && std::string_view(name) == other + 2;
-    if (!same && span_of(out, with).overlaps(span_of(in, with)))
+    if (!same && spans_overlap(memory_of(out, with), memory_of(in, with)))
       fail("{} overlaps {}: give it memory of its own, or the same address and strides as {}", name, other, other);
   };
   const auto apart_from_parts = [&](const char* name, const auto& out) {
@@ -250,7 +251,8 @@ void validate(const MlaCacheOps::Merge& with) {
   apart_from_parts("o", with.o);
   if (with.lse.data) {
     apart_from_parts("lse", with.lse);
-    if (span_of(with.lse, with).overlaps(span_of(with.o, with))) fail("lse overlaps o: give it memory of its own");
+    if (spans_overlap(memory_of(with.lse, with), memory_of(with.o, with)))
+      fail("lse overlaps o: give it memory of its own");
     require_rows_apart("lse", with.tokens, with.lse.token_stride, with.heads, with.lse.head_stride, 1);
   }
   require_rows_apart("o", with.tokens, with.o.token_stride, with.heads, with.o.head_stride, with.width);

@@ -1,0 +1,44 @@
+// Where a tensor [tokens, heads, width] lies, by which outputs are kept apart from inputs.
+#pragma once
+
+#include <cstdint>
+
+namespace hypermla {
+
+struct MemoryRows {
+  const char* begin;
+  std::int64_t tokens, token_stride, heads, head_stride, width;  // but for the counts in bytes
+
+  std::int64_t row() const { return (heads - 1) * head_stride + width; }  // of a token, first to last head
+  std::int64_t all() const { return (tokens - 1) * token_stride + row(); }
+  // Without gaps, or with gaps that other heads fill.
+  bool is_whole() const { return tokens < 2 || row() >= token_stride; }
+};
+
+// Whether what lies from the first to the last byte of one has bytes of the other.
+inline bool spans_overlap(const MemoryRows& a, const MemoryRows& b) {
+  return a.begin < b.begin + b.all() && b.begin < a.begin + a.all();
+}
+
+// Whether two tensors share bytes, as far as their strides tell: rows may lie in the gaps of others, as where two
+// tensors take turns in one buffer, token by token or head by head.
+inline bool overlap(const MemoryRows& a, const MemoryRows& b) {
+  if (!spans_overlap(a, b)) return false;
+  const std::int64_t behind = a.begin - b.begin;  // that a begins so far behind b
+  // Of two sequences with one period: does what begins so far behind the other's begin meet it?
+  const auto meets = [](std::int64_t behind, std::int64_t own, std::int64_t others, std::int64_t period) {
+    behind = (behind % period + period) % period;
+    return behind < others || behind + own > period;
+  };
+  const auto has_period = [](const MemoryRows& of, std::int64_t period) {
+    return of.head_stride == period && period >= of.width && (of.tokens < 2 || of.token_stride % period == 0);
+  };
+  if (has_period(a, b.head_stride) && has_period(b, a.head_stride) && !meets(behind, a.width, b.width, a.head_stride))
+    return false;
+  if (a.is_whole() && b.is_whole()) return true;
+  if (a.is_whole()) return behind < 0 || meets(behind, a.all(), b.row(), b.token_stride);
+  if (b.is_whole()) return behind > 0 || meets(-behind, b.all(), a.row(), a.token_stride);
+  return a.token_stride == b.token_stride && meets(behind, a.row(), b.row(), a.token_stride);  // else it is not known
+}
+
+}  // namespace hypermla
