@@ -29,7 +29,8 @@ USED = {
     "sglang.kernels.ops.quantization.fp8_kernel": ["scaled_fp8_quant"],
     "sglang.kernels.ops.attention.utils": ["create_flashmla_kv_indices_triton", "get_num_kv_index_blocks_flashmla"],
     "sglang.srt.layers.attention.attention_registry": ["ATTENTION_BACKENDS", "register_attention_backend"],
-    "sglang.srt.layers.attention.base_attn_backend": ["AttentionBackend.forward"],
+    "sglang.srt.layers.attention.base_attn_backend": [
+        "AttentionBackend.forward", "AttentionBackend.update_verify_buffers_to_fill_after_draft"],
     "sglang.srt.layers.attention.flashinfer_mla_backend": ["FlashInferMLAAttnBackend.forward_extend"],
     "sglang.srt.layers.attention.flashmla_backend": [
         "FlashMLABackend.__init__", "FlashMLABackend.init_forward_metadata",
@@ -39,6 +40,7 @@ USED = {
         "FlashMLAMultiStepDraftBackend.common_template",
         "FlashMLAMultiStepDraftBackend.init_forward_metadata_out_graph"],
     "sglang.srt.layers.attention.verify_mask": ["maybe_create_verify_mask"],
+    "sglang.srt.mem_cache.kv_cache_configurator": ["KVCacheConfigurator.resolve_max_num_reqs"],
     "sglang.srt.mem_cache.memory_pool": ["MLATokenToKVPool.get_key_buffer", "MLATokenToKVPool.set_kv_buffer",
                                          "MLATokenToKVPool.set_mla_kv_buffer"],
     "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",

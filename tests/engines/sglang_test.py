@@ -139,8 +139,7 @@ class Case:
 
     def tokens(self, request, end):
         pool = self.runner.token_to_kv_pool
-        kept = pool.kv_buffer[0][self.slots(request)[:end], 0].view(pool.dtype).float()
-        return kept if self.layer.k_scale is None else kept * self.layer.k_scale
+        return pool.kv_buffer[0][self.slots(request)[:end], 0].view(pool.dtype).float()
 
     def slots(self, request):
         return self.runner.req_to_token_pool.req_to_token[self.requests[request]].long()
@@ -198,7 +197,8 @@ class Backend(unittest.TestCase):
                         self.assert_attends(Case(page, [70, 1, 63]), ForwardMode.DECODE, 1, 1, apart, graph)
 
     def test_it_reads_a_cache_in_fp8(self):
-        """With many heads queries are rounded, too, where pages have more than one token."""
+        """With many heads queries are rounded, too, where pages have more than one token. A checkpoint's k_scale
+        counts for nothing, since the pool writes without it."""
         for page, heads, rounded in ((1, 4, False), (2, 64, False), (16, 4, False), (64, 64, True)):
             for apart, scaled in ((False, False), (True, True)):
                 with self.subTest(page=page, heads=heads, apart=apart):
@@ -232,6 +232,26 @@ class Backend(unittest.TestCase):
         batch_sizes = case.backend._graph_requests
         self.assert_attends(case, ForwardMode.DECODE, 1, 1, True, graph=True)
         self.assertEqual((case.backend._steps[1], steps.table.data_ptr(), batch_sizes), (steps, address, 4))
+
+    def test_a_graph_may_be_padded_beyond_the_pool_of_requests(self):
+        """As to a multiple of the devices of tensor parallelism."""
+        case = Case(16, [40, 15])
+        case.backend.init_cuda_graph_state(9, 9)
+        case.lengths, case.requests = [40, 15] + [0] * 7, torch.cat([case.requests, torch.zeros(7).long()])
+        self.assert_attends(case, ForwardMode.DECODE, 1, 1, True, graph=True)
+        with self.assertRaisesRegex(ValueError, "graphs of up to 2048 requests, not 2056"):
+            case.backend.init_cuda_graph_state(2056, 2056)
+
+    def test_rows_behind_the_plan_are_0(self):
+        case = Case(16, [40, 15])
+        self.assert_attends(case, ForwardMode.DECODE, 1, 1, True)
+        batch = case.batch(ForwardMode.DECODE, case.lengths, 1)
+        with forward_context(ForwardContext(attn_backend=case.backend)):
+            o = case.backend.forward(torch.ones(5, HEADS * 576, dtype=DTYPE), None, None, case.layer, batch)
+        self.assertTrue(o[:2].abs().sum() > 0 and (o[2:] == 0).all())
+
+    def test_verification_waits_for_no_buffers(self):
+        self.assertIsNone(Case(16, [9]).backend.update_verify_buffers_to_fill_after_draft(None, None))
 
     def test_an_idle_step_plans_nothing(self):
         case = Case(16, [9])
@@ -309,6 +329,10 @@ class Backend(unittest.TestCase):
               self.assertRaisesRegex(ValueError, "decode context parallelism")):
             Case(64, [9])
         runner = Runner(64, 1)
+        runner.model_config.hf_config = types.SimpleNamespace(text_config=types.SimpleNamespace(index_topk=2048))
+        with self.assertRaisesRegex(ValueError, "start with SGLANG_PLUGINS=hypermla,hypermla_sparse"):
+            attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
+        runner = Runner(64, 1)
         runner.model_config.kv_lora_rank = 256
         with self.assertRaisesRegex(ValueError, r"not \(256, 64\)"):
             attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
@@ -336,6 +360,31 @@ class Plugin(unittest.TestCase):
         self.assertEqual(overrides._page_size_default(view), {"page_size": 1})
         view.page_size, view.attention_backend = 16, "hypermla"
         self.assertEqual(overrides._page_size_default(view), {})
+
+    def test_as_many_requests_run_as_a_plan_takes(self):
+        from sglang.srt.mem_cache import kv_cache_configurator
+
+        hypermla.sglang.register()
+        plugins.HookRegistry.apply_hooks()
+        limit = kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs
+        schedule = types.SimpleNamespace(max_running_requests=None)
+        for backend, most in ("hypermla", 2048), ("fa3", 4096):
+            its = types.SimpleNamespace(
+                model_config=types.SimpleNamespace(context_len=1024), mambaish_config=None, attn_dp_size=1,
+                ps=types.SimpleNamespace(attn_dp_size=1),
+                server_args=types.SimpleNamespace(attention_backend=None, decode_attention_backend=backend))
+            with mock.patch.object(kv_cache_configurator, "get_schedule", lambda: schedule):
+                self.assertEqual(limit(its, 1 << 20), most)
+
+    def test_layers_join_queries_that_have_a_factor_of_their_own(self):
+        from sglang.srt.models.deepseek_common import utils
+
+        runner = Runner(64, 1)
+        runner.model_config.hf_config = types.SimpleNamespace(llama_4_scaling={"beta": 0.1})
+        with mock.patch.object(utils, "FORWARD_ABSORB_CORE_ATTENTION_BACKENDS", ["fa3", "hypermla"]) as names:
+            for _ in range(2):
+                attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
+            self.assertEqual(names, ["fa3"])
 
     def test_layers_hand_queries_in_two_parts(self):
         from sglang.srt.models.deepseek_common import attention_backend_handler, utils
@@ -399,6 +448,12 @@ class Sparse(unittest.TestCase):
                 for rows in both:
                     self.agree(self.backend._forward_fa3(kv_cache=rows[:, None], **given), self.rows)
                 self.assertEqual(plan.call_count, count)
+        # A batch that was padded behind its plan has fewer lengths than lists, whose ends say -1.
+        self.backend.forward_metadata = types.SimpleNamespace()
+        padded = given | {"cache_seqlens": self.lengths[:1], "page_table": self.slots.masked_fill(
+            torch.arange(self.slots.shape[1]) >= self.lengths[:, None], -1)}
+        self.agree(self.backend._forward_fa3(kv_cache=self.rows[:, None], **padded), self.rows)
+        self.backend.forward_metadata = types.SimpleNamespace()
         for other in {"logit_cap": 30.0}, {"max_seqlen_q": 2}, {"kv_cache": self.rows.half()[:, None]}:
             with self.subTest(other), mock.patch.object(sys.modules[type(self.backend).__module__],
                                                         "flash_attn_with_kvcache") as flash_attention:

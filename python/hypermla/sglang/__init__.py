@@ -26,6 +26,8 @@ def register():
     HookRegistry.register("sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", _add_to_drafts,
                           HookType.BEFORE)
     HookRegistry.register("sglang.srt.arg_groups.overrides._page_size_default", _page_size, HookType.AROUND)
+    HookRegistry.register("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs",
+                          _max_num_reqs, HookType.AROUND)
 
 
 def register_sparse():
@@ -56,6 +58,19 @@ def _page_size(default, view):
         return default(view)
     logging.getLogger(__name__).info("HyperMLA takes pages of %d tokens; --page-size names others.", PAGE)
     return {"page_size": PAGE}
+
+
+def _max_num_reqs(default, configurator, token_capacity):
+    """Around how many requests SGLang runs at once: up to 4096 where the command line names no number, of which a plan
+    takes half."""
+    from hypermla.mla_decode import MlaDecode
+
+    most, flags = default(configurator, token_capacity), configurator.server_args
+    if most <= MlaDecode.MAX_REQUESTS or NAME not in (flags.attention_backend, flags.decode_attention_backend):
+        return most
+    logging.getLogger(__name__).warning("HyperMLA plans up to %d requests at once, so that many run at once, not %d.",
+                                        MlaDecode.MAX_REQUESTS, most)
+    return MlaDecode.MAX_REQUESTS
 
 
 def _add_to_drafts(factory, backend_name, backend_map, error_template, **more):

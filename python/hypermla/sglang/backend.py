@@ -64,6 +64,10 @@ class HyperMlaBackend(FlashMLABackend):
 
     def __init__(self, model_runner, skip_prefill=False, kv_indptr_buf=None, draft_step=None):
         _require_supported(model_runner)
+        if getattr(_text_config(model_runner), "llama_4_scaling", None) is not None:
+            # Layers that hand over two parts leave out this factor of queries, which Mistral-Large-3 has.
+            deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS[:] = [
+                name for name in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS if name != NAME]
         super().__init__(model_runner, skip_prefill, kv_indptr_buf)
         self._draft_step = draft_step
         self._page = next(page for page in _PAGES if self.page_size % page == 0)
@@ -71,7 +75,7 @@ class HyperMlaBackend(FlashMLABackend):
         self._rounds_queries = self.is_fp8_kvcache and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
         self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
-        # The base's, which counts those that pad a batch for several devices.
+        # The base's, which since 0.5.18 counts those that pad a batch for several devices; graphs may come with more.
         self._max_requests = min(len(self.kv_indptr) - 1, hypermla.MlaDecode.MAX_REQUESTS)
         self._graph_requests = 0
         self._scale = model_runner.model_config.scaling
@@ -111,7 +115,12 @@ class HyperMlaBackend(FlashMLABackend):
         self._plan(forward_batch, queries, lengths, table)
 
     def init_cuda_graph_state(self, max_bs, max_num_tokens, block_kv_indices=None):
-        self._graph_requests = max_bs
+        if max_bs > hypermla.MlaDecode.MAX_REQUESTS:
+            raise ValueError(f"--attention-backend {NAME} takes graphs of up to {hypermla.MlaDecode.MAX_REQUESTS} "
+                             f"requests, not {max_bs}: set a smaller --cuda-graph-max-bs")
+        if max_bs > (self._graph_requests or self._max_requests):
+            self._max_requests, self._steps = max(max_bs, self._max_requests), {}
+        self._graph_requests = max(max_bs, self._graph_requests)
         if self.num_draft_tokens:
             self._verify_mask = _verify_mask(self, max_bs)
 
@@ -195,16 +204,16 @@ class HyperMlaBackend(FlashMLABackend):
             parts = q.view(-1, heads, layer.v_head_dim), q_rope.view(-1, heads, rope)
         if layer.scaling != self._scale:
             self._rescale(layer.scaling)
-        queries, _, table = self._planned
+        queries, lengths, table = self._planned
         steps = self._steps[queries]
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         pages = cache.shape[0] // self._page
         cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
-        factor = None
+        # SGLang writes numbers as they are, whatever k_scale a checkpoint has, and its prefill reads them so.
+        factor = self._one
         if self.is_fp8_kvcache:
-            factor = self._one if layer.k_scale is None else layer.k_scale.view(1)
             cache = cache.view(torch.uint8)
-        if self._rounds_queries:  # by the cache's factor, as SGLang does it
+        if self._rounds_queries:
             q = torch.cat(parts, dim=-1)
             q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:
@@ -213,7 +222,12 @@ class HyperMlaBackend(FlashMLABackend):
         lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
         o, _ = steps.decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),
                                 cache_scale=factor, q_scale=q_factor)
+        if tokens > len(lengths) * queries:  # a batch that was padded behind its plan
+            o[len(lengths) * queries:] = 0
         return o.view(-1, heads * layer.v_head_dim)
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
+        """Nothing: what a chain verifies is planned by its lengths alone."""
 
     def _rescale(self, scale):
         """The layers' scale is not the model's configuration's: seen in the first forward pass, the warm-up."""
@@ -251,9 +265,17 @@ _TREES = (f"--attention-backend {NAME} takes chains of drafts, not trees, as n-g
           "--speculative-eagle-topk 1 with another algorithm, or choose another backend")
 
 
+def _text_config(runner):
+    config = getattr(runner.model_config, "hf_config", None)
+    return getattr(config, "text_config", config)
+
+
 def _require_supported(runner):
     """Raises ValueError, which SGLang shows before it serves, for a model or flags that the backend does not take."""
     config = runner.model_config
+    if getattr(_text_config(runner), "index_topk", None) is not None:
+        raise ValueError(f"--attention-backend {NAME} attends to all tokens, but this model's indexer chooses some: "
+                         "leave the flag out, and start with SGLANG_PLUGINS=hypermla,hypermla_sparse")
     dims = getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None)
     if not runner.use_mla_backend or dims != (512, 64):
         raise ValueError(f"--attention-backend {NAME} is for latent attention with 512 and 64 columns, as DeepSeek-V3 "

@@ -76,7 +76,8 @@ def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table,
     layer = kv_cache.data_ptr(), q_nope.shape
     plan = _plan_of_pass(self.forward_metadata, "hypermla_lists", layer,
                          lambda first: layer[0] == first[0] or layer[1] != first[1])
-    lists, lengths = page_table.unsqueeze(1), cache_seqlens[:len(q_nope)]
+    # Lists behind those that the step was planned for are of -1 alone.
+    lists, lengths = page_table.unsqueeze(1), _lengths(cache_seqlens[:len(q_nope)], len(q_nope))
     if fp8:
         return flash_mla_with_kvcache((q_nope.unsqueeze(1), q_rope.unsqueeze(1)),
                                       kv_cache.view(-1, self.real_page_size, 1, self.kv_cache_dim), None, None,
