@@ -557,6 +557,33 @@ class EngineTest(unittest.TestCase):
                 config.cache_config.enable_prefix_caching = False
                 self.assertEqual(reasons(), "")
 
+    def test_tokens_in_fp8_are_whole_ones_apart(self):
+        """Whatever pages of other layers lie between."""
+        if hasattr(Backend.__mro__[1], "indexes_kv_by_block_stride"):  # 0.26
+            for cache, any_stride in ("auto", True), ("fp8", False):
+                with set_current_vllm_config(config_of(cache=cache)):
+                    self.assertEqual(Backend.indexes_kv_by_block_stride(), any_stride)
+            return
+        from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+        for dtype, alignment in (torch.bfloat16, 1), (torch.uint8, 576):
+            spec = Backend.customize_spec(MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=576, dtype=dtype))
+            self.assertEqual(spec.get_block_stride_alignment(), alignment)
+
+    def test_heads_are_those_of_this_device(self):
+        config = config_of()
+        builder = builder_of(config, impl=types.SimpleNamespace(num_heads=1))
+        self.assertEqual({kind[0] for kind in builder._kinds}, {1})
+
+    def test_long_requests_decode_as_far_as_the_planner_counts(self):
+        from hypermla.vllm.backend import _longest_decode
+
+        for tokens, batched, longest in (4096, 8192, 128), (131072, 16384, 128), (1 << 20, 16384, 16):
+            config = config_of()
+            config.model_config.max_model_len, config.scheduler_config.max_num_batched_tokens = tokens, batched
+            config.scheduler_config.max_num_seqs = 256
+            self.assertEqual(_longest_decode(config, False, 128), longest)
+
     def test_what_is_refused(self):
         self.assertEqual(reasons(), "")
         with set_current_vllm_config(config_of(hypermla_fp8_queries=True)):
@@ -587,8 +614,9 @@ class EngineTest(unittest.TestCase):
                 self.assertIn(said, found)
                 self.assertEqual(bool(found), bool(said))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
-        if hasattr(Backend, "indexes_kv_by_block_stride"):  # 0.26
-            self.assertTrue(Backend.indexes_kv_by_block_stride())
+        for wrong, cache, name in ((dict(), "fp8", "a cache in FP8"), (dict(shards=2), "auto", "decode context")):
+            with set_current_vllm_config(config_of(**wrong, hypermla_shared_prefixes=True)):
+                self.assertIn(f"hypermla_shared_prefixes is not for {name}", reasons(kv_cache_dtype=cache))
         with self.assertRaisesRegex(NotImplementedError, "sliding_window"):
             config = config_of()
             with set_current_vllm_config(config):

@@ -7,7 +7,7 @@ releases is looked for where it is used, never by a version's number.
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -146,6 +146,20 @@ class HyperMLABackend(MLACommonBackend):
         return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
 
     @classmethod
+    def customize_spec(cls, spec):
+        """0.33: tokens in FP8 are whole ones apart, whatever pages of other layers lie between."""
+        spec = super().customize_spec(spec)
+        return replace(spec, block_stride_alignment=LATENT + ROPE) if spec.dtype.itemsize == 1 else spec
+
+    @classmethod
+    def indexes_kv_by_block_stride(cls):
+        """0.26: whether pages may be padded to the bytes of other layers', which need not be whole tokens in FP8."""
+        config = get_current_vllm_config_or_none()
+        if config is not None and config.cache_config.cache_dtype in FP8:
+            return False
+        return super().indexes_kv_by_block_stride()
+
+    @classmethod
     def get_supported_head_sizes(cls):
         return [LATENT + ROPE]
 
@@ -189,6 +203,11 @@ class HyperMLABackend(MLACommonBackend):
             return "hypermla_fp8_queries rounds queries beside a cache in FP8; add --kv-cache-dtype fp8"
         if _asked(config, "fp8_queries") and envs.VLLM_BATCH_INVARIANT:
             return "with VLLM_BATCH_INVARIANT=1 queries stay as they are; leave hypermla_fp8_queries out"
+        apart = {"a cache in FP8": kv_cache_dtype in FP8, "VLLM_BATCH_INVARIANT=1": envs.VLLM_BATCH_INVARIANT,
+                 "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1}
+        if _asked(config, "shared_prefixes") and any(apart.values()):
+            return (f"hypermla_shared_prefixes is not for {next(name for name in apart if apart[name])}; leave one of "
+                    "them out")
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
             return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
         if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
@@ -217,22 +236,35 @@ def _rounds_queries(config, heads, cache):
     return cache in FP8 and _asked(config, "fp8_queries", heads >= ROUNDED_HEADS and not envs.VLLM_BATCH_INVARIANT)
 
 
-def _longest_decode(config, any_batch):
-    """Queries of the longest request that decodes."""
+def _most_tokens(config):
+    """Queries of a step, at most. A model that drafts gets one more of each request than the scheduler counts."""
+    drafts = config.scheduler_config.max_num_seqs if config.speculative_config is not None else 0
+    return max(config.scheduler_config.max_num_batched_tokens + drafts, _largest_graph(config) or 0)
+
+
+def _longest_decode(config, any_batch, heads):
+    """Queries of the longest request that decodes; heads: those of all shards."""
     usual = _drafted_queries(config)
     if envs.VLLM_BATCH_INVARIANT:  # one kernel for all, where bits may not depend on which other requests a step has
         return usual
-    return max(usual, SHORT_EXTEND, (_largest_graph(config) or 0) if any_batch else 0)
+    if any_batch:
+        return max(usual, SHORT_EXTEND, _largest_graph(config) or 0)
+    # As long as the planner counts the blocks of all row tiles, be they of 16 rows.
+    longest, requests, most = max(usual, SHORT_EXTEND), config.scheduler_config.max_num_seqs, _most_tokens(config)
+    blocks = config.model_config.max_model_len // 64 + 64
+    while longest > usual and (min(requests * longest, most) * heads // 16 + requests) * blocks > 1 << 30:
+        longest = max(longest // 2, usual)
+    return longest
 
 
 def _capacities(config, any_batch, heads, shards, device):
     """Of usual steps, and of those with longer requests; heads: those of all shards."""
     requests, tokens = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
-    usual, longest = _drafted_queries(config), _longest_decode(config, any_batch)
+    usual, longest = _drafted_queries(config), _longest_decode(config, any_batch, heads)
     # The GPUs that share the context of every request: lengths of whole requests tell what a draft sees of a shard.
     interleave = config.parallel_config.cp_kv_cache_interleave_size if shards > 1 else 1
     shard_of = shards, get_dcp_group().rank_in_group if shards > 1 else 0, interleave
-    most = max(config.scheduler_config.max_num_batched_tokens, _largest_graph(config) or 0)
+    most = _most_tokens(config)
     of_shard = -(-tokens // (shards * interleave)) * interleave
     split = MlaDecode.fixed_split(FIXED_SPLIT_BYTES, heads, requests, usual, of_shard,
                                   device) if envs.VLLM_BATCH_INVARIANT else 0
@@ -287,13 +319,16 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         any_batch = _graphs_take_any_batch(vllm_config)
+        layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
+        # Of this device: a layer may have those of all devices, as Kimi-K3's.
+        heads = next(of.num_heads for of in (getattr(layers[0], "impl", None), layers[0]) if hasattr(of, "num_heads"))
         # Before vLLM's own constructor, which reads it.
-        self.reorder_batch_threshold = _longest_decode(vllm_config, any_batch)
+        self.reorder_batch_threshold = _longest_decode(
+            vllm_config, any_batch, heads * vllm_config.parallel_config.decode_context_parallel_size)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
 
         shards = self.dcp_world_size
-        layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
-        heads = (getattr(layers[0], "num_heads", None) or self.num_heads) * shards
+        heads *= shards
         name = _device_name(device)
         self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True

@@ -6,6 +6,7 @@ to 64 or 128, and the two parts of queries are read where they lie, which FlashM
 """
 
 import inspect
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -34,6 +35,11 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
     @staticmethod
     def get_builder_cls():
         return HyperMLASparseMetadataBuilder
+
+    @classmethod
+    def customize_spec(cls, spec):
+        """0.33: tokens are whole ones apart, in FP8, too, whatever pages of other layers lie between."""
+        return replace(spec, block_stride_alignment=spec.state_content_size_bytes)
 
     @classmethod
     def get_supported_head_sizes(cls):
