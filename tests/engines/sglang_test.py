@@ -433,6 +433,16 @@ class Sparse(unittest.TestCase):
                                                     page_table_1=self.slots, sm_scale=0.05, attn_sink=sinks)
         self.assertTrue(torch.equal(own[:, ::2], o[:, ::2]) and not own[:, 1::2].any())
 
+    def test_other_columns_are_left_to_sglang(self):
+        from hypermla.sglang import sparse
+
+        ever, q = (lambda its, **given: sorted(given)), self.q[..., :512]
+        self.assertIn("page_table_1", sparse.forward_flashmla_sparse(
+            ever, self.backend, q_all=q, kv_cache=None, v_head_dim=512, page_table_1=None, sm_scale=1.0))
+        self.assertIn("metadata", sparse.forward_flashmla_kv(
+            ever, self.backend, q_all=q, kv_cache=None, v_head_dim=512, sm_scale=1.0, metadata=None, page_table_1=None,
+            layer=types.SimpleNamespace(head_dim=512)))
+
     def test_the_choice_for_decoding_over_16_bits(self):
         both = torch.empty(2, *self.rows.shape).bfloat16()  # of two layers
         both[:] = self.rows

@@ -62,18 +62,18 @@ class Interface(unittest.TestCase):
         self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
                                    "forward_decode", "forward_extend", "common_template"})
 
-    def test_what_is_replaced_takes_the_same(self):
-        functions = {f"_{node.name}": ([argument.arg for argument in node.args.args], len(node.args.defaults))
+    def test_what_stands_around_others_takes_the_same(self):
+        """What is named comes first."""
+        functions = {node.name.removeprefix("forward_"): node.args
                      for node in ast.parse(SOURCES[2].read_text()).body if isinstance(node, ast.FunctionDef)}
         for version, record in RECORDS.items():
-            for method in "_forward_flashmla_sparse", "_forward_flashmla_kv":
-                (own, defaults), replaced = functions[method], record["uses"][f"{SPARSE}.{method}"]
-                self.assertEqual(own[:len(replaced)], replaced, (version, method))
-                self.assertGreaterEqual(defaults, len(own) - len(replaced), (version, method))
-            # Around which ours stand; what is named comes first.
-            for method in "_forward_fa3", "forward_decode", "_compute_flashmla_metadata":
-                own, given = functions[f"_{method.lstrip('_')}"][0][1:], record["uses"][f"{SPARSE}.{method}"]
+            for method in ("_forward_flashmla_sparse", "_forward_flashmla_kv", "_forward_fa3", "forward_decode",
+                           "_compute_flashmla_metadata"):
+                ours = functions[method.lstrip("_").removeprefix("forward_")]
+                given = record["uses"][f"{SPARSE}.{method}"]
+                own = [argument.arg for argument in ours.args][1:]
                 self.assertEqual(own, given[:len(own)], (version, method))
+                self.assertTrue(len(own) == len(given) or ours.kwarg, (version, method))
 
     def test_the_hooks_take_what_the_functions_are_given(self):
         hooks = {node.name: ([argument.arg for argument in node.args.args][1:], node.args.kwarg)

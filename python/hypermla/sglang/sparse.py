@@ -27,16 +27,22 @@ def _decodes(backend, columns, queries, logit_cap):
             and getattr(backend, "dsa_index_kpool", 1) <= 1)
 
 
-def forward_flashmla_sparse(self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
-                            attn_sink=None):
-    """q_all: [tokens, heads, 576]; kv_cache: [slots, 1, 576]; page_table_1: slots [tokens, top-k], -1: none; attn_sink:
-    [heads], which SGLang gives since 0.5.20."""
-    return flash_mla_sparse_fwd(q_all, kv_cache, page_table_1.unsqueeze(1), sm_scale, v_head_dim, attn_sink,
-                                topk_length=_lengths(topk_length, len(q_all)))[0]
+def forward_flashmla_sparse(default, self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
+                            **since_20):
+    """q_all: [tokens, heads, 576]; kv_cache: [slots, 1, 576]; page_table_1: slots [tokens, top-k], -1: none. Since
+    0.5.20 there is attn_sink, too: [heads]. What has other columns, as attention without RoPE, `default` does."""
+    if (v_head_dim, q_all.shape[-1]) != (LATENT, LATENT + ROPE):
+        return default(self, q_all=q_all, kv_cache=kv_cache, v_head_dim=v_head_dim, page_table_1=page_table_1,
+                       sm_scale=sm_scale, topk_length=topk_length, **since_20)
+    return flash_mla_sparse_fwd(q_all, kv_cache, page_table_1.unsqueeze(1), sm_scale, v_head_dim,
+                                topk_length=_lengths(topk_length, len(q_all)), **since_20)[0]
 
 
-def forward_flashmla_kv(self, q_all, kv_cache, v_head_dim, sm_scale, layer, metadata, page_table_1):
+def forward_flashmla_kv(default, self, q_all, kv_cache, v_head_dim, sm_scale, layer, metadata, page_table_1):
     """The same over pages, in FP8 or 16 bits. Layers share a plan."""
+    if (v_head_dim, layer.head_dim) != (LATENT, LATENT + ROPE):
+        return default(self, q_all=q_all, kv_cache=kv_cache, v_head_dim=v_head_dim, sm_scale=sm_scale, layer=layer,
+                       metadata=metadata, page_table_1=page_table_1)
     q = q_all.view(-1, 1, layer.tp_q_head_num, layer.head_dim)
     plan = _plan_of_pass(metadata, "hypermla", layer.layer_id, lambda first: layer.layer_id <= first)
     return flash_mla_with_kvcache(q, kv_cache.view(-1, self.real_page_size, 1, self.kv_cache_dim), None, None,
