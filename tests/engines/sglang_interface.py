@@ -18,7 +18,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 USED = {
     "sglang.srt.arg_groups.overrides": ["_page_size_default"],
     "sglang.srt.environ": ["envs.SGLANG_PLUGINS.get"],
-    "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend._forward_flashmla_sparse",
+    "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend.__init__",
+                                                "DeepseekSparseAttnBackend._forward_flashmla_sparse",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv",
                                                 "DeepseekSparseAttnBackend._forward_fa3",
                                                 "DeepseekSparseAttnBackend._compute_flashmla_metadata",

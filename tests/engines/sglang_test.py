@@ -433,6 +433,17 @@ class Sparse(unittest.TestCase):
                                                     page_table_1=self.slots, sm_scale=0.05, attn_sink=sinks)
         self.assertTrue(torch.equal(own[:, ::2], o[:, ::2]) and not own[:, 1::2].any())
 
+    def test_kernels_are_loaded_at_the_start(self):
+        from hypermla.sglang import sparse
+
+        its = types.SimpleNamespace(device="cpu", num_q_heads=HEADS, dsa_index_topk=64, dsa_kv_cache_store_fp8=True)
+        made = []
+        with self.assertLogs("hypermla.sglang.sparse", "INFO") as logs:
+            for _ in range(2):  # as of a drafter's steps
+                sparse.initialise(lambda *given, **named: made.append((given, named)), its, 1, two=2)
+        self.assertEqual(made, [((its, 1), {"two": 2})] * 2)
+        self.assertEqual(sorted("FP8" in line for line in logs.output), [False, True])
+
     def test_other_columns_are_left_to_sglang(self):
         from hypermla.sglang import sparse
 

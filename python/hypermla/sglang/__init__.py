@@ -39,7 +39,8 @@ def register_sparse():
     from hypermla.sglang import sparse
 
     if "hypermla_sparse" in (name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")):
-        for name, method in (("_forward_flashmla_sparse", sparse.forward_flashmla_sparse),
+        for name, method in (("__init__", sparse.initialise),
+                             ("_forward_flashmla_sparse", sparse.forward_flashmla_sparse),
                              ("_forward_flashmla_kv", sparse.forward_flashmla_kv), ("_forward_fa3", sparse.forward_fa3),
                              ("forward_decode", sparse.forward_decode),
                              ("_compute_flashmla_metadata", sparse.compute_flashmla_metadata)):

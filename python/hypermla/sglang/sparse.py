@@ -3,8 +3,14 @@ GLM-5), by this library's kernels in the place of FlashMLA's and FlashAttention-
 and graphs are SGLang's. No head is padded, a cache in 16 bits is read where it lies, and so are the queries of decodes.
 """
 
-from hypermla.compat.flash_mla import FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache
+import functools
+import logging
+
+from hypermla.compat.flash_mla import (FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache,
+                                       load_sparse_kernels)
 from hypermla.mla_decode import LATENT, ROPE
+
+_log = logging.getLogger(__name__)
 
 
 def _lengths(lengths, queries):
@@ -25,6 +31,20 @@ def _decodes(backend, columns, queries, logit_cap):
     """Whether ours decode, under any of SGLang's names: columns of values and of queries, queries of a list."""
     return (columns == (LATENT, LATENT + ROPE) and queries == 1 and not logit_cap
             and getattr(backend, "dsa_index_kpool", 1) <= 1)
+
+
+@functools.cache
+def _load(device, heads, top_k, fp8):
+    _log.info("HyperMLA attends to lists of tokens in %s by %s", "FP8" if fp8 else "16 bits",
+              " and ".join(load_sparse_kernels(device, heads, top_k, fp8)))
+
+
+def initialise(default, self, *given, **named):
+    """SGLang's, and our kernels are loaded then, not when the first requests wait for them. Over FP8 it attends to
+    copies of prompts' tokens in 16 bits, too."""
+    default(self, *given, **named)
+    for fp8 in {bool(self.dsa_kv_cache_store_fp8), False}:
+        _load(str(self.device), self.num_q_heads, self.dsa_index_topk, fp8)
 
 
 def forward_flashmla_sparse(default, self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
