@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "dlpack.h"
+#include "hypermla/base/error.h"
 #include "hypermla/base/pattern.h"
 #include "hypermla/base/process.h"
-#include "hypermla/base/error.h"
 #include "hypermla/hypermla.h"
 
 namespace {

@@ -10,6 +10,7 @@
 
 #include "extension.h"
 #include "hypermla/base/error.h"
+#include "hypermla/plan/memory_rows.h"
 
 namespace {
 
@@ -175,6 +176,23 @@ void require_output(const char* name, const TensorView& view, bool apart) {
   }
 }
 
+void require_apart(const char* name, const TensorView& out,
+                   std::initializer_list<std::pair<const char*, const TensorView*>> inputs) {
+  const auto memory = [](const TensorView& of) {
+    const int bytes = of.bits / 8;
+    return hypermla::MemoryRows{static_cast<const char*>(of.data),
+                                of.shape[0],
+                                bytes * of.strides[0],
+                                of.shape[1],
+                                bytes * of.strides[1],
+                                bytes * of.shape[2]};
+  };
+  const auto is_empty = [](const TensorView& of) { return of.shape[0] == 0 || of.shape[1] == 0 || of.shape[2] == 0; };
+  for (const auto& [of_input, input] : inputs)
+    if (!is_empty(out) && !is_empty(*input) && overlap(memory(out), memory(*input)))
+      hypermla::fail("{} shares memory with {}; give it memory of its own", name, of_input);
+}
+
 void* workspace_of(PyObject* given, std::size_t bytes, const DLDevice& device) {
   const TensorView view = view_of("the workspace", given);
   std::int64_t elements = 1;
@@ -209,6 +227,8 @@ ColumnParts::ColumnParts(const char* name, PyObject* given, ElementType type, Wa
   if (!pair) {
     first = second = read(given, name, first_columns + second_columns);
     second.data = static_cast<char*>(second.data) + first.bits / 8 * first_columns;
+    first.shape[2] = first_columns;
+    second.shape[2] = second_columns;
     return;
   }
   first = read(PyTuple_GetItem(given, 0), std::string(name) + "[0]", first_columns);

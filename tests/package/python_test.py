@@ -388,7 +388,7 @@ class Prefill(unittest.TestCase):
                             (lambda: prefill.run(q, k, v.astype(numpy.float32)), "v must be"),
                             (lambda: prefill.run(q, k, v, lse=numpy.zeros((7, 1), numpy.float32)), "lse must be"),
                             (lambda: prefill.run((v[:7].copy(), q[..., 128:]), k, v, out=v[:7]), "memory of its own"),
-                            (lambda: prefill.run(q, k, v, out=v[9:16]), "o overlaps v"),
+                            (lambda: prefill.run(q, k, v, out=v[9:16]), "out shares memory with v"),
                             (lambda: prefill.run(q[:6], k, v), "the plan has 7 queries")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 prefill.plan(self.QUERIES, self.TOKENS)

@@ -6,7 +6,6 @@
 #include "hypermla/base/error.h"
 #include "hypermla/device/pool.h"
 #include "hypermla/plan/inputs.h"
-#include "hypermla/plan/memory_rows.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -51,19 +50,9 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
   if (!with.lse) fail("lse is missing: give its address");
   if (reinterpret_cast<std::uintptr_t>(with.lse) % 4)
     fail("lse must point to memory of the device that is aligned to 4 bytes");
-  // Blocks read queries, keys and values after others have written.
-  const auto memory = [&](const void* data, std::int64_t tokens, std::int64_t token_stride, std::int64_t head_stride,
-                          std::int64_t width) {
-    return MemoryRows{static_cast<const char*>(data), tokens, 2 * token_stride, at.heads, 2 * head_stride, 2 * width};
-  };
-  const MemoryRows o = memory(with.o, with.query_tokens, with.o_token_stride, with.o_head_stride, 128);
-  for (const auto& [name, rows] : inputs) {
-    const int tokens = name[0] == 'q' ? with.query_tokens : with.tokens,
-              width = rows == &with.q_rope || rows == &with.k_rope ? 64 : 128;
-    if (with.query_tokens > 0 && tokens > 0 &&
-        overlap(o, memory(rows->data, tokens, rows->token_stride, rows->head_stride, width)))
-      fail("o overlaps {}: give it memory of its own", name);
-  }
+  for (const auto& [name, rows] : inputs)
+    if (with.o == rows->data && (with.tokens > 0 || name[0] == 'q'))
+      fail("o must have memory of its own: blocks read queries, keys and values after others have written");
   require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 128);
   require_rows_apart("lse", with.query_tokens, with.lse_token_stride, at.heads, with.lse_head_stride, 1);
 }
