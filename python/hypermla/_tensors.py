@@ -37,6 +37,12 @@ def dtype(tensor):
     return str(tensor.dtype).removeprefix("torch.").replace("uint16", "bfloat16")  # NumPy has no bfloat16
 
 
+def is_list_of(name, tensor, like):
+    """Whether it has one dimension, dense, is of the type of that name and on the device of `like`."""
+    device = lambda of: getattr(of, "device", "cpu")  # older NumPy's arrays do not say
+    return dtype(tensor) == name and strides(tensor) == (1,) and device(tensor) == device(like)
+
+
 def current_stream(tensor):
     """Of PyTorch, on the tensor's device; the default stream for everything else."""
     if not is_torch(tensor) or not tensor.is_cuda:

@@ -332,6 +332,13 @@ class Cases:
                 self.assertEqual(lse.shape, (batch, heads, queries))
                 self.assertTrue(numpy.array_equal(out, again))
                 self.assertTrue(numpy.array_equal(out, xp.float32(call((q[..., :LATENT], q[..., LATENT:]))[0])))
+                if with_lengths:  # of any strides
+                    apart = xp.int32(numpy.stack([lengths, lengths], 1))[:, 0]
+                    strided, _ = flash_mla.flash_mla_with_kvcache(
+                        q, given, None, None, LATENT, flash_mla.get_mla_metadata()[0], softmax_scale=0.07,
+                        is_fp8_kvcache=fp8, indices=xp.int32(lists), topk_length=apart,
+                        attn_sink=None if sinks is None else xp.same_float32(sinks))
+                    self.assertTrue(numpy.array_equal(out, xp.float32(strided)))
                 for request in range(batch):
                     seen = self.chosen(tokens if fp8 else xp.float32(xp.bfloat16(tokens)), lists[request],
                                        [lengths[request]] * queries)

@@ -256,7 +256,7 @@ def _lengths(indices, topk_length):
         _, each, width = indices.shape
         if topk_length is None and width == _rounded(width):
             return None
-        if topk_length is not None and each == 1 and _tensors.dtype(topk_length) == "int32":
+        if topk_length is not None and each == 1 and _tensors.is_list_of("int32", topk_length, indices):
             return topk_length
         lengths = _tensors.empty(indices, tuple(indices.shape[:2]))
         lengths[...] = width if topk_length is None else topk_length[:, None]
