@@ -25,10 +25,12 @@ def places(build):
     return [settings(build).get(name) for name in names]
 
 
-def was_compiled(output, command, present):
+def compiled_from(output, command, present):
+    """The files, in this build's directories, that the present build has compiled this object from; [] if it has not
+    from the same."""
     moves = dict(zip(places(present), places(pathlib.Path.cwd())))
     if not all(moves.values()):  # a compiler check of CMake, in a directory of its own
-        return False
+        return []
     longest_first = "|".join(re.escape(directory) for directory in sorted(moves, key=len, reverse=True))
 
     def moved(text):
@@ -41,10 +43,10 @@ def was_compiled(output, command, present):
     entries = json.loads((present / "compile_commands.json").read_text())
     words = next((shlex.split(one["command"]) for one in entries if f" -o {output} " in one["command"]), [])
     if command[0] not in words or [moved(word) for word in words[words.index(command[0]):]] != command:
-        return False
+        return []
     listed = subprocess.run(["ninja", "-n", "-C", present, "-t", "deps", output], text=True, capture_output=True)
     files = [line.strip() for line in listed.stdout.splitlines() if line.startswith(" ") and ".gch" not in line]
-    return bool(files) and all(map(same, files))
+    return [moved(file) for file in files] if all(map(same, files)) else []
 
 
 def main(present, *command):
@@ -52,10 +54,12 @@ def main(present, *command):
     value = dict(zip(command, command[1:]))
     # compile_commands.json leaves out what ninja adds for itself.
     plain = [word for i, word in enumerate(command) if word != "-MD" and not {word, command[i - 1]} & {"-MT", "-MF"}]
-    if not was_compiled(value.get("-o"), plain, present):
+    files = compiled_from(value.get("-o"), plain, present)
+    if not files:
         return subprocess.run(command, check=False).returncode
     shutil.copyfile(present / value["-o"], value["-o"])
-    pathlib.Path(value["-MF"]).write_text(f"{value['-o']}: {value['-c']}\n")
+    escaped = (file.replace(" ", "\\ ") for file in files)
+    pathlib.Path(value["-MF"]).write_text(f"{value['-o']}: {' '.join(escaped)}\n")
     return 0
 
 
