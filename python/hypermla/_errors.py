@@ -24,14 +24,15 @@ def raises_error(function):
 
 def integers(**values):
     """Those of 32 bits, in order; what is none of them is named."""
-    return tuple(_integer(name, value) for name, value in values.items())
+    return tuple(integer(name, value, range(-2**31, 2**31), "fit 31 bits") for name, value in values.items())
 
 
-def _integer(name, value):
+def integer(name, value, allowed, must):
+    """The value, where it is one of a range; else an Error that says what it must be."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is of type {type(value).__name__}; give an integer") from None
-    if not -2**31 <= number < 2**31:
-        raise Error(f"{name}={number} is not supported: it must fit 31 bits")
+    if number not in allowed:
+        raise Error(f"{name}={number} is not supported: it must {must}")
     return number

@@ -1,13 +1,11 @@
 """Calls that need no tensors: each makes random inputs of its own. What `hypermla --list`, `hypermla kernel --check`,
 `hypermla verify` and `hypermla kernel --prof_type=<mode>` do in a shell."""
 
-import operator
 from typing import NamedTuple
 
 import hypermla
 from hypermla import _hypermla
-from hypermla._errors import raises_error
-from hypermla._hypermla import Error
+from hypermla._errors import integer, raises_error
 
 
 class ListedKernel(NamedTuple):
@@ -57,10 +55,7 @@ def kernels(language=None):
 
 
 def _seed(seed):
-    number = operator.index(seed)
-    if not 0 <= number < 2**64:
-        raise Error(f"seed={number} is not supported: it must be from 0 to 2^64 - 1")
-    return number
+    return integer("seed", seed, range(2**64), "be from 0 to 2^64 - 1")
 
 
 @raises_error

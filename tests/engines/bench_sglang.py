@@ -208,7 +208,7 @@ class _Watch:
         self.file = self.profiler = None
         self.wrapped = []  # backends whose planning is timed
         self.replays = {}  # of this step: events around the graph, by its name
-        self.name, self.planned, self.profiled, self.held = "graph", 0.0, 0, False
+        self.name, self.planned, self.profiled = "graph", 0.0, 0
 
     def step(self, execute, runner, forward_batch, *arguments, **keywords):
         self._time_planning(runner.attn_backend)
@@ -244,13 +244,13 @@ class _Watch:
             self.profiler = None
             pathlib.Path(self.path + ".profile").unlink(missing_ok=True)
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self.replays, self.planned, self.held = {}, 0.0, self.profiled > LAST
+        self.replays, self.planned = {}, 0.0
         begin = time.monotonic()
         ends[0].record()
         output = execute(*arguments, **keywords)
         ends[1].record()
         line = {"at": begin, "requests": requests, "host_us": 1e6 * (time.monotonic() - begin),
-                "plan_us": 1e6 * self.planned, "held": self.held}
+                "plan_us": 1e6 * self.planned, "held": self._is_held()}
         self.waiting.append((line, ends, self.replays))
         self.replays = {}
         while self.waiting and self.waiting[0][1][1].query():
@@ -259,12 +259,16 @@ class _Watch:
                 f"{name}_ms": one.elapsed_time(other) for name, (one, other) in replays.items()}}) + "\n")
         return output
 
+    def _is_held(self):
+        """Whether this step's graph waits until the host has launched it."""
+        return self.profiled > LAST
+
     def _time_replays(self, torch):
         replay = torch.cuda.CUDAGraph.replay
 
         def timed(graph):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            if self.held:
+            if self._is_held():
                 torch.cuda._sleep(HOLD)
             marks[0].record()
             replay(graph)

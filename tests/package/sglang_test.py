@@ -16,6 +16,7 @@ from support import BUILD, CHECKOUT
 
 SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py", "sparse.py")]
 RECORDS = sglang_interface.recorded()
+REQUESTS = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs"
 SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 
 
@@ -79,11 +80,13 @@ class Interface(unittest.TestCase):
         hooks = {node.name: ([argument.arg for argument in node.args.args][1:], node.args.kwarg)
                  for node in ast.parse(SOURCES[0].read_text()).body if isinstance(node, ast.FunctionDef)}
         (own, others), (of_pages, _) = hooks["_add_to_drafts"], hooks["_page_size"]
+        of_requests, _ = hooks["_max_num_reqs"]
         for version, record in RECORDS.items():
             given = record["uses"]["sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"][1:]
             self.assertEqual(own, given[:len(own)], version)
             self.assertTrue(len(own) == len(given) or others, version)
             self.assertEqual(of_pages, record["uses"]["sglang.srt.arg_groups.overrides._page_size_default"], version)
+            self.assertEqual(of_requests[1:], record["uses"][REQUESTS][1:], version)  # behind what it is a method of
 
     def test_pages_have_64_tokens_where_none_are_named(self):
         script = """if True:

@@ -53,9 +53,14 @@ def _backend(runner):
     return HyperMlaBackend(runner)
 
 
+def _decodes(flags):
+    """Whether the command line names the backend, for all or for decoding."""
+    return NAME in (flags.attention_backend, flags.decode_attention_backend)
+
+
 def _page_size(default, view):
     """Around what SGLang takes where the command line names no page size: 1 token, which kernels gather one by one."""
-    if view.page_size is not None or NAME not in (view.attention_backend, view.decode_attention_backend):
+    if view.page_size is not None or not _decodes(view):
         return default(view)
     logging.getLogger(__name__).info("HyperMLA takes pages of %d tokens; --page-size names others.", PAGE)
     return {"page_size": PAGE}
@@ -66,8 +71,8 @@ def _max_num_reqs(default, configurator, token_capacity):
     takes half."""
     from hypermla.mla_decode import MlaDecode
 
-    most, flags = default(configurator, token_capacity), configurator.server_args
-    if most <= MlaDecode.MAX_REQUESTS or NAME not in (flags.attention_backend, flags.decode_attention_backend):
+    most = default(configurator, token_capacity)
+    if most <= MlaDecode.MAX_REQUESTS or not _decodes(configurator.server_args):
         return most
     logging.getLogger(__name__).warning("HyperMLA plans up to %d requests at once, so that many run at once, not %d.",
                                         MlaDecode.MAX_REQUESTS, most)

@@ -249,7 +249,7 @@ def _longest_decode(config, any_batch, heads):
         return usual
     if any_batch:
         return max(usual, SHORT_EXTEND, _largest_graph(config) or 0)
-    # As long as the planner counts the blocks of all row tiles, be they of 16 rows.
+    # As long as MlaDecode takes it: the planner counts up to 2^30 blocks of all row tiles, which have 16 rows at least.
     longest, requests, most = max(usual, SHORT_EXTEND), config.scheduler_config.max_num_seqs, _most_tokens(config)
     blocks = config.model_config.max_model_len // 64 + 64
     while longest > usual and (min(requests * longest, most) * heads // 16 + requests) * blocks > 1 << 30:

@@ -39,7 +39,6 @@ class Workers {
     count_ = count;
     next_ = 0;
     error_.clear();
-    thrown_ = nullptr;
     workers_ = threads;
     try {
       while (static_cast<int>(threads_.size()) < workers_) {

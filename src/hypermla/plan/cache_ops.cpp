@@ -56,7 +56,7 @@ void require_cache(const MlaCache& cache) {
          cache.pages, cache.page);
 }
 
-// The bytes from a tensor's first to its last element.
+// Where a tensor lies.
 template <class T>
 MemoryRows memory_of(const MlaRows<T>& rows, const MlaCacheOps::Merge& of) {
   const std::int64_t bytes = std::is_same_v<std::remove_const_t<T>, float> ? 4 : 2, columns = bytes == 4 ? 1 : of.width;
