@@ -146,6 +146,12 @@ TEST_F(PlanPrefill, WhatExceedsTheCapacityIsCutAndReported) {
   EXPECT_EQ(status_of({0, 1, 2}, {-2, 5, 6}), kWrongTokenStarts);
   EXPECT_EQ(status_of({0, -0x7fffffff - 1, 0x7fffffff}, {0x7fffffff, -0x7fffffff, 0}),
             kWrongQueryStarts | kWrongTokenStarts);
+  // Where query starts fall there are no tiles: their sum could be more than an integer holds.
+  std::vector<int> falling, tokens(kMaxPlannedRequests + 1, 0);
+  for (int r = 0; r <= kMaxPlannedRequests; ++r) falling.push_back(r % 2 * (1 << 20));
+  EXPECT_TRUE(plan(falling, tokens, 1024, 1 << 20, 1000).empty());
+  EXPECT_EQ(list_->tiles, 0);
+  EXPECT_EQ(list_->status, kWrongQueryStarts);
   // The others are as they were.
   const std::vector<PrefillItem> items = plan({0, 200, 500, 501}, {0, 7, 14, 21}, 4, 300, 1000);
   ASSERT_EQ(items.size(), 1u);

@@ -282,6 +282,30 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   EXPECT_EQ(status_of({5, 5}, {-1, 0, 0}), kWrongQueries);
 }
 
+// Requests would share queries, so their row tiles could be more than the lists have room for.
+TEST_F(PlanRequests, NothingIsPlannedWhereQueryStartsFall) {
+  static constexpr PlanRequestsProblem problem;
+  constexpr int b = 512, workers = 132, queries = 16, heads = 128, tokens = 4096, rounds = 40;
+  std::vector<WorkItem> items(workers * rounds);
+  std::vector<MergeState> merges(2 * workers);
+  for (int rising = 1; rising <= 2; ++rising) {
+    std::vector<int> lengths(b, tokens), starts;
+    for (int r = 0; r <= b; ++r) starts.push_back(r % (rising + 1) * queries / rising);
+    for (WorkItem& item : items) item.begin = -1;
+    int status = -1;
+    const PlanRequestsArguments arguments = {
+        lengths.data(), starts.data(), items.data(), merges.data(), &status, b, heads, 64,    workers,
+        rounds,         queries,       tokens,       2 * queries,   2,       2, 0.01f, 0.012f};
+    block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
+    EXPECT_EQ(status, kWrongQueries);
+    for (int w = 0; w < workers; ++w) {
+      EXPECT_EQ(items[w * rounds].begin, 0) << w;
+      EXPECT_EQ(items[w * rounds].end, 0) << w;
+      for (int i = 1; i < rounds; ++i) EXPECT_EQ(items[w * rounds + i].begin, -1) << w << ", " << i;
+    }
+  }
+}
+
 // Of a context that several share, the plan is that of the tokens which are here.
 TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
   std::mt19937 random(4);

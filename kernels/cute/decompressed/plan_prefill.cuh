@@ -1,8 +1,9 @@
 // Makes the list of a prefill step (prefill_list.h) from where requests begin. One thread block.
 //
 // Requests are sorted by their tokens, roughly: into classes of lengths that differ by at most an eighth. Which of a
-// class comes first is left to chance; it changes no result. Starts that fall, are negative or go beyond the capacity
-// are cut to it and reported.
+// class comes first is left to chance; it changes no result. Starts that are negative or go beyond the capacity are cut
+// to it and reported. Where query starts fall there are no tiles: requests would share queries, and have more tiles in
+// all than an integer holds.
 #pragma once
 
 #include "latent/plan_requests.cuh"  // sum_before
@@ -11,6 +12,7 @@
 namespace hypermla::cute {
 
 inline constexpr int kLengthClasses = 128;
+inline constexpr int kFalls = 4;  // beside the bits of PrefillStatus, and in no status
 
 // Class 0 are requests without tokens. Blocks up to 8192 have 3 bits behind the leading one.
 __device__ __forceinline__ int length_class(int tokens) {
@@ -32,17 +34,18 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     const int query = with.query_starts[r], token = with.token_starts[r];
     const long long queries = static_cast<long long>(with.query_starts[r + 1]) - query,
                     tokens = static_cast<long long>(with.token_starts[r + 1]) - token;
-    const bool fit = query >= 0 && queries >= 0 && query + queries <= with.all_queries;
+    const bool falls = queries < 0, fit = query >= 0 && !falls && query + queries <= with.all_queries;
     const int used =
         token < 0 || tokens < 0 ? 0 : static_cast<int>(min(tokens, static_cast<long long>(with.max_tokens)));
-    return PrefillItem{.first_tile = 0,
-                       .section = 0,
-                       .query = query,
-                       .queries = fit ? static_cast<int>(queries) : 0,
-                       .token = token,
-                       .tokens = used,
-                       .wrong = (fit ? 0 : kWrongQueryStarts) | (used == tokens ? 0 : kWrongTokenStarts),
-                       .unused = 0};
+    return PrefillItem{
+        .first_tile = 0,
+        .section = 0,
+        .query = query,
+        .queries = fit ? static_cast<int>(queries) : 0,
+        .token = token,
+        .tokens = used,
+        .wrong = (fit ? 0 : kWrongQueryStarts) | (falls ? kFalls : 0) | (used == tokens ? 0 : kWrongTokenStarts),
+        .unused = 0};
   };
 
   launch_next();
@@ -66,7 +69,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
   }
   __syncthreads();
 
-  const int items = of_class[0];  // behind the last of the last class
+  const int items = wrong & kFalls ? 0 : of_class[0];  // behind the last of the last class
   const int each = (items + kThreads - 1) / kThreads, first = min(items, thread * each),
             last = min(items, first + each);
   int tiles = 0;
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     reinterpret_cast<PrefillItem*>(with.list + 1)[i] = item;
     at += prefill_row_tiles(item.queries) * with.heads;
   }
-  if (thread == kThreads - 1) *with.list = {.tiles = at, .items = items, .drawn = 0, .status = wrong};
+  if (thread == kThreads - 1) *with.list = {.tiles = at, .items = items, .drawn = 0, .status = wrong & ~kFalls};
 }
 
 }  // namespace hypermla::cute

@@ -271,7 +271,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   // Orders the candidates: with padded rows, and partial outputs written and read.
   Cost executed_cost(const Tiling& at) const {
     Cost cost = latent_cost(problem, fp8_queries);
-    cost.flops *= padding(problem.h * problem.s, version(at).rows);
+    const double padded = padding(problem.h * problem.s, version(at).rows);
+    cost.flops *= padded;
+    cost.fp8_flops *= padded;
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
   }

@@ -18,7 +18,8 @@
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
 // grid = kPlanRequestsBlocks. A request without queries has no items; one without tokens has a block, all masked.
-// Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported. With problem.shards a
+// Lengths and numbers of queries beyond the arguments' limits are cut to them, and reported. Where query starts fall
+// nothing is planned: requests would share queries, and be more than the lists have room for. With problem.shards a
 // length counts the tokens in all caches, of which those in this one are divided.
 #pragma once
 
@@ -54,36 +55,48 @@ __device__ __forceinline__ Cut cut_at(int pass, int block = 0, int part = 0, int
   return {pass, block, static_cast<short>(part), static_cast<short>(parts)};
 }
 
-// Sums of `count` values each of the threads before this one, and of all threads. `of_warps`: their sums of every warp.
+// Sums of `count` values each of the threads before this one, and of all threads, in two steps between which all
+// threads meet. `of_warps`: the sums of every warp.
 template <int count>
 struct SumsBefore {
   int before[count], all[count];
 };
-template <int threads, int count>
-__device__ __forceinline__ SumsBefore<count> sums_before(const int (&own)[count], int (*of_warps)[threads / 32]) {
+template <int count, int warps>
+__device__ __forceinline__ SumsBefore<count> sums_in_warp(const int (&own)[count], int (*of_warps)[warps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum[count];
+  SumsBefore<count> sums;
 #pragma unroll
-  for (int i = 0; i < count; ++i) sum[i] = own[i];
+  for (int i = 0; i < count; ++i) sums.before[i] = own[i];
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const int below = __shfl_up_sync(~0u, sum[i], step);
-      if (lane >= step) sum[i] += below;
+      const int below = __shfl_up_sync(~0u, sums.before[i], step);
+      if (lane >= step) sums.before[i] += below;
     }
   }
 #pragma unroll
-  for (int i = 0; i < count; ++i)
-    if (lane == 31) of_warps[i][warp] = sum[i];
-  __syncthreads();
-  SumsBefore<count> sums;
+  for (int i = 0; i < count; ++i) {
+    if (lane == 31) of_warps[i][warp] = sums.before[i];
+    sums.before[i] -= own[i];
+  }
+  return sums;
+}
+template <int count, int warps>
+__device__ __forceinline__ void add_warps(SumsBefore<count>& sums, int (*of_warps)[warps]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    const int of_warp = lane < threads / 32 ? of_warps[i][lane] : 0;
-    sums.before[i] = sum[i] - own[i] + __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
+    const int of_warp = lane < warps ? of_warps[i][lane] : 0;
+    sums.before[i] += __reduce_add_sync(~0u, lane < warp ? of_warp : 0);
     sums.all[i] = __reduce_add_sync(~0u, of_warp);
   }
+}
+template <int threads, int count>
+__device__ __forceinline__ SumsBefore<count> sums_before(const int (&own)[count], int (*of_warps)[threads / 32]) {
+  SumsBefore<count> sums = sums_in_warp(own, of_warps);
+  __syncthreads();
+  add_warps(sums, of_warps);
   return sums;
 }
 struct SumBefore {
@@ -168,14 +181,15 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int counts[2][kWarps], pieces_of_high;
     float cost_of_side[kTried];
     int work_of_side[kSides], blocks_of_side[kSides];
-    Chosen chosen;
+    Chosen own_sides, one_side;
+    float cost_of_own_sides, cost_of_one_side;
     Cut cuts[kMaxWorkers + 1];                                       // of `line`, of every group and behind the last
     int whole_cuts[kMaxWorkers + 1], whole_starts[kMaxWorkers + 1];  // of `whole`: passes, and their begins on the line
   };
   __shared__ Shared memory;
   auto& [tokens_of, tiles_of, query_start, start, first_pass, first_part, extremes, all_wrong, sums, side_sums,
-         part_sums, counts, pieces_of_high, cost_of_side, work_of_side, blocks_of_side, chosen, cuts, whole_cuts,
-         whole_starts] = held_address(memory);
+         part_sums, counts, pieces_of_high, cost_of_side, work_of_side, blocks_of_side, own_sides, one_side,
+         cost_of_own_sides, cost_of_one_side, cuts, whole_cuts, whole_starts] = held_address(memory);
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
@@ -232,6 +246,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     first_before = with.query_starts[0];
     first_behind = with.query_starts[1];
   }
+  constexpr int kFalls = kWrongQueries << 1;     // in no status
   enum { kMostTiles, kLessTiles, kMostBlocks };  // the least as the most of the negative
   constexpr int kNone = -0x7fffffff;
   struct Size {
@@ -241,7 +256,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int queries = with.queries, flags = 0;
     if (!equal_queries) {
       queries = queries_between(before, behind);
-      if (queries != behind - before) flags |= kWrongQueries;
+      if (queries != behind - before) flags |= behind < before ? kFalls | kWrongQueries : kWrongQueries;
     }
     int tokens = min(max(tokens_said, 0), with.max_tokens);
     if (tokens != tokens_said) flags |= kWrongTokens;
@@ -296,9 +311,14 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     for (int i = 0; i < 3; ++i) most[i] = __reduce_max_sync(~0u, extremes[i][lane % kWarps]);
     wrong = all_wrong;
   }
-  if (blockIdx.x == 0 && thread == 0) *with.status = wrong;
+  if (blockIdx.x == 0 && thread == 0) *with.status = wrong & ~kFalls;
   const int least_tiles = -most[kLessTiles], most_tiles = most[kMostTiles], longest = most[kMostBlocks];
   int first_worker = 0, used = 0;
+  // Of a side with workers of its own, passes, and `overhead` and blocks of these: a request of each thread but those
+  // of two warps.
+  constexpr int kAdders = kThreads - 64;
+  const int adder = thread - 64;
+  SumsBefore<2> of_side = {};
 
   // The rest, by what is known of the requests.
   auto divide = [&](auto of_what) {
@@ -351,6 +371,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           first_pass[thread] = equal_passes * sum_of.before[1];
           start[thread] = start_for(sum_of.before[0], sum_of.before[1]);
         }
+        if (thread == 0) first_pass[b] = all, start[b] = total;
+      } else if (shared_out && b <= kAdders) {
+        add_warps(of_side, side_sums);
+        all = of_side.all[0];
+        total = of_side.all[1];
+        if (adder >= 0 && adder < b) first_pass[adder] = of_side.before[0], start[adder] = of_side.before[1];
         if (thread == 0) first_pass[b] = all, start[b] = total;
       } else {
         const SumsBefore<2> sum = write_sums(side_sums, {first_pass, start}, [&](int r, int(&to)[2]) {
@@ -520,7 +546,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // lane after the other. Several lanes write those of a worker, by turns; all of a warp stay in step.
     const int block = static_cast<int>(blockIdx.x), writers = shared_out ? kWriters : kPlanRequestsBlocks,
               writer = shared_out ? block / kSides : block;
-    const int log_lanes = shared_out ? 3 : 5, lanes = 1 << log_lanes, own_lane = lane & (lanes - 1);
+    const int log_lanes = !shared_out ? 5 : side * groups > kWriters * kThreads / 8 ? 2 : 3;
+    const int lanes = 1 << log_lanes, own_lane = lane & (lanes - 1);
 #pragma unroll 1
     for (int at = thread; ((at - lane) >> log_lanes) * writers + writer < side * groups; at += kThreads) {
       // From the last group to the first: who takes up a part stands behind who gives it.
@@ -608,12 +635,13 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (writes && own_lane == 0) *out = {};
     }
   };
-  if (most_tiles <= least_tiles && !equal_queries) sides = sides_for(most_tiles);
+  const bool falls = wrong & kFalls;  // then nothing is divided, among no groups
+  if (most_tiles <= least_tiles && !equal_queries && !falls) sides = sides_for(most_tiles);
   if (all_alike) return divide(Requests<Known::all>());
 
   // Who attends what: requests of as many row tiles each are divided among all workers at once. Of different ones
   // either one side serves all, or those of every side have workers of their own, and thread blocks.
-  if (most_tiles > least_tiles) {
+  if (most_tiles > least_tiles && !falls) {
     // Of a worker that is busy for so many blocks while all groups read so many. Reads delay the products beside them:
     // by 0.37 of the time that they take themselves, as measured (docs/log/engine.md).
     auto cost_of = [&](float busy, int blocks) {
@@ -623,12 +651,13 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     auto side_for_all = [&](int i) {
       return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
     };
+    constexpr float kNever = 3e38f;
     // A warp counts for a side that all requests have, and for one that is some requests' own.
     static_assert(kWarps >= kTried);
     if (warp < kTried) {
       const Quotient by_tried(side_for_all(warp));
       int work = 0, blocks = 0, own_work = 0, own_blocks = 0;
-#pragma unroll 2
+#pragma unroll 4
       for (int r = lane; r < b; r += 32) {
         const int tiles = tiles_of[r], passes = by_tried.up(tiles), own_passes = passes_of_own_side(tiles, warp + 1);
         blocks += passes * blocks_of(r);
@@ -641,7 +670,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       own_blocks = __reduce_add_sync(~0u, own_blocks);
       own_work = __reduce_add_sync(~0u, own_work);
       if (lane == 0) {
-        const float busy = static_cast<float>(work) / static_cast<float>(by_tried.of(workers));
+        const float busy = __fdividef(static_cast<float>(work), static_cast<float>(by_tried.of(workers)));
         cost_of_side[warp] = cost_of(busy, blocks);
         if (warp < kSides) work_of_side[warp] = own_work, blocks_of_side[warp] = own_blocks;
       }
@@ -673,13 +702,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         count += lane == winner;
         left -= winner + 1;
       }
-      // Or one side for all.
       const int blocks = __reduce_add_sync(~0u, lane < kSides ? blocks_of_side[lane] : 0);
       const int busiest = __reduce_max_sync(~0u, static_cast<int>(ceilf(work_of_group())));
-      const float cost = cost_of_side[min(lane, kTried - 1)];
-      const float least = __int_as_float(__reduce_min_sync(~0u, __float_as_int(cost)));  // none is negative
-      const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? side_for_all(min(lane, kTried - 1)) : 1);
-      const bool share = left >= 0 && cost_of(static_cast<float>(busiest), blocks) < 0.96f * least;
       // Groups of many workers come first: thread blocks start one after the other (start.cuh).
       const int all_used = __reduce_add_sync(~0u, count * own);
       int used_up_to = count * own;
@@ -688,14 +712,22 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         const int below = __shfl_up_sync(~0u, used_up_to, step);
         if (lane >= step) used_up_to += below;
       }
-      if (lane == static_cast<int>(blockIdx.x) % kSides) {
-        if (share)
-          chosen = {own, count, all_used - used_up_to, all_used};
-        else
-          chosen = {side, Quotient(side).of(workers), 0, 0};
-      }
+      if (lane == static_cast<int>(blockIdx.x) % kSides) own_sides = {own, count, all_used - used_up_to, all_used};
+      if (lane == 0) cost_of_own_sides = left >= 0 ? cost_of(static_cast<float>(busiest), blocks) : kNever;
+    } else if (warp == 1) {
+      // Or one side for all.
+      const float cost = cost_of_side[min(lane, kTried - 1)];
+      const float least = __int_as_float(__reduce_min_sync(~0u, __float_as_int(cost)));  // none is negative
+      const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? side_for_all(min(lane, kTried - 1)) : 1);
+      if (lane == 0) one_side = {side, Quotient(side).of(workers), 0, 0}, cost_of_one_side = least;
+    } else {
+      const int r = min(adder, b - 1);
+      const int passes = adder < b ? passes_of_own_side(tiles_of[r], static_cast<int>(blockIdx.x) % kSides + 1) : 0;
+      of_side = sums_in_warp<2>({passes, passes * (blocks_of(r) + overhead)}, side_sums);
     }
+    if (warp < 2 && lane < 2) side_sums[lane][warp] = 0;
     __syncthreads();
+    const Chosen chosen = cost_of_own_sides < 0.96f * cost_of_one_side ? own_sides : one_side;
     sides.side = chosen.side;
     sides.groups = chosen.groups;
     first_worker = chosen.first_worker;

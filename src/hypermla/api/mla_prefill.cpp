@@ -79,7 +79,7 @@ void MlaPrefill::check() const {
   if (status & kWrongQueryStarts)
     fail(
         "the last plan had query_starts that fall, are negative or go beyond max_query_tokens={}; those requests were "
-        "left out",
+        "left out, and where query_starts fall others may have been, too",
         state_->options.max_query_tokens);
 }
 
