@@ -95,12 +95,17 @@ class Interface(unittest.TestCase):
             for view in (View(page_size=None, attention_backend="hypermla", decode_attention_backend=None),
                          View(page_size=None, attention_backend=None, decode_attention_backend="hypermla"),
                          View(page_size=1, attention_backend="hypermla", decode_attention_backend=None),
-                         View(page_size=None, attention_backend="fa3", decode_attention_backend=None)):
+                         View(page_size=None, attention_backend="fa3", decode_attention_backend=None),
+                         View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
+                              uses_mamba_radix_cache=True, mamba_radix_cache_strategy="no_buffer"),
+                         View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
+                              uses_mamba_radix_cache=True, mamba_radix_cache_strategy="extra_buffer")):
                 print(_page_size(lambda view: "as ever", view))"""
         done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
                               text=True, capture_output=True, check=False, timeout=120)
         self.assertEqual((done.stdout.splitlines(), done.stderr),
-                         (["{'page_size': 64}", "{'page_size': 64}", "as ever", "as ever"], ""))
+                         (["{'page_size': 64}", "{'page_size': 64}", "as ever", "as ever", "as ever",
+                           "{'page_size': 64}"], ""))
 
     def test_the_entry_point_is_there(self):
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]

@@ -59,8 +59,12 @@ def _decodes(flags):
 
 
 def _page_size(default, view):
-    """Around what SGLang takes where the command line names no page size: 1 token, which kernels gather one by one."""
-    if view.page_size is not None or not _decodes(view):
+    """Around what SGLang takes where the command line names no page size: 1 token, which kernels gather one by one. A
+    prefix cache for states of linear attention that has no buffers, which is for hybrids such as Kimi-Linear, takes
+    pages of 1 token alone."""
+    no_buffers = (getattr(view, "uses_mamba_radix_cache", False)
+                  and getattr(view, "mamba_radix_cache_strategy", None) == "no_buffer")
+    if view.page_size is not None or not _decodes(view) or no_buffers:
         return default(view)
     logging.getLogger(__name__).info("HyperMLA takes pages of %d tokens; --page-size names others.", PAGE)
     return {"page_size": PAGE}
