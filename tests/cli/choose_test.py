@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from support import CommandCase
+from support import CommandCase, run
 
 H200 = "--device_name=NVIDIA H200"
 ROW = r"(?m)^{path} +{kernel}( \(draft\))? +{n} +[\d.]+ +[\d.]+  (tensor|memory|power|launches) *$"
@@ -55,6 +55,14 @@ class Ranking(CommandCase):
         done = self.succeed("choose", "--b=1", "--s=2", "--t=64", "--h=2", "--device=cpu", "--measure",
                             CXX="/bin/false", HYPERMLA_CACHE_DIR=self.directory / "cache")
         self.assertIn("not measured: ", done.out)
+
+    def test_a_kernel_without_a_tiling_that_fits_is_left_out(self):
+        for extent in "--d=1000", "--p=1000":
+            done = run("choose", "--b=1", "--s=1", "--t=256", extent, H200)
+            self.assertNotIn("mla_var6_plus_v3", done.out)
+            self.assertIn(done.status, (0, 2), done)
+        self.assertIn("is not supported: it must be a power of two",
+                      self.refuse("predict", "mla_var6_plus_v3", "--p=1000"))
 
     def test_refusals(self):
         for words, sentence in {

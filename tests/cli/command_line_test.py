@@ -226,6 +226,15 @@ class Refusals(CommandCase):
         path.write_text('{"cutile.mla.flash_mla": {"A GPU": {}}}')
         self.assertEqual(run("verify", "flash_mla", "v0", "--records_only", f"--record={path}").status, 1)
 
+    def test_what_a_cpu_verified_is_no_record(self):
+        path = self.directory / "records.json"
+        words = ["verify", "prefix_decompression", f"--record={path}"]
+        self.succeed(*words, "--device=cpu")
+        self.assertIn("NOT RECORDED", run(*words, "--records_only").out)
+        text = path.read_text()
+        path.write_text(re.sub(r'"arch": "[^"]*"', '"arch": "sm_90"', text))
+        self.assertIn("recorded", self.succeed(*words, "--records_only").out)
+
     def test_a_kernel_that_awaits_a_gpu(self):
         """It passes as waiting while its source is the one that was spoken of."""
         path = self.directory / "records.json"
@@ -298,6 +307,17 @@ class Refusals(CommandCase):
         for flag in "--cases", "--decode":
             self.assertIn(f"--b says a problem, but {flag} compiles those that its runs take",
                           self.refuse(*words, "--b=3", flag))
+        self.assertIn("--cases and --decode", self.refuse(*words, "--cases", "--decode"))
+        self.assertIn("--candidates out", self.refuse(*words, "--cases", "--candidates"))
+        self.assertIn("there is no language 'foo'", self.refuse("compile", "all", "--language=foo", "--arch=sm_90"))
+
+    def test_products_in_fp8_have_twice_the_rate(self):
+        """The floor lies below what an H200 was measured to reach (results/nvidia-h200/engine_fp8.json)."""
+        words = ["predict", "flash_mla", "--fp8=576", "--page=64", "--tokens_first", "--b=32", "--s=16"]
+        floors = [float(re.search(r"(?m)^NVIDIA H200 +([\d.]+) us  compute bound", self.succeed(*all_words).out)[1])
+                  for all_words in (words, [*words, "--fp8_queries"])]
+        self.assertAlmostEqual(floors[0], 2 * floors[1], delta=0.2)
+        self.assertIn("the kernel comes first", self.refuse("predict", "--b=32", "flash_mla"))
 
     def test_a_problem_that_no_tiling_divides(self):
         for kernel, words in {

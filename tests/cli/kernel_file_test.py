@@ -125,6 +125,33 @@ class KernelFiles(CommandCase):
         self.assertEqual(self.verify("--mode=1", "--rtol=0.006", "--atol=0").status, 0)
         self.assertEqual(self.verify("--mode=1", "--rtol=0.004", "--atol=0").status, 1)
 
+    def test_integers_that_are_not_written_fail(self):
+        """-1, all bits of which are set, is what lists of indices are filled up with."""
+        self.write("""
+            #ifdef HYPERMLA_DEVICE
+            #include "tile.h"
+            using namespace hypermla;
+            __tile_global__ void indices(int* __restrict__ y_ptr, int n) {
+              ct::extents<unsigned, ct::dynamic_extent> extents{unsigned(n)};
+              ct::partition_view ys{ct::tensor_span{ct::assume_aligned<16>(y_ptr), extents}, ct::shape<16>{}};
+              if (ct::bid().x == 0) ys.store_masked(ct::full<ct::tile<int, ct::shape<16>>>(7), 0);
+            }
+            #else
+            #include "hypermla/kernel_file.h"
+            void describe(hypermla::KernelFile& file) {
+              const auto n = file.size("n", 64, 64, "elements");
+              const int y = file.output("y", hypermla::DType::int32, {n}, 4);
+              file.kernel("cutile", "indices");
+              file.launch(n / 16);
+              file.pass(y), file.pass_value(int(n));
+              file.work(n, 4.0 * n);
+            }
+            void reference(const hypermla::Row& at) { at.output(0)[0] = at.row < 16 ? 7 : -1; }
+            HYPERMLA_KERNEL_FILE(describe, reference)
+            #endif
+            """)
+        self.assertIn("48 of 64 elements compared are wrong", self.wrong())
+
     def test_no_tolerance_passes_a_nan(self):
         self.assertRegex(self.wrong("--mode=2", "--rtol=1e30", "--atol=1e30"), r"got -?(nan|inf)")
         self.assertIn("got nan", self.wrong("--mode=3", "--rtol=1e30", "--atol=1e30"))  # rows 8 to 15 are never written

@@ -112,6 +112,18 @@ TEST(Compare, ATimeThatIsNoneDecidesNothing) {
   EXPECT_NO_THROW(compare_profiles(recorded(), torn)) << "of another type";
 }
 
+TEST(Compare, FewRepetitionsDecideNothing) {
+  for (const int few : {1, 4}) {
+    Profile a = recorded(), b = scaled(recorded(), 0.8);
+    b.timing.cold.repetitions = few;
+    const Comparison result = compare_profiles(a, b);
+    EXPECT_EQ(result.verdict, Verdict::unclear) << few;
+    EXPECT_EQ(result.times[0].cycles->verdict, Verdict::unclear) << few;
+    EXPECT_TRUE(contains(result.why, "repetitions are too few, profile with --bench_runs=5 or more")) << result.why;
+    EXPECT_EQ(compare_profiles(b, b).verdict, Verdict::same) << few;
+  }
+}
+
 TEST(Compare, AsJson) {
   const Json json = to_json(compare_profiles(recorded(), scaled(recorded(), 0.8)));
   EXPECT_EQ(json["verdict"], "FASTER");

@@ -81,6 +81,8 @@ TEST(Devlog, FiguresThatNoProfileHoldsAreRefused) {
       require_measured("--insight", insight, logs.run, with_baseline ? std::optional(logs.before) : std::nullopt);
     });
   };
+  EXPECT_EQ(refusal("Tiles of 128 x 256 elements."), "");
+  EXPECT_NE(refusal("It is 128 x as fast."), "");
   EXPECT_EQ(refusal(fmt::format("It takes {:.1f} us, {:.0f} TFLOP/s, {:.1f} GB/s.", profile.timing.burst.median_us,
                                 profile.timing.burst.tflops, profile.timing.burst.gbps)),
             "");
@@ -218,6 +220,26 @@ TEST(Devlog, FiguresFollowTheRecord) {
   EXPECT_TRUE(contains(after, "- Bottleneck: latency-bound"));
   EXPECT_EQ(after.substr(0, after.find("- Measured")), before.substr(0, before.find("- Measured")));
   EXPECT_EQ(after.substr(after.find("- Insight")), before.substr(before.find("- Insight")));
+}
+
+// What stands behind an entry is none of it, whatever the entry lacks; and one that is wrong stops no other.
+TEST(Devlog, FiguresAreWrittenWithinTheirEntryAlone) {
+  Logs logs;
+  const auto path = logs.add();
+  logs.run.profile.timing.burst.median_us = 12345.6;
+  write_file_atomic(logs.run.path, to_json(logs.run.profile).dump());
+  const std::string before = read_file(path);
+  const std::string first = before.substr(0, before.find("- Insight:")),
+                    next = "\n## Version v7 of cute.mla.flash_mla_v7\n\n- Changed: all.\n- Insight: none.\n";
+  write_file_atomic(path, first + next);
+  EXPECT_TRUE(refresh_devlogs(logs.dir.path(), shipped_rules()).empty());
+  EXPECT_EQ(read_file(path), first + next);
+  const std::string gone = "# a: log\n\n## Version v0 of a.b.c\n\n- Measured: [profile](../../results/gone.json)\n";
+  logs.dir.write("docs/log/" + std::string("a.md"), gone);
+  write_file_atomic(path, before + next);
+  EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()), (std::vector<std::string>{kVersion.kernel}));
+  EXPECT_TRUE(contains(read_file(path), "| duration, burst, us | 12345.6 |"));
+  EXPECT_TRUE(read_file(path).ends_with(next));
 }
 
 // A version with a log of its own, one of its design, and one of another language.

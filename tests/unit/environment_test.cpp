@@ -110,6 +110,27 @@ TEST_F(EnvironmentTest, TakesKernelsOfOnesOwn) {
   EXPECT_EQ(found.record_of(entry), root / "results/verified.json");
   fs::permissions(own / "cutile/mla/mine/mine/mine.cuh", fs::perms::others_write, fs::perm_options::add);
   EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "chmod -R go-w"));
+  fs::create_directory(dir_.path() / "linked");
+  fs::create_directory_symlink(own, dir_.path() / "linked/kernels");
+  set("HYPERMLA_KERNELS", dir_.path() / "linked/kernels");
+  EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "is a link"));
+}
+
+// A version that the program was built without lies where versions do; other sources are helpers of versions.
+TEST_F(EnvironmentTest, OfKernelsOfOnesOwnOnlyVersionsAwaitABuild) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  const fs::path own = dir_.path() / "project/kernels";
+  for (const char* file : {"cutile/mla/mine/mine_v2/mine_v2.cpp", "cutile/mla/mine/mine/mine.cpp", "util/util.cpp",
+                           "cutile/mla/mine/v22/v22.cpp", "cutile/mla/mine/mine_v2/parts/parts.cpp",
+                           "cutile/mla/mine/mine_v02/mine_v02.cpp", "cutile/mla/mine/mine_v3/other.cpp"})
+    dir_.write((fs::path("project/kernels") / file).string(), "");
+  fs::permissions(own, fs::perms::group_write | fs::perms::others_write, fs::perm_options::remove);
+  for (const auto& one : fs::recursive_directory_iterator(own))
+    fs::permissions(one.path(), fs::perms::group_write | fs::perms::others_write, fs::perm_options::remove);
+  set("HYPERMLA_KERNELS", own);
+  std::vector<std::string> unbuilt = Environment::detect().unbuilt_kernels();
+  std::sort(unbuilt.begin(), unbuilt.end());
+  EXPECT_EQ(unbuilt, (std::vector<std::string>{"cutile/mla/mine/mine", "cutile/mla/mine/mine_v2"}));
 }
 
 TEST_F(EnvironmentTest, RefusesARootWithoutKernels) {

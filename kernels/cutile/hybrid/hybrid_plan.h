@@ -123,7 +123,9 @@ class HybridPlan : public TimedHybridPlan<Tiling> {
   using AttentionPlan<HybridProblem, Tiling>::target;
 
   void use_default_tiling() override {
-    if (has_extents(problem)) tiling = candidates().front();  // else validate() says what is wrong
+    if (!has_extents(problem)) return;
+    if (const std::vector<Tiling> all = candidates(); !all.empty()) tiling = all.front();
+    // Else validate() says what is wrong.
   }
 
   std::vector<TensorSpec> tensors() const override {

@@ -242,6 +242,7 @@ Cost latent_cost(const LatentProblem& at, bool fp8_queries) {
     cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
     cost.bytes += (at.fp8 ? 2 : width) * tokens * cache_width(at);
   }
+  if (fp8_queries) cost.fp8_flops = cost.flops;
   return cost;
 }
 

@@ -10,6 +10,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
+#include "hypermla/base/pattern.h"
 
 namespace hypermla {
 namespace {
@@ -68,6 +69,9 @@ fs::path find_own_kernels() {
   if (path.filename() != "kernels" || !fs::is_directory(path))
     fail("HYPERMLA_KERNELS={} is no directory of the name kernels; make it, or unset the variable", path.string());
   require_trusted(path);
+  if (fs::is_symlink(path))
+    fail("HYPERMLA_KERNELS={} is a link, which may lead elsewhere tomorrow; set it to the directory itself",
+         path.string());
   for (const auto& one : fs::recursive_directory_iterator(path))
     if (!trusted(one.path()))
       fail(
@@ -162,7 +166,14 @@ std::vector<std::string> Environment::unbuilt_kernels() const {
   for (const auto& one : fs::recursive_directory_iterator(own_kernels)) {
     const fs::path directory = one.path().parent_path();
     if (one.path().filename() != directory.filename().string() + ".cpp") continue;
-    const std::string below = directory.lexically_relative(own_kernels).string();
+    const fs::path place = directory.lexically_relative(own_kernels);
+    // Others are helpers of versions: those lie in <language>/<layer>/<design>/<version>.
+    const std::string design = place.parent_path().filename(), version = place.filename();
+    if (std::distance(place.begin(), place.end()) != 4 ||
+        (version != design &&
+         !(version.starts_with(design) && Pattern("_v[1-9][0-9]*").match(version.substr(design.size())))))
+      continue;
+    const std::string below = place.string();
     if (std::none_of(built.begin(), built.end(), [&](const KernelEntry& entry) { return entry.directory == below; }))
       unbuilt.push_back(below);
   }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <set>
 
@@ -65,7 +66,14 @@ int compile_command(const Words& words) {
                "everything that MlaDecode and MlaCacheOps run, for an installation without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
-  if (name != "all") entries = Registry::instance().find_all(name, version, first_arch, language_flag);
+  if (name != "all") {
+    entries = Registry::instance().find_all(name, version, first_arch, language_flag);
+  } else if (const std::vector<KernelEntry> all = Registry::instance().all();
+             !language_flag.empty() && std::none_of(all.begin(), all.end(), [&](const KernelEntry& entry) {
+               return entry.language == language_flag;
+             })) {
+    fail("there is no language '{}'; take cute or cutile", language_flag);
+  }
   Settings said;
   add_problem_fields(app, entries, said);
   for (const KernelEntry& one : entries) add_tiling_fields(app, *one.make(), said);
@@ -77,6 +85,8 @@ int compile_command(const Words& words) {
   };
   says(said.tiling, "tiling");
   says(said.problem, "problem");
+  if (cases && decode) fail("--cases and --decode name kernels, each its own; run it once for each");
+  if (cases && candidates) fail("--cases compiles the tilings that its runs take; leave it or --candidates out");
 
   const Environment environment = Environment::detect();
   const DeviceTable devices = known_devices(environment);
@@ -92,7 +102,7 @@ int compile_command(const Words& words) {
     };
     // Neither `verify` nor MlaDecode plans for the figures of a device, as configure() does.
     const auto called = [&](const KernelEntry& entry) {
-      if (cases && !decode) return verification_sources(entry, target);
+      if (cases) return verification_sources(entry, target);
       return decode_sources(*plan_with(entry, on, {}));
     };
     if (!entries.empty()) {

@@ -10,15 +10,18 @@
 namespace hypermla {
 
 int predict_command(const Words& words) {
-  if (words.empty() || words[0].rfind("-", 0) == 0) {
+  const bool asks = !words.empty() && (words[0] == "--help" || words[0] == "-h");
+  if (words.empty() || asks) {
     fmt::print(
         "Usage: hypermla predict <kernel> [version] [problem flags]\n\n"
         "Roofline time of a kernel on every device of conf/devices.json and every measured one, without running it.\n"
         "On each it is planned for that device: the language that is the fast one there, and the n that the model "
         "takes.\n");
-    if (words.empty()) fail("which kernel? For example: hypermla predict flash_mla --b=32 --s=16 --t=4096");
+    if (!asks) fail("which kernel? For example: hypermla predict flash_mla --b=32 --s=16 --t=4096");
     return 0;
   }
+  if (words[0].starts_with("-"))
+    fail("the kernel comes first, before '{}': hypermla predict <kernel> {}", words[0], words[0]);
   const bool versioned = words.size() > 1 && words[1].rfind("-", 0) != 0;
   const std::string version = versioned ? words[1] : "";
   const std::vector<KernelEntry> everywhere = Registry::instance().find_all(words[0], version);
@@ -45,7 +48,7 @@ int predict_command(const Words& words) {
       auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& one) { return one.first == planned; });
       if (group == groups.end()) group = groups.insert(groups.end(), {planned, ""});
       group->second += fmt::format("{:<28} {:>12.1f} us  {} bound, ridge {:.1f}\n", name, prediction.seconds * 1e6,
-                                   bound_name(prediction.bound), ridge(on.spec, plan->dtype()));
+                                   bound_name(prediction.bound), ridge(on.spec, plan->dtype()) * cost.product_rate());
     } catch (const Error& error) {
       refused = error;
       refusals += fmt::format("{:<28} none: {}\n", name, error.what());

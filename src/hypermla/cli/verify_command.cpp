@@ -16,7 +16,7 @@ namespace hypermla {
 int verify_command(const Words& words) {
   std::string kernel, version, device = "auto", given, awaits;
   bool records_only = false;
-  std::uint64_t seed = std::uint64_t(std::time(nullptr));
+  std::uint64_t seed = 0;
   CLI::App app(
       "Run the correctness cases of every kernel, or of one, on this device, against the reference; of one that\n"
       "MlaDecode calls also steps of an engine, as MlaDecode runs them.\n"
@@ -29,7 +29,7 @@ int verify_command(const Words& words) {
                  "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
                  "verified.json in HYPERMLA_KERNELS)");
   app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
-  add_seed(app, seed, "of the random inputs; the first line of a run says its own, which repeats the run");
+  add_seed(app, seed, "of the random inputs, which the first line of a run says; 0 draws a fresh one");
   app.add_option("--awaits_gpu", awaits,
                  "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "
                  "--records_only then lists it as waiting, until its source changes again or a GPU records it");
@@ -78,6 +78,7 @@ int verify_command(const Words& words) {
     read_records(path_of(entry));
     require_writable(std::filesystem::absolute(path_of(entry)).parent_path());
   }
+  if (seed == 0) seed = std::uint64_t(std::time(nullptr));
   fmt::print("verifying on {} ({}), seed {}\n", session.device->info().name, session.device->info().arch, seed);
   int failed = 0;
   for (const KernelEntry& entry : entries) {

@@ -25,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kGuardBytes = 4096;
 constexpr unsigned char kGuard = 0xa5, kPoison = 0xff;  // the latter is NaN in every floating-point type
+constexpr unsigned char kPoisonOfIntegers = 0x5a;       // of outputs: -1 is what lists of indices are filled up with
 constexpr std::int64_t kMostOfSize = std::int64_t{1} << 31;
 
 bool is_word(const std::string& text) { return Pattern("[A-Za-z][A-Za-z0-9_]*").match(text).has_value(); }
@@ -425,7 +426,9 @@ void compare_row(HostOutput& output, std::int64_t row, const double* expected, d
 FileCheck FileRun::check(double rtol, double atol, double seconds) {
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     if (problem_.tensors[i].role == Role::output)
-      device_->fill(static_cast<char*>(buffers_[i].data()) + kGuardBytes, kPoison, problem_.tensors[i].bytes());
+      device_->fill(static_cast<char*>(buffers_[i].data()) + kGuardBytes,
+                    problem_.tensors[i].dtype == DType::int32 ? kPoisonOfIntegers : kPoison,
+                    problem_.tensors[i].bytes());
   run(device_->stream());
   device_->synchronize();
 

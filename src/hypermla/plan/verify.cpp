@@ -125,7 +125,8 @@ Json read_records(const fs::path& path) {
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
   const Json by_device = records.value(entry.full_name(), Json::object()), now = fingerprints(entry, compiler);
   return std::any_of(by_device.begin(), by_device.end(), [&](const Json& one) {
-    return one.value("fingerprint", Json()) == now && one.value("failed", Json()) == 0;
+    return one.value("fingerprint", Json()) == now && one.value("failed", Json()) == 0 &&
+           is_gpu_arch(one.value("arch", ""));
   });
 }
 

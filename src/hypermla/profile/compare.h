@@ -10,8 +10,8 @@
 namespace hypermla {
 
 // By intervals, 5th to 95th percentile of the repetitions: apart is FASTER or SLOWER; medians within `noise` of each
-// other are SAME; anything else is UNCLEAR. Said in time and, where both runs know their clock, in cycles; when
-// those two disagree, the clock decided and not the kernel: UNCLEAR.
+// other are SAME; anything else is UNCLEAR, and so is what fewer than five repetitions say. Said in time and, where
+// both runs know their clock, in cycles; when those two disagree, the clock decided and not the kernel: UNCLEAR.
 enum class Verdict { same, faster, slower, unclear };
 std::string verdict_name(Verdict verdict);  // "SAME", ...
 
@@ -31,6 +31,7 @@ struct Comparison {
     double a_us = 0, b_us = 0, change_percent = 0;
     Verdict verdict = Verdict::unclear;
     std::optional<Cycles> cycles;  // where both runs are of one device and know their clock
+    int repetitions = 0;           // of the run that has fewer
   };
   struct Delta {
     std::string stage, name;

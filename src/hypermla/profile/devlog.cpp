@@ -105,8 +105,10 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
                               device.driver.empty() ? "" : ", driver " + device.driver, clocks_text(now.clocks),
                               fields_text(now.problem), now.mode, now.date.substr(0, 10), link_text(root, run.path)));
   if (baseline)
-    text += item("Baseline", fmt::format("{}, {}, {}", baseline->profile.kernel, baseline->profile.date.substr(0, 10),
-                                         link_text(root, baseline->path)));
+    text += item("Baseline",
+                 fmt::format("{}{}, {}, {}", baseline->profile.kernel,
+                             baseline->profile.device.name == device.name ? "" : " on " + baseline->profile.device.name,
+                             baseline->profile.date.substr(0, 10), link_text(root, baseline->path)));
   text += fmt::format("\n{}\n|---|---|---|---|\n", kTable);
   const std::vector<Row> values = rows_of(now), before = baseline ? rows_of(baseline->profile) : std::vector<Row>();
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -189,7 +191,8 @@ void require_held(const std::string& what, const std::string& text, Figures held
     for (const double value : held[small]) held[large].push_back(value / 1000);
   for (const double value : held["J"]) held["mJ"].push_back(value * 1000);
 
-  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
+  // "128 x 256" are dimensions.
+  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x(?!\s*\d)|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
   for (const auto& [at, said] : figure.search_all(text)) {
     const double value = std::stod(said[1]);
     const double step = std::pow(10.0, -double(said[2].length()));
@@ -409,21 +412,26 @@ std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<De
 
 std::vector<std::string> refresh_devlogs(const fs::path& root, const Rules& rules) {
   std::vector<std::string> kernels;
-  for (const fs::path& log : logs_of(root)) {
+  const std::vector<fs::path> logs = logs_of(root);
+  if (logs.empty()) return kernels;
+  const FileDescriptor lock = lock_directory(logs.front().parent_path());
+  for (const fs::path& log : logs) {
     const std::string old = read_file(log);
     std::string text = old;
-    for (const Entry& entry : entries_of(old)) {
-      auto linked = linked_by(root, entry);
-      if (!linked || has_figures_of(root, entry, *linked)) continue;
-      assess(linked->run.profile, rules, Cards());
-      // What people wrote stands before "Measured" and from "Insight" on.
-      const std::size_t heading = text.find(fmt::format("## Version {} of {}\n", entry.version, entry.kernel));
-      const std::size_t begin = text.find("- Measured:", heading), end = text.find("- Insight:", heading);
-      if (begin == std::string::npos || end == std::string::npos || end < begin) continue;  // lint says what is missing
-      text.replace(begin, end - begin,
-                   measured_half(root, linked->run, linked->baseline) + judgement(linked->run.profile));
-      kernels.push_back(entry.kernel);
-    }
+    for (const Entry& entry : entries_of(old)) try {
+        auto linked = linked_by(root, entry);
+        if (!linked || has_figures_of(root, entry, *linked)) continue;
+        assess(linked->run.profile, rules, Cards());
+        // What people wrote stands before "Measured" and from "Insight" on.
+        const std::size_t heading = text.find(fmt::format("## Version {} of {}\n", entry.version, entry.kernel));
+        const std::size_t next = std::min(text.find("\n# ", heading), text.find("\n## ", heading));
+        const std::size_t begin = text.find("- Measured:", heading), end = text.find("- Insight:", heading);
+        if (end >= next || end < begin) continue;  // lint says what is missing
+        text.replace(begin, end - begin,
+                     measured_half(root, linked->run, linked->baseline) + judgement(linked->run.profile));
+        kernels.push_back(entry.kernel);
+      } catch (const Error&) {  // lint says it
+      }
     if (text != old) write_file_atomic(log, text);
   }
   return kernels;

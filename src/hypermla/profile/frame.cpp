@@ -127,16 +127,17 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
   profile.problem = to_json(plan.problem_fields());
   profile.device = {info.name, info.arch, info.processors, info.driver};
   if (request.device.is_gpu()) profile.clocks = clocks(request.tools.clock_lock);
-  profile.roofline = {.peak_tflops = spec.peak_tflops(plan.dtype()),
+  profile.cost = executable.cost();
+  const double rate = profile.cost.product_rate();
+  profile.roofline = {.peak_tflops = rate * spec.peak_tflops(plan.dtype()),
                       .peak_gbps = spec.peak_gbps,
-                      .ridge = ridge(spec, plan.dtype()),
+                      .ridge = rate * ridge(spec, plan.dtype()),
                       .predicted_us = prediction.seconds * 1e6,
                       .bound = std::string(bound_name(prediction.bound)),
                       .matmul_burst_tflops = optional_at<double>(spec.measured, "matmul_burst_tflops"),
                       .matmul_sustained_tflops = optional_at<double>(spec.measured, "matmul_sustained_tflops"),
                       .read_gbps = optional_at<double>(spec.measured, "read_GBps"),
                       .copy_gbps = optional_at<double>(spec.measured, "copy_GBps")};
-  profile.cost = executable.cost();
   for (TiledKernel* kernel : launched_kernels(executable))
     profile.stages.push_back(describe_kernel(*kernel, spec, plan.dtype()));
   for (ProfileStage& stage : profile.stages)

@@ -95,6 +95,17 @@ std::string start_command(const NextInput& input, const std::string& language) {
   return fmt::format("clone {} v{}", original, input.next_version);
 }
 
+// As a word of a shell's command.
+std::string word_of(const std::string& text) {
+  if (!text.empty() &&
+      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./=,:") ==
+          std::string::npos)
+    return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 Json gates(const NextInput& input, const std::string& kernel, const std::string& language) {
   Json list = Json::array();
   auto add = [&](const std::string& gate, const std::string& command) {
@@ -107,10 +118,10 @@ Json gates(const NextInput& input, const std::string& kernel, const std::string&
   for (const int queries : kTrialQueries)
     add(fmt::format("profiled at b=32 s={} t=4096", queries),
         fmt::format("kernel {} --b=32 --s={} --t=4096 --check", kernel, queries));
-  add("no regression", fmt::format("compare {} <run of {}>", input.run, kernel));
+  add("no regression", fmt::format("compare {} <run of {}>", word_of(input.run), kernel));
   add("the version has its entry", fmt::format("devlog add {} --profile=<run> --baseline={} --changed=.. --why=.. "
                                                "--insight=..",
-                                               kernel, input.run));
+                                               kernel, word_of(input.run)));
   add("no version without an entry", "devlog lint");
   add("what others can use is a card", fmt::format("kb add languages/{}/optimizations/<name> --title=..", language));
   add("the cards are right", "kb lint");
@@ -199,7 +210,11 @@ Json next_step(const NextInput& input, const Cards& cards) {
          {"rationale", fmt::format("{} {}: at most {:.0f} %.", one.why, one.trigger, one.gain_percent)},
          {"card", one.card}});
   }
-  if (input.baseline) summary["baseline"] = comparison_rows(compare_profiles(*input.baseline, profile));
+  if (input.baseline) {
+    const Comparison comparison = compare_profiles(*input.baseline, profile);
+    summary["baseline"] = comparison_rows(comparison);
+    if (!comparison.note.empty()) summary["baseline_note"] = comparison.note;
+  }
 
   // The language follows from the control that the most promising idea needs.
   const std::string own = profile.kernel.substr(0, profile.kernel.find('.'));
@@ -256,10 +271,12 @@ std::string render_next_step(const Json& step) {
   if (number == 0) text += "No card that was not refuted for this kernel promises a percent of its time.\n";
   for (const Json& one : profile["refuted"])
     text += fmt::format("- Refuted before: {} ({}): {}\n", text_of(one, "name"), id_of(one), text_of(one, "figure"));
-  if (profile.contains("baseline"))
-    text += "\n## Against the baseline\n\n" +
-            table(profile["baseline"],
+  if (profile.contains("baseline")) {
+    text += "\n## Against the baseline\n\n";
+    if (profile.contains("baseline_note")) text += fmt::format("Note: {}.\n\n", text_of(profile, "baseline_note"));
+    text += table(profile["baseline"],
                   {{"metric", "metric"}, {"previous", "previous"}, {"current", "current"}, {"change", "change"}});
+  }
   text += fmt::format("\n# Task: {}\n\n{} Bottleneck: {}. Language: {} ({}).\n\n## Apply\n\n", text_of(task, "task"),
                       start_text(task), text_of(task, "bottleneck"), text_of(task, "language"),
                       text_of(task, "why_language"));

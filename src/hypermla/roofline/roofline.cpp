@@ -26,7 +26,7 @@ Prediction predict(const Cost& cost, double peak_tflops, double peak_gbps) {
   if (!(peak_tflops > 0) || !(peak_gbps > 0))
     fail("a prediction needs positive peaks, not {} TFLOP/s and {} GB/s", peak_tflops, peak_gbps);
   Prediction prediction;
-  prediction.compute_seconds = cost.flops / (peak_tflops * 1e12);
+  prediction.compute_seconds = cost.flops / (peak_tflops * cost.product_rate() * 1e12);
   prediction.memory_seconds = cost.bytes / (peak_gbps * 1e9);
   prediction.seconds = std::max(prediction.compute_seconds, prediction.memory_seconds);
   prediction.bound = prediction.compute_seconds > prediction.memory_seconds ? Bound::compute : Bound::memory;

@@ -14,12 +14,16 @@ namespace hypermla {
 struct Cost {
   double flops = 0;
   double bytes = 0;
+  double fp8_flops = 0;  // of `flops`, those of products of e4m3, of which devices do twice as many as of 16 bits
 
   // FLOP per byte.
   double intensity() const { return flops / bytes; }
+  // Of the peak of 16 bits: 1, or up to 2.
+  double product_rate() const { return flops > 0 ? flops / (flops - fp8_flops / 2) : 1; }
   Cost& operator+=(const Cost& other) {
     flops += other.flops;
     bytes += other.bytes;
+    fp8_flops += other.fp8_flops;
     return *this;
   }
   friend Cost operator+(Cost a, const Cost& b) { return a += b; }
