@@ -155,6 +155,7 @@ HYPERMLA_C_API hypermla_status hypermla_decode_plan_shared(hypermla_decode* deco
                                                            const int32_t* query_starts, int32_t requests,
                                                            const int32_t* block_table, int64_t table_stride,
                                                            void* stream);
+/* With query_tokens 0, as initialised tensors have it, nothing is done. */
 HYPERMLA_C_API hypermla_status hypermla_decode_run(hypermla_decode* decode, const hypermla_decode_tensors* tensors,
                                                    void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decode_check(hypermla_decode* decode);

@@ -142,8 +142,9 @@ class HYPERMLA_API MlaDecode {
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr,
             const int* block_table = nullptr, std::int64_t table_stride = 0);
 
-  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take, and
-  // before the first plan(). Any thread may call, one at a time, whatever device is current there.
+  // Attention of one layer over the requests of the last plan(); with query_tokens 0 nothing is done or looked at.
+  // Throws Error for tensors that it cannot take, and before the first plan(). Any thread may call, one at a time,
+  // whatever device is current there.
   void run(const MlaDecodeTensors& tensors, void* stream = nullptr);
 
   // Waits for the device and throws Error if the last plan() was given lengths or query starts beyond the capacity.

@@ -91,8 +91,9 @@ class HYPERMLA_API MlaPrefill {
   // left out; on a CPU it throws. Throws Error unless 0 <= requests <= max_requests.
   void plan(const int* query_starts, const int* token_starts, int requests, void* stream = nullptr);
 
-  // Attention of one layer over the requests of the last plan(). Throws Error for tensors that it cannot take, and
-  // before the first plan(). Any thread may call, one at a time, whatever device is current there.
+  // Attention of one layer over the requests of the last plan(); with query_tokens 0 nothing is done or looked at.
+  // Throws Error for tensors that it cannot take, and before the first plan(). Any thread may call, one at a time,
+  // whatever device is current there.
   void run(const MlaPrefillTensors& tensors, void* stream = nullptr);
 
   // Waits for the device and throws Error if the last plan() was given starts that fall or exceed the capacity.

@@ -37,6 +37,12 @@ def dtype(tensor):
     return str(tensor.dtype).removeprefix("torch.").replace("uint16", "bfloat16")  # NumPy has no bfloat16
 
 
+def require_int32(**tensors):
+    for name, tensor in tensors.items():
+        if dtype(tensor) != "int32":
+            raise Error(f"{name} must be int32, not {tensor.dtype}")
+
+
 def is_list_of(name, tensor, like):
     """Whether it has one dimension, dense, is of the type of that name and on the device of `like`."""
     device = lambda of: getattr(of, "device", "cpu")  # older NumPy's arrays do not say
@@ -56,7 +62,10 @@ def described(name, tensor):
     """(address, DLPack's type code, bits, shape, strides, DLPack's device type, device id, current stream, whether it
     is read-only)"""
     try:
-        code, bits = re.fullmatch(r"([a-z]+?)(\d*)", dtype(tensor)).groups()
+        known = re.fullmatch(r"([a-z]+?)(\d*)", dtype(tensor))
+        if known is None:
+            raise Error(f"{name} is of {tensor.dtype}, which is not supported")
+        code, bits = known.groups()
         gpu = is_torch(tensor) and tensor.is_cuda
         return (address(tensor), _CODES.get(code, 255), min(int(bits or 0), 255), tuple(tensor.shape),
                 tuple(strides(tensor)), _CUDA if gpu else _CPU, tensor.device.index if gpu else 0,
@@ -84,13 +93,13 @@ def device_name(device):
 
 
 def dtype_name(dtype):
-    return str(dtype).removeprefix("torch.")
+    return str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")  # NumPy's types are classes
 
 
 def as_bytes(tensor):
     """PyTorch's e4m3, and int8, as uint8, which DLPack knows."""
     if not is_torch(tensor):
-        return tensor.view("uint8") if getattr(tensor, "dtype", None) == "int8" else tensor
+        return tensor.view("uint8") if str(getattr(tensor, "dtype", None)) in ("int8", "float8_e4m3fn") else tensor
     import torch
 
     return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.int8) else tensor

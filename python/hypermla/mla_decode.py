@@ -1,7 +1,7 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import integers, raises_error
+from hypermla._errors import integer, integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
@@ -75,8 +75,7 @@ class MlaDecode(Planned):
     def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
         """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512
         tokens times a power of two, which installations with compiled kernels bring."""
-        if workspace_bytes < 0:
-            raise Error(f"workspace_bytes={workspace_bytes} is not supported: it must not be negative")
+        workspace_bytes = integer("workspace_bytes", workspace_bytes, range(2**100), "not be negative")
         capacity = integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_tokens=max_tokens)
         return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), *capacity, min(workspace_bytes, 2**63))
 

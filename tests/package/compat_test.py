@@ -38,6 +38,9 @@ class Numpy:
     def float16(self, array):
         return array.astype(numpy.float16)
 
+    def int64(self, values):
+        return numpy.array(values, numpy.int64)
+
     def int32(self, values):
         return numpy.asarray(values, numpy.int32)
 
@@ -69,6 +72,9 @@ class Torch:
 
     def float16(self, array):
         return torch.tensor(array, dtype=torch.float16, device=self.device)
+
+    def int64(self, values):
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def int32(self, values):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -197,7 +203,8 @@ class Cases:
         q = xp.bfloat16(numpy.zeros((1, 1, 2, WIDTH)))
         given = (q, cache, xp.int32(table), xp.int32([50]), LATENT)
         metadata = flash_mla.get_mla_metadata()[0]
-        for change, said in (({"is_fp8_kvcache": True}, "cache must be uint8"),
+        for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache=True is not what k_cache is"),
+                             ({"indices": xp.int64([[[1]]])}, "indices must be int32, not .*int64"),
                              ({"descale_k": xp.same_float32(numpy.ones(1))}, "both factors are of a cache in FP8"),
                              ({"kv_format": "V32"}, "kv_format=V32 is not supported"),
                              ({"indices": xp.int32([[[1]]]), "kv_format": "V4"}, "kv_format=V4 is not supported"),
@@ -219,6 +226,11 @@ class Cases:
             flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((1, 64, 4, WIDTH))), *given[2:], metadata)
         with self.assertRaisesRegex(hypermla.Error, "for each of 1 requests"):
             flash_mla.flash_mla_with_kvcache(*given[:3], xp.int32([1, 2]), LATENT, metadata)
+        with self.assertRaisesRegex(hypermla.Error, "cache_seqlens must be int32, not .*int64"):
+            flash_mla.flash_mla_with_kvcache(*given[:3], xp.int64([50]), LATENT, flash_mla.get_mla_metadata()[0])
+        with self.assertRaisesRegex(hypermla.Error, "2049 requests of 1 queries are not supported"):
+            flash_mla.flash_mla_with_kvcache(xp.bfloat16(numpy.zeros((2049, 1, 2, WIDTH))), cache,
+                                             xp.int32([[0]] * 2049), xp.int32([1] * 2049), LATENT, metadata)
         with self.assertRaisesRegex(hypermla.Error, "page=48 is not supported"):
             flash_mla.flash_mla_with_kvcache(q, xp.bfloat16(numpy.zeros((2, 48, 1, WIDTH))), *given[2:], metadata)
 
@@ -502,6 +514,8 @@ class Cases:
                              ({"output_dtype": "float16"}, "outputs of float16 are not supported"),
                              ({"page_sizes": 1}, "plan.. has no argument page_sizes"),
                              ({"metadata": flashinfer.MLAPlanMetadata()}, "the step is given twice"),
+                             ({"kv_len_arr": xp.int64([5])}, "kv_len_arr must be int32, not .*int64"),
+                             ({"qo_indptr": xp.int32([0, 1025])}, "1025 queries of a request are not supported"),
                              ({"block_tables": xp.int32([[0]])}, "cum_seq_lens_q, seq_lens are missing")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 wrapper.plan(**{**given, **change})

@@ -92,7 +92,7 @@ def decoded(cache, q, slots, scale):
     decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=PAGE, scale=SCALE,
                                 sparse=True, cache_format=cache_format, device="cpu")
     decode.plan(numpy.full(QUERIES, TOP_K, numpy.int32))
-    return decode.run(q, cache, slots, cache_scale=scale)
+    return decode.run(q, cache, slots, cache_scale=scale if cache_format == "fp8_576" else None)
 
 
 def measured():
@@ -188,6 +188,21 @@ class OneFactorForAll(unittest.TestCase):
         self.assertLessEqual(numpy.abs(lse - of_expected).max(), 1e-4)
 
     def test_what_has_no_meaning_is_refused(self):
+        one, slots = numpy.ones(1, numpy.float32), numpy.zeros(1, numpy.int64)
+        q, table = numpy.zeros((1, 2, 576), numpy.uint16), numpy.zeros((1, 1), numpy.int32)
+        for cache_format, width in (("as_queries", 576), ("fp8_656", 656)):
+            cache = numpy.zeros((1, PAGE, width), numpy.uint16 if width == 576 else numpy.uint8)
+            decode = hypermla.MlaDecode(heads=2, max_tokens=PAGE, page=PAGE, cache_format=cache_format, device="cpu")
+            decode.plan(numpy.ones(1, numpy.int32))
+            for factor in "cache_scale", "q_scale":
+                with self.assertRaisesRegex(hypermla.Error, f"{factor} has no meaning"):
+                    decode.run(q, cache, table, **{factor: one})
+            with self.assertRaisesRegex(hypermla.Error, "cache_scale has no meaning"):
+                hypermla.append(q[:, 0], cache, slots, cache_scale=one)
+        for factor in 0, -1, numpy.nan, numpy.inf:
+            with self.assertRaisesRegex(hypermla.Error, "cache_scale is .*; it must be a positive number"):
+                hypermla.append(q[:, 0], numpy.zeros((1, PAGE, 576), numpy.uint8), slots,
+                                cache_scale=numpy.full(1, factor, numpy.float32))
         with self.assertRaisesRegex(hypermla.Error, "leave fp8_queries out"):
             hypermla.MlaDecode(cache_format="fp8_656", fp8_queries=True, device="cpu")
         with self.assertRaisesRegex(hypermla.Error, "bfloat16 queries only"):

@@ -190,7 +190,18 @@ class Decode(unittest.TestCase):
                 make(max_tokens=4096.0)
             with self.assertRaisesRegex(hypermla.Error, f"^max_tokens={2**31} is not supported: it must fit 31 bits$"):
                 make(max_tokens=2**31)
+        with self.assertRaisesRegex(TypeError, "^workspace_bytes is of type str; give an integer$"):
+            hypermla.MlaDecode.fixed_split("1", device="cpu")
         self.assertEqual(self.decode(heads=numpy.int64(2)).workspace_bytes, self.decode(heads=2).workspace_bytes)
+
+    def test_types_are_named_by_numpys_classes_too(self):
+        half = self.decode(dtype=numpy.float16)
+        self.assertEqual(half.workspace_bytes, self.decode(dtype="float16").workspace_bytes)
+        lengths, q, cache, table = self.step()
+        decode = self.decode()
+        decode.plan(lengths)
+        with self.assertRaisesRegex(hypermla.Error, "q is of >u2, which is not supported"):
+            decode.run(q.astype(">u2"), cache, table)
 
     def test_the_largest_capacity_and_fixed_splits(self):
         self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)

@@ -119,6 +119,12 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if tuple(cache_seqlens.shape) != (batch,) or block_table.shape[0] != batch:
         raise Error(f"cache_seqlens and block_table must have a row for each of {batch} requests, not "
                     f"{list(cache_seqlens.shape)} and {list(block_table.shape)}")
+    if batch > MlaDecode.MAX_REQUESTS or queries > MlaDecode.MAX_QUERIES:
+        raise Error(f"{batch} requests of {queries} queries are not supported: a call takes up to "
+                    f"{MlaDecode.MAX_REQUESTS} of up to {MlaDecode.MAX_QUERIES}; split the batch")
+    if is_fp8_kvcache is not None and fp8 != (_tensors.dtype(k_cache) in _BYTES):
+        raise Error(f"is_fp8_kvcache={is_fp8_kvcache} is not what k_cache is, of {_tensors.dtype(k_cache)}; leave it "
+                    "out")
     fp8_queries = _tensors.dtype(q) in _BYTES
     if fp8_queries and not fp8 or not fp8 and (descale_q is not None or descale_k is not None):
         raise Error(f"q of {_tensors.dtype(q)} over a cache of {_tensors.dtype(k_cache)}, or a factor there, is not "
@@ -136,8 +142,12 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
                            "dtype": dtype, "causal": bool(causal), "scale": float(softmax_scale),
                            "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
                            "fp8_queries": fp8_queries}, enable_batch_invariant)
-    _plan(planned, tile_scheduler_metadata, lambda: planned.decode.plan(cache_seqlens),
-          (tuple(q.shape), page, groups, bool(causal)))
+
+    def make():
+        _tensors.require_int32(block_table=block_table, cache_seqlens=cache_seqlens)
+        planned.decode.plan(cache_seqlens)
+
+    _plan(planned, tile_scheduler_metadata, make, (tuple(q.shape), page, groups, bool(causal)))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
     factor = lambda given: planned.one if given is None else given.reshape(1)
@@ -300,6 +310,7 @@ def _list_options(heads, queries, top_k, page, dtype, fp8, scale):
 
 
 def _plan_lists(planned, lengths, slots):
+    _tensors.require_int32(indices=slots)
     planned.decode.plan(lengths, block_table=slots if lengths is None else None)
 
 

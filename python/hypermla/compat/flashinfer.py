@@ -124,9 +124,9 @@ class BatchMLAPagedAttentionWrapper:
         fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": bool(causal), "scale": float(sm_scale),
                  "lse_base2": True, "device": self.device}
         self._require_capacity(wanted, fixed, step)
+        self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
         self._page, self._parts, self._queries = page_size, page_size // page, step.starts[-1]
         self._fill_table(step)
-        self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
 
     @raises_error
     def run(self, q_nope=None, q_pe=None, ckv_cache=None, kpe_cache=None, out=None, lse=None, return_lse=False,
@@ -169,6 +169,10 @@ class BatchMLAPagedAttentionWrapper:
         """Makes the MlaDecode and the table, unless those that are there do."""
         if self._options == fixed and all(wanted[name] <= self._most[name] for name in wanted):
             return
+        for name, most in (("requests", MlaDecode.MAX_REQUESTS), ("queries", MlaDecode.MAX_QUERIES)):
+            if wanted[name] > most:
+                raise Error(f"{wanted[name]} {name}{' of a request' * (name == 'queries')} are not supported: a plan "
+                            f"takes up to {most}")
         if self._use_cuda_graph:
             if self._decode is not None:
                 raise Error(f"a captured run() cannot be planned for {_said(wanted, fixed)}: the first plan() was for "
@@ -251,6 +255,7 @@ class _Step:
             raise Error(f"a step needs {', '.join(_LISTS)}, or {', '.join(_TABLE)}; {', '.join(missing)} "
                         f"{'is' if len(missing) == 1 else 'are'} missing")
         self.starts_given, *self.lists, self.lengths_given = values.values()
+        _tensors.require_int32(**{names[0]: self.starts_given, names[-1]: self.lengths_given})
         self.starts, self.lengths = self.starts_given.tolist(), self.lengths_given.tolist()
         requests = len(self.lengths)
         if len(self.starts) != requests + 1:

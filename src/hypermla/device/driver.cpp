@@ -18,7 +18,9 @@ std::atomic<pid_t> g_process = 0;  // that initialised the driver; 0: none yet
 CudaDriver load_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library)
-    fail("no CUDA driver (libcuda.so.1) on this machine; run with --device=cpu, or install NVIDIA's driver");
+    fail(
+        "no CUDA driver (libcuda.so.1) on this machine; choose the device cpu (--device=cpu), or install NVIDIA's "
+        "driver");
   CudaDriver driver;
 #define HYPERMLA_LOAD(name)                                                                     \
   driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, HYPERMLA_SYMBOL(name))); \
@@ -28,7 +30,8 @@ CudaDriver load_driver() {
   if (CUresult result = driver.cuInit(0); result != CUDA_SUCCESS) {
     const char* text = nullptr;
     driver.cuGetErrorString(result, &text);
-    fail("the CUDA driver does not start ({}); run with --device=cpu, or check nvidia-smi", text ? text : "unknown");
+    fail("the CUDA driver does not start ({}); choose the device cpu (--device=cpu), or check nvidia-smi",
+         text ? text : "unknown");
   }
   g_process = ::getpid();
   return driver;

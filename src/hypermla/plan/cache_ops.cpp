@@ -103,6 +103,8 @@ class CacheReference : public CacheKernels {
   void append(const MlaCacheOps::Append& with, StreamHandle) override {
     const MlaCache& cache = with.cache;
     const std::int64_t slots = cache.pages * cache.page;
+    if (with.cache_scale && !(*with.cache_scale > 0 && std::isfinite(*with.cache_scale)))
+      fail("cache_scale is {}; it must be a positive number", *with.cache_scale);
     for (int i = 0; i < with.tokens; ++i)
       if (with.slots[i] < -1 || with.slots[i] >= slots)
         fail("slots[{}] is {}; the cache has slots 0 to {}, and -1 skips a token", i, with.slots[i], slots - 1);
@@ -267,7 +269,10 @@ void validate(const MlaCacheOps::Append& with) {
   require_stride("rope_stride", with.rope_stride);
   require_address("slots", with.slots, 8);
   require_cache(with.cache);
-  if (with.cache.format != MlaCacheFormat::fp8_576) return;
+  if (with.cache.format != MlaCacheFormat::fp8_576) {
+    if (with.cache_scale) fail("cache_scale has no meaning but for a cache of 576 bytes a token; leave it out");
+    return;
+  }
   if (!with.cache_scale) fail("cache_scale is missing: give the address of the factor of the cache");
   require_address("cache_scale", with.cache_scale, 4);
 }

@@ -162,8 +162,11 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
     }
   }
   if (ranking.empty())
-    fail("no kernel{} for {} takes this problem; `hypermla kernel flash_attention --help` says what is supported",
-         language.empty() ? "" : " in the language '" + language + "'", device.target.arch);
+    fail("no kernel{} for {} takes this problem; {}", language.empty() ? "" : " in the language '" + language + "'",
+         device.target.arch,
+         problem.page ? "pages and FP8 need Hopper: name a GPU, such as --device_name=\"NVIDIA H200\""
+                      : "`hypermla kernel flash_attention --help` says what is supported, the languages are cute and "
+                        "cutile");
   std::reverse(ranking.begin(), ranking.end());  // the registry lists older versions first
   std::stable_sort(ranking.begin(), ranking.end(), [](const RankedKernel& a, const RankedKernel& b) {
     return a.sustained.seconds < b.sustained.seconds;

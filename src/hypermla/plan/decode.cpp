@@ -144,7 +144,10 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
          with.latent_page_stride, at.page, with.latent_token_stride);
   if (at.cache_format == MlaCacheFormat::fp8_576 && !with.cache_scale)
     fail("cache_scale is missing: give the address of the factor of the cache");
+  if (at.cache_format != MlaCacheFormat::fp8_576 && with.cache_scale)
+    fail("cache_scale has no meaning but for a cache of 576 bytes a token; leave it out");
   if (at.fp8_queries && !with.q_scale) fail("q_scale is missing: give the address of the factor of the queries");
+  if (!at.fp8_queries && with.q_scale) fail("q_scale has no meaning but for queries in FP8; leave it out");
   const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&
                       (fp8 || with.rope_page_stride == at.page * with.rope_token_stride);
   if (at.sparse && !follow)
