@@ -9,6 +9,7 @@
 #include "hypermla/base/pattern.h"
 #include "hypermla/base/process.h"
 #include "hypermla/hypermla.h"
+#include "hypermla/version.h"
 
 namespace {
 
@@ -359,6 +360,7 @@ PyMODINIT_FUNC PyInit__hypermla() {
   g_error = PyErr_NewException("hypermla.Error", PyExc_RuntimeError, nullptr);
   PyObject* kernel = PyType_FromSpec(&kernel_spec);
   if (!g_error || !kernel || PyModule_AddObjectRef(module, "Error", g_error) != 0 ||
+      PyModule_AddStringConstant(module, "VERSION", HYPERMLA_VERSION) != 0 ||
       PyModule_AddObjectRef(module, "Kernel", kernel) != 0 || !add_mla_decode(module) || !add_mla_prefill(module) ||
       !add_mla_cache(module) || !add_runs(module)) {
     Py_XDECREF(kernel);

@@ -26,6 +26,8 @@ from hypermla.mla_decode import MlaDecode
 from hypermla.mla_prefill import MlaPrefill
 from hypermla.runs import CheckedOutput, CheckResult, ListedKernel, VerifyResult, check, kernels, profile, verify
 
+__version__ = _hypermla.VERSION
+
 __all__ = ["Bottleneck", "CheckResult", "CheckedOutput", "Choice", "Error", "Kernel", "ListedKernel", "Metric",
            "MlaDecode", "MlaPrefill", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times", "VerifyResult",
            "append", "check", "choose", "decompress_prefix", "kernels", "list", "merge_states", "profile", "verify"]

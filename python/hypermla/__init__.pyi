@@ -2,6 +2,8 @@ import builtins
 import os
 from typing import Any, NamedTuple
 
+__version__: str
+
 class Error(RuntimeError): ...
 
 class TensorInfo(NamedTuple):

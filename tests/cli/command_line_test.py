@@ -141,6 +141,10 @@ class Help(CommandCase):
             used = self.succeed("kernel", *words, "--no_autotune", "--prof_type=disabled").out
             self.assertEqual(shown, dict(re.findall(r"(\w+)=(\S+)", re.search(r"tiling .*", used)[0])))
         self.assertIn("Usage:", self.succeed("kernel", "flash_attention", "--nonsense", "--b=x", "--help").out)
+        hint = "On a Hopper GPU kernels in cute are the fast ones, whose flags --language=cute --help says."
+        self.assertIn(hint, self.succeed("kernel", "flash_mla", "--help").out)
+        self.assertNotIn(hint, self.succeed("kernel", "flash_mla", "--language=cute", "--help").out)
+        self.assertNotIn(hint, self.succeed("kernel", "prefix_decompression", "--help").out)
 
 
 class Refusals(CommandCase):

@@ -194,6 +194,9 @@ class Decode(unittest.TestCase):
             hypermla.MlaDecode.fixed_split("1", device="cpu")
         self.assertEqual(self.decode(heads=numpy.int64(2)).workspace_bytes, self.decode(heads=2).workspace_bytes)
 
+    def test_the_package_says_its_version(self):
+        self.assertRegex(hypermla.__version__, r"^\d+\.\d+\.\d+$")
+
     def test_types_are_named_by_numpys_classes_too(self):
         half = self.decode(dtype=numpy.float16)
         self.assertEqual(half.workspace_bytes, self.decode(dtype="float16").workspace_bytes)

@@ -253,6 +253,11 @@ int kernel_command(const Words& words) {
       said = {};
     }
     print_help(entries.front(), name, session, said);
+    const std::vector<KernelEntry> on_hopper =
+        Registry::instance().find_all(words[0], versioned ? words[1] : "", "sm_90", flag_value(rest, "--language"));
+    if (on_hopper.front().language != entries.front().language)
+      fmt::print("\nOn a Hopper GPU kernels in {0} are the fast ones, whose flags --language={0} --help says.\n",
+                 on_hopper.front().language);
     return 0;
   }
   refuse_flags_of_others(app, rest, words[0], session.device->info().arch);
