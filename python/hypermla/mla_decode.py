@@ -75,9 +75,9 @@ class MlaDecode(Planned):
     def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
         """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512
         tokens times a power of two, which installations with compiled kernels bring."""
-        workspace_bytes = integer("workspace_bytes", workspace_bytes, range(2**100), "not be negative")
+        workspace_bytes = integer("workspace_bytes", workspace_bytes, range(2**63), "be from 0 to 2^63 - 1")
         capacity = integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_tokens=max_tokens)
-        return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), *capacity, min(workspace_bytes, 2**63))
+        return _hypermla.MlaDecode.fixed_split(_tensors.device_name(device), *capacity, workspace_bytes)
 
     def plan(self, lengths, query_starts=None, stream=None, block_table=None):
         """Divides a step's work. lengths: int32 [requests], the new tokens and those of other shards included; None:
@@ -104,7 +104,7 @@ class MlaDecode(Planned):
         if self._fp8_queries:
             q = tuple(map(_tensors.as_bytes, q)) if isinstance(q, tuple) else _tensors.as_bytes(q)
         if out is None or lse is None:
-            out, lse = self._outputs(q[0] if isinstance(q, tuple) else q, out, lse)
+            out, lse = self._outputs(q, out, lse)
         if _tensors.is_compiling():
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
                                                    lse, sinks, cache_scale, q_scale)
@@ -116,6 +116,7 @@ class MlaDecode(Planned):
     def _outputs(self, q, out, lse):
         """Those that are given, else new ones."""
         dtype = "bfloat16" if self._fp8_queries else None  # None: that of q
+        q = q[0] if isinstance(q, tuple) else q
         tokens = _tensors.shape_of("q", q)[0]
         return (_tensors.empty(q, (tokens, self._heads, LATENT), dtype) if out is None else out,
                 _tensors.empty(q, (tokens, self._heads), "float32") if lse is None else lse)

@@ -204,6 +204,8 @@ class Cases:
         given = (q, cache, xp.int32(table), xp.int32([50]), LATENT)
         metadata = flash_mla.get_mla_metadata()[0]
         for change, said in (({"is_fp8_kvcache": True}, "is_fp8_kvcache=True is not what k_cache is"),
+                             ({"attn_sink": xp.same_float32(numpy.ones(3))}, r"attn_sink must be \[2\], not \[3\]"),
+                             ({"softmax_scale": 0.0}, "softmax_scale=0.0 is not supported: it must be positive"),
                              ({"indices": xp.int64([[[1]]])}, "indices must be int32, not .*int64"),
                              ({"descale_k": xp.same_float32(numpy.ones(1))}, "both factors are of a cache in FP8"),
                              ({"kv_format": "V32"}, "kv_format=V32 is not supported"),
@@ -269,6 +271,15 @@ class Cases:
                     q[:count], tokens.reshape(2, PAGE, 1, WIDTH), None, None, LATENT, flash_mla.get_mla_metadata()[0],
                     indices=xp.int32(lists[:count]), enable_batch_invariant=True)[0])
         self.assertLessEqual(make.call_count, 1)  # one of any number of requests
+        with mock.patch.object(hypermla.MlaDecode, "__init__", autospec=True,
+                               side_effect=hypermla.MlaDecode.__init__) as make:
+            for invariant in True, False:
+                flash_mla.flash_mla_with_kvcache(
+                    q, tokens.reshape(2, PAGE, 1, WIDTH), None, None, LATENT, flash_mla.get_mla_metadata()[0],
+                    softmax_scale=0.0371, indices=xp.int32(lists), enable_batch_invariant=invariant)
+        first, second = (call.kwargs for call in make.call_args_list)
+        self.assertEqual((first["split"], first["max_requests"]), (512, hypermla.MlaDecode.MAX_REQUESTS))
+        self.assertEqual((second.get("split", 0), second["max_requests"]), (0, 8))
         self.assertTrue(numpy.array_equal(xp.float32(made[0])[:2], xp.float32(made[1])))
 
     def test_what_a_newer_flash_mla_has(self):
@@ -358,12 +369,98 @@ class Cases:
 
     def test_slots_beyond_pages_that_lie_apart_are_no_tokens(self):
         xp = self.xp
-        layers = numpy.random.default_rng(1).standard_normal((4, 3, PAGE, 1, WIDTH))
+        layers = numpy.random.default_rng(1).standard_normal((4, 4, PAGE, 1, WIDTH))  # 4: slots wrap to tokens
         q = xp.bfloat16(numpy.ones((1, 1, 2, WIDTH)) / 16)
         call = lambda cache, slots: xp.float32(flash_mla.flash_mla_with_kvcache(
             q, cache, None, None, LATENT, flash_mla.get_mla_metadata()[0], indices=xp.int32(numpy.array([[slots]])))[1])
         apart, beyond = xp.bfloat16(layers)[:, 1], [1 << 30, (1 << 30) + PAGE, (1 << 31) - 1, -(1 << 31), 4 * PAGE]
         self.assertTrue((call(apart, [5, 6, *beyond]) == call(apart, [5, 6, *[-1] * 5])).all())
+
+    def test_pages_of_one_token_have_no_stride_within(self):
+        xp = self.xp
+        kv = numpy.random.default_rng(1).standard_normal((8, 1, 1, WIDTH))
+        q, slots = xp.bfloat16(numpy.ones((1, 1, 2, WIDTH)) / 16), xp.int32([[[5, 6, 9]]])
+        call = lambda cache: flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, LATENT, flash_mla.get_mla_metadata()[0], indices=slots)[1]
+        one = xp.bfloat16(kv)
+        expected = xp.float32(call(one))
+        for cache in (one.reshape(1, 8, 1, WIDTH).swapaxes(0, 1), one.reshape(8, WIDTH)[:, None, None]):
+            self.assertTrue(numpy.array_equal(xp.float32(call(cache)), expected))
+        self.assertTrue(numpy.isinf(xp.float32(call(xp.bfloat16(numpy.zeros((0, PAGE, 1, WIDTH)))))).all())
+
+    def test_a_call_without_metadata_leaves_no_plan(self):
+        xp, random = self.xp, numpy.random.default_rng(4)
+        q, kv = (xp.bfloat16(random.standard_normal(shape) / 4) for shape in ((3, 2, WIDTH), (90, 1, WIDTH)))
+        lists, metadata = random.integers(0, 90, (3, 1, 20)), flash_mla.get_mla_metadata()[0]
+        call = lambda lengths, metadata: xp.float32(flash_mla.flash_mla_sparse_fwd(
+            q, kv, xp.int32(lists), 0.061, topk_length=xp.int32(lengths), tile_scheduler_metadata=metadata)[2])
+        first = call([20, 3, 7], metadata)
+        self.assertFalse(numpy.array_equal(call([1, 1, 1], None), first))
+        self.assertTrue(numpy.array_equal(call([20, 3, 7], metadata), first))
+
+    def test_lists_of_a_power_of_two_have_lengths(self):
+        xp, random, lengths = self.xp, numpy.random.default_rng(4), [3, 16, 0]
+        tokens, lists = xp.bfloat16(random.standard_normal((90, 1, WIDTH))), self.lists(random, 90, 3, 16)
+        q = xp.bfloat16(random.standard_normal((3, 2, WIDTH)) / 4)
+        out, _, lse = flash_mla.flash_mla_sparse_fwd(q, tokens, xp.int32(lists[:, None]), 0.06,
+                                                     topk_length=xp.int32(lengths))
+        seen = self.chosen(xp.float32(tokens)[:, 0], lists, lengths)
+        self.check_sparse(xp.float32(out), xp.float32(lse), xp.float32(q), seen, 0.06, None)
+
+    def test_what_is_left_out_of_sparse_decoding(self):
+        xp, random = self.xp, numpy.random.default_rng(4)
+        tokens, lists = xp.bfloat16(random.standard_normal((2, PAGE, 1, WIDTH))), random.integers(0, 99, (1, 1, 9))
+        q = xp.bfloat16(random.standard_normal((1, 1, 2, WIDTH)) / 4)
+        out, lse = flash_mla.flash_mla_with_kvcache(q, tokens, None, None, LATENT, flash_mla.get_mla_metadata()[0],
+                                                    indices=xp.int32(lists), kv_format="V32")
+        seen = self.chosen(xp.float32(tokens).reshape(-1, WIDTH), lists[0], [9])
+        self.check_sparse(xp.float32(out)[0], xp.float32(lse)[0].T, xp.float32(q)[0], seen, WIDTH ** -0.5, None)
+
+    def test_calls_that_differ_share_no_plan(self):
+        xp, (cache, table) = self.xp, self.cache([50], 1, "bfloat16")
+        q = xp.bfloat16(numpy.random.default_rng(1).standard_normal((1, 2, 2, WIDTH)) / 4)
+        lse = {causal: xp.float32(flash_mla.flash_mla_with_kvcache(
+            q, cache, xp.int32(table), xp.int32([50]), LATENT, flash_mla.get_mla_metadata()[0], softmax_scale=0.0421,
+            causal=causal)[1])[0] for causal in (False, True)}
+        self.assertTrue((lse[False][:, 0] > lse[True][:, 0]).all())
+        self.assertTrue((lse[False][:, 1] == lse[True][:, 1]).all())
+
+    def test_metadata_of_a_call_that_failed_takes_another_shape(self):
+        xp, (cache, table) = self.xp, self.cache([50, 20], 1, "bfloat16")
+        q, metadata = xp.bfloat16(numpy.zeros((2, 1, 2, WIDTH))), flash_mla.get_mla_metadata()[0]
+        call = lambda count, lengths: flash_mla.flash_mla_with_kvcache(
+            q[:count], cache, xp.int32(table[:count]), lengths, LATENT, metadata)
+        with self.assertRaisesRegex(hypermla.Error, "cache_seqlens must be int32"):
+            call(2, xp.int64([50, 20]))
+        call(1, xp.int32([50]))
+        with self.assertRaisesRegex(hypermla.Error, "call get_mla_metadata.. again"):
+            call(2, xp.int32([50, 20]))
+
+    def test_few_objects_are_kept(self):
+        xp, (cache, table) = self.xp, self.cache([5], 1, "bfloat16")
+        q = xp.bfloat16(numpy.zeros((1, 1, 1, WIDTH)))
+        for i in range(flash_mla._KEPT + 3):
+            flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32([5]), LATENT,
+                                             flash_mla.get_mla_metadata()[0], softmax_scale=1 + i / 64)
+        self.assertEqual(len(flash_mla._eager), flash_mla._KEPT)
+        scales = [scale for (capacity, _) in flash_mla._eager for scale in capacity if isinstance(scale, float)]
+        self.assertIn(1 + (flash_mla._KEPT + 2) / 64, scales)
+        self.assertNotIn(1.0, scales)
+
+    def test_nothing_to_attend_to(self):
+        xp = self.xp
+        zeros = lambda *shape: xp.bfloat16(numpy.zeros(shape))
+        none = numpy.zeros((0, 1), int)
+        for q, table, lengths in ((zeros(0, 1, 2, WIDTH), none, none[:, 0]),
+                                  (zeros(1, 1, 2, WIDTH), numpy.zeros((1, 0), int), [0])):
+            out, lse = flash_mla.flash_mla_with_kvcache(q, zeros(1, PAGE, 1, WIDTH), xp.int32(table), xp.int32(lengths),
+                                                        LATENT, flash_mla.get_mla_metadata()[0])
+            self.assertEqual(tuple(lse.shape), (len(q), 2, 1))
+            self.assertTrue(numpy.isinf(xp.float32(lse)).all() and not xp.float32(out).any())
+        for tokens, width in ((0, 3), (5, 0)):
+            out, _, lse = flash_mla.flash_mla_sparse_fwd(zeros(1, 2, WIDTH), zeros(tokens, 1, WIDTH),
+                                                         xp.int32(numpy.zeros((1, 1, width), int)), 0.06)
+            self.assertTrue(numpy.isinf(xp.float32(lse)).all() and not xp.float32(out).any())
 
     def test_sparse_prefill(self):
         xp, random = self.xp, numpy.random.default_rng(4)
@@ -410,6 +507,12 @@ class Cases:
                 flash_mla.flash_mla_sparse_fwd(pair, kv, xp.int32(lists[:, None]), 0.06)
 
     def test_kernels_of_lists_are_loaded_ahead(self):
+        with mock.patch.object(flash_mla, "MlaDecode", wraps=hypermla.MlaDecode) as make:
+            make.MAX_REQUESTS, make.MAX_TOKENS = hypermla.MlaDecode.MAX_REQUESTS, hypermla.MlaDecode.MAX_TOKENS
+            flash_mla.load_sparse_kernels(self.xp.device, 16, 2048)
+        self.assertEqual([call.kwargs["max_requests"] for call in make.call_args_list], [1 << i for i in range(12)])
+        self.assertEqual({(call.kwargs["max_tokens"], call.kwargs["heads"], call.kwargs["device"])
+                          for call in make.call_args_list}, {(2048, 16, self.xp.device)})
         kernels = flash_mla.load_sparse_kernels(self.xp.device, 16, 2048, fp8=True)
         self.assertTrue(all("cute.mla.flash_mla" in name or "plain reference" in name for name in kernels))
         with self.assertRaisesRegex(hypermla.Error, "heads=0 is not supported"):
@@ -487,6 +590,8 @@ class Cases:
         self.attend(wrapper, [0, 3], [0, 1, 5], 1, causal=True)  # queries before the first token
         self.attend(wrapper, [0], [0, 2], 8, causal=False)
         self.attend(wrapper, [700, 3, 9], [0, 3, 4, 5], 64)
+        self.attend(wrapper, [5000, 3], [0, 1, 2], 64)
+        self.attend(wrapper, [32], [0, 1], 16, form="dense")  # whose table has room for more than the capacity
 
     def test_flashinfer_writes_what_it_is_given(self):
         xp, wrapper = self.xp, self.wrapper()
@@ -496,6 +601,28 @@ class Cases:
         out, cache = xp.float16(numpy.ones((1, 2, LATENT))), (zeros(1, 16, 512), zeros(1, 16, 64))
         self.assertIs(wrapper.run(zeros(1, 2, 512), zeros(1, 2, 64), *cache, out=out), out)
         self.assert_close(out, numpy.zeros((1, 2, LATENT)), 0)
+        wrapper.plan(xp.int32([0, 1]), xp.int32([0, 1]), xp.int32([0]), xp.int32([2]), 2, 512, 64, 16, True, 0.1,
+                     xp.dtype("float16"), xp.dtype("float16"))
+        lse = xp.same_float32(numpy.zeros((1, 2)))
+        self.assertIs(wrapper.run(zeros(1, 2, 512), zeros(1, 2, 64), *cache, lse=lse, return_lse=True)[1], lse)
+        self.assert_close(lse, numpy.ones((1, 2)), 1e-6)  # of 2 tokens in base 2
+
+    def test_a_step_of_flashinfer_by_its_fields(self):
+        xp = self.xp
+        said = {"num_heads": 2, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 16, "causal": True,
+                "sm_scale": 0.1, "q_data_type": xp.dtype("float16"), "kv_data_type": xp.dtype("float16"),
+                "query_layout": "any", "kv_cache_layout": "any"}
+        table, step = xp.int32([[0, 1]]), lambda queries, **more: {
+            "cum_seq_lens_q": xp.int32([0, queries]), "block_tables": table, "seq_lens": xp.int32([20]), **more}
+        wrapper, graph = self.wrapper(), self.wrapper(use_cuda_graph=True)
+        wrapper.plan(**said, **step(1))
+        zeros = lambda *shape: xp.float16(numpy.zeros(shape, numpy.float32))
+        lse = wrapper.run(query=zeros(1, 2, WIDTH), kv_cache=zeros(2, 16, WIDTH), return_lse=True)[1]
+        self.assert_close(lse, numpy.full((1, 2), math.log2(20)), 1e-5)
+        graph.plan(**said, **step(1, max_q_len=4))
+        graph.plan(**said, **step(4, max_q_len=4))
+        with self.assertRaisesRegex(hypermla.Error, "a captured run.. cannot be planned for .*queries=5"):
+            graph.plan(**said, **step(5))
 
     def test_what_flashinfer_refuses(self):
         xp, wrapper = self.xp, self.wrapper()
@@ -506,6 +633,11 @@ class Cases:
                              ({"kv_data_type": "float8_e4m3fn"}, "cache of float8_e4m3fn"),
                              ({"kv_len_arr": xp.int32([9])}, "request 0 has 9 tokens, but 1 pages of 8"),
                              ({"kv_indptr": xp.int32([0, 2])}, "as many kv_indices"),
+                             ({"kv_indptr": xp.int32([0, 1, 1])}, "kv_indptr of 2"),
+                             ({"qo_indptr": xp.int32([0, 1, 2]), "kv_indptr": xp.int32([0, 1, 2]),
+                               "kv_indices": xp.int32([0, 0]), "kv_len_arr": xp.int32([5, 9])},
+                              "request 1 has 9 tokens, but 1 pages of 8"),
+                             ({"sm_scale": 0}, "sm_scale=0 is not supported"),
                              ({"use_profiler": True}, "use_profiler"), ({"page_size": 0}, "page_size=0"),
                              ({"kv_len_arr": xp.int32([5, 5])}, "2 lengths need qo_indptr of 3, not 2"),
                              ({"kv_indices": None}, "a step needs qo_indptr, .*; kv_indices is missing"),
@@ -545,6 +677,11 @@ class Cases:
     def test_a_wrapper_for_graphs_keeps_its_capacity(self):
         with self.assertRaisesRegex(hypermla.Error, "make the wrapper with max_tokens"):
             self.attend(self.wrapper(use_cuda_graph=True), [30], [0, 1], 16)
+        with self.assertRaisesRegex(hypermla.Error, "leaves room for 16 of each"):
+            self.attend(self.wrapper(use_cuda_graph=True, max_tokens=16), [30], [0, 1], 16)
+        wrapper = self.wrapper(use_cuda_graph=True, max_tokens=80)
+        self.attend(wrapper, [3, 2], [0, 1, 2], 16, form="dense")
+        self.attend(wrapper, [80, 2], [0, 1, 2], 16)
         wrapper = self.wrapper(use_cuda_graph=True, kv_indices=self.xp.int32([0] * 10))
         self.attend(wrapper, [30, 70], [0, 2, 3], 16)
         self.attend(wrapper, [80, 1], [0, 1, 3], 16)  # of the first one's decode object and table

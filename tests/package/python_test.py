@@ -2,6 +2,7 @@
 Python."""
 
 import array
+import gc
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 import unittest
+import weakref
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
 from support import BINARY, BUILD, CHECKOUT, kernel_directories
@@ -194,6 +196,24 @@ class Decode(unittest.TestCase):
             hypermla.MlaDecode.fixed_split("1", device="cpu")
         self.assertEqual(self.decode(heads=numpy.int64(2)).workspace_bytes, self.decode(heads=2).workspace_bytes)
 
+    def test_a_workspace_is_kept(self):
+        for make in self.decode, lambda **given: hypermla.MlaPrefill(device="cpu", **given):
+            room = numpy.zeros(make().workspace_bytes + 256, numpy.uint8)
+            room = room[-room.ctypes.data % 256:][:make().workspace_bytes]
+            seen, used = weakref.ref(room), make(workspace=room)
+            del room
+            gc.collect()
+            self.assertIsNotNone(seen())
+            del used
+
+    def test_a_kernel_and_the_queries_of_a_step(self):
+        with self.assertRaisesRegex(hypermla.Error, "nonsense"):
+            self.decode(kernel="nonsense")
+        with self.assertRaisesRegex(hypermla.Error, "max_query_tokens=3"):
+            self.decode(max_query_tokens=3).plan(numpy.array([9, 9], numpy.int32), numpy.array([0, 2, 4], numpy.int32))
+        with self.assertRaisesRegex(hypermla.Error, "a value that cannot be"):
+            self.decode().run((), None, None)
+
     def test_the_package_says_its_version(self):
         self.assertRegex(hypermla.__version__, r"^\d+\.\d+\.\d+$")
 
@@ -335,6 +355,24 @@ class Prefill(unittest.TestCase):
             self.assertAlmostEqual(lse[query, head], scores.max() + numpy.log(weights.sum()), 4)
             expected = weights @ floats(v)[first:end, head] / weights.sum()
             self.assertLessEqual(numpy.abs(o[query, head] - expected).max(), 2e-3)
+
+    def test_options_reach_the_library(self):
+        q, k, v = self.tensors()
+        results = []
+        for options in {}, {"scale": 0.1}, {"lse_base2": True}:
+            prefill = self.prefill(**options)
+            prefill.plan(self.QUERIES, self.TOKENS)
+            results.append(prefill.run(q, k, v)[1])
+        natural, scaled, base2 = results
+        keys = numpy.concatenate(k, -1).astype(numpy.float64)[9:20, 0]
+        scores = keys @ q.astype(numpy.float64)[6, 0] * 0.1
+        self.assertAlmostEqual(scaled[6, 0], numpy.log(numpy.exp(scores).sum()), 4)
+        numpy.testing.assert_allclose(base2 * numpy.log(2), natural, rtol=1e-5)
+        for positive in False, True:
+            prefill = self.prefill(empty_lse_positive=positive)
+            prefill.plan(self.QUERIES, numpy.array([0, 0, 11], numpy.int32))
+            lse = prefill.run(q, (k[0][:11], k[1][:11]), v[:11])[1]
+            self.assertTrue((lse[:3] == (numpy.inf if positive else -numpy.inf)).all())
 
     def test_pairs_and_outputs_by_strides_give_the_same_bits(self):
         q, k, v = self.tensors()
@@ -528,6 +566,18 @@ class CacheOperations(unittest.TestCase):
                 self.assertLessEqual(numpy.abs(self.floats(again) - expected).max(), 0.02)
                 self.assertTrue(bool((lse == tensor(lse_b))[0].all()))
                 self.assertTrue(bool((out == tensor(again)).all()))
+
+    def test_states_merge_in_either_base(self):
+        o, empty = numpy.ones((1, 1, 8), numpy.uint16), numpy.full((1, 1), -numpy.inf, numpy.float32)
+        one, two = (numpy.full((1, 1), value, numpy.float32) for value in (1, 2))
+        room = numpy.zeros((1, 1), numpy.float32)
+        merged = lambda a, b, **options: hypermla.merge_states(o, a, o, b, **options)[1]
+        self.assertAlmostEqual(merged(one, two).item(), 2.31326, 4)
+        self.assertAlmostEqual(merged(one, two, lse_base2=True).item(), 2.58496, 4)
+        self.assertEqual(merged(empty, empty).item(), -numpy.inf)
+        self.assertEqual(merged(empty, empty, empty_lse_positive=True).item(), numpy.inf)
+        self.assertIs(merged(one, two, lse=room), room)
+        self.assertAlmostEqual(room.item(), 2.31326, 4)
 
     @unittest.skipUnless(torch is not None and torch.cuda.is_available(), "there is no GPU")
     def test_a_graph_of_a_gpu_follows_the_contents(self):

@@ -148,6 +148,34 @@ class Plans(unittest.TestCase):
         for _ in range(2):
             with self.assertRaisesRegex(RuntimeError, "lengths"):
                 self.attend(bad)
+        self.watch()
+        self.attend(step)
+        self.assertEqual(len(self.planned), 1)
+
+    def test_each_kind_of_layers_has_its_plan(self):
+        step, run = self.step(40, 17), lambda scale: self.plans.attend(step, self.q, self.cache, self.q.dtype, scale)[1]
+        first, second = run(0.1).copy(), run(0.2).copy()
+        self.assertTrue((run(0.1) == first).all() and (second != first).all())
+        self.watch()
+        self.plans.forget()
+        run(0.1), run(0.2)
+        self.assertEqual(len(self.planned), 2)
+
+    def test_a_cache_in_fp8(self):
+        from hypermla import MlaDecode
+
+        step, numbers = self.step(40, 17), self.numpy.random.default_rng(3)
+        cache = numbers.integers(0, 120, (9, 16, 576)).astype("uint8")
+        q, one = (self.q.view("uint16") & 0x3fff), self.numpy.full(1, 0.03, "float32")  # small in bfloat16, too
+        codes = numbers.integers(0, 120, q.shape).astype("uint8")
+        for queries, q_scale in ((q, None), (codes, self.numpy.full(1, 0.02, "float32"))):
+            decode = MlaDecode(heads=2, max_requests=2, max_queries=2, max_tokens=48, page=16, scale=0.1, device="cpu",
+                               cache_format="fp8_576", fp8_queries=q_scale is not None)
+            decode.plan(step.seq_lens, step.query_start_loc)
+            expected = decode.run(queries, cache, step.block_table, cache_scale=one, q_scale=q_scale)
+            given = self.plans.attend(step, queries, cache, "bfloat16", 0.1, one, q_scale)
+            for result, wanted in zip(given, expected):
+                self.assertTrue((result == wanted).all())
 
     def test_drafts_that_see_each_other(self):
         causal, both = self.attend(self.step(40, 17))[1], self.attend(self.step(40, 17, causal=False))[1]
@@ -172,6 +200,15 @@ class Plans(unittest.TestCase):
         seen = [scores[0, :, (3, 1)[token // 16] * 16 + token % 16] for token in range(16)]
         expected = self.numpy.log(sum(self.numpy.exp(self.numpy.float64(score)) for score in seen))
         self.assertTrue((abs(lse[0] - expected) < 1e-3).all())
+        # Of 38 tokens the second of two has 18, the 38th among them; of 17 it has 8.
+        step = self.step(0, 0)
+        step.dcp_tot_seq_lens = self.numpy.array([38, 17], "int32")
+        step.capacity = step.capacity._replace(shards=2, shard=1, interleave=4)
+        _, lse = self.attend(step)
+        for row, (pages, count) in enumerate((((3, 1), 17), ((3, 1), 18), ((0, 2), 8))):
+            seen = [scores[row, :, pages[token // 16] * 16 + token % 16] for token in range(count)]
+            expected = self.numpy.log(sum(self.numpy.exp(self.numpy.float64(score)) for score in seen))
+            self.assertTrue((abs(lse[row] - expected) < 1e-3).all(), row)
 
     def test_where_prefixes_are_shared_the_table_is_planned_with(self):
         step = self.step(40, 17)

@@ -1,4 +1,5 @@
 from hypermla import _tensors
+from hypermla._hypermla import Error
 from hypermla._planned import parts
 from hypermla.mla_decode import LATENT, ROPE
 
@@ -14,6 +15,13 @@ def takes_strides(*rows):
         return True
     strides = [_tensors.strides(part) for part in rows]
     return all(token == heads * head for token, head, _ in strides)
+
+
+def positive(name, value):
+    """As a float. MlaDecode takes 0 for a scale of its own."""
+    if not value > 0:
+        raise Error(f"{name}={value} is not supported: it must be positive")
+    return float(value)
 
 
 def each_part(change, q):

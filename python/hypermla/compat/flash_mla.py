@@ -20,7 +20,7 @@ from hypermla import _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
-from hypermla.compat._queries import are_queries, each_part, takeable
+from hypermla.compat._queries import are_queries, each_part, positive, takeable
 from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_decoding_metadata",
@@ -119,6 +119,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if tuple(cache_seqlens.shape) != (batch,) or block_table.shape[0] != batch:
         raise Error(f"cache_seqlens and block_table must have a row for each of {batch} requests, not "
                     f"{list(cache_seqlens.shape)} and {list(block_table.shape)}")
+    if attn_sink is not None and tuple(attn_sink.shape) != (heads,):
+        raise Error(f"attn_sink must be [{heads}], not {list(attn_sink.shape)}")
     if batch > MlaDecode.MAX_REQUESTS or queries > MlaDecode.MAX_QUERIES:
         raise Error(f"{batch} requests of {queries} queries are not supported: a call takes up to "
                     f"{MlaDecode.MAX_REQUESTS} of up to {MlaDecode.MAX_QUERIES}; split the batch")
@@ -139,7 +141,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         softmax_scale = q.shape[3] ** -0.5
     planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
                            "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
-                           "dtype": dtype, "causal": bool(causal), "scale": float(softmax_scale),
+                           "dtype": dtype, "causal": bool(causal), "scale": positive("softmax_scale", softmax_scale),
                            "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
                            "fp8_queries": fp8_queries}, enable_batch_invariant)
 
@@ -242,9 +244,11 @@ def _rows(cache, slots):
     each other stay."""
     pages, page, columns = cache.shape
     by_page, by_token, _ = _tensors.strides(cache)
-    apart = by_page // by_token
-    if pages < 2 or by_page == page * by_token:
+    if pages < 2 or page == 1 or by_page == page * by_token:
         return cache, slots
+    if by_page < 1 or by_token < 1:
+        raise Error("a cache whose tokens share memory is not supported; copy it first")
+    apart = by_page // by_token
     if by_page % by_token:
         raise Error(f"pages that are {by_page} elements apart are not supported: make it a multiple of the {by_token} "
                     "from a token to the next")
@@ -305,8 +309,8 @@ def _list_options(heads, queries, top_k, page, dtype, fp8, scale):
     """Of the MlaDecode for so many lists."""
     return {"heads": heads, "max_requests": _rounded(queries),
             "max_tokens": min(_rounded(top_k), MlaDecode.MAX_TOKENS), "page": page, "dtype": dtype,
-            "scale": float(scale), "sparse": True, "cache_format": "fp8_656" if fp8 else "as_queries",
-            "empty_lse_positive": True}
+            "scale": positive("the scale of scores", scale), "sparse": True,
+            "cache_format": "fp8_656" if fp8 else "as_queries", "empty_lse_positive": True}
 
 
 def _plan_lists(planned, lengths, slots):
@@ -316,15 +320,14 @@ def _plan_lists(planned, lengths, slots):
 
 def _plan(planned, metadata, make, shapes):
     """make: a function that plans, unless that has been done."""
-    if metadata.shapes is None:
-        metadata.shapes = shapes
-    elif metadata.shapes != shapes:
+    if metadata.shapes not in (None, shapes):
         raise Error(f"the metadata was made for q, page and what else counts of {metadata.shapes}, not {shapes}; call "
                     "get_mla_metadata() again for another shape")
     if metadata.plan is None or planned.plan is not metadata.plan:
         planned.plan = None  # until it is made
         make()
         planned.plan = metadata.plan = object()
+        metadata.shapes = shapes
 
 
 def _planned(q, options, invariant=False):

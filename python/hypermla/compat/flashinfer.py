@@ -13,7 +13,7 @@ from typing import Any
 from hypermla import _tensors
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error
-from hypermla.compat._queries import each_part, takeable
+from hypermla.compat._queries import each_part, positive, takeable
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
@@ -121,8 +121,8 @@ class BatchMLAPagedAttentionWrapper:
         page = next(one for one in _PAGES if page_size % one == 0)
         step = _Step(flat if metadata is None else metadata, page_size)
         wanted = {"requests": len(step.lengths), "tokens": max(step.lengths, default=0), "queries": step.most_queries}
-        fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": bool(causal), "scale": float(sm_scale),
-                 "lse_base2": True, "device": self.device}
+        fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": bool(causal),
+                 "scale": positive("sm_scale", sm_scale), "lse_base2": True, "device": self.device}
         self._require_capacity(wanted, fixed, step)
         self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
         self._page, self._parts, self._queries = page_size, page_size // page, step.starts[-1]
