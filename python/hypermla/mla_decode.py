@@ -116,7 +116,7 @@ class MlaDecode(Planned):
     def _outputs(self, q, out, lse):
         """Those that are given, else new ones."""
         dtype = "bfloat16" if self._fp8_queries else None  # None: that of q
-        q = q[0] if isinstance(q, tuple) else q
+        q = parts(q)[0]
         tokens = _tensors.shape_of("q", q)[0]
         return (_tensors.empty(q, (tokens, self._heads, LATENT), dtype) if out is None else out,
                 _tensors.empty(q, (tokens, self._heads), "float32") if lse is None else lse)

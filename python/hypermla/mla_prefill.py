@@ -71,7 +71,7 @@ class MlaPrefill(Planned):
         """Those that are given, else new ones."""
         if self._accumulate:
             raise Error("a MlaPrefill that accumulates needs `out` and `lse`: what is there already")
-        q = q[0] if isinstance(q, tuple) else q
+        q = parts(q)[0]
         tokens = _tensors.shape_of("q", q)[0]
         return (_tensors.empty(q, (tokens, self._heads, VALUE)) if out is None else out,
                 _tensors.empty(q, (tokens, self._heads), "float32") if lse is None else lse)

@@ -85,7 +85,7 @@ int compile_command(const Words& words) {
   };
   says(said.tiling, "tiling");
   says(said.problem, "problem");
-  if (cases && decode) fail("--cases and --decode name kernels, each its own; run it once for each");
+  if (cases && decode) fail("--cases and --decode compile kernels for different runs; leave one of them out");
   if (cases && candidates) fail("--cases compiles the tilings that its runs take; leave it or --candidates out");
 
   const Environment environment = Environment::detect();

@@ -10,6 +10,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/half.h"
 #include "hypermla/device/pool.h"
+#include "hypermla/plan/fp8_tokens.h"
 #include "hypermla/plan/memory_rows.h"
 #include "hypermla/plan/typed_plan.h"
 
@@ -269,12 +270,8 @@ void validate(const MlaCacheOps::Append& with) {
   require_stride("rope_stride", with.rope_stride);
   require_address("slots", with.slots, 8);
   require_cache(with.cache);
-  if (with.cache.format != MlaCacheFormat::fp8_576) {
-    if (with.cache_scale) fail("cache_scale has no meaning but for a cache of 576 bytes a token; leave it out");
-    return;
-  }
-  if (!with.cache_scale) fail("cache_scale is missing: give the address of the factor of the cache");
-  require_address("cache_scale", with.cache_scale, 4);
+  require_cache_scale(with.cache.format, with.cache_scale);
+  if (with.cache_scale) require_address("cache_scale", with.cache_scale, 4);
 }
 
 void validate(const MlaCacheOps::Decompress& with) {

@@ -142,10 +142,7 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
               with.latent_page_stride < at.page * with.latent_token_stride))
     fail("latent_page_stride={} is not supported: pages of {} tokens of FP8 are a multiple of {} bytes apart",
          with.latent_page_stride, at.page, with.latent_token_stride);
-  if (at.cache_format == MlaCacheFormat::fp8_576 && !with.cache_scale)
-    fail("cache_scale is missing: give the address of the factor of the cache");
-  if (at.cache_format != MlaCacheFormat::fp8_576 && with.cache_scale)
-    fail("cache_scale has no meaning but for a cache of 576 bytes a token; leave it out");
+  require_cache_scale(at.cache_format, with.cache_scale);
   if (at.fp8_queries && !with.q_scale) fail("q_scale is missing: give the address of the factor of the queries");
   if (!at.fp8_queries && with.q_scale) fail("q_scale has no meaning but for queries in FP8; leave it out");
   const bool follow = with.latent_page_stride == at.page * with.latent_token_stride &&

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "hypermla/base/error.h"
 #include "hypermla/base/half.h"
 
 namespace hypermla {
@@ -11,6 +12,12 @@ namespace {
 constexpr int kFactorsAt = 512, kBfloatsAt = 528, kBfloats = 64;
 
 }  // namespace
+
+void require_cache_scale(MlaCacheFormat format, const float* cache_scale) {
+  const bool has_one = format == MlaCacheFormat::fp8_576;
+  if (has_one && !cache_scale) fail("cache_scale is missing: give the address of the factor of the cache");
+  if (!has_one && cache_scale) fail("cache_scale has no meaning but for a cache of 576 bytes a token; leave it out");
+}
 
 void read_fp8_token(const unsigned char* token, int bytes, float cache_scale, float* numbers) {
   if (bytes == 576) {

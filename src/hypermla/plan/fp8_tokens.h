@@ -3,7 +3,12 @@
 
 #include <random>
 
+#include "hypermla/mla_cache_format.h"
+
 namespace hypermla {
+
+// Throws Error unless the factor of the whole cache is given exactly where the format has one.
+void require_cache_scale(MlaCacheFormat format, const float* cache_scale);
 
 // The 576 numbers that a token stands for. `cache_scale`: the factor of tokens of 576 bytes.
 void read_fp8_token(const unsigned char* token, int bytes, float cache_scale, float* numbers);
