@@ -10,7 +10,6 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
-#include "hypermla/base/pattern.h"
 
 namespace hypermla {
 namespace {
@@ -168,10 +167,8 @@ std::vector<std::string> Environment::unbuilt_kernels() const {
     if (one.path().filename() != directory.filename().string() + ".cpp") continue;
     const fs::path place = directory.lexically_relative(own_kernels);
     // Others are helpers of versions: those lie in <language>/<layer>/<design>/<version>.
-    const std::string design = place.parent_path().filename(), version = place.filename();
     if (std::distance(place.begin(), place.end()) != 4 ||
-        (version != design &&
-         !(version.starts_with(design) && Pattern("_v[1-9][0-9]*").match(version.substr(design.size())))))
+        version_in(place.filename(), place.parent_path().filename()).empty())
       continue;
     const std::string below = place.string();
     if (std::none_of(built.begin(), built.end(), [&](const KernelEntry& entry) { return entry.directory == below; }))

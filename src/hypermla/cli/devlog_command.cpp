@@ -87,8 +87,7 @@ std::vector<Project> projects(const Environment& environment, const std::string&
     const std::string name = directory.filename(), design = directory.parent_path().filename();
     std::string place = directory.parent_path().parent_path();
     std::replace(place.begin(), place.end(), '/', '.');
-    all.back().versions.push_back({place + "." + name, name == design ? "v0" : name.substr(design.size() + 1),
-                                   "kernels/" + unbuilt, /*draft=*/true});
+    all.back().versions.push_back({place + "." + name, version_in(name, design), "kernels/" + unbuilt, /*draft=*/true});
   }
   return all;
 }

@@ -36,18 +36,24 @@ Registry& Registry::instance() {
   return registry;
 }
 
+std::string version_in(const std::string& directory, const std::string& design) {
+  if (directory == design) return "v0";
+  if (!directory.starts_with(design + "_v")) return "";
+  const std::string number = directory.substr(design.size() + 2);
+  const bool fits = !number.empty() && number.size() <= 6 && number[0] != '0' &&
+                    number.find_first_not_of("0123456789") == std::string::npos;
+  return fits ? "v" + number : "";
+}
+
 void Registry::add(const std::string& source_file, std::string summary,
                    std::function<std::unique_ptr<KernelPlan>()> make, bool draft) {
   const auto [language, layer, design, directory] = directory_parts(source_file);
-  KernelEntry entry{language, layer, design, "v0", beside(source_file, ""), std::move(summary), std::move(make), draft};
+  const std::string version = version_in(directory, design);
+  if (version.empty())
+    fail("kernel directory {} must be named {} or {}_v<N>, N = 1, 2, ...", directory, design, design);
+  KernelEntry entry{language,           layer,           design, version, beside(source_file, ""),
+                    std::move(summary), std::move(make), draft};
   entry.directory.pop_back();  // the slash
-  if (directory != entry.design) {
-    const std::string suffix = directory.substr(std::min(directory.size(), entry.design.size()));
-    if (directory.rfind(entry.design + "_v", 0) != 0 || suffix.size() < 3 || suffix.size() > 2 + 6 ||
-        suffix[2] == '0' || suffix.find_first_not_of("0123456789", 2) != std::string::npos)
-      fail("kernel directory {} must be named {} or {}_v<N>, N = 1, 2, ...", directory, entry.design, entry.design);
-    entry.version = suffix.substr(1);
-  }
   entries_.push_back(std::move(entry));
 }
 

@@ -14,6 +14,10 @@
 
 namespace hypermla {
 
+// The version that a directory of a design holds: "v0" in one of the design's name, "v<N>" in <design>_v<N>, N = 1 to
+// 999999; empty in any other.
+std::string version_in(const std::string& directory, const std::string& design);
+
 struct KernelEntry {
   std::string language;   // cutile
   std::string layer;      // mla
