@@ -54,6 +54,10 @@ def all_rows():
         yield from (f"{shape}-b{b}-q{q}-t{t}-h{h}" for shape, b, q, t in ragged)
         yield from (f"mixed-b32-q1to8-t4096-h{h}", f"long-b64-q1-t{LONGEST}-h{h}")
     yield from ("b32-q16-t4096-h128", "b32-q64-t4096-h128", "b4-q128-t8192-h128")
+    for h in (128, 16, 64):  # of short contexts, as chats have them
+        yield from (f"{shape}b{b}-q1-t{t}-h{h}" for shape, b, t in (("", 128, 512), ("", 256, 1024),
+                                                                  ("normal-", 256, 512), ("normal-", 256, 1024)))
+    yield "mixed-b128-q1to8-t512-h128"
     for h in (128, 16):
         yield from (f"b128-q1-t4096-h{h}-p{page}" for page in (1, 16))
         yield f"normal-b128-q1-t4096-h{h}-p16"

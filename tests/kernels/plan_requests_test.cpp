@@ -133,6 +133,12 @@ class PlanRequests : public testing::Test {
     return plan<split>(lengths, std::vector<int>(lengths.size(), 1), 64 * row_tiles, 64, workers, most, 1);
   }
 
+  // With the merge.
+  static double cost_of(const Result& result) {
+    const auto slots = std::count_if(result.items.begin(), result.items.end(), [](auto& item) { return item[5] >= 0; });
+    return result.load + (slots ? kCosts.combine + kCosts.partial * double(slots) : 0);
+  }
+
   device_threads::Block block_{kTiling.threads};
 };
 
@@ -164,10 +170,7 @@ TEST_F(PlanRequests, EqualLengthsAreDividedAsTheHostWould) {
       most = std::max(most, load);
     }
     EXPECT_LE(device.load, most + kCosts.overhead()) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
-    const int slots =
-        int(std::count_if(device.items.begin(), device.items.end(), [](auto& item) { return item[5] >= 0; }));
-    const double merge = slots ? kCosts.combine + kCosts.partial * slots : 0.0;
-    EXPECT_LE(device.load + merge, 1.05 * host.cost) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
+    EXPECT_LE(cost_of(device), 1.05 * host.cost) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
     EXPECT_EQ(device.merges > 0, host.slots > 0) << "b=" << b << " t=" << t << " row tiles " << row_tiles;
   }
 }
@@ -252,6 +255,32 @@ TEST_F(PlanRequests, ShortRequestsAreCutOnlyWhereMergesPay) {
   EXPECT_EQ(merges(32, 256, 1), 0);
   EXPECT_EQ(merges(16, 512, 2), 32);
   EXPECT_EQ(merges(4, 4096, 1), 4);
+}
+
+// More requests than groups of workers, of any lengths, which to cut would cost as much as they take themselves.
+TEST_F(PlanRequests, ShortRequestsAreDealtEvenly) {
+  std::mt19937 random(8);
+  for (int most : {256, 1024, 2048})
+    for (int row_tiles : {1, 2, 16})
+      for (int per_group : {110, 160, 195, 310, 480}) {  // hundredths
+        const int b = 132 / std::min(row_tiles, 8) * per_group / 100;
+        std::vector<int> lengths(b);
+        for (int& n : lengths) n = 1 + int(random() % unsigned(most));
+        const Result dealt = plan<0>(lengths, row_tiles, 132, most);
+        const double longest = most / 64 + kCosts.overhead();
+        EXPECT_LE(cost_of(dealt), 1.35 * std::max(dealt.sum / 132.0, longest))
+            << b << " of up to " << most << " tokens, " << row_tiles << " row tiles";
+      }
+}
+
+TEST_F(PlanRequests, FewOtherRequestsDoNotChangeTheSide) {
+  for (int common : {6, 9, 13, 20}) {
+    std::vector<int> queries(200, common);
+    queries[17] = 1;
+    queries[117] = common + 2;
+    const Result mixed = plan<0>(std::vector<int>(200, 32768), queries, 64, 64, 132, 32768, common + 2);
+    EXPECT_LE(mixed.load * 132, 1.06 * mixed.sum) << common << " row tiles";
+  }
 }
 
 TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {

@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(kFindThreads, 1) find_prefixes(const __grid_co
         if (taken) head[r] = static_cast<unsigned short>(h);
       }
       if (taken && lane == 0) blocks[h] = static_cast<unsigned short>(least);
+      __syncwarp();  // a request before it adds its gain up
     }
   }
   __syncthreads();

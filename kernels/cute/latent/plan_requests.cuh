@@ -2,13 +2,15 @@
 //
 // Workers form groups of `side` that walk the same tokens side by side, each with a row tile of its own; a request of
 // more row tiles is attended in passes. Every group gets a range of the token blocks of all passes, laid end to end.
-// There are three divisions, and the cheapest is taken:
+// There are four divisions, and the cheapest is taken:
 //
 //   pieces   each pass in equal pieces, one piece a group: where there are at least as many groups as passes; fewer
 //            pieces than groups, or only whole passes, where merging them costs more than it gains
 //   line     `overhead` in front of each pass, and the whole cut into equal ranges; a cut near an end of a pass moves
 //            there, so that no piece is shorter than what an item costs
 //   whole    the cuts of `line` moved to the nearest ends of passes: nothing is cut, and nothing has to be merged
+//   dealt    whole passes too, but the long ones first, dealt to the groups there and back as cards are: where lengths
+//            differ and a group has few passes, two long ones that follow each other fall to different groups
 //
 // All layers of a step wait for it, and it runs once: what counts is how long its one chain of instructions is. So
 // every thread block goes through it with few warps, and writes the lists of some of the workers. Requests that are all
@@ -167,19 +169,30 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
   static_assert(kThreads > kMaxWorkers && kWarps <= 32);
   constexpr int kSums = kMaxPlannedRequests + 1;
-  constexpr int kTried = kSides + 2;  // sides for all: powers of two, the least and the most tiles
+  constexpr int kTried = kSides + 2;  // sides for all: powers of two; common, the least and the most tiles
+  constexpr int kClasses = 32;        // of lengths, where passes are dealt
   struct Chosen {
     int side, groups, first_worker, used;
+  };
+  // Where passes are dealt there are no pieces.
+  union OfParts {
+    int first_part[kSums];  // pieces, or parts, of the requests before one
+    struct {
+      unsigned short order[kMaxPlannedRequests];  // requests, the long ones first
+      int in_class[kWarps][kClasses + 1], place[kWarps][kClasses + 1];
+    } dealt;
   };
   struct Shared {
     int tokens_of[kMaxPlannedRequests];
     unsigned short tiles_of[kMaxPlannedRequests];
     int query_start[kSums];  // where queries differ
-    // Sums over the requests before one: `overhead` and blocks of all passes; passes; pieces.
-    int start[kSums], first_pass[kSums], first_part[kSums];
+    // Sums over the requests before one: `overhead` and blocks of all passes; passes.
+    int start[kSums], first_pass[kSums];
+    OfParts of_parts;
     int extremes[3][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps], part_sums[1][kWarps];
     int counts[2][kWarps], pieces_of_high;
     float cost_of_side[kTried];
+    int tried_side[kTried];
     int work_of_side[kSides], blocks_of_side[kSides];
     Chosen own_sides, one_side;
     float cost_of_own_sides, cost_of_one_side;
@@ -187,9 +200,10 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int whole_cuts[kMaxWorkers + 1], whole_starts[kMaxWorkers + 1];  // of `whole`: passes, and their begins on the line
   };
   __shared__ Shared memory;
-  auto& [tokens_of, tiles_of, query_start, start, first_pass, first_part, extremes, all_wrong, sums, side_sums,
-         part_sums, counts, pieces_of_high, cost_of_side, work_of_side, blocks_of_side, own_sides, one_side,
+  auto& [tokens_of, tiles_of, query_start, start, first_pass, of_parts, extremes, all_wrong, sums, side_sums, part_sums,
+         counts, pieces_of_high, cost_of_side, tried_side, work_of_side, blocks_of_side, own_sides, one_side,
          cost_of_own_sides, cost_of_one_side, cuts, whole_cuts, whole_starts] = held_address(memory);
+  int(&first_part)[kSums] = of_parts.first_part;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int b = with.requests, overhead = with.overhead, workers = with.workers;
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
@@ -361,8 +375,11 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       }
       return sum;
     };
-    int all = b * equal_passes, total = all * (longest + overhead);  // passes; their blocks, and `overhead` of each
-    if constexpr (!alike) {
+    int all = 0, total = 0;  // passes; their blocks, and `overhead` of each
+    if constexpr (alike) {
+      all = b * equal_passes;
+      total = all * (longest + overhead);
+    } else {
       if (same && b <= kThreads) {
         auto start_for = [&](int blocks, int requests) { return equal_passes * (blocks + requests * overhead); };
         all = equal_passes * sum_of.all[1];
@@ -397,7 +414,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 
     const unsigned even = static_cast<unsigned>(total + groups - 1) / static_cast<unsigned>(groups);
     const int range = max(static_cast<int>(even), overhead + 1);
-    const float cost_of_line = range + overhead + with.merge_cost + with.part_cost * (groups + min(groups, all)) * side;
+    // With more passes than groups nearly all that are cut have two parts: where one takes up the other, that costs as
+    // much as an item.
+    const bool taken_up = with.joins && all > groups;
+    const float cost_of_line =
+        range + overhead + with.merge_cost +
+        (taken_up ? static_cast<float>(overhead) : with.part_cost * (groups + min(groups, all)) * side);
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
@@ -528,17 +550,83 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       write_sums(part_sums, {first_part},
                  [&](int r, int(&to)[1]) { to[0] += passes_of(r) * by_piece.up(blocks_of(r)); });
     if (!alike) __syncthreads();
-    bool whole = false;
-    if (piece == 0) {
+
+    // The division `dealt`: a group has at most one pass of each round. The last round may be for some only: for those
+    // that had the shorter ones until then.
+    const int rounds = by_groups.up(all);
+    auto dealt_to = [&](int g, int round) {  // a pass in the order of dealing; if there is none, `all` or more
+      const int late = round == rounds - 1 ? rounds * groups - all : 0;
+      return round * groups + (round % 2 ? groups - 1 - g : g < late ? all : g - late);
+    };
+    auto request_dealt = [&](int at) { return of_parts.dealt.order[same ? by_passes.of(at) : at]; };
+    // Sorts the requests with passes, roughly: within a class as they come, so that all thread blocks do the same.
+    auto sort = [&] {
+      auto& [order, in_class, place] = of_parts.dealt;
+      const float classes = longest > kClasses ? kClasses * reciprocal_fast(static_cast<float>(longest)) : 1;
+      const int of_warp = (b + kThreads - 1) / kThreads * 32, last = min(b, (warp + 1) * of_warp);
+      auto each_own = [&](auto what) {  // its class, and the lanes that have one of the same
+#pragma unroll 1
+        for (int at = warp * of_warp; at < last; at += 32) {
+          const int r = at + lane;
+          int its = kClasses;  // none
+          if (r < last && passes_of(r) > 0)
+            its = min(static_cast<int>(static_cast<float>(longest - blocks_of(r)) * classes), kClasses - 1);
+          what(r, its, __match_any_sync(~0u, its));
+          __syncwarp();
+        }
+      };
+      in_class[warp][lane] = 0;
+      __syncwarp();
+      each_own([&](int, int its, unsigned with_it) {
+        if (lane == __ffs(with_it) - 1) in_class[warp][its] += __popc(with_it);
+      });
+      __syncthreads();
+      int before = 0, of_class = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) {
+        if (i == warp) before = of_class;
+        of_class += in_class[i][lane];
+      }
+      int upto = of_class;
+#pragma unroll
+      for (int step = 1; step < kClasses; step *= 2) {
+        const int below = __shfl_up_sync(~0u, upto, step);
+        if (lane >= step) upto += below;
+      }
+      place[warp][lane] = upto - of_class + before;
+      __syncwarp();
+      each_own([&](int r, int its, unsigned with_it) {
+        const int at = place[warp][its];
+        if (its < kClasses) order[at + __popc(with_it & ((1u << lane) - 1))] = static_cast<unsigned short>(r);
+        __syncwarp();
+        if (lane == __ffs(with_it) - 1) place[warp][its] = at + __popc(with_it);
+      });
+      __syncthreads();
+    };
+    const bool uncut = piece == 0 && !split && all > groups;  // with fewer passes `pieces` has it
+    bool whole = false, dealt = false;
+    // Few are dealt, of which each is short and some are shorter, where requests have as many passes each, or one, and
+    // cuts cost something.
+    const bool suits = same || most_tiles <= (shared_out ? kSides : side);
+    if (!alike && suits && uncut && all <= 6 * groups && total < all * (longest + overhead) &&
+        longest + overhead <= cost_of_line && 1.05f * range < cost_of_line) {
+      sort();
+      int load = 0;
+#pragma unroll 1
+      for (int round = 0; thread < groups && round < rounds; ++round) {
+        const int at = dealt_to(thread, round);
+        if (at < all) load += blocks_of(request_dealt(at)) + overhead;
+      }
+      dealt = !__syncthreads_or(load > cost_of_line);
+    }
+    if (piece == 0 && !dealt) {
       const int g = thread;
       const Line here = line_at(g);
       if (g <= groups) cuts[g] = here.cut, whole_cuts[g] = here.nearest, whole_starts[g] = here.nearest_start;
-      if (!split && all > groups) {  // with fewer passes `pieces` has it
-        __syncthreads();
+      __syncthreads();
+      if (uncut) {
         const int load = g < groups ? whole_starts[g + 1] - here.nearest_start : 0;
         whole = !__syncthreads_or(load > cost_of_line);
-      } else {
-        __syncthreads();
       }
     }
 
@@ -557,6 +645,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       Piece own = {};
       if (piece > 0)
         own = piece_of(g);
+      else if (dealt)
+        own.to = cut_at(rounds);  // of which each is a pass
       else if (whole)
         own.from = cut_at(whole_cuts[g]), own.to = cut_at(whole_cuts[g + 1]);
       else
@@ -566,14 +656,21 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 #pragma unroll 1
       for (int v = own.from.pass + own_lane;; v += lanes) {
         const int begin = v == own.from.pass ? own.from.block : 0;
-        const bool inside = writes && (v < end_pass || (v == end_pass && end_block > begin));
+        bool inside = writes && (v < end_pass || (v == end_pass && end_block > begin));
         if (!__ballot_sync(~0u, inside)) break;
         int request = 0, row_tile = 0, blocks = 0, items = 0;
-        if (inside) {
+        if (dealt && inside) {
+          const int at = dealt_to(g, v);
+          inside = at < all;
+          if (inside) {
+            request = request_dealt(at);
+            row_tile = (same ? at - by_passes.of(at) * equal_passes : 0) * side + m;
+          }
+        } else if (inside) {
           request = piece > 0 ? own.request : request_of_pass(v);
           row_tile = (v - first_pass_of(request)) * side + m;
-          blocks = blocks_of(request);
         }
+        if (inside) blocks = blocks_of(request);
         const int end = v == end_pass ? end_block : blocks;
         if (inside && row_tile < tiles_of[request]) items = split ? (end - begin + split - 1) / max(split, 1) : 1;
         WorkItem* to_own = out;
@@ -648,14 +745,16 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const float reads = static_cast<float>(blocks) * with.traffic;
       return max(busy + 0.37f * reads, reads);
     };
-    auto side_for_all = [&](int i) {
-      return min(i == kSides ? least_tiles : i > kSides ? most_tiles : 1 << i, workers);
-    };
     constexpr float kNever = 3e38f;
     // A warp counts for a side that all requests have, and for one that is some requests' own.
     static_assert(kWarps >= kTried);
     if (warp < kTried) {
-      const Quotient by_tried(side_for_all(warp));
+      int side = warp == kSides ? least_tiles : warp > kSides ? most_tiles : 1 << warp;
+      if (warp == kSides - 1) {  // what nearly all have, two of these three have most often
+        const int one = tiles_of[0], other = tiles_of[b / 4], third = tiles_of[b / 2];
+        side = side_for(max(min(one, other), min(max(one, other), third)), workers);
+      }
+      const Quotient by_tried(min(side, workers));
       int work = 0, blocks = 0, own_work = 0, own_blocks = 0;
 #pragma unroll 4
       for (int r = lane; r < b; r += 32) {
@@ -672,6 +771,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       if (lane == 0) {
         const float busy = __fdividef(static_cast<float>(work), static_cast<float>(by_tried.of(workers)));
         cost_of_side[warp] = cost_of(busy, blocks);
+        tried_side[warp] = by_tried.by;
         if (warp < kSides) work_of_side[warp] = own_work, blocks_of_side[warp] = own_blocks;
       }
     }
@@ -718,7 +818,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       // Or one side for all.
       const float cost = cost_of_side[min(lane, kTried - 1)];
       const float least = __int_as_float(__reduce_min_sync(~0u, __float_as_int(cost)));  // none is negative
-      const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? side_for_all(min(lane, kTried - 1)) : 1);
+      const int side = __reduce_max_sync(~0u, cost <= 1.04f * least ? tried_side[min(lane, kTried - 1)] : 1);
       if (lane == 0) one_side = {side, Quotient(side).of(workers), 0, 0}, cost_of_one_side = least;
     } else {
       const int r = min(adder, b - 1);

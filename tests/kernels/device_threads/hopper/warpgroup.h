@@ -184,6 +184,14 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     return int(votes);
   });
 }
+inline unsigned __match_any_sync(unsigned, int value) {
+  const int lane = threadIdx.x % 32;
+  return exchange(value, [=](const int* lanes) {
+    unsigned those = 0;
+    for (int i = 0; i < 32; ++i) those |= unsigned(lanes[i] == lanes[lane]) << i;
+    return int(those);
+  });
+}
 inline int __reduce_add_sync(unsigned, int value) {
   return exchange(value, [](const int* lanes) {
     int sum = 0;
