@@ -27,6 +27,14 @@ def integers(**values):
     return tuple(integer(name, value, range(-2**31, 2**31), "fit 31 bits") for name, value in values.items())
 
 
+def booleans(**values):
+    """The truth of each, in order; what is neither true nor false is named."""
+    for name, value in values.items():
+        if value not in (True, False):
+            raise Error(f"{name} cannot be {value!r}; give it True or False")
+    return tuple(map(bool, values.values()))
+
+
 def integer(name, value, allowed, must):
     """The value, where it is one of a range; else an Error that says what it must be."""
     try:

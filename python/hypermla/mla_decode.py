@@ -1,7 +1,7 @@
 """Decoding as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_decode.h)."""
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import integer, integers, raises_error
+from hypermla._errors import booleans, integer, integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
@@ -67,7 +67,8 @@ class MlaDecode(Planned):
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype), kernel,
             integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_query_tokens=max_query_tokens,
                      max_tokens=max_tokens, page=page, split=split), scale,
-            (causal, lse_base2, empty_lse_positive, sparse, shared_prefixes, fp8_queries), FP8_BYTES[cache_format],
+            booleans(causal=causal, lse_base2=lse_base2, empty_lse_positive=empty_lse_positive, sparse=sparse,
+                     shared_prefixes=shared_prefixes, fp8_queries=fp8_queries), FP8_BYTES[cache_format],
             integers(shards=shards, shard=shard, interleave=interleave)))
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Prefill as a serving engine calls it: a plan per step, then one call per layer (include/hypermla/mla_prefill.h)."""
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import integers, raises_error
+from hypermla._errors import booleans, integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
@@ -41,8 +41,8 @@ class MlaPrefill(Planned):
         self._take(_hypermla.MlaPrefill(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype),
             integers(heads=heads, max_requests=max_requests, max_query_tokens=max_query_tokens, max_tokens=max_tokens),
-            scale,
-            (causal, lse_base2, empty_lse_positive, accumulate)))
+            scale, booleans(causal=causal, lse_base2=lse_base2, empty_lse_positive=empty_lse_positive,
+                            accumulate=accumulate)))
 
     def plan(self, query_starts, token_starts, stream=None):
         """Divides a step's work. query_starts, token_starts: int32 [requests + 1], as engines' cu_seqlens_q and

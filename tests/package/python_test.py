@@ -271,6 +271,8 @@ class Decode(unittest.TestCase):
         overlapping = numpy.lib.stride_tricks.as_strided(by_request(1, 1, 2), (2, 1, 2), (0, 8, 4))
         odd = numpy.zeros((2, 2), [("lse", "f4"), ("other", "i2")])["lse"]
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
+                            (lambda: self.decode(causal="no"), "^causal cannot be 'no'; give it True or False$"),
+                            (lambda: self.decode(sparse=None), "^sparse cannot be None"),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
                             (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
                             (lambda: decode.plan(lengths, lengths), "query_starts"),
@@ -424,6 +426,7 @@ class Prefill(unittest.TestCase):
         q, k, v = self.tensors()
         prefill = self.prefill()
         for wrong, said in ((lambda: self.prefill(heads=0), "heads=0"),
+                            (lambda: self.prefill(accumulate=2), "^accumulate cannot be 2; give it True or False$"),
                             (lambda: self.prefill(dtype="float32"), "float32"),
                             (lambda: prefill.plan(self.QUERIES.astype(numpy.int64), self.TOKENS), "int64"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS[:2]), "token_starts must be"),

@@ -17,7 +17,7 @@ import collections
 import math
 
 from hypermla import _tensors
-from hypermla._errors import raises_error
+from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
 from hypermla.compat._queries import are_queries, each_part, positive, takeable
@@ -103,6 +103,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if kv_format not in (None, "V32") or kv_format and indices is None:
         raise Error(f"kv_format={kv_format} is not supported: lists are of V32, 656 bytes a token; leave it out")
     _check_metadata(tile_scheduler_metadata, num_splits)
+    causal, = booleans(causal=causal)
     if indices is not None:
         return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8,
                        tile_scheduler_metadata, enable_batch_invariant)
@@ -141,7 +142,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         softmax_scale = q.shape[3] ** -0.5
     planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
                            "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
-                           "dtype": dtype, "causal": bool(causal), "scale": positive("softmax_scale", softmax_scale),
+                           "dtype": dtype, "causal": causal, "scale": positive("softmax_scale", softmax_scale),
                            "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
                            "fp8_queries": fp8_queries}, enable_batch_invariant)
 
@@ -149,7 +150,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         _tensors.require_int32(block_table=block_table, cache_seqlens=cache_seqlens)
         planned.decode.plan(cache_seqlens)
 
-    _plan(planned, tile_scheduler_metadata, make, (tuple(q.shape), page, groups, bool(causal)))
+    _plan(planned, tile_scheduler_metadata, make, (tuple(q.shape), page, groups, causal))
     its = heads // groups
     rows = [tensor.reshape(batch * queries, heads, -1) for tensor in (q, out)]
     factor = lambda given: planned.one if given is None else given.reshape(1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypermla import _tensors
-from hypermla._errors import raises_error
+from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
 from hypermla.compat._queries import each_part, positive, takeable
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
@@ -121,7 +121,7 @@ class BatchMLAPagedAttentionWrapper:
         page = next(one for one in _PAGES if page_size % one == 0)
         step = _Step(flat if metadata is None else metadata, page_size)
         wanted = {"requests": len(step.lengths), "tokens": max(step.lengths, default=0), "queries": step.most_queries}
-        fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": bool(causal),
+        fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": booleans(causal=causal)[0],
                  "scale": positive("sm_scale", sm_scale), "lse_base2": True, "device": self.device}
         self._require_capacity(wanted, fixed, step)
         self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
