@@ -147,6 +147,11 @@ def engine_rows():
     return [row for row in record("engine")["rows"] if "burst_ratio" in row]
 
 
+def engine_device():
+    """The record's: H200."""
+    return record("engine")["device"]["name"].removeprefix("NVIDIA ").split()[0]
+
+
 def engine_ratios(rows, peer=None):
     """[(burst, sustained)] of the rows: the time of a peer, or of the best, over ours."""
     if peer is None:
@@ -156,11 +161,16 @@ def engine_ratios(rows, peer=None):
 
 
 def engine_in_all():
+    rows = engine_rows()
+    tokens = lambda row: int(re.search(r"-t(\d+)-", row["row"])[1])  # of each request, their mean, or the most
+    short, long = ([row for row in rows if (tokens(row) <= 1024) == yes] for yes in (True, False))
     lines = []
-    for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
-        ratios = engine_ratios(engine_rows(), key)
-        lines.append([name, str(len(ratios))])
-        lines[-1] += map(in_short, zip(*ratios))
+    for name, those, key in (("best of the three", rows, None),
+                             ("the same, up to 1024 tokens a request", short, None),
+                             ("the same, from 2048 on", long if short else [], None),
+                             *((name, rows, key) for key, name in ENGINE_PEERS.items())):
+        if ratios := engine_ratios(those, key):
+            lines.append([name, str(len(ratios)), *map(in_short, zip(*ratios))])
     return table(["its time over ours", "rows", "bursts: geometric mean", "sustained"], lines)
 
 
@@ -168,11 +178,11 @@ def engine_best(*devices):
     """What the best peer of each batch takes of our time, by the records of these devices."""
     lines = []
     for folder.device in devices:
-        lines.append([record("engine")["device"]["name"].removeprefix("NVIDIA ").split()[0]])
+        rows = engine_rows()
+        lines.append([f"{engine_device()}, {len(rows)}"])
         for load in ("burst", "sustained", "between"):
-            lines[-1].append(in_short([row[f"{load}_ratio"] for row in engine_rows() if f"{load}_ratio" in row]))
-    return table([f"best of the three over ours, {len(engine_rows())} batches", "bursts", "sustained",
-                  "between other kernels"], lines)
+            lines[-1].append(in_short([row[f"{load}_ratio"] for row in rows if f"{load}_ratio" in row]))
+    return table(["best of the three over ours, batches", "bursts", "sustained", "between other kernels"], lines)
 
 
 def engine_how():
@@ -200,15 +210,16 @@ def engine_behind():
     return table(["batch", "best peer / ours"], lines) if lines else ["None."]
 
 
-def engine_between():
-    """Between an engine's other kernels: how many rows, and what a library takes of our time."""
-    rows = [row for row in engine_rows() if "between_ratio" in row]
+def engine_between(*devices):
+    """Between an engine's other kernels: how many rows, and what a library takes of our time, by these records."""
     lines = []
-    for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
-        found = [row["between_ratio"] if key is None else row[key]["between_us"] / row["ours"]["between_us"]
-                 for row in rows if key is None or "between_us" in row.get(key, {})]
-        lines.append([name, str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
-                      str(sum(one < 1 for one in found))])
+    for folder.device in devices:
+        rows = [row for row in engine_rows() if "between_ratio" in row]
+        for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
+            found = [row["between_ratio"] if key is None else row[key]["between_us"] / row["ours"]["between_us"]
+                     for row in rows if key is None or "between_us" in row.get(key, {})]
+            lines.append([f"{engine_device()}: {name}", str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
+                          str(sum(one < 1 for one in found))])
     return table(["its time over ours", "rows", "geometric mean", "from, to", "below 1 in"], lines)
 
 
