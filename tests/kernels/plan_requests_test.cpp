@@ -196,11 +196,14 @@ TEST_F(PlanRequests, APaddingRequestChangesNothing) {
 TEST_F(PlanRequests, PaddingChangesNothingBehindAnyBatch) {
   std::mt19937 random(6);
   const auto below = [&](int end) { return int(random() % unsigned(end)); };
-  for (int i = 0; i < 40; ++i) {
-    const int b = 1 + below(200), most = 1 << (6 + below(9)), most_queries = 1 + below(8), heads = 16 << below(4);
+  for (int i = 0; i < 60; ++i) {
+    const int b = 1 + below(200), most = 1 << (6 + below(9)), most_queries = 1 + below(20), heads = 16 << below(4);
+    const int common = i % 3 ? 0 : 1 + below(most_queries);  // queries of nearly all requests
     std::vector<int> lengths(b), queries(b);
     std::generate(lengths.begin(), lengths.end(), [&] { return below(3) ? below(most + 1) : below(65); });
-    std::generate(queries.begin(), queries.end(), [&] { return i % 2 ? most_queries : below(most_queries + 1); });
+    std::generate(queries.begin(), queries.end(), [&] {
+      return i % 3 == 1 ? most_queries : common && below(20) ? common : below(most_queries + 1);
+    });
     const auto plan_both = [&] {
       return std::pair(plan<0>(lengths, queries, heads, 64, 132, most, most_queries).items,
                        plan<8>(lengths, queries, heads, 16, 132, most, most_queries).items);
@@ -271,6 +274,15 @@ TEST_F(PlanRequests, ShortRequestsAreDealtEvenly) {
         EXPECT_LE(cost_of(dealt), 1.35 * std::max(dealt.sum / 132.0, longest))
             << b << " of up to " << most << " tokens, " << row_tiles << " row tiles";
       }
+}
+
+// Each group gets one of the long ones, and then as many of the short ones as any other.
+TEST_F(PlanRequests, RequestsAreNotDealtWhereTheyFallEvenly) {
+  for (const auto& [longs, blocks, shorts] : {std::array{44, 10, 352}, std::array{66, 16, 396}}) {
+    std::vector<int> lengths(longs, 64 * blocks);
+    lengths.resize(longs + shorts, 64);
+    EXPECT_EQ(plan<0>(lengths, 1, 132, 64 * blocks).load, blocks + kCosts.overhead()) << longs << " long ones";
+  }
 }
 
 TEST_F(PlanRequests, FewOtherRequestsDoNotChangeTheSide) {

@@ -605,6 +605,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     };
     const bool uncut = piece == 0 && !split && all > groups;  // with fewer passes `pieces` has it
     bool whole = false, dealt = false;
+    int most_dealt = 0;  // of a group
     // Few are dealt, of which each is short and some are shorter, where requests have as many passes each, or one, and
     // cuts cost something.
     const bool suits = same || most_tiles <= (shared_out ? kSides : side);
@@ -617,16 +618,21 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         const int at = dealt_to(thread, round);
         if (at < all) load += blocks_of(request_dealt(at)) + overhead;
       }
-      dealt = !__syncthreads_or(load > cost_of_line);
+      load = __reduce_max_sync(~0u, load);
+      if (lane == 0) counts[0][warp] = load;
+      __syncthreads();
+      most_dealt = __reduce_max_sync(~0u, counts[0][lane % kWarps]);
+      dealt = most_dealt <= cost_of_line;
     }
-    if (piece == 0 && !dealt) {
+    if (piece == 0 && !(dealt && most_dealt <= 1.1f * range)) {
       const int g = thread;
       const Line here = line_at(g);
       if (g <= groups) cuts[g] = here.cut, whole_cuts[g] = here.nearest, whole_starts[g] = here.nearest_start;
       __syncthreads();
       if (uncut) {
         const int load = g < groups ? whole_starts[g + 1] - here.nearest_start : 0;
-        whole = !__syncthreads_or(load > cost_of_line);
+        whole = !__syncthreads_or(load > (dealt ? static_cast<float>(most_dealt) : cost_of_line));
+        dealt &= !whole;
       }
     }
 
@@ -750,9 +756,11 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     static_assert(kWarps >= kTried);
     if (warp < kTried) {
       int side = warp == kSides ? least_tiles : warp > kSides ? most_tiles : 1 << warp;
-      if (warp == kSides - 1) {  // what nearly all have, two of these three have most often
-        const int one = tiles_of[0], other = tiles_of[b / 4], third = tiles_of[b / 2];
-        side = side_for(max(min(one, other), min(max(one, other), third)), workers);
+      if (warp == kSides - 1) {  // what nearly all have, two of these three have most often; padding is behind them
+        const int with_queries = sum_of.all[1];
+        const int one = tiles_of[0], other = tiles_of[with_queries / 4], third = tiles_of[with_queries / 2];
+        const int common = max(min(one, other), min(max(one, other), third));
+        if (common <= 64) side = side_for(common, workers);
       }
       const Quotient by_tried(min(side, workers));
       int work = 0, blocks = 0, own_work = 0, own_blocks = 0;
