@@ -30,7 +30,11 @@ def integers(**values):
 def booleans(**values):
     """The truth of each, in order; what is neither true nor false is named."""
     for name, value in values.items():
-        if value not in (True, False):
+        try:
+            known = value in (True, False)
+        except (ValueError, RuntimeError):  # several, of NumPy or PyTorch
+            known = False
+        if not known:
             raise Error(f"{name} cannot be {value!r}; give it True or False")
     return tuple(map(bool, values.values()))
 

@@ -11,7 +11,7 @@ class Planned:
     def _take(self, kernels):
         """An object of the extension, which does the work."""
         self._kernels = kernels
-        if "torch" in sys.modules:
+        if sys.modules.get("torch"):  # None where its import is blocked
             from hypermla import torch_operators
 
             torch_operators.adopt(self)

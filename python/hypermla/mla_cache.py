@@ -15,7 +15,7 @@ from hypermla._errors import integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
 
-if "torch" in sys.modules:
+if sys.modules.get("torch"):
     import hypermla.torch_operators  # noqa: F401
 
 _HEAD, _ROPE = 128, 64

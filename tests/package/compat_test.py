@@ -219,10 +219,14 @@ class Cases:
                              ({"indices": xp.int32([[[1]]]), "causal": True}, "causal is not supported with indices"),
                              ({"indices": xp.int32([[[1]]]), "is_fp8_kvcache": True}, "page, 1, 656.*, not .*576"),
                              ({"indices": xp.int32([[[1]]]), "topk_length": xp.int32([1, 1])}, r"topk_length must be"),
+                             ({"indices": xp.int32([[[1]]]), "topk_length": xp.int64([1])},
+                              "topk_length must be int32, not .*int64"),
                              ({"tile_scheduler_metadata": xp.int32([1])}, "older releases"),
                              ({"num_splits": xp.int32([1])}, "older releases")):
             with self.assertRaisesRegex(hypermla.Error, said):
                 flash_mla.flash_mla_with_kvcache(*given, **{"tile_scheduler_metadata": metadata, **change})
+        with self.assertRaisesRegex(TypeError, r"flash_mla_with_kvcache\(\) was given an object of a wrong type"):
+            flash_mla.flash_mla_with_kvcache([1], [2], None, None, LATENT, metadata)
         with self.assertRaisesRegex(hypermla.Error, "head_dim_v 512, not"):
             flash_mla.flash_mla_with_kvcache(*given[:4], 256, metadata)
         with self.assertRaisesRegex(hypermla.Error, "2 heads over 4 kv heads"):

@@ -257,6 +257,13 @@ class Decode(unittest.TestCase):
         self.assertTrue((again == o).all() and (by_request[1, :, :2].T == lse).all())
         self.assertTrue((by_request[0] == 0).all() and (by_request[:, :, 2] == 0).all())
 
+    def test_pytorch_may_be_blocked(self):
+        script = ("import sys; sys.modules['torch'] = None; import hypermla; "
+                  "print(hypermla.MlaDecode(device='cpu').device)")
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
+                              text=True, capture_output=True, timeout=120)
+        self.assertEqual((done.stdout, done.stderr), ("cpu\n", ""))
+
     def test_what_does_not_fit_is_refused(self):
         lengths, q, cache, table = self.step()
         decode, latent = self.decode(), q[..., :512].copy()
@@ -273,6 +280,11 @@ class Decode(unittest.TestCase):
         for wrong, said in ((lambda: self.decode(page=7), "page=7"), (lambda: self.decode(dtype="float32"), "float32"),
                             (lambda: self.decode(causal="no"), "^causal cannot be 'no'; give it True or False$"),
                             (lambda: self.decode(sparse=None), "^sparse cannot be None"),
+                            (lambda: self.decode(causal=numpy.ones(2, bool)), "^causal cannot be array"),
+                            (lambda: self.decode(heads=-1), "^heads=-1 is not supported: it must be from 1"),
+                            *((lambda dtype=dtype: decode.run(numpy.zeros(q.shape, dtype), cache, table, latent,
+                                                              by_request(1, 1, 2)), "^q must be .*not another type")
+                              for dtype in (bool, "clongdouble", "complex64", object)),
                             (lambda: decode.plan(lengths.astype(numpy.int64)), "int64"),
                             (lambda: decode.plan(lengths + 1), r"lengths\[0\] is 41"),
                             (lambda: decode.plan(lengths, lengths), "query_starts"),

@@ -7,12 +7,17 @@ import pathlib
 import subprocess
 import sys
 import tomllib
+import types
 import unittest
+from unittest import mock
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "cli"), str(TESTS / "engines")]
 import sglang_interface
 from support import BUILD, CHECKOUT
+
+sys.path.insert(0, str(BUILD / "python"))
+import hypermla.sglang
 
 SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py", "sparse.py")]
 RECORDS = sglang_interface.recorded()
@@ -96,6 +101,11 @@ class Interface(unittest.TestCase):
                          View(page_size=None, attention_backend=None, decode_attention_backend="hypermla"),
                          View(page_size=1, attention_backend="hypermla", decode_attention_backend=None),
                          View(page_size=None, attention_backend="fa3", decode_attention_backend=None),
+                         View(page_size=None, attention_backend="hypermla", decode_attention_backend="fa3"),
+                         View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
+                              uses_mamba_radix_cache=False, mamba_radix_cache_strategy="no_buffer"),
+                         View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
+                              uses_mamba_radix_cache=True),
                          View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
                               uses_mamba_radix_cache=True, mamba_radix_cache_strategy="no_buffer"),
                          View(page_size=None, attention_backend="hypermla", decode_attention_backend=None,
@@ -105,7 +115,39 @@ class Interface(unittest.TestCase):
                               text=True, capture_output=True, check=False, timeout=120)
         self.assertEqual((done.stdout.splitlines(), done.stderr),
                          (["{'page_size': 64}", "{'page_size': 64}", "as ever", "as ever", "as ever",
-                           "{'page_size': 64}"], ""))
+                           "{'page_size': 64}", "{'page_size': 64}", "as ever", "{'page_size': 64}"], ""))
+
+    def test_as_many_requests_run_as_a_plan_takes(self):
+        for backend, given, taken in (("hypermla", 4096, 2048), ("hypermla", 2049, 2048), ("hypermla", 48, 48),
+                                      ("fa3", 4096, 4096)):
+            flags = types.SimpleNamespace(attention_backend=None, decode_attention_backend=backend)
+            its = types.SimpleNamespace(server_args=flags)
+            default = lambda configurator, tokens: given if (configurator, tokens) == (its, 7) else None
+            with self.assertLogs(hypermla.sglang.__name__) if given != taken else self.assertNoLogs():
+                self.assertEqual(hypermla.sglang._max_num_reqs(default, its, 7), taken)
+
+    def test_drafts_know_the_backend(self):
+        class Factory:
+            draft_model_runner, topk, speculative_num_steps = "runner", 1, 4
+            _create_flashmla_decode_backend, _create_flashmla_prefill_backend = lambda self: 1, lambda self: 2
+            _create_backend = lambda self, name, backends, template: None
+
+        class Newer(Factory):
+            _create_backend = lambda self, name, backends, template, stamps_children=False: None
+
+        made = types.SimpleNamespace(HyperMlaBackend=lambda *given: ("one", *given),
+                                     HyperMlaMultiStepDraftBackend=lambda *given: ("steps", *given))
+        with mock.patch.dict(sys.modules, {"hypermla.sglang.backend": made}):
+            for factory, pairs in (Factory(), False), (Newer(), True):
+                for of, backend in ((factory._create_flashmla_decode_backend, ("steps", "runner", 1, 4)),
+                                    (factory._create_flashmla_prefill_backend, ("one", "runner"))):
+                    known = {"flashmla": of}
+                    self.assertEqual(hypermla.sglang._add_to_drafts(factory, "a", known, "b", more=1),
+                                     ((factory, "a", known, "b"), {"more": 1}))
+                    self.assertEqual(known["hypermla"](), ("hypermla", backend) if pairs else backend)
+                known = {}
+                hypermla.sglang._add_to_drafts(factory, "a", known, "b")
+                self.assertEqual(known, {})
 
     def test_the_entry_point_is_there(self):
         project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -137,6 +179,50 @@ print(record["results"], "/root" in str(record), len(results), "/root" in str(re
                               env={**os.environ, "PYTHONPATH": str(TESTS / "engines")}, capture_output=True,
                               check=False)
         return done.stdout, done.stderr
+
+
+class Register(unittest.TestCase):
+    """With what stands in for SGLang's modules, which keeps what it is told."""
+
+    def setUp(self):
+        self.names, self.chunked, self.backends, self.hooks, self.listed = [], [], {}, [], None
+        known = types.SimpleNamespace
+        keep = lambda name, hook, kind: self.hooks.append((name.rpartition(".")[2], hook.__name__, kind))
+        methods = {name: type(name, (), {}) for name in ("initialise", "forward_flashmla_sparse", "forward_flashmla_kv",
+                                                         "forward_fa3", "forward_decode", "compute_flashmla_metadata")}
+        stand_ins = {"sglang.srt": known(server_args=known(
+                         add_attention_backend_choices=self.names.extend,
+                         add_chunked_prefix_cache_attention_backend=self.chunked.append)),
+                     "sglang.srt.layers.attention.attention_registry": known(
+                         ATTENTION_BACKENDS=self.backends,
+                         register_attention_backend=lambda name: lambda make: self.backends.update({name: make})),
+                     "sglang.srt.plugins.hook_registry": known(HookRegistry=known(register=keep),
+                                                               HookType=known(BEFORE="before", AROUND="around")),
+                     "sglang.srt.environ": known(envs=known(SGLANG_PLUGINS=known(get=lambda: self.listed))),
+                     "hypermla.sglang.sparse": known(**methods)}
+        patch = mock.patch.dict(sys.modules, stand_ins)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def test_the_backend_is_registered_once(self):
+        hypermla.sglang.register()
+        hypermla.sglang.register()
+        self.assertEqual((self.names, self.chunked, self.backends),
+                         (["hypermla"], ["hypermla"], {"hypermla": hypermla.sglang._backend}))
+        self.assertEqual(self.hooks, [("_create_backend", "_add_to_drafts", "before"),
+                                      ("_page_size_default", "_page_size", "around"),
+                                      ("resolve_max_num_reqs", "_max_num_reqs", "around")])
+
+    def test_sparse_kernels_are_put_in_place_where_they_are_listed(self):
+        for self.listed in None, "", "hypermla":
+            hypermla.sglang.register_sparse()
+            self.assertEqual(self.hooks, [], self.listed)
+        self.listed = "hypermla, hypermla_sparse"
+        hypermla.sglang.register_sparse()
+        methods = ("_forward_flashmla_sparse", "_forward_flashmla_kv", "_forward_fa3", "forward_decode",
+                   "_compute_flashmla_metadata")
+        self.assertEqual(self.hooks, [("__init__", "initialise", "around"),
+                                      *((name, name.lstrip("_"), "around") for name in methods)])
 
 
 if __name__ == "__main__":

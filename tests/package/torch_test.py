@@ -6,7 +6,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
 from support import BUILD, CHECKOUT
@@ -19,6 +21,7 @@ except ImportError:
 
 sys.path.insert(0, str(BUILD / "python"))
 import hypermla
+from hypermla import _tensors
 
 HEADS, PAGE = 2, 16
 
@@ -35,6 +38,10 @@ def step():
     bfloat16 = lambda *shape: torch.randn(shape).bfloat16()
     return (integers(40, 17), integers(0, 2, 3), bfloat16(3, HEADS, 576), bfloat16(5, PAGE, 576),
             integers([3, 1, 4], [0, 2, -1]))
+
+
+# Not in one piece: PyTorch quotes the line that it traces, which would match itself.
+NOT_ADOPTED = " ".join(("import torch", "before it is made"))
 
 
 class Older:
@@ -80,6 +87,41 @@ class Tensors(unittest.TestCase):
                                   torch.empty(3, HEADS, 512, dtype=torch.bfloat16), torch.empty(3, HEADS)),
                   self.decode.run(torch.nn.Parameter(q, requires_grad=False), cache, self.table))
         self.assertEqual(wide[..., 512:].abs().max(), 0)
+
+    def test_outputs_of_older_pytorch_are_written(self):
+        o, lse = torch.zeros(3, HEADS, 512, dtype=torch.bfloat16), torch.zeros(3, HEADS)
+        self.decode.run(self.q, self.cache, self.table, Older(o), Older(lse))
+        self.same((o, lse), self.decode.run(self.q, self.cache, self.table))
+
+    def test_older_tensors_say_where_on_a_gpu_they_lie(self):
+        tensor = types.SimpleNamespace(data_ptr=lambda: 4096, dtype=torch.float16, shape=(2, 3), stride=lambda: (3, 1),
+                                       is_cuda=True, device=torch.device("cuda:1"))
+        with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, create=True):
+            self.assertEqual(_tensors.described("q", tensor), (4096, 2, 16, (2, 3), (3, 1), 2, 1, 71, False))
+
+    def test_the_current_device_is_pytorchs_where_it_uses_gpus(self):
+        def names(initialized, *given):
+            with mock.patch.object(torch.cuda, "is_initialized", lambda: initialized), \
+                    mock.patch.object(torch.cuda, "current_device", lambda: 3):
+                return [_tensors.device_name(one) for one in given]
+
+        self.assertEqual(names(True, "auto", "cuda", torch.device("cuda"), "cuda:1", "cpu", torch.device("cpu")),
+                         ["cuda:3", "cuda:3", "cuda:3", "cuda:1", "cpu", "cpu"])
+        self.assertEqual(names(False, "auto", "cuda"), ["auto", "cuda"])
+        with mock.patch.dict(sys.modules):
+            del sys.modules["torch"]
+            self.assertEqual(names(True, "auto"), ["auto"])
+
+    def test_a_list_of_a_type_lies_where_the_others_do(self):
+        self.assertTrue(_tensors.is_list_of("int32", self.lengths, self.lengths))
+        self.assertFalse(_tensors.is_list_of("int32", self.lengths.long(), self.lengths))
+        self.assertFalse(_tensors.is_list_of("int32", self.lengths, torch.empty(1, device="meta")))
+
+    def test_bytes_are_of_int8_and_e4m3_alone(self):
+        for cache in torch.zeros(2, 3, dtype=torch.int8), torch.zeros(2, 3).to(torch.float8_e4m3fn):
+            self.assertEqual(_tensors.as_bytes(cache).dtype, torch.uint8)
+        other = torch.zeros(2).to(torch.float8_e5m2)
+        self.assertIs(_tensors.as_bytes(other), other)
 
     def test_what_is_made_in_inference_is_compiled_outside_too(self):
         with torch.inference_mode():
@@ -255,7 +297,7 @@ class Prefill(unittest.TestCase):
     def test_what_cannot_be_traced_is_said(self):
         for change, said in ((lambda: self.prefill.plan(self.queries, self.tokens, stream=1), "leave out `stream`"),
                              (lambda: setattr(self.prefill, "handle", None) or self.prefill.plan(
-                                 self.queries, self.tokens), "this MlaPrefill; import torch before")):
+                                 self.queries, self.tokens), NOT_ADOPTED)):
             torch._dynamo.reset()
             with self.assertRaisesRegex(Exception, said):
                 torch.compile(change, fullgraph=True, backend="aot_eager")()
@@ -513,7 +555,7 @@ class Operators(unittest.TestCase):
         lengths, *_ = step()
         decode = new_decode()
         for change, said in ((lambda: decode.plan(lengths, stream=1), "leave out `stream`"),
-                             (lambda: setattr(decode, "handle", None) or decode.plan(lengths), "import torch before")):
+                             (lambda: setattr(decode, "handle", None) or decode.plan(lengths), NOT_ADOPTED)):
             torch._dynamo.reset()
             with self.assertRaisesRegex(Exception, said):
                 torch.compile(change, fullgraph=True, backend="aot_eager")()

@@ -11,6 +11,7 @@ import sys
 import tomllib
 import types
 import unittest
+from unittest import mock
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "cli"), str(TESTS / "engines")]
@@ -18,6 +19,7 @@ import vllm_interface
 from support import BUILD, CHECKOUT
 
 sys.path.insert(0, str(BUILD / "python"))
+import hypermla.vllm
 from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.vllm import plans
 
@@ -52,7 +54,6 @@ class Interface(unittest.TestCase):
         for plugin in plugins.values():
             module, function = plugin.split(":")
             self.assertTrue(callable(getattr(importlib.import_module(module), function)))
-        import hypermla.vllm
         for path in hypermla.vllm.BACKEND, hypermla.vllm.SPARSE_BACKEND:
             module, _, name = path.rpartition(".")
             self.assertIn(name, vllm_interface.CLASSES[module.removeprefix("hypermla.vllm.")])
@@ -84,6 +85,68 @@ class Interface(unittest.TestCase):
         self.assertEqual(complaints(function, ["a", "c="]), [])
         self.assertEqual(complaints(function, ["a", "c"]), ["does not take c"])
         self.assertEqual(complaints(function, ["b"]), ["wants a"])
+
+
+class Register(unittest.TestCase):
+    """With what stands in for vLLM's registry: an enumeration of backends, whose paths are kept here."""
+
+    def setUp(self):
+        self.paths, self.said, self.envs = {}, [], types.SimpleNamespace(VLLM_PLUGINS=None)
+        paths = self.paths
+
+        class Backend:
+            def __init__(self, name):
+                self.name = name
+
+            def is_overridden(self):
+                return self.name in paths
+
+            def get_path(self):
+                return paths[self.name]  # an error, as vLLM's, of CUSTOM before it is registered
+
+        class Backends(type):
+            __members__ = {name: Backend(name) for name in ("CUSTOM", *hypermla.vllm.REPLACED)}
+            __getitem__ = lambda self, name: self.__members__[name]
+
+        self.backends = Backends("AttentionBackendEnum", (), {"CUSTOM": Backends.__members__["CUSTOM"]})
+        logger = types.SimpleNamespace(warning=lambda *text: self.said.append("warning"),
+                                       info=lambda *text: self.said.append("info"))
+        stand_ins = {"vllm": types.SimpleNamespace(envs=self.envs),
+                     "vllm.logger": types.SimpleNamespace(init_logger=lambda name: logger),
+                     "vllm.v1.attention.backends.registry": types.SimpleNamespace(
+                         AttentionBackendEnum=self.backends, register_backend=self.put)}
+        patch = mock.patch.dict(sys.modules, stand_ins)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def put(self, backend, path):
+        if isinstance(backend, str):  # a new one
+            self.assertNotIn(backend, self.backends.__members__)
+            self.backends.__members__[backend] = None
+        self.paths[getattr(backend, "name", backend)] = path
+
+    def test_any_number_of_times(self):
+        for _ in range(2):
+            hypermla.vllm.register()
+        self.assertEqual((self.paths, self.said), ({"CUSTOM": hypermla.vllm.BACKEND}, []))
+        self.backends.register = None  # vLLM 0.33's has it
+        for _ in range(2):
+            hypermla.vllm.register()
+        self.assertEqual(self.paths, dict.fromkeys(("CUSTOM", "HYPERMLA"), hypermla.vllm.BACKEND))
+
+    def test_another_plug_in_keeps_its_custom(self):
+        self.paths["CUSTOM"] = "another.Backend"
+        hypermla.vllm.register()
+        self.assertEqual((self.paths, self.said), ({"CUSTOM": "another.Backend"}, ["warning"]))
+
+    def test_sparse_kernels_are_put_in_place_where_they_are_listed(self):
+        for self.envs.VLLM_PLUGINS in None, [], ["hypermla"]:
+            hypermla.vllm.register_sparse()
+            self.assertEqual(self.paths, {})
+        self.envs.VLLM_PLUGINS = ["hypermla", "hypermla_sparse"]
+        hypermla.vllm.register_sparse()
+        self.assertEqual(self.paths, dict.fromkeys(("FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE"),
+                                                   hypermla.vllm.SPARSE_BACKEND))
 
 
 class Plans(unittest.TestCase):

@@ -279,6 +279,8 @@ def _lengths(indices, topk_length):
 
     if topk_length is not None and tuple(topk_length.shape) != (indices.shape[0],):
         raise Error(f"topk_length must be [{indices.shape[0]}], not {list(topk_length.shape)}")
+    if topk_length is not None:
+        _tensors.require_int32(topk_length=topk_length)
     return made
 
 

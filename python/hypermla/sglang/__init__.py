@@ -54,8 +54,8 @@ def _backend(runner):
 
 
 def _decodes(flags):
-    """Whether the command line names the backend, for all or for decoding."""
-    return NAME in (flags.attention_backend, flags.decode_attention_backend)
+    """Whether the command line names the backend for decoding; if it names none, for all."""
+    return NAME == (flags.decode_attention_backend or flags.attention_backend)
 
 
 def _page_size(default, view):
