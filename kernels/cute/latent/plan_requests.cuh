@@ -84,6 +84,16 @@ __device__ __forceinline__ SumsBefore<count> sums_in_warp(const int (&own)[count
   }
   return sums;
 }
+// Sum of one value of each lane up to the one that is `lane` among `width`, a power of two.
+template <int width = 32>
+__device__ __forceinline__ int sum_upto(int value, int lane) {
+#pragma unroll
+  for (int step = 1; step < width; step *= 2) {
+    const int below = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += below;
+  }
+  return value;
+}
 template <int count, int warps>
 __device__ __forceinline__ void add_warps(SumsBefore<count>& sums, int (*of_warps)[warps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -170,7 +180,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   static_assert(kThreads > kMaxWorkers && kWarps <= 32);
   constexpr int kSums = kMaxPlannedRequests + 1;
   constexpr int kTried = kSides + 2;  // sides for all: powers of two; common, the least and the most tiles
-  constexpr int kClasses = 32;        // of lengths, where passes are dealt
+  constexpr int kClasses = 32;        // of lengths, where passes are dealt: a lane has one
   struct Chosen {
     int side, groups, first_worker, used;
   };
@@ -559,6 +569,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       return round * groups + (round % 2 ? groups - 1 - g : g < late ? all : g - late);
     };
     auto request_dealt = [&](int at) { return of_parts.dealt.order[same ? by_passes.of(at) : at]; };
+    auto pass_dealt = [&](int at) { return same ? at - by_passes.of(at) * equal_passes : 0; };
     // Sorts the requests with passes, roughly: within a class as they come, so that all thread blocks do the same.
     auto sort = [&] {
       auto& [order, in_class, place] = of_parts.dealt;
@@ -587,13 +598,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
         if (i == warp) before = of_class;
         of_class += in_class[i][lane];
       }
-      int upto = of_class;
-#pragma unroll
-      for (int step = 1; step < kClasses; step *= 2) {
-        const int below = __shfl_up_sync(~0u, upto, step);
-        if (lane >= step) upto += below;
-      }
-      place[warp][lane] = upto - of_class + before;
+      place[warp][lane] = sum_upto(of_class, lane) - of_class + before;
       __syncwarp();
       each_own([&](int r, int its, unsigned with_it) {
         const int at = place[warp][its];
@@ -662,31 +667,22 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 #pragma unroll 1
       for (int v = own.from.pass + own_lane;; v += lanes) {
         const int begin = v == own.from.pass ? own.from.block : 0;
-        bool inside = writes && (v < end_pass || (v == end_pass && end_block > begin));
+        const int at_dealt = dealt ? dealt_to(g, v) : 0;
+        const bool inside =
+            writes && (v < end_pass || (v == end_pass && end_block > begin)) && (!dealt || at_dealt < all);
         if (!__ballot_sync(~0u, inside)) break;
         int request = 0, row_tile = 0, blocks = 0, items = 0;
-        if (dealt && inside) {
-          const int at = dealt_to(g, v);
-          inside = at < all;
-          if (inside) {
-            request = request_dealt(at);
-            row_tile = (same ? at - by_passes.of(at) * equal_passes : 0) * side + m;
-          }
-        } else if (inside) {
-          request = piece > 0 ? own.request : request_of_pass(v);
-          row_tile = (v - first_pass_of(request)) * side + m;
+        if (inside) {
+          request = piece > 0 ? own.request : dealt ? request_dealt(at_dealt) : request_of_pass(v);
+          const int pass = dealt ? pass_dealt(at_dealt) : v - first_pass_of(request);  // of the request
+          row_tile = pass * side + m;
+          blocks = blocks_of(request);
         }
-        if (inside) blocks = blocks_of(request);
         const int end = v == end_pass ? end_block : blocks;
         if (inside && row_tile < tiles_of[request]) items = split ? (end - begin + split - 1) / max(split, 1) : 1;
         WorkItem* to_own = out;
         if constexpr (split) {
-          int upto = items;  // of the lanes up to this one
-#pragma unroll
-          for (int step = 1; step < 32; step *= 2) {
-            const int below = __shfl_up_sync(~0u, upto, step);
-            if (own_lane >= step) upto += below;
-          }
+          const int upto = sum_upto(items, own_lane);
           to_own += upto - items;
           out += __shfl_sync(~0u, upto, lane | (lanes - 1));
         } else {
@@ -814,12 +810,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const int busiest = __reduce_max_sync(~0u, static_cast<int>(ceilf(work_of_group())));
       // Groups of many workers come first: thread blocks start one after the other (start.cuh).
       const int all_used = __reduce_add_sync(~0u, count * own);
-      int used_up_to = count * own;
-#pragma unroll
-      for (int step = 1; step < kSides; step *= 2) {
-        const int below = __shfl_up_sync(~0u, used_up_to, step);
-        if (lane >= step) used_up_to += below;
-      }
+      const int used_up_to = sum_upto<kSides>(count * own, lane);
       if (lane == static_cast<int>(blockIdx.x) % kSides) own_sides = {own, count, all_used - used_up_to, all_used};
       if (lane == 0) cost_of_own_sides = left >= 0 ? cost_of(static_cast<float>(busiest), blocks) : kNever;
     } else if (warp == 1) {
