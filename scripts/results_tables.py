@@ -167,7 +167,7 @@ def engine_in_all():
     lines = []
     for name, those, key in (("best of the three", rows, None),
                              ("the same, up to 1024 tokens a request", short, None),
-                             ("the same, from 2048 on", long if short else [], None),
+                             ("the same, more tokens", long if short else [], None),
                              *((name, rows, key) for key, name in ENGINE_PEERS.items())):
         if ratios := engine_ratios(those, key):
             lines.append([name, str(len(ratios)), *map(in_short, zip(*ratios))])

@@ -277,9 +277,9 @@ def _lengths(indices, topk_length):
         lengths[...] = width if topk_length is None else topk_length[:, None]
         return lengths.reshape(-1)
 
-    if topk_length is not None and tuple(topk_length.shape) != (indices.shape[0],):
-        raise Error(f"topk_length must be [{indices.shape[0]}], not {list(topk_length.shape)}")
     if topk_length is not None:
+        if tuple(topk_length.shape) != (indices.shape[0],):
+            raise Error(f"topk_length must be [{indices.shape[0]}], not {list(topk_length.shape)}")
         _tensors.require_int32(topk_length=topk_length)
     return made
 
