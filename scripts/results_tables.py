@@ -142,9 +142,9 @@ def envelope_prefixes():
 # ---- Decoding as an engine calls it: bench_engine.py.
 
 
-def engine_rows():
+def engine_rows(name="engine"):
     """Those of the record that a peer runs, too."""
-    return [row for row in record("engine")["rows"] if "burst_ratio" in row]
+    return [row for row in record(name)["rows"] if "burst_ratio" in row]
 
 
 def engine_device():
@@ -160,7 +160,8 @@ def engine_ratios(rows, peer=None):
             for row in rows if row.get(peer, {}).get("correct") and all(load in row[peer] for load in LOADS)]
 
 
-def engine_in_all():
+def engine_in_all(drawn=""):
+    """drawn: engine_random, for a line of those drawn at random."""
     rows = engine_rows()
     tokens = lambda row: int(re.search(r"-t(\d+)-", row["row"])[1])  # of each request, their mean, or the most
     short, long = ([row for row in rows if (tokens(row) <= 1024) == yes] for yes in (True, False))
@@ -168,6 +169,7 @@ def engine_in_all():
     for name, those, key in (("best of the three", rows, None),
                              ("the same, up to 1024 tokens a request", short, None),
                              ("the same, more tokens", long if short else [], None),
+                             ("best of the three, drawn at random", engine_rows(drawn) if drawn else [], None),
                              *((name, rows, key) for key, name in ENGINE_PEERS.items())):
         if ratios := engine_ratios(those, key):
             lines.append([name, str(len(ratios)), *map(in_short, zip(*ratios))])
@@ -203,10 +205,10 @@ def engine_plans():
     return table(["a plan, us", "median", "from, to"], lines)
 
 
-def engine_behind():
-    """The batches in which a peer takes less time than ours, in bursts or sustained."""
-    lines = [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in engine_rows()
-             if min(row["burst_ratio"], row["sustained_ratio"]) < 1]
+def engine_behind(name="engine", least=1):
+    """The batches in which a peer takes less than so much of our time, in bursts or sustained."""
+    lines = [[f"`{row['row']}`", both(engine_ratios([row])[0], ".3f")] for row in engine_rows(name)
+             if min(row["burst_ratio"], row["sustained_ratio"]) < float(least)]
     return table(["batch", "best peer / ours"], lines) if lines else ["None."]
 
 

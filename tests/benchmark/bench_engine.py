@@ -6,6 +6,7 @@ plan a step outside the time.
     tests/benchmark/bench_engine.py --rows='b32-q1-.*-h16' --rows=normal-b7-q3-t999-h24-p16
     tests/benchmark/bench_engine.py --rows='.*-(fp8|e4m3)' --flashmla_fp8=<library>
 
+    tests/benchmark/bench_engine.py --random=90 --flashmla=<library> --fa3=<library> --flashinfer=<library>
     tests/benchmark/bench_engine.py --shared_prefixes
     tests/benchmark/bench_engine.py --compare
 
@@ -16,7 +17,8 @@ take turns, a burst each. The caches of the layers hold four times L2 at least. 
 milliseconds after a rest, a sustained time the same graph without a pause, from a rest on; with --between also what a
 run adds, in bursts, where it follows other kernels, as it does in an engine: they leave instructions and numbers cold,
 and write the queries. Every output is compared with float32. Batches of 1to8 queries are ours alone: the others get the
-same number of queries, as many for each request. With --shared_prefixes ours runs twice, without and with that option;
+same number of queries, as many for each request. --random draws rows that nobody has chosen; they depend on the seed
+alone. With --shared_prefixes ours runs twice, without and with that option;
 unless --rows says others, the rows are those of many samples of one prompt, and two that share nothing. With --compare
 ours runs beside other forms of itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones
 of as many (uniform), lengths on the device beside such that the host knew when it planned (known), and these on pages
@@ -26,7 +28,9 @@ beside a dense cache (dense).
 import argparse
 import datetime
 import json
+import math
 import pathlib
+import random
 import re
 import select
 import signal
@@ -37,7 +41,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
-from engine_worker import FORMS, LIBRARIES, LONGEST, OURS, PEERS, Row, figures  # noqa: E402
+from engine_worker import FORMS, LIBRARIES, LONGEST, OURS, PEERS, SHORT, Row, figures  # noqa: E402
 
 LOADS = ("burst", "sustained", "between")
 PATIENCE = 120  # seconds without an answer after which a library is given up for a row
@@ -67,6 +71,24 @@ def all_rows():
     yield from ("normal-b128-q1-t4096-h64", "heavy-b96-q1-t4096-h64", "normal-b64-q1to8-t8192-h128")
     for batch in ("b32-q16-t4096-h128", "b32-q4-t4096-h128", "b128-q1-t4096-h128", "b128-q1-t4096-h16"):
         yield from (f"{batch}-{form}" for form in ("e4m3", "fp8"))
+
+
+def random_rows(count, seed):
+    """Names of batches that nobody chose, of up to 1.5 million tokens and 1.5 TFLOP."""
+    dice, names = random.Random(seed), []
+    size = lambda least, most: round(math.exp(dice.uniform(math.log(least), math.log(most))))
+    while len(names) < count:
+        shape = dice.choice(("", "", "", "normal-", "normal-", "heavy-", "mixed-", "long-"))
+        h = dice.choice((8, 16, 16, 32, 64, 128, 128, 24, 12, 40, 96, 48))
+        b, q, t = size(1, 512), dice.choice((1, 1, 1, 1, 2, 3, 4, 5, 6, 8)), size(200, 65536)
+        page = dice.choice((64, 64, 64, 32, 128, 16))
+        if shape == "long-" and dice.random() < 0.3:
+            t = LONGEST
+        tokens, queries = (b * SHORT + t, q) if shape == "long-" else (b * t, 4 if shape == "mixed-" else q)
+        if tokens <= 1.5e6 and 2 * queries * h * 1088 * tokens <= 1.5e12 and (shape != "long-" or t >= 2 * SHORT):
+            names.append(f"{shape}b{b}-q{'1to8' if shape == 'mixed-' else q}-t{t}-h{h}" +
+                         (f"-p{page}" if page != 64 else ""))
+    return names
 
 
 def rows_of_samples():
@@ -229,6 +251,8 @@ def flags():
     integers = lambda text: [int(word) for word in text.split(",")]
     result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
     result.add_argument("--heads", type=integers, help="rows of these numbers of heads: 8,16")
+    result.add_argument("--random", type=int, metavar="COUNT", help="so many rows, drawn at random")
+    result.add_argument("--seed", type=int, default=1, help="of --random (default 1)")
     result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
     result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
@@ -246,7 +270,8 @@ def flags():
 
 
 def wanted(arguments):
-    names = list(rows_of_samples() if arguments.shared_prefixes else
+    names = list(random_rows(arguments.random, arguments.seed) if arguments.random else
+                 rows_of_samples() if arguments.shared_prefixes else
                  rows_of_forms() if arguments.compare else all_rows())
     for pattern in arguments.rows or []:
         names += [pattern] if Row.named(pattern) and pattern not in names else []
