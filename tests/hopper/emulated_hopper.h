@@ -176,20 +176,22 @@ inline void run(int blocks, int threads, const std::function<void()>& kernel);
 // What a map of the copy engine says of a tensor.
 struct Map {
   const void* data;
-  hypermla::TensorMapAxis axes[3];
+  std::array<hypermla::TensorMapAxis, 4> axes;
   int line_bytes;
 };
-inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapAxis (&axes)[3], int line_bytes = 128) {
-  const Map map = {data, {axes[0], axes[1], axes[2]}, line_bytes};
+inline hypermla::TensorMap map_of(const hypermla::TensorMapSource& source) {
+  Map map = {source.data, source.axes, 2 * source.columns};
+  if (map.axes[3].extent == 0) map.axes[3] = {1, 0, 1};
   hypermla::TensorMap result = {};
   static_assert(sizeof map <= sizeof result);
   std::memcpy(&result, &map, sizeof map);
   return result;
 }
 inline hypermla::TensorMap map_of(const void* data, const hypermla::TensorMapShape& shape) {
-  return map_of(data, {{shape.rows, shape.row_bytes, shape.box_rows},
-                       {shape.groups, 128, shape.box_groups},
-                       {shape.batch, shape.batch_bytes, 1}});
+  return map_of({.data = data,
+                 .axes = {{{shape.rows, shape.row_bytes, shape.box_rows},
+                           {shape.groups, 128, shape.box_groups},
+                           {shape.batch, shape.batch_bytes, 1}}}});
 }
 inline Map map_from(const hypermla::TensorMap& map) {
   Map of;
@@ -198,18 +200,19 @@ inline Map map_from(const hypermla::TensorMap& map) {
 }
 // Calls on(line in the tensor, or null; its number in the box) for every line of the box there; returns its bytes.
 template <class On>
-[[gnu::always_inline]] inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch,
+[[gnu::always_inline]] inline int for_each_line(const hypermla::TensorMap& map, int row, int group, int batch, int last,
                                                 const On& on) {
   const Map of = map_from(map);
-  const hypermla::TensorMapAxis* axes = of.axes;
+  const auto& axes = of.axes;
   int line = 0;
   for (int k = 0; k < axes[2].box; ++k)
     for (int j = 0; j < axes[1].box; ++j)
       for (int i = 0; i < axes[0].box; ++i, ++line) {
-        const bool exists = row + i < axes[0].extent && group + j < axes[1].extent && batch + k < axes[2].extent;
+        const bool exists = row + i < axes[0].extent && group + j < axes[1].extent && batch + k < axes[2].extent &&
+                            last < axes[3].extent;
         char* const data = static_cast<char*>(const_cast<void*>(of.data));
-        on(exists ? data + (row + i) * axes[0].stride_bytes + (group + j) * axes[1].stride_bytes +
-                        (batch + k) * axes[2].stride_bytes
+        on(exists ? data + last * axes[3].stride_bytes + (row + i) * axes[0].stride_bytes +
+                        (group + j) * axes[1].stride_bytes + (batch + k) * axes[2].stride_bytes
                   : nullptr,
            line);
       }
@@ -470,12 +473,12 @@ inline void tma_prefetch(const TensorMap& map, int row, int group, int batch) {
   emulated::asked.push_back({&map, row, group, batch});
 }
 template <Keep = Keep::normal>
-void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
+void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, int last, u32 barrier) {
   const races::Unwatched emulation;
   const int engine = races::agent_of(races::kCopyEngine, barrier), line_bytes = emulated::map_from(map).line_bytes;
   races::begin(engine);
   const int bytes = emulated::for_each_line(
-      map, row, group, batch, [&](const char* from, int line) __attribute__((always_inline)) {
+      map, row, group, batch, last, [&](const char* from, int line) __attribute__((always_inline)) {
         for (int unit = 0; unit < line_bytes / 16; ++unit) {
           unsigned char* to = dynamic + emulated::swizzled_address(shared + line * line_bytes + unit * 16, line_bytes);
           races::writes_beside(engine, to, 16);
@@ -484,6 +487,10 @@ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u
       });
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
   emulated::change(barrier, 0, -std::int64_t{bytes});
+}
+template <Keep keep = Keep::normal>
+void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, u32 barrier) {
+  tma_load<keep>(shared, map, row, group, batch, 0, barrier);
 }
 template <int bytes, Keep = Keep::normal>
 void copy_bulk(u32 shared, const void* global, u32 barrier) {
@@ -499,7 +506,7 @@ inline void tma_store(const TensorMap& map, u32 shared, int row, int group, int 
   const races::Unwatched emulation;
   const int engine = races::agent_of(races::kStores);
   emulated::for_each_line(
-      map, row, group, batch, [&](char* to, int line) __attribute__((always_inline)) {
+      map, row, group, batch, 0, [&](char* to, int line) __attribute__((always_inline)) {
         for (int unit = 0; unit < 8; ++unit) {
           const unsigned char* from = dynamic + emulated::swizzled_address(shared + line * 128 + unit * 16);
           races::reads_beside(engine, from, 16);

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <random>
 
+#include "cute/latent/tensor_maps.h"
 #include "emulated_hopper.h"
 #include "mla/latent/latent.h"
 
@@ -151,33 +151,27 @@ struct Case {
         }
       }
 
-    const auto query_map = [&](int column, int groups, int box_groups) {
-      const std::int64_t all = query_tokens * heads;
-      if (fp8_queries)
-        return emulated::map_of(narrow_q.data() + column,
-                                {{all, kWidth, rows}, {1, 0, 1}, {std::max(groups / 2, 1), 128, box_groups}},
-                                groups == 1 ? 64 : 128);
-      return emulated::map_of(q.data() + column, {{all, 2 * kWidth, rows}, {1, 0, 1}, {groups, 128, box_groups}});
+    // Numbers of queries in FP8, and of the tokens that they see, count by pairs.
+    const int pair = fp8_queries ? 2 : 1;
+    const auto query_map = [&](int column, int columns, int box_groups) {
+      const void* const from = fp8_queries ? static_cast<const void*>(&narrow_q[column]) : &q[column];
+      const RowAxes axes = {1, kWidth / pair, query_tokens * heads, kWidth / pair};
+      return emulated::map_of(rows_source(DType::bfloat16, from, columns / pair, axes, rows, box_groups));
     };
-    const auto token_map = [&](int column, int groups) {
-      const int box = std::min(page, 64), box_groups = groups == 1 || box < 64 ? 1 : 2;
-      if (fp8_queries)
-        return emulated::map_of(
-            cache.data() + column,
-            {{page, kWidth, box}, {std::max(groups / 2, 1), 128, box_groups}, {pages, kWidth * page * apart, 1}},
-            groups == 1 ? 64 : 128);
-      return emulated::map_of(cache.data() + 2 * column,
-                              {{page, 2 * kWidth, box}, {groups, 128, box_groups}, {pages, 2 * kWidth * page, 1}});
+    const auto token_map = [&](int column, int columns) {
+      const CacheShape shape = {page, pages, page};
+      return emulated::map_of(tokens_source(DType::bfloat16, &cache[2 / pair * column], columns / pair, shape,
+                                            kWidth / pair, kWidth / pair * page * apart));
     };
     const float scale = 1 / std::sqrt(192.0f);
     std::vector<float> sinks(heads);
     for (float& one : sinks) one = 5 * normal(random);
     LatentArguments with;
     with.sinks = with_sinks ? sinks.data() : nullptr;
-    with.qc_map = query_map(0, 8, query_groups);
-    with.qpe_map = query_map(kLatent, 1, 1);
-    with.z_map = token_map(0, 8);
-    with.kpe_map = token_map(kLatent, 1);
+    with.qc_map = query_map(0, kLatent, query_groups);
+    with.qpe_map = query_map(kLatent, kWidth - kLatent, 1);
+    with.z_map = token_map(0, kLatent);
+    with.kpe_map = token_map(kLatent, kWidth - kLatent);
     with.work = items.data();
     with.merges = merges.data();
     with.o_part = o_part.data();
@@ -194,7 +188,7 @@ struct Case {
     with.scale_log2 = scale * kLog2e;
     with.lse_unit = kLn2;
     with.empty_lse = -kInfinity;
-    with.query_inner = Divisor(std::numeric_limits<int>::max());
+    with.query_places = query_tokens * heads;
     with.heads = heads;
     with.rounds = int(rounds);
     with.table_width = width;

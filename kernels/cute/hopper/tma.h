@@ -1,6 +1,6 @@
 // The copy engine: boxes of a tensor that the host described by a tensor map, between global and shared memory.
 //
-// All maps here are 4-D, (64 columns, and three other axes), with the 128-byte swizzle. Most are (64 columns, rows,
+// Maps have the 128-byte swizzle, and are 4-D, (64 columns, and three other axes), or 5-D. Most are (64 columns, rows,
 // groups of 64 columns, batch), after which the coordinates below are named. A box of 64 rows is 8192 bytes, and
 // element (r, c) lies at r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2. Rows beyond the end of a batch element are
 // read as zeros and not written.
@@ -30,6 +30,25 @@ __device__ __forceinline__ void tma_load(u32 shared, const TensorMap& map, int r
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
         "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch), "l"(static_cast<u64>(keep))
+        : "memory");
+  }
+}
+
+// The same of a map that has a fifth axis, `last`.
+template <Keep keep = Keep::normal>
+__device__ __forceinline__ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, int last,
+                                         u32 barrier) {
+  if constexpr (keep == Keep::normal) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+        "[%2];" ::"r"(shared),
+        "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch), "r"(last)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+        "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(group), "r"(batch), "r"(last), "l"(static_cast<u64>(keep))
         : "memory");
   }
 }

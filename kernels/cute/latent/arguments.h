@@ -38,8 +38,10 @@ constexpr Keep keep_gathered(bool causal) { return causal ? Keep::evict_first : 
 #endif
 
 struct LatentArguments {
-  // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups):
-  // one box is the 64 columns of a tile, as many groups as the kernel says.
+  // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups,
+  // end): one box is the 64 columns of a tile, as many groups as the kernel says. The third axis has query_places
+  // places, which lie before the tensor, and the last one moves them by as many as lie before the end of a request. So
+  // place query_places is that end, and a box is read up to there: what is behind it are zeros.
   TensorMap qc_map = {}, qpe_map = {};
   // Latents and RoPE keys as (64 columns, tokens, groups, batch), where a page of a paged cache is a batch element.
   TensorMap z_map = {}, kpe_map = {};
@@ -64,7 +66,8 @@ struct LatentArguments {
   // [heads], natural logarithms: what a head's weights are divided by is larger by exp(sink). Null: none. Where heads
   // change faster than queries among the rows. lse does not count them.
   const float* sinks = nullptr;
-  Divisor query_inner;  // rows that follow each other in the maps of the queries
+  Divisor query_inner;
+  int query_places = 0;
   int heads = 0;
   int rounds = 0;
   int planned = 0;  // 1: a kernel before this one made the work list; 0: the host did

@@ -18,27 +18,6 @@ std::int64_t divided_up(std::int64_t value, std::int64_t divisor) { return (valu
 
 }  // namespace
 
-TensorMapSource rows_source(DType dtype, const void* data, int columns, const RowAxes& at, int rows, int groups) {
-  const int box = at.outer == 1 ? rows : int(std::min<std::int64_t>(rows, at.inner));
-  return {dtype,
-          data,
-          {{{at.inner, 2 * at.inner_stride, box},
-            {at.outer, 2 * at.outer_stride, rows / box},
-            {std::max(columns / 64, 1), 128, groups}}},
-          std::min(columns, 64)};
-}
-
-TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
-                              std::int64_t token_stride, std::int64_t batch_stride) {
-  const int box = shape.page ? std::min(shape.page, int(kTokens)) : int(kTokens);
-  return {dtype,
-          data,
-          {{{shape.tokens, 2 * token_stride, box},
-            {std::max(columns / 64, 1), 128, columns <= 64 || box < kTokens ? 1 : 2},
-            {shape.batches, 2 * batch_stride, 1}}},
-          std::min(columns, 64)};
-}
-
 PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
                                         const RequestLimits& limits) {
   return {.items = lists.items,
@@ -181,19 +160,20 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
         "q of {} heads with a token stride of {} and a head stride of {} is not supported: make it contiguous, with a "
         "token stride of heads times the head stride",
         heads, with.q_latent.token_stride, with.q_latent.head_stride);
+  const int inner = one_axis ? 1 : heads;
+  const std::int64_t places = std::int64_t{with.query_tokens} * heads / inner;
   const auto map = [&](MlaDecodeTensors::Rows q, int columns, int groups) {
     if (options_.fp8_queries) {  // pairs of bytes
       q = {q.data, q.token_stride / 2, q.head_stride / 2};
       columns /= 2;
     }
-    const std::int64_t all = std::int64_t{with.query_tokens} * heads;
-    const RowAxes axes = one_axis ? RowAxes{all, q.head_stride, 1, all * q.head_stride}
-                                  : RowAxes{heads, q.head_stride, with.query_tokens, q.token_stride};
+    const RowAxes axes = {inner, q.head_stride, places, one_axis ? q.head_stride : q.token_stride};
     return maps_.of(rows_source(options_.dtype, q.data, columns, axes, rows, groups));
   };
   with_.qc_map = map(with.q_latent, kLatent, spec_.version.query_groups);
   with_.qpe_map = map(with.q_rope, kRope, 1);
-  with_.query_inner = Divisor(one_axis ? std::numeric_limits<int>::max() : heads);
+  with_.query_inner = Divisor(inner);
+  with_.query_places = int(places);
 }
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {

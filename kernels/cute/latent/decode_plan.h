@@ -1,6 +1,6 @@
 // The latent kernels as an engine calls them (src/hypermla/plan/decode.h): a plan on the device once per step, then a
 // launch per layer over the caller's pointers. A launch copies a struct of arguments. What every caller of these
-// kernels must tell them is declared here, too: maps of tensors, work lists, limits of requests.
+// kernels must tell them is declared here, too: work lists, limits of requests.
 #pragma once
 
 #include <functional>
@@ -8,27 +8,11 @@
 
 #include "cute/latent/arguments.h"
 #include "cute/latent/plan_requests.h"
+#include "cute/latent/tensor_maps.h"
 #include "cute/latent/work_plan.h"
-#include "hypermla/device/tensor_map.h"
 #include "hypermla/plan/decode.h"
 
 namespace hypermla::cute {
-
-// Rows of queries along two axes; strides in elements.
-struct RowAxes {
-  std::int64_t inner, inner_stride, outer, outer_stride;
-};
-// For a map of LatentArguments: boxes of `rows` rows and `groups` groups of 64 columns. One outer row, or rows that
-// inner rows divide or are divided by.
-TensorMapSource rows_source(DType dtype, const void* data, int columns, const RowAxes& axes, int rows, int groups);
-
-// A cache as `batches` of `tokens` tokens: its pages, or where page = 0 the requests of a dense one.
-struct CacheShape {
-  std::int64_t tokens, batches;
-  int page;
-};
-TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
-                              std::int64_t token_stride, std::int64_t batch_stride);
 
 // What a version of the latent kernel is, with one of its tilings.
 struct LatentVersion {

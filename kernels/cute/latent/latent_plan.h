@@ -407,9 +407,9 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
     const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
     const auto query_map = [&](void* from, int columns, int width, int groups) {
-      return make_tensor_map(rows_source(
-          of.dtype, from, columns, {.inner = rows, .inner_stride = width, .outer = 1, .outer_stride = width * rows},
-          version.rows, groups));
+      return make_tensor_map(rows_source(of.dtype, from, columns,
+                                         {.inner = 1, .inner_stride = width, .outer = rows, .outer_stride = width},
+                                         version.rows, groups));
     };
     CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
@@ -433,7 +433,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     with.lse = static_cast<float*>(data("lse"));
     with.o_rows = {Divisor(1), of.k, 0, 0};
     with.lse_rows = {Divisor(1), 1, 0, 0};
-    with.query_inner = Divisor(std::numeric_limits<int>::max());
+    with.query_places = int(rows);
     with.table_width = table_width(of);
     with.requests = of.b;
     with.ahead = blocks_ahead(version, of.b, of.h, of.s);

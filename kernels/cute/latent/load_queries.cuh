@@ -7,14 +7,19 @@
 
 namespace hypermla::cute::latent {
 
-// Where they begin in their maps.
+// Where they begin in their maps, whose boxes have zeros behind the end of the request.
 struct QueryPlace {
-  int inner, outer;
+  int inner, outer, end;
 
   __device__ __forceinline__ QueryPlace(const LatentArguments& with, const WorkItem& item, int tile_rows) {
-    const unsigned row = item.first_row + item.row_tile * tile_rows;
-    outer = with.query_inner.divide(row);
-    inner = row - outer * with.query_inner.by;
+    const unsigned row = item.first_row + item.row_tile * tile_rows, place = with.query_inner.divide(row);
+    inner = row - place * with.query_inner.by;
+    end = with.query_inner.divide(item.first_row + item.queries * with.heads);
+    outer = with.query_places + place - end;
+  }
+  template <Keep keep = Keep::normal>
+  __device__ __forceinline__ void load(u32 to, const TensorMap& map, int group, u32 full) const {
+    tma_load<keep>(to, map, inner, outer, group, end, full);
   }
 };
 
@@ -26,8 +31,8 @@ __device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const
   constexpr u32 kGroup = tile_rows * 128;
   barrier_expect(full, bytes);
 #pragma unroll
-  for (int i = 0; i < groups; i += box_groups) tma_load(to + i * kGroup, with.qc_map, at.inner, at.outer, i, full);
-  tma_load(to + groups * kGroup, with.qpe_map, at.inner, at.outer, 0, full);
+  for (int i = 0; i < groups; i += box_groups) at.load(to + i * kGroup, with.qc_map, i, full);
+  at.load(to + groups * kGroup, with.qpe_map, 0, full);
 }
 
 // The queries of all items, by `load`, which waits for their place to be empty, in the phase that it is given. One

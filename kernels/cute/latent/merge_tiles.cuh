@@ -24,9 +24,9 @@ inline constexpr int kMergeThreads = 32 * kMergeWarps + 32;  // theirs, and thos
 // fewer multiprocessors than the device. The last thread block to arrive merges the share of one that leaves.
 inline constexpr u32 kMergePatience = 1 << 19;  // clocks
 
-// The running maximum that a row of a tile begins with. The rows behind the request's last are those of other requests.
-// Theirs never rises: maxima rise for all rows of a warp or tile at once, and the request's bits shall not depend on
-// its neighbours in the tile.
+// The running maximum that a row of a tile begins with. The rows behind the request's last are of no query. Theirs
+// never rises, so they have no part in the votes by which maxima rise for all rows of a warp or tile at once, and their
+// weights are zeros: like the queries, these cost a product less power.
 __device__ __forceinline__ float first_maximum(int row, int rows) { return row < rows ? kLeastScore : -kLeastScore; }
 
 // Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing

@@ -37,8 +37,9 @@ TensorMap make_tensor_map(DType dtype, const void* data, const TensorMapShape& s
 }
 
 TensorMap make_tensor_map(const TensorMapSource& source) {
-  return make_tensor_map(source.dtype, source.data, std::vector<TensorMapAxis>(source.axes.begin(), source.axes.end()),
-                         source.columns);
+  std::vector<TensorMapAxis> axes(source.axes.begin(), source.axes.end());
+  if (axes.back().extent == 0) axes.pop_back();
+  return make_tensor_map(source.dtype, source.data, axes, source.columns);
 }
 
 const TensorMap& TensorMapCache::of(const TensorMapSource& source) {

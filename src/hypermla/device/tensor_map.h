@@ -55,7 +55,7 @@ TensorMap make_tensor_map(DType dtype, const void* data, const std::vector<Tenso
 struct TensorMapSource {
   DType dtype = DType::bfloat16;
   const void* data = nullptr;
-  std::array<TensorMapAxis, 3> axes;
+  std::array<TensorMapAxis, 4> axes;  // the last one of extent 0: there are three
   int columns = 64;
   bool operator==(const TensorMapSource&) const = default;
 };
