@@ -95,26 +95,20 @@ TEST(HopperKernels, FlashMlaTakesUpTheOtherOfTwoParts) {
 // The floats of a part are those that the workspace has room for.
 static_assert(RowsOnM::floats_at(1, kTile - 1) + 4 == kTile * part_row_floats(kTile));
 
-// A tile whose chunks are alike or not, and whose lanes share rows as those of rows on M or on N. `of_chunk`: of the
-// `least` chunks that have the same rows.
-template <int rows, int next_row, bool alike, int least, int of_chunk>
+// A tile whose chunks are alike or not, and whose lanes share rows as those of rows on M or on N.
+template <int rows, int next_row, bool alike>
 struct TileOf {
-  static constexpr int kRows = rows, kNextRow = next_row, kPeriod = rows / of_chunk * least;
+  static constexpr int kRows = rows, kNextRow = next_row;
   static constexpr bool kAlike = alike;
-  static int chunks_of(int n) { return (n + of_chunk - 1) / of_chunk * least; }
 };
 template <class Tile>
-void check_shares(int rows) {
+void check_shares() {
   using Scratch = MergeScratch<Tile>;
-  const int kept = int(std::bit_ceil(unsigned(Tile::chunks_of(std::min(rows, Tile::kRows)))));
-  const int all = 2 * Tile::kRows / Tile::kPeriod * kept;
   for (int parts = 1; parts <= kMaxParts; ++parts) {
     for (int part = 0; part < parts; ++part) {
-      const MergeShare<Tile> share(part, parts, rows);
-      EXPECT_EQ(share.begin, part * all / parts) << part << " of " << parts;
-      EXPECT_EQ(share.end, (part + 1) * all / parts) << part << " of " << parts;
-      for (int n = share.begin; n < share.end; ++n)
-        EXPECT_EQ(share.chunk(n), n / kept * Tile::kPeriod + n % kept) << n << " of " << kept;
+      const MergeShare<Tile> share(part, parts);
+      EXPECT_EQ(share.begin, part * 2 * Tile::kRows / parts) << part << " of " << parts;
+      EXPECT_EQ(share.end, (part + 1) * 2 * Tile::kRows / parts) << part << " of " << parts;
       if (parts == 1) continue;  // never merged
       // What a warp of merge_share() has room for.
       const int here = share.parts_of(0, parts), chunks = share.at_once(share.begin, here);
@@ -129,21 +123,14 @@ void check_shares(int rows) {
     }
   }
 }
-template <class Tile>
-void check_shares() {
-  for (int rows = 1; rows <= Tile::kRows + 1; ++rows) {
-    SCOPED_TRACE(testing::Message() << rows << " of " << Tile::kRows << " rows");
-    check_shares<Tile>(rows);
-  }
-}
 
 // Though by float.
 TEST(HopperKernels, FlashMlaDividesMergesExactly) {
-  check_shares<TileOf<64, 8, true, 1, 16>>();   // flash_mla
-  check_shares<TileOf<16, 1, false, 4, 8>>();   // flash_mla_v1
-  check_shares<TileOf<32, 1, false, 4, 8>>();   // flash_mla_v1, flash_mla_v3
-  check_shares<TileOf<64, 1, false, 4, 8>>();   // flash_mla_v2, flash_mla_v3
-  check_shares<TileOf<16, 8, false, 1, 16>>();  // flash_mla_v4
+  check_shares<TileOf<64, 8, true>>();   // flash_mla
+  check_shares<TileOf<16, 1, false>>();  // flash_mla_v1
+  check_shares<TileOf<32, 1, false>>();  // flash_mla_v1, flash_mla_v3
+  check_shares<TileOf<64, 1, false>>();  // flash_mla_v2, flash_mla_v3
+  check_shares<TileOf<16, 8, false>>();  // flash_mla_v4
 }
 
 }  // namespace

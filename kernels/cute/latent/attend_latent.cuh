@@ -88,7 +88,6 @@ struct RowsOnM {
   static constexpr bool kAlike = true;
   static __device__ __forceinline__ int row(int chunk, int lane) { return (chunk & 3) * 16 + (lane >> 2); }
   static __device__ __forceinline__ int piece(int chunk) { return chunk >> 2 & 1; }  // the half
-  static __device__ __forceinline__ int chunks_of(int rows) { return (rows + 15) / 16; }
   static __device__ constexpr int floats_at(int half, int row) { return ((half * 4 + row / 16) * 8 + row % 8) * 4; }
 
   // 16 columns of 16 rows, which leave by 16 bytes of a lane: half of the columns of row lane / 2.
@@ -547,7 +546,6 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
                         pack<type>(o[8 * i + 4] * inverse.x, o[8 * i + 5] * inverse.x),
                         pack<type>(o[8 * i + 6] * inverse.y, o[8 * i + 7] * inverse.y));
     };
-    const int first = ((thread_id() >> 5) & 3) * 16;  // row of the warp
     if (slot < 0) {
       const u32 staging[2] = {shared.pairs[out_places[0].at], shared.pairs[out_places[1].at]};
       const u32 line = (((thread_id() >> 5) & 3) * 16 + (lane_id() & 15)) * 128;
@@ -559,6 +557,7 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
                        x.y, x.z, x.w);
       }
       __syncwarp();
+      const int first = ((thread_id() >> 5) & 3) * 16;
       const u32 from = (lane_id() < 16 ? staging[0] : staging[1]) + (lane_id() >> 3 & 1) * kBoxBytes + first * 128;
       copy_rows<16>(with, request, first_row, tile_row, first, rows, half,
                     [&](int r) { return from + swizzled(r, lane_id() & 7); });
@@ -577,12 +576,9 @@ __device__ __forceinline__ void attend(int half, Shared<spare>& shared, const Wo
             make_float4(logs.x, scale[0].load, logs.y, scale[1].load);
       inverse = {inverse.x * scale[0].store, inverse.y * scale[1].store};
       uint4* out = static_cast<uint4*>(with.o_part) + slot * 4096LL + half * 128 + (thread_id() & 127);
-      const bool gives = !gathered && join() == kGives;
-      if (first < rows || gives) {  // who takes a part up reads all rows
 #pragma unroll
-        for (int i = 0; i < 16; ++i) store_to_stay(out + i * 256, fragment(Typed<DType::float16>(), i));
-      }
-      if (gives) give_part(with.merges[slot]);
+      for (int i = 0; i < 16; ++i) store_to_stay(out + i * 256, fragment(Typed<DType::float16>(), i));
+      if (!gathered && join() == kGives) give_part(with.merges[slot]);
     }
     warp_arrive(shared.empty[out_places[0].at]);
     warp_arrive(shared.empty[out_places[1].at]);

@@ -257,10 +257,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   // Thread blocks of a cluster, which only places them beside each other: the two row tiles of a request read the same
   // tokens, and reads of neighbours merge on their way to L2. More than two: launch_next_if_short() in start.cuh.
   unsigned side_by_side(int rows) const { return ceil_div(problem.h * problem.s, rows) == 2 ? 2 : 1; }
-  // What a part costs where all of a tile's rows are written: those behind a request's last are not.
-  double part_cost(double full, int rows) const {
-    return full * double(std::min<std::int64_t>(ceil_div(problem.h * problem.s, 16) * 16, rows)) / rows;
-  }
   double part_bytes(const Tiling& at) const {
     const int rows = version(at).rows;
     return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));

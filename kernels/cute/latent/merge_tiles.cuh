@@ -235,27 +235,20 @@ __device__ __forceinline__ void store_merged_lse(const LatentArguments& with, co
   if (second < rows) with.lse[with.lse_rows.offset(item.request, item.first_row, second)] = lse.y;
 }
 
-// A part's share of the merge of its tile: chunks begin .. end - 1 of those that are merged, by teams of 1 << log_team
-// warps. Of each period 1 << log_kept chunks are merged: those of the `rows` rows that exist, and what fills up a power
-// of two. Nobody writes parts of the others.
+// A part's share of the merge of its tile: chunks begin .. end - 1, by teams of 1 << log_team warps.
 template <class Tile>
 struct MergeShare {
-  static constexpr int kPeriods = Tile::kRows * 2 / Tile::kPeriod;
+  static constexpr int kChunks = Tile::kRows * 2;
   int begin, end;
-  int log_team = 0, log_kept;
+  int log_team = 0;
 
-  __device__ __forceinline__ MergeShare(int part, int parts, int rows) {
-    log_kept = 32 - __clz(Tile::chunks_of(min(rows, Tile::kRows)) - 1);
-    const int all = kPeriods << log_kept;
+  __device__ __forceinline__ MergeShare(int part, int parts) {
     // Exact, since numbers are far smaller than float's precision; integer divisions take longer.
-    const float chunks = static_cast<float>(all) / static_cast<float>(parts), half = 0.5f / static_cast<float>(parts);
+    const float chunks = static_cast<float>(kChunks) / static_cast<float>(parts),
+                half = 0.5f / static_cast<float>(parts);
     begin = static_cast<int>(fmaf(static_cast<float>(part), chunks, half));
     end = static_cast<int>(fmaf(static_cast<float>(part + 1), chunks, half));
-    while (kMergeWarps >> log_team > 1 && 3 * all << log_team < 2 * kMergeWarps * parts) ++log_team;
-  }
-  // The chunk that is the n-th of those that are merged.
-  __device__ __forceinline__ int chunk(int n) const {
-    return (n >> log_kept) * Tile::kPeriod + (n & ((1 << log_kept) - 1));
+    while (kMergeWarps >> log_team > 1 && 3 * kChunks << log_team < 2 * kMergeWarps * parts) ++log_team;
   }
   // Parts of which a warp, `member` of its team, has every team-th.
   __device__ __forceinline__ int parts_of(int member, int parts) const {
@@ -308,16 +301,16 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
 #pragma unroll 1
   for (int first = share.begin + number;;) {
     const int chunks = share.at_once(first, here);
-    const int own_chunk = share.chunk(alike ? first : first + sharer * kMergeWarps);
+    const int own_chunk = alike ? first : first + sharer * kMergeWarps;
     // Weights that lanes have, at most.
     const int used = ((several ? chunks << log_group : here) + Same::kCount - 1) >> Same::kLogCount;
     // What needs no parts is found while they are waited for.
-    const typename Tile::Output out(with, item, share.chunk(first));
+    const typename Tile::Output out(with, item, first);
     const float2 sinks = sinks_of<Tile>(with, item, own_chunk);
     FloatsPlace<Tile> floats[kOwn];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j)
-      floats[j] = FloatsPlace<Tile>(with, slot + part_of(j) * team, share.chunk(first + chunk_of(j) * kMergeWarps));
+      floats[j] = FloatsPlace<Tile>(with, slot + part_of(j) * team, first + chunk_of(j) * kMergeWarps);
     if (!is_complete()) return false;
     if (first >= share.end) return true;
     float4 of_part[kOwn];
@@ -334,15 +327,14 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
     constexpr int kNextPart = sizeof own.parts[0];
     const int next_chunk = kNextPart * here;
     const bool few = here < 4;
-    const int at_once = few ? chunks : here, to_next = few ? next_chunk : kNextPart;
+    const int at_once = few ? chunks : here, from_next = few ? kMergeWarps * 32 : team * kPart,
+              to_next = few ? next_chunk : kNextPart;
 #pragma unroll 1
     for (int i = 0; i < (few ? here : chunks); ++i) {
+      const uint4* from = parts + first * 32 + i * (few ? team * kPart : kMergeWarps * 32);
       u32 to = places + i * (few ? kNextPart : next_chunk);
 #pragma unroll 4
-      for (int j = 0; j < at_once; ++j, to += to_next) {
-        const int chunk = few ? j : i, part = few ? i : j;
-        copy_ahead<Keep::evict_first>(to, parts + share.chunk(first + chunk * kMergeWarps) * 32 + part * team * kPart);
-      }
+      for (int j = 0; j < at_once; ++j, from += from_next, to += to_next) copy_ahead<Keep::evict_first>(to, from);
     }
     // The largest log-sum-exps, weights, and their sums; where all lanes take one chunk, of all their parts.
     constexpr int kSums = alike ? 1 : kOwn;
@@ -428,7 +420,7 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
       for (int n = 0; n < of_each; ++n) {
         const bool exists = n + half < here;  // of the second half
         all.add(part[n * 32], weight[n][pair]);
-        more.add((exists ? other : part)[n * 32], exists ? other_weight[n][pair] : float2{});
+        more.add(other[exists ? n * 32 : 0], exists ? other_weight[n][pair] : float2{});
       }
       part += 2 * here * 32;
       if (!alike) weight += 2 * here;
@@ -442,10 +434,10 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
           for (int n = 1; n < team; ++n) all.add(scratch.warps[warp + n].rows[lane], {1.0f, 1.0f});
         }
       }
-      if (member == 0) out.template write<dtype>(share.chunk(first + i * kMergeWarps), all, staging);
+      if (member == 0) out.template write<dtype>(first + i * kMergeWarps, all, staging);
       if (two) {
         more.scale(own.factors[alike ? 0 : i + 1][pair]);
-        out.template write<dtype>(share.chunk(first + (i + 1) * kMergeWarps), more, staging);
+        out.template write<dtype>(first + (i + 1) * kMergeWarps, more, staging);
       }
       if (team > 1) team_sync();  // what the others have has been read
     }
@@ -555,11 +547,10 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
 // What follows the last item of the consumers, 256 threads from 0 on.
 //
 // Tile says how a partial output lies in memory: kRows rows of 512 columns; lane l of chunk c holds four columns each
-// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers), of which the first
-// chunks_of(n) hold the first n rows. piece() is that of a row's columns (see part_pieces). kAlike: every eighth chunk,
-// as a warp takes them, has the same rows and piece; then floats_at() is where the floats of these rows are in a part.
-// Its Output, made of a warp's first chunk, writes the merged rows of a chunk and is given 512 bytes of shared memory
-// for the warp.
+// of row(c, l) and of the row kNextRow behind it, the same rows every kPeriod chunks (see Sharers). piece() is that of
+// a row's columns (see part_pieces). kAlike: every eighth chunk, as a warp takes them, has the same rows and piece;
+// then floats_at() is where the floats of these rows are in a part. Its Output, made of a warp's first chunk, writes
+// the merged rows of a chunk and is given 512 bytes of shared memory for the warp.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItems& cut, MergeScratch<Tile>& scratch) {
   named_sync(kMergeAll, kMergeThreads);  // the parts are written, and shared memory is free
@@ -576,8 +567,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const WorkItem& item = cut.items[i];
-      const int rows = item.queries * with.heads - item.row_tile * Tile::kRows;
-      MergeShare<Tile> share(item.part, item.parts, rows);
+      MergeShare<Tile> share(item.part, item.parts);
       bool known = false;
       const auto is_complete = [&] {
         if (!known && first_items && i == 0) wait();
@@ -601,7 +591,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
         next = cut.inherited;
         named_sync(kMergeOthers, 32 * kMergeWarps);  // all have read it
         if (next == item.parts) break;
-        share = MergeShare<Tile>(next++, item.parts, rows);
+        share = MergeShare<Tile>(next++, item.parts);
       }
     }
     if (cut.next < 0) return;

@@ -17,7 +17,6 @@ struct RowsOnNPairs {
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
   static __device__ __forceinline__ int piece(int) { return 0; }  // all have one factor
-  static __device__ __forceinline__ int chunks_of(int rows) { return (rows + 7) / 8 * 4; }
   // The lane's first column of a chunk's first fragment; the other is 64 on.
   static __device__ __forceinline__ int column(int chunk, int lane) {
     return chunk / kPeriod * 128 + (chunk & 3) * 16 + lane / 4 * 2;

@@ -41,7 +41,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
             .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare), this->side_by_side(64), true},
             .rows = 64,
             .query_groups = 2,
-            .costs = {.partial = this->part_cost(0.03, 64)},
+            .costs = {},
             .traffic = 0.012f,                    // 73.7 KB at 4.5 TB/s against 1.4 us
             .joins = !is_gathered(problem.page),  // whose consumers have no registers left
             .ahead = at.prefetch,

@@ -82,7 +82,6 @@ struct RowsOnNTile {
   static __device__ __forceinline__ int row(int chunk, int lane) { return chunk / 4 % (N / 8) * 8 + 2 * (lane & 3); }
 
   static __device__ __forceinline__ int piece(int chunk) { return chunk / (2 * kPeriod) * 4 + (chunk & 3); }
-  static __device__ __forceinline__ int chunks_of(int rows) { return (rows + 7) / 8 * 4; }
 
   struct Output {
     static constexpr int kOctets = N / 16;  // of a warp, which takes every eighth chunk
@@ -355,7 +354,7 @@ __device__ __forceinline__ void attend(int consumer, Shared<tiling.rows>& shared
 #pragma unroll
         for (int i = 0; i < kOctets; ++i)
           scales[i] = latent::scale_part<1>(largest_of_columns<4>(o + 4 * half, i), loads + 8 * i + row, lane < 4);
-        latent::store_part<N>(with, slot, consumer ^ half, rows, o + 4 * half, [&](int i) { return scales[i]; });
+        latent::store_part<N>(with, slot, consumer ^ half, o + 4 * half, [&](int i) { return scales[i]; });
       } else {  // through one of the last two places of the consumer's last block
         const u32 staging = shared.latents[place_of(at, 2 + half)];
 #pragma unroll

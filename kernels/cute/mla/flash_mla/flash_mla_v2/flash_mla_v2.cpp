@@ -26,9 +26,8 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
             .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(64), true},
             .rows = 64,
             .query_groups = 2,
-            // v0's, in blocks of 0.85 us where its take 1.4.
-            .costs = {.item = 3, .combine = 4, .partial = this->part_cost(0.05, 64)},
-            .traffic = 0.01f};  // 36.9 KB at 4.5 TB/s against 0.85 us
+            .costs = {.item = 3, .combine = 4, .partial = 0.05},  // v0's, in blocks of 0.85 us where its take 1.4
+            .traffic = 0.01f};                                    // 36.9 KB at 4.5 TB/s against 0.85 us
   }
 
   // As v0's.

@@ -365,7 +365,7 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
                                                   [&](int r) { return shared.inverse[of][half][r]; });
     } else {
       const int octet_row = 2 * (lane_id() & 3);
-      latent::store_part<kTile>(with, part, half, rows, o, [&](int i) {
+      latent::store_part<kTile>(with, part, half, o, [&](int i) {
         const int first = i * 8 + octet_row;
         return float2{shared.inverse[of][half][first], shared.inverse[of][half][first + 1]};
       });

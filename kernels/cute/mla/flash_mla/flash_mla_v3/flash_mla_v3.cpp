@@ -34,8 +34,8 @@ class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
             .shape = {kFlashMlaV3Threads, flash_mla_v3_shared_bytes(problem.fp8, at.rows), 1, true},
             .rows = at.rows,
             .query_groups = 2,
-            .costs = {.partial = this->part_cost(0.03, at.rows)},  // v0's
-            .traffic = 0.005f};                                    // 42 KB at 4.5 TB/s against 2 us
+            .costs = {},         // v0's
+            .traffic = 0.005f};  // 42 KB at 4.5 TB/s against 2 us
   }
 
   std::vector<FlashMlaV3Tiling> candidates() const override {

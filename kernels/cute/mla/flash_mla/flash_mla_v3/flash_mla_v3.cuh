@@ -575,7 +575,7 @@ struct Values : Fragments<problem, N> {
       latent::store_outputs<problem.dtype, N>(with, request, first_row, tile_row, rows, half, o,
                                               [&](int row) { return shared.inverse[of][half][row]; });
     } else {
-      latent::store_part<N>(with, part, half, rows, o, [&](int i) {
+      latent::store_part<N>(with, part, half, o, [&](int i) {
         const int row = 8 * i + 2 * in_group();
         return float2{shared.inverse[of][half][row], shared.inverse[of][half][row + 1]};
       });

@@ -73,7 +73,6 @@ struct FewRowsTile {
   static constexpr bool kAlike = false;
   static __device__ __forceinline__ int row(int, int lane) { return lane >> 2; }
   static __device__ __forceinline__ int piece(int chunk) { return chunk / 4; }
-  static __device__ __forceinline__ int chunks_of(int) { return 1; }
 
   // The lane's columns of 16 from `row` on.
   template <DType dtype>
