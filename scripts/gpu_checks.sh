@@ -146,6 +146,10 @@ if wanted unit; then
   awk '/^\[ +FAILED +\] [^ ]+\.[^ ]/ { sub(",", "", $4); print "  FAILED " $4 }' "$out/unit.log" | sort -u |
     tee -a "$table"
 fi
+if wanted verify && [[ -e $out/verify.log ]]; then  # the seed by which it can be repeated, and the case
+  awk '/, seed [0-9]/ { seed = $0 } /^FAILED / { print "  " seed; lines = 4 } lines-- > 0 { print "  " $0 }' \
+    "$out/verify.log" | tee -a "$table"
+fi
 if grep -qE ' (FAILED|STOPPED) ' "$table"; then
   echo "something failed; $out has the logs"
   exit 1

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -224,6 +225,7 @@ TEST(DecodeCases, ARightKernelPassesAndAWrongOneDoesNot) {
       const Verified result = verified(as, mistakes);
       EXPECT_GE(result.tally.failed, 1);
       EXPECT_TRUE(contains(result.said, "FAILED cute.mla.decoding decode heads=")) << result.said;
+      EXPECT_EQ(std::isinf(result.tally.worst.at("lse")), what == "a row that is not written");
     }
 }
 
