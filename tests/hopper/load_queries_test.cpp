@@ -40,7 +40,8 @@ void check(const Queries& at) {
     item.queries = at.of_request[r];
     const int rows = item.queries * at.heads;
     for (item.row_tile = 0; item.row_tile * kRows < rows; ++item.row_tile) {
-      emulated::run(1, 1, [&] {
+      emulated::run(1, 32, [&] {
+        if (threadIdx.x != 0) return;
         std::fill(std::begin(dynamic), std::end(dynamic), 0xff);
         const u32 barrier = 9 * kRows * 128;
         barrier_init(barrier, 1);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "hypermla/api/environment.h"
+#include "hypermla/base/half.h"
 #include "hypermla/plan/cases.h"
 #include "hypermla/plan/verify.h"
 #include "support.h"
@@ -227,6 +228,36 @@ TEST(DecodeCases, ARightKernelPassesAndAWrongOneDoesNot) {
       EXPECT_TRUE(contains(result.said, "FAILED cute.mla.decoding decode heads=")) << result.said;
       EXPECT_EQ(std::isinf(result.tally.worst.at("lse")), what == "a row that is not written");
     }
+}
+
+// A head whose tokens weigh next to nothing beside its sink: their sum is fp32, and becomes infinite.
+TEST(DecodeCases, ARowMayBeZerosWhereItsSinkIsAll) {
+  DecodeCase one{{.heads = 128, .max_requests = 3, .max_tokens = 1, .sparse = true, .scale = 4}, {1, 1}, {}, true};
+  settle(one.options);
+  const std::shared_ptr<Device> device = make_cpu_device();
+  const std::unique_ptr<DecodeKernels> right = make_decode_reference(one.options);
+  Compiler compiler(Environment::detect().compiler_config());
+  std::vector<std::uint64_t> workspace(right->workspace_bytes() / 8 + 1);
+  right->prepare(compiler, *device, workspace.data());
+  DecodeStep step(one, device, 3);
+  EXPECT_TRUE(step.check(*right, 1).passed) << to_text(step.check(*right, 1));
+  const MlaDecodeTensors tensors = step.tensors();
+  const auto zero_rows = [&](float least, float most) {  // those of which the largest number is between
+    int rows = 0;
+    for (int row = 0; row < 2 * one.options.heads; ++row) {
+      std::uint16_t* const of = static_cast<std::uint16_t*>(tensors.o) + row * 512;
+      float largest = 0;
+      for (int c = 0; c < 512; ++c) largest = std::max(largest, std::fabs(to_float(of[c], DType::bfloat16)));
+      if (!(largest > least && largest < most)) continue;
+      std::fill_n(of, 512, std::uint16_t{0});
+      ++rows;
+    }
+    return rows;
+  };
+  EXPECT_GE(zero_rows(0, 0x1p-120f), 1);
+  EXPECT_TRUE(step.compare(1).passed);
+  EXPECT_GE(zero_rows(0x1p-112f, 0x1p-80f), 1);
+  EXPECT_FALSE(step.compare(1).passed);
 }
 
 }  // namespace

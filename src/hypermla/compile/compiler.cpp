@@ -163,6 +163,7 @@ bool Compiler::available(const KernelSource& source, const std::string& arch) co
 
 CacheEntry Compiler::compile_here(const KernelSource& source, const std::string& arch) {
   if (auto entry = find(source, arch)) return *entry;
+  const std::string entry_key = key(source, arch);
   const Toolchain& tools = config_.toolchain;
   const BackendInput input{translation_unit(source, arch),
                            source.instance,
@@ -189,11 +190,12 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
       fail("{} is not in the cache for this CPU and no C++ compiler was found; install g++ or set CXX", source.name);
     output = compile_host(tools.cxx, input, config_.host_flags);
   }
+  if (key(source, arch) != entry_key) return compile_here(source, arch);  // a text was changed meanwhile
   output.files["kernel.cu"] = input.source;
   output.report["name"] = source.name;
   output.report["instance"] = source.instance;
   output.report["arch"] = arch;
-  return cache_.publish(key(source, arch), output.files, output.report);
+  return cache_.publish(entry_key, output.files, output.report);
 }
 
 CacheEntry Compiler::compile(const KernelSource& source, const std::string& arch) {

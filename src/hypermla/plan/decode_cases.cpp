@@ -326,12 +326,16 @@ CheckResult DecodeStep::compare(std::uint64_t seed, double budget_flops) const {
   std::vector<float> lse(lse_.bytes() / 4);
   device_->copy_to_host(o.data(), o_.data(), o_.bytes());
   device_->copy_to_host(lse.data(), lse_.data(), lse_.bytes());
+  // Kernels add a sink's weight in fp32. Where it is 2^126 times that of all tokens, the row may be zeros; numbers of
+  // tokens are below 2^7.
+  Tolerance allowed = decode_tolerance(at, at.dtype);
+  if (of_.sinks) allowed.rounding = std::max(allowed.rounding, 0x1p-119);
   double tokens = 0;
   for (int r = 0; r < requests(); ++r) tokens += double(slots_[r].size()) * (starts_[r + 1] - starts_[r]);
   const ComparedOutput outputs[] = {{"o",
                                      at.dtype,
                                      {queries(), at.heads, kLatent},
-                                     decode_tolerance(at, at.dtype),
+                                     allowed,
                                      [&](std::int64_t first, std::int64_t count) {
                                        std::vector<float> values;
                                        for (std::int64_t i = first; i < first + count; ++i)
