@@ -18,11 +18,10 @@ milliseconds after a rest, a sustained time the same graph without a pause, from
 run adds, in bursts, where it follows other kernels, as it does in an engine: they leave instructions and numbers cold,
 and write the queries. Every output is compared with float32. Batches of 1to8 queries are ours alone: the others get the
 same number of queries, as many for each request. --random draws rows that nobody has chosen; they depend on the seed
-alone. With --shared_prefixes ours runs twice, without and with that option;
-unless --rows says others, the rows are those of many samples of one prompt, and two that share nothing. With --compare
-ours runs beside other forms of itself, in one process on the same tensors: batches of 1to8 queries beside uniform ones
-of as many (uniform), lengths on the device beside such that the host knew when it planned (known), and these on pages
-beside a dense cache (dense).
+alone. With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows are
+those of many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of itself,
+in one process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on the
+device beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
 """
 
 import argparse

@@ -183,6 +183,12 @@ class Benchmarks(CommandCase):
             self.assertIn(name, forms)
         self.assertIn("it needs a GPU", self.engine("--compare", status=1).stderr)
 
+    def test_batches_drawn_at_random_are_those_of_the_record(self):
+        names = self.engine("--list", "--random=90", "--seed=20261129").stdout.split()
+        record = json.loads((CHECKOUT / "results/nvidia-h200/engine_random.json").read_text())
+        self.assertEqual(sorted(names), sorted(row["row"] for row in record["rows"]))
+        self.assertNotEqual(self.engine("--list", "--random=90").stdout.split(), names)
+
     def test_a_form_of_ours_refuses_rows_that_are_nothing_to_it(self):
         sys.path.insert(0, str(BENCHMARKS))
         self.addCleanup(sys.path.remove, str(BENCHMARKS))

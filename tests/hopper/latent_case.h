@@ -169,9 +169,9 @@ struct Case {
     LatentArguments with;
     with.sinks = with_sinks ? sinks.data() : nullptr;
     with.qc_map = query_map(0, kLatent, query_groups);
-    with.qpe_map = query_map(kLatent, kWidth - kLatent, 1);
+    with.qpe_map = query_map(kLatent, kRope, 1);
     with.z_map = token_map(0, kLatent);
-    with.kpe_map = token_map(kLatent, kWidth - kLatent);
+    with.kpe_map = token_map(kLatent, kRope);
     with.work = items.data();
     with.merges = merges.data();
     with.o_part = o_part.data();

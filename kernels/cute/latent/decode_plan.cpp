@@ -9,7 +9,7 @@
 namespace hypermla::cute {
 namespace {
 
-constexpr std::int64_t kLatent = 512, kRope = 64, kTokens = 64;
+constexpr std::int64_t kLatent = 512, kRope = 64;
 
 static_assert(int(cute::kWrongTokens) == int(hypermla::kWrongTokens) &&
               int(cute::kWrongQueries) == int(hypermla::kWrongQueries));
@@ -70,8 +70,8 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
       std::min(at.max_requests * row_tiles,
                divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.version.rows) + at.max_requests);
   const int most_tokens = most_tokens_here(at);
-  const std::int64_t blocks = divided_up(most_tokens, kTokens);
-  const int split = int(at.split / kTokens), overhead = spec_.version.costs.overhead();
+  const std::int64_t blocks = divided_up(most_tokens, kTokenBlock);
+  const int split = int(at.split / kTokenBlock), overhead = spec_.version.costs.overhead();
   if (row_tiles > 65535 || tiles * (blocks + overhead) > 1 << 30)
     fail(
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "

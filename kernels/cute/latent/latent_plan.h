@@ -15,8 +15,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTokenBlock = 64;
-
 // How much room a work list takes.
 struct WorkSizes {
   std::int64_t slots = 0, items = 0, rounds = 0;

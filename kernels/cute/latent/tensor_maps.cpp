@@ -19,12 +19,11 @@ TensorMapSource rows_source(DType dtype, const void* data, int columns, const Ro
 
 TensorMapSource tokens_source(DType dtype, const void* data, int columns, const CacheShape& shape,
                               std::int64_t token_stride, std::int64_t batch_stride) {
-  constexpr int kBlock = 64;
-  const int box = shape.page ? std::min(shape.page, kBlock) : kBlock;
+  const int box = shape.page ? std::min(shape.page, kTokenBlock) : kTokenBlock;
   return {dtype,
           data,
           {{{shape.tokens, 2 * token_stride, box},
-            {std::max(columns / 64, 1), 128, columns <= 64 || box < kBlock ? 1 : 2},
+            {std::max(columns / 64, 1), 128, columns <= 64 || box < kTokenBlock ? 1 : 2},
             {shape.batches, 2 * batch_stride, 1}}},
           std::min(columns, 64)};
 }

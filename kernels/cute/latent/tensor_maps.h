@@ -5,6 +5,8 @@
 
 namespace hypermla::cute {
 
+inline constexpr int kTokenBlock = 64;  // tokens that a kernel attends to at once
+
 // Rows of queries along two axes, of which requests follow each other along the outer one; strides in elements.
 struct RowAxes {
   std::int64_t inner, inner_stride, outer, outer_stride;

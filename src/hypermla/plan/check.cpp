@@ -146,6 +146,7 @@ CheckResult compare_outputs(const ReferenceShape& shape, const std::vector<Compa
     error.relative_norm = total.error.expected_squared > 0
                               ? std::sqrt(total.error.difference_squared / total.error.expected_squared)
                               : std::sqrt(total.error.difference_squared);
+    if (std::isnan(error.relative_norm)) error.relative_norm = HUGE_VAL;
     error.worst = total.error.worst;
     error.worst_position =
         unravel(total.worst_group * (output.elements() / shape.groups) + total.error.worst_index, output.shape);

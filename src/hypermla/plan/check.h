@@ -26,7 +26,7 @@ Tolerance tolerance(DType output, DType computed_in);
 struct OutputError {
   std::string output;
   // Of differences without Tolerance::rounding: their norm over that of what is expected, of all compared elements; and
-  // the largest of them over |expected| + scale.
+  // the largest of them over |expected| + scale. Of NaN both are infinite, so that a largest of several finds it.
   double relative_norm = 0, worst = 0;
   std::vector<std::int64_t> worst_position;
   double got = 0, expected = 0;  // there

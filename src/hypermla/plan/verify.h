@@ -15,7 +15,7 @@ namespace hypermla {
 
 struct Tally {
   int cases = 0, failed = 0;
-  std::map<std::string, double> worst;  // relative error by output; infinite where one is no number
+  std::map<std::string, double> worst;  // relative error by output
 };
 
 struct VerifyHooks {
