@@ -377,6 +377,7 @@ float2 unpack(u32 packed) {
   return {to_float(std::uint16_t(packed), dtype), to_float(std::uint16_t(packed >> 16), dtype)};
 }
 inline u32 swizzled(u32 line, u32 unit) { return line * 128 + ((unit ^ line % 8) << 4); }
+inline u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line / 2 % 4)) << 4); }
 // What a thread does itself with shared memory.
 inline void store_bytes(u32 shared, const void* from, int bytes, races::Care care = races::kAll) {
   races::writes(dynamic + shared, bytes, care);

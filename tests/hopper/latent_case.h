@@ -54,7 +54,7 @@ struct Case {
 
   std::vector<int> before = {};  // token blocks of the requests that are attended to elsewhere: items begin behind them
   bool causal = true;
-  bool fp8_queries = false;  // with fp8 = 576; pages are loaded as boxes then
+  bool fp8_queries = false;  // with fp8 = 576
   bool with_sinks = false;
   float sharp = 1;  // by which queries in FP8 are larger: maxima rise late, and few weights count
 
@@ -201,7 +201,7 @@ struct Case {
                                       {o.data(), o.size() * 2},
                                       {lse.data(), lse.size() * 4},
                                       {merges.data(), merges.size() * sizeof merges[0]}};
-    with.q_scale = &q_scale;
+    with.q_scale = fp8_queries ? &q_scale : nullptr;
     for (int run = 0; run < (workers > 1 ? 2 : 1); ++run) {  // the second finds what the first left of the merges
       std::fill(o.begin(), o.end(), 0x7fc0);
       emulated::run(workers, threads, [&] { kernel(with); });

@@ -224,6 +224,18 @@ const std::pair<const char*, Json> kCommands[] = {
       {"fused", true},
       {"tokens_first", true},
       {"causal", true}}},
+    {"flash_mla_v4", {{"b", 3}, {"s", 1}, {"t", 150}, {"h", 20}, {"fp8", 576}, {"page", 1}, {"fp8_queries", true}}},
+    {"flash_mla_v4",
+     {{"b", 3},
+      {"s", 3},
+      {"t", 90},
+      {"h", 5},
+      {"fp8", 576},
+      {"page", 64},
+      {"fp8_queries", true},
+      {"fused", true},
+      {"tokens_first", true},
+      {"causal", true}}},
     {"flash_mla_v3",
      {{"b", 3}, {"s", 2}, {"t", 70}, {"h", 5}, {"fp8", 656}, {"page", 64}, {"causal", true}, {"tokens_first", true}}}};
 std::unique_ptr<KernelPlan> plan_of(const std::pair<const char*, Json>& command) {
@@ -247,7 +259,7 @@ TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
                                 .max_tokens = problem.at("t"),
                                 .page = page,
                                 .causal = problem.value("causal", false),
-                                .sparse = page == 1,
+                                .sparse = page == 1 && !fp8_queries,
                                 .cache_format = bytes == 656 ? fp8_656 : fp8_576,
                                 .fp8_queries = fp8_queries};
     settle(options);
@@ -279,7 +291,7 @@ TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
 
 TEST(SparseDecode, ACommandOverACacheInFp8SaysWhatItNeeds) {
   const auto refused = [](const char* name, Json change) {
-    Json problem = kCommands[4].second;
+    Json problem = std::rbegin(kCommands)->second;
     problem.update(change);
     return error_of([&] { plan_of(name, problem); });
   };
@@ -346,29 +358,33 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
   EXPECT_FALSE(takes("cute.mla.flash_mla", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v1", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v3", options));
-  EXPECT_FALSE(takes("cute.mla.flash_mla_v4", options));
+  EXPECT_TRUE(takes("cute.mla.flash_mla_v4", options));
   EXPECT_TRUE(takes("cute.mla.flash_mla_v2", options));
   options.page = 1;
   EXPECT_FALSE(takes("cute.mla.flash_mla_v2", options));
+  EXPECT_TRUE(takes("cute.mla.flash_mla_v4", options));
   EXPECT_FALSE(takes("cute.mla.flash_mla_v2", dense_options(fp8_576, 16, 4, 2048)));
 }
 
-TEST(SparseDecode, FewRowsAreTakenSixteenAtATime) {
+TEST(SparseDecode, TheFastestIsTaken) {
   const DeviceSpec h200 = DeviceTable::load(testing_support::checkout() / "conf/devices.json").find("NVIDIA H200");
-  const auto fastest = [&](MlaCacheFormat format, int heads, int queries, bool sparse = true) {
-    MlaDecodeOptions options = (sparse ? options_for : dense_options)(format, heads, queries, 2048);
+  const auto fastest_for = [&](MlaDecodeOptions options) {
     settle(options);
     std::pair<double, std::string> best = {INFINITY, ""};
-    for (const char* name : {"cute.mla.flash_mla", "cute.mla.flash_mla_v3", "cute.mla.flash_mla_v4"}) {
+    for (const char* name : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cute.mla.flash_mla_v2",
+                             "cute.mla.flash_mla_v3", "cute.mla.flash_mla_v4"}) {
       const std::unique_ptr<KernelPlan> plan = Registry::instance().find(name).make();
       DeviceInfo info;
       info.arch = "sm_90";
       info.processors = 132;
       plan->target = Target::of(info);
       if (const std::unique_ptr<DecodeKernels> kernels = plan->decode(options))
-        best = std::min(best, {kernels->seconds(h200), name});
+        best = std::min(best, {usual_seconds(*kernels, h200, options), name});
     }
     return best.second;
+  };
+  const auto fastest = [&](MlaCacheFormat format, int heads, int queries, bool sparse = true) {
+    return fastest_for((sparse ? options_for : dense_options)(format, heads, queries, 2048));
   };
   for (const int queries : {1, 8, 32, 128, 256}) {
     EXPECT_EQ(fastest(fp8_656, 16, queries), "cute.mla.flash_mla_v4") << queries;
@@ -380,6 +396,19 @@ TEST(SparseDecode, FewRowsAreTakenSixteenAtATime) {
     EXPECT_EQ(fastest(fp8_656, heads, 32), "cute.mla.flash_mla_v3") << heads;
     EXPECT_EQ(fastest(as_queries, heads, 8), "cute.mla.flash_mla") << heads;
     EXPECT_EQ(fastest(as_queries, heads, 128), "cute.mla.flash_mla") << heads;
+  }
+  // Shorter requests count as well: 131072 tokens alone would be v2's from 4 requests on.
+  const auto of_e4m3 = [&](int heads, int requests) {
+    MlaDecodeOptions options = dense_options(fp8_576, heads, requests, 131072);
+    options.fp8_queries = true;
+    return fastest_for(options);
+  };
+  for (const int requests : {1, 4, 32}) EXPECT_EQ(of_e4m3(16, requests), "cute.mla.flash_mla_v4") << requests;
+  EXPECT_EQ(of_e4m3(16, 256), "cute.mla.flash_mla_v2");
+  for (const int requests : {1, 32}) EXPECT_EQ(of_e4m3(64, requests), "cute.mla.flash_mla_v2");
+  for (const int requests : {1, 128}) {
+    EXPECT_EQ(fastest_for(dense_options(as_queries, 16, requests, 131072)), "cute.mla.flash_mla_v1");
+    EXPECT_EQ(fastest_for(dense_options(as_queries, 128, requests, 131072)), "cute.mla.flash_mla");
   }
 }
 
@@ -494,12 +523,14 @@ TEST(SparseDecode, AGpuMultipliesE4m3) {
   if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
-  for (const int heads : {3, 16, 128})
-    for (const bool with_sinks : {false, true}) {
-      MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
-      options.fp8_queries = true;
-      check_on_gpu(device, options, with_sinks);
-    }
+  for (const char* kernel : {"cute.mla.flash_mla_v2", "cute.mla.flash_mla_v4"})
+    for (const int heads : {3, 16, 128})
+      for (const bool with_sinks : {false, true}) {
+        MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
+        options.fp8_queries = true;
+        options.kernel = kernel;
+        check_on_gpu(device, options, with_sinks);
+      }
 }
 
 }  // namespace

@@ -17,6 +17,9 @@ namespace hypermla::cute {
 // How long the lines of an operand are.
 enum class Line { bytes_128, bytes_64 };
 
+// Bytes from the start of a box of lines of 64 bytes to 16 of them.
+__device__ __forceinline__ u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line / 2 % 4)) << 4); }
+
 // Four numbers, the first in the lowest byte; rounded to nearest, beyond 448 to 448.
 __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
   u32 packed;

@@ -178,7 +178,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
 
 void LatentDecode::set_cache(const MlaDecodeTensors& with) {
   // Where tokens are gathered no map is used; one has to be there.
-  const bool fp8 = fp8_bytes(options_.cache_format), gathered = options_.sparse || (fp8 && !options_.fp8_queries);
+  const bool fp8 = fp8_bytes(options_.cache_format), gathered = options_.sparse || (fp8 && spec_.version.gathers_fp8);
   const CacheShape shape =
       gathered ? CacheShape{1, with.pages * options_.page, 1} : CacheShape{options_.page, with.pages, options_.page};
   const void* const rope_data = fp8 ? with.cache_latent : with.cache_rope;
@@ -186,7 +186,7 @@ void LatentDecode::set_cache(const MlaDecodeTensors& with) {
     if (gathered) page_stride = token_stride = fp8 ? with.latent_token_stride / 2 : token_stride;
     return maps_.of(tokens_source(options_.dtype, data, int(columns), shape, token_stride, page_stride));
   };
-  if (options_.fp8_queries) {  // pairs of bytes, of lines that are loaded as they lie
+  if (fp8 && !gathered) {  // pairs of bytes, of lines that are loaded as they lie
     const std::int64_t token = with.latent_token_stride / 2, page = with.latent_page_stride / 2;
     with_.z_map = map(with.cache_latent, kLatent / 2, token, page);
     with_.kpe_map = map(static_cast<const char*>(with.cache_latent) + kLatent, kRope / 2, token, page);

@@ -18,8 +18,9 @@ namespace hypermla::cute {
 struct LatentVersion {
   std::string name, header;  // of its kernel
   LaunchShape shape;
-  int rows = 64;         // of a tile
-  int query_groups = 2;  // of 64 columns, in a box of latent queries
+  int rows = 64;            // of a tile
+  int query_groups = 2;     // of 64 columns, in a box of latent queries
+  bool gathers_fp8 = true;  // tokens of FP8 one by one, whatever their pages; else as boxes of pairs of bytes
   WorkCosts costs;
   float traffic = 0;   // PlanRequestsArguments
   bool joins = false;  // likewise
@@ -59,7 +60,7 @@ int most_tokens_here(const MlaDecodeOptions& options);
 // A version for a capacity.
 struct LatentDecodeSpec {
   LatentVersion version;
-  std::function<double(const DeviceSpec&)> seconds;  // as DecodeKernels::seconds()
+  std::function<double(const DeviceSpec&, int tokens)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, planner;
   unsigned planner_threads = PlanRequestsTiling{}.threads;
   int workers = 132;
@@ -69,7 +70,7 @@ class LatentDecode : public DecodeKernels {
  public:
   LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec);
 
-  double seconds(const DeviceSpec& device) const override { return spec_.seconds(device); }
+  double seconds(const DeviceSpec& device, int tokens) const override { return spec_.seconds(device, tokens); }
   std::string explain() const override;
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   std::vector<KernelSource> sources() const override { return {spec_.attention, spec_.planner}; }

@@ -40,7 +40,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     fields.push_back({"fp8_queries", "queries in e4m3, too, with one scale for all; with --fp8=576", &fp8_queries});
     return fields;
   }
-  bool fp8_queries = false;  // of no kernel's template argument: a version takes them or does not
+  bool fp8_queries = false;  // no kernel's template argument
 
   void use_default_tiling() override {
     if (std::min({problem.b, problem.s, problem.t, problem.h}) >= 1) tiling = candidates().front();  // else validate()
@@ -89,7 +89,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
   Path path() const override { return Path::latent; }
   std::string followed_by() const override { return "output_decompression"; }
-  TimeEstimate time(const Ceilings& ceilings) const override { return latent_time(problem, this->figures(), ceilings); }
+  TimeEstimate time(const Ceilings& ceilings) const override {
+    std::vector<Figures> figures = this->figures();
+    if (one_tiling_) std::erase_if(figures, [&](const Figures& of) { return of.rows != version(tiling).rows; });
+    return latent_time(problem, figures, ceilings);
+  }
 
   Tolerance allowed(DType output) const override {
     return decode_tolerance({.dtype = problem.dtype, .cache_format = cache_format(), .fp8_queries = fp8_queries},
@@ -169,27 +173,33 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                      .dtype = options.dtype,
                      .causal = options.causal,
                      .ragged = true,
-                     .page = options.sparse || (fp8 && !options.fp8_queries) ? 1 : options.page,
+                     .page = options.sparse ? 1 : options.page,
                      .fused = true,
                      .split = options.split,
                      .tokens_first = true,
                      .fp8 = fp8,
                      .shards = options.shards > 1};
     self->fp8_queries = options.fp8_queries;
+    self->one_tiling_ = true;
     self->use_default_tiling();
     const Tensors tensors = empty_tensors(*self);
     const std::unique_ptr<CuteKernel> main = self->attention(tensors);
     const std::unique_ptr<CuteKernel> planner = self->planning(tensors, *main);
     const auto source = [](const CuteKernel& kernel) { return kernel.source(kernel.tiling()); };
+    const auto seconds = [self, options](const DeviceSpec& device, int tokens) {
+      const std::shared_ptr<LatentPlan> at = self->shared_copy();
+      MlaDecodeOptions shorter = options;
+      shorter.max_tokens = tokens;
+      at->problem.t = most_tokens_here(shorter);
+      return expected_seconds(*at, device);
+    };
     LatentVersion of = self->version(self->tiling);
     of.shape = main->shape();
-    return std::make_unique<LatentDecode>(
-        options,
-        LatentDecodeSpec{.version = of,
-                         .seconds = [self](const DeviceSpec& device) { return expected_seconds(*self, device); },
-                         .attention = source(*main),
-                         .planner = source(*planner),
-                         .workers = target.processors});
+    return std::make_unique<LatentDecode>(options, LatentDecodeSpec{.version = of,
+                                                                    .seconds = seconds,
+                                                                    .attention = source(*main),
+                                                                    .planner = source(*planner),
+                                                                    .workers = target.processors});
   }
 
   MlaCacheFormat cache_format() const {
@@ -304,9 +314,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.dtype = problem.dtype;
     at.causal = problem.causal;
     at.after = problem.causal && problem.after > 0;
-    // Tokens of FP8 are gathered, whatever their pages, but not under queries in FP8; one query is first either way.
-    at.page = problem.fp8 && !fp8_queries ? 1 : problem.page;
-    at.tokens_first = problem.tokens_first || problem.fp8;
+    at.page = problem.fp8 && version(tiling).gathers_fp8 ? 1 : problem.page;
+    at.tokens_first = problem.tokens_first || problem.fp8;  // one query is first either way
     at.fp8 = problem.fp8;
     at.shards = problem.shards;
     return at;
@@ -369,6 +378,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
  private:
+  bool one_tiling_ = false;  // for all lengths: MlaDecode's, else the tuner may take any
+
   // A work list made here: items, and a MergeState of each slot.
   std::string constants(const Tiling& at) const {
     const WorkPlan plan = work_plan(at);
@@ -411,9 +422,11 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     };
     CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
-    if (of.fp8 && !fp8_queries) shape = {1, pool_pages(of) * of.page, 1};  // of which no map is used
+    if (of.fp8 && version.gathers_fp8) shape = {1, pool_pages(of) * of.page, 1};  // of which no map is used
     void* const z = of.fp8 ? data("cache") : operand("cache", "z", 0);
-    void* const kpe = fp8_queries ? z ? static_cast<char*>(z) + of.k : z : of.fp8 ? z : operand("cache", "kpe", of.k);
+    void* const kpe = !of.fp8                     ? operand("cache", "kpe", of.k)
+                      : version.gathers_fp8 || !z ? z
+                                                  : static_cast<char*>(z) + of.k;
     LatentArguments with =
         attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
     with.qc_map = query_map(operand("q", "qc", 0), of.k / pair, latent_width / pair, version.query_groups);

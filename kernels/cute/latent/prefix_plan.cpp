@@ -45,7 +45,7 @@ class SharedPrefixDecode : public DecodeKernels {
   }
 
   // The same as without, so that the option changes nothing where requests share nothing.
-  double seconds(const DeviceSpec& device) const override { return own_->seconds(device); }
+  double seconds(const DeviceSpec& device, int tokens) const override { return own_->seconds(device, tokens); }
   std::string explain() const override {
     return fmt::format("{}. Shared prefixes: {}. In all a workspace of {:.1f} MB", own_->explain(),
                        prefixes_->explain(), workspace_bytes_ / 1e6);

@@ -17,7 +17,8 @@ constexpr int kMostParts = 256, kMergeHeads = 16, kMergeColumns = 512;
 
 class PagedDecode : public DecodeKernels {
  public:
-  PagedDecode(const MlaDecodeOptions& options, const Target& target, std::function<double(const DeviceSpec&)> seconds)
+  PagedDecode(const MlaDecodeOptions& options, const Target& target,
+              std::function<double(const DeviceSpec&, int)> seconds)
       : options_(options), seconds_(std::move(seconds)), tiling_(tiling(target)) {
     const MlaDecodeOptions& at = options_;
     query_tiles_ = int(ceil_div(at.max_queries, tiling_.Bq));
@@ -47,7 +48,7 @@ class PagedDecode : public DecodeKernels {
     workspace_bytes_ = end;
   }
 
-  double seconds(const DeviceSpec& device) const override { return seconds_(device); }
+  double seconds(const DeviceSpec& device, int tokens) const override { return seconds_(device, tokens); }
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   std::string explain() const override {
     return fmt::format(
@@ -173,7 +174,7 @@ class PagedDecode : public DecodeKernels {
   }
 
   MlaDecodeOptions options_;
-  std::function<double(const DeviceSpec&)> seconds_;
+  std::function<double(const DeviceSpec&, int)> seconds_;
   PagedDecodeTiling tiling_;
   int query_tiles_ = 1, head_tiles_ = 1, parts_ = 1;
   std::size_t step_at_ = 0, request_of_at_ = 0, lse_part_at_ = 0, o_part_at_ = 0, workspace_bytes_ = 0;
@@ -187,7 +188,7 @@ class PagedDecode : public DecodeKernels {
 }  // namespace
 
 std::unique_ptr<DecodeKernels> make_paged_decode(const MlaDecodeOptions& options, const Target& target,
-                                                 std::function<double(const DeviceSpec&)> seconds) {
+                                                 std::function<double(const DeviceSpec&, int)> seconds) {
   if (fp8_bytes(options.cache_format) || options.shards > 1 || options.shared_prefixes) return nullptr;
   return std::make_unique<PagedDecode>(options, target, std::move(seconds));
 }

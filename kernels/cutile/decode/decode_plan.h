@@ -9,9 +9,9 @@
 
 namespace hypermla {
 
-// Null for options that it does not take: caches in FP8, shards, shared prefixes. `seconds`: of an attention of the
-// whole capacity.
+// Null for options that it does not take: caches in FP8, shards, shared prefixes. `seconds`: as
+// DecodeKernels::seconds().
 std::unique_ptr<DecodeKernels> make_paged_decode(const MlaDecodeOptions& options, const Target& target,
-                                                 std::function<double(const DeviceSpec&)> seconds);
+                                                 std::function<double(const DeviceSpec&, int tokens)> seconds);
 
 }  // namespace hypermla

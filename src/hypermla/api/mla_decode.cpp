@@ -26,7 +26,7 @@ std::unique_ptr<DecodeKernels> kernels_for(const MlaDecodeOptions& options, cons
       continue;
     std::unique_ptr<DecodeKernels> kernels = kernels_of(entry);
     if (!kernels) continue;
-    const double seconds = kernels->seconds(on.spec);
+    const double seconds = usual_seconds(*kernels, on.spec, options);
     if (best && !(seconds < least)) continue;
     best = std::move(kernels);
     least = seconds;

@@ -19,6 +19,15 @@ constexpr std::int64_t kMaxSharingRows = 65535 * 64;
 
 }  // namespace
 
+double usual_seconds(const DecodeKernels& kernels, const DeviceSpec& device, const MlaDecodeOptions& options) {
+  constexpr int kStep = 4, kShort = 512;
+  double logarithms = 0;
+  int count = 0;
+  for (int tokens = options.max_tokens; count == 0 || (!options.sparse && tokens >= kShort); tokens /= kStep, ++count)
+    logarithms += std::log(kernels.seconds(device, tokens));
+  return std::exp(logarithms / count);
+}
+
 void settle(MlaDecodeOptions& at) {
   auto within = [](const char* name, std::int64_t value, std::int64_t most) {
     if (value < 1 || value > most) fail("{}={} is not supported: it must be from 1 to {}", name, value, most);
@@ -211,7 +220,7 @@ class DecodeReference : public DecodeKernels {
  public:
   explicit DecodeReference(const MlaDecodeOptions& options) : options_(options) {}
 
-  double seconds(const DeviceSpec&) const override { return 0; }
+  double seconds(const DeviceSpec&, int) const override { return 0; }
   std::string explain() const override {
     return "a plain reference in fp32: this device is a CPU" + explain_shards(options_);
   }

@@ -19,8 +19,9 @@ class DecodeKernels {
  public:
   virtual ~DecodeKernels() = default;
 
-  // How long an attention of the whole capacity takes by the kernel's own account, as expected_seconds().
-  virtual double seconds(const DeviceSpec& device) const = 0;
+  // How long an attention of as many requests and queries as may be takes, all of so many tokens, by the kernel's own
+  // account, as expected_seconds().
+  virtual double seconds(const DeviceSpec& device, int tokens) const = 0;
   virtual std::string explain() const = 0;
   virtual std::size_t workspace_bytes() const = 0;
   // What prepare() compiles.
@@ -34,6 +35,11 @@ class DecodeKernels {
   // What the last plan found wrong, as bits: kWrongTokens, kWrongQueries. Waits for the device.
   virtual int status() const = 0;
 };
+
+// By which the fastest is chosen: the geometric mean of its seconds() over lengths up to the capacity, since requests
+// are seldom as long as they may be. Lists of chosen tokens are.
+double usual_seconds(const DecodeKernels& kernels, const DeviceSpec& device, const MlaDecodeOptions& options);
+
 enum DecodeStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
 // Throws Error for options without a meaning. Afterwards max_query_tokens and scale are set.

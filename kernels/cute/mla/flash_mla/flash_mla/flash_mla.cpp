@@ -31,7 +31,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
              .burst = 1.01,
              .sustained = 0.97,
              .memory = 0.92,
-             .launches = {.full = 0.8, .half = 2.3, .few = 3.4}}};
+             .launches = {.full = 1.6, .half = 2.3, .few = 4}}};
   }
 
  protected:

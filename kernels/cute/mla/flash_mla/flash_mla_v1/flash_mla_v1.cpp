@@ -26,18 +26,17 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
     // 11.7, t65536 35.3 for 34.9 (docs/log/cute-flash-mla-v1.md). One tile reads faster: b128 t4096 139.9 us on an
     // H200, and 142.0 by the base version.
     const std::int64_t tiles = ceil_div(problem.h * problem.s, 32);
-    const double memory_of_32 = tiles == 1 ? 0.94 : problem.s == 1 ? 0.92 : 0.9;
-    const double few_of_32 = tiles != 2 ? 3 : problem.b == 1 ? 2.6 : 4.5;
+    const double memory_of_32 = tiles == 1 ? 0.94 : 0.86;
     return {{.rows = 16,
              .burst = 0.42,
              .sustained = 0.42,
              .memory = 0.95 * gathered,
-             .launches = {.full = 2, .half = 1.5, .few = 2.4 + first_block}},
+             .launches = {.full = 1.2, .half = 1.5, .few = 2.4 + first_block}},
             {.rows = 32,
              .burst = 0.71,
              .sustained = 0.71,
              .memory = memory_of_32 * gathered,
-             .launches = {.full = 2, .half = tiles == 2 ? 4 : 1.5, .few = few_of_32 + first_block}}};
+             .launches = {.full = 1.4, .half = tiles == 2 ? 4 : 1.5, .few = 3.4 + first_block}}};
   }
 
  protected:

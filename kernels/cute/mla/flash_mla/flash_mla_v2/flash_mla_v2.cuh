@@ -76,9 +76,6 @@ struct E4m3Shared {
 };
 static_assert(sizeof(E4m3Shared) == kFlashMlaV2SharedBytes && kFlashMlaV2SharedBytes <= kMaxSharedBytes);
 
-// Bytes from the start of a box of lines of 64 bytes to 16 of them (e4m3.h).
-__device__ __forceinline__ u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line / 2 % 4)) << 4); }
-
 enum NamedBarrier { kScores = 1, kValues = 2 };  // of a warpgroup: 2 and 3 of those of the values
 
 // Where a warpgroup is in the ring of token blocks.

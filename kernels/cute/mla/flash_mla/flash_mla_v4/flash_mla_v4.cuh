@@ -15,18 +15,19 @@
 // that. The weights P meet in shared memory. Then O (16, 64 of 512) += P Z.
 //
 // A token is 576 numbers of 16 bits; or, in FP8, 656 bytes in DeepSeek's form, 512 e4m3 | 4 fp32 scales, of 128 columns
-// each | 64 bf16 of RoPE, or 576 e4m3 with one scale for all. The one scale multiplies scores and outputs at the end.
-// Of four, each multiplies the sums of its 128 columns in the scores, in fp32. In the output it multiplies the weights,
-// one set of them for each 128 columns. So that those fit into fp16, running maxima are of scores plus the logarithm of
-// the power of two of the token's largest scale, and sums of weights are without the power.
+// each | 64 bf16 of RoPE, or 576 e4m3 with one scale for all. The one scale multiplies scores and outputs at the end;
+// queries over such tokens may be e4m3 with one scale, too. Of four scales each multiplies the sums of its 128 columns
+// in the scores, in fp32. In the output it multiplies the weights, one set of them for each 128 columns. So that those
+// fit into fp16, running maxima are of scores plus the logarithm of the power of two of the token's largest scale, and
+// sums of weights are without the power.
 //
 // The order of columns in the scores: a lane of four that share a token takes 16 bytes at a time, so the 16 columns of
 // a product are not neighbours in memory. Its queries are in the same order (place_queries). The order of columns in
 // the output, in FP8: ldmatrix transposes pairs of bytes, so even columns and odd ones of 16 are two products.
 //
-// Shared memory (struct FewRowsShared): queries, 9 boxes of 16 rows x 64 columns | weights (16 rows x 64 tokens), in
-// the form of 656 bytes for each 128 columns | a ring of half token blocks, whose lines are such that neither 8 tokens
-// at one column nor 2 tokens at 4 units meet in a bank | barriers, row values.
+// Shared memory (struct FewRowsShared): queries, 9 boxes of 16 rows x 64 columns, of e4m3 4 of 128 and one of 64 |
+// weights (16 rows x 64 tokens), in the form of 656 bytes for each 128 columns | a ring of half token blocks, whose
+// lines are such that neither 8 tokens at one column nor 2 tokens at 4 units meet in a bank | barriers, row values.
 //
 // grid = any, by the work list; 384 threads, flash_mla_v4_shared_bytes(problem.fp8) of dynamic shared memory.
 #pragma once
@@ -129,8 +130,35 @@ struct FewRowsConsumer {
   static __device__ __forceinline__ int in_group() { return lane_id() & 3; }
 
   // Queries to registers: of a lane's 16 bytes of a token, word s or two words are its part of the s-th product. Under
-  // tokens in FP8 in fp16, but for RoPE of 16 bits.
+  // tokens in FP8 in fp16, but for RoPE of 16 bits. With q_scale they are e4m3.
   __device__ __forceinline__ void place_queries() {
+    if (one_scale && with.q_scale)
+      place_e4m3();
+    else
+      place_wide();
+    __syncwarp();
+    warp_arrive(shared.queries_empty);
+  }
+  __device__ __forceinline__ void place_e4m3() {
+    const auto load = [&](int first, u32 box, u32 at, u32 next_row) {  // four products
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint4 of = load_shared(shared.queries + box + at + r * next_row);
+        const u32 words[4] = {of.x, of.y, of.z, of.w};
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          const uint2 x = halves_of_e4m3(words[s]);
+          q[first + s][r] = x.x;
+          q[first + s][r + 2] = x.y;
+        }
+      }
+    };
+#pragma unroll
+    for (int n = 0; n < 8; ++n)  // 128 columns, the lane's first or second 16 of them
+      load(4 * n, n / 2 * Layout::kBox, swizzled(group(), 2 * in_group() + n % 2), 8 * 128);
+    load(32, 4 * Layout::kBox, swizzled_64(group(), in_group()), 8 * 64);
+  }
+  __device__ __forceinline__ void place_wide() {
     const auto load = [&](int first, int box, int unit, bool widen) {  // two products
       u32 x[2][4];
 #pragma unroll
@@ -160,8 +188,6 @@ struct FewRowsConsumer {
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) load(32 + 2 * n, 8, 2 * in_group() + n, one_scale);
-    __syncwarp();
-    warp_arrive(shared.queries_empty);
   }
 
   // Scores of the warp's tokens of a block to p.
@@ -316,7 +342,8 @@ struct FewRowsConsumer {
   }
 
   __device__ __forceinline__ void attend(const WorkItem* __restrict__ work) {
-    const float cache_scale = one_scale ? *with.cache_scale : 1.0f, scale_log2 = with.scale_log2 * cache_scale;
+    const float cache_scale = one_scale ? *with.cache_scale : 1.0f;
+    const float scale_log2 = with.scale_log2 * cache_scale * (one_scale && with.q_scale ? *with.q_scale : 1.0f);
     int place = 0;  // of the block's first half
     u32 phase = 0, queries_phase = 0;
     WorkItem item = *work;
@@ -424,7 +451,7 @@ struct FewRowsConsumer {
   }
 };
 
-// Query boxes: 16 rows and 2 groups of qc_map, 1 of qpe_map. The maps of the cache are not used.
+// Query boxes: 16 rows and 2 groups of qc_map, 1 of qpe_map; e4m3 count by pairs. The maps of the cache are not used.
 template <LatentProblem problem, FlashMlaV4Tiling>
 __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");

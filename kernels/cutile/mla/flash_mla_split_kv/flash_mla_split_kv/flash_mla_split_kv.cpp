@@ -91,8 +91,11 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
                      .dtype = options.dtype,
                      .causal = options.causal};
     self->use_default_tiling();
-    return make_paged_decode(options, target,
-                             [self](const DeviceSpec& device) { return expected_seconds(*self, device); });
+    return make_paged_decode(options, target, [self](const DeviceSpec& device, int tokens) {
+      FlashMlaSplitKvPlan at = *self;
+      at.problem.t = tokens;
+      return expected_seconds(at, device);
+    });
   }
 
  private:
