@@ -260,22 +260,19 @@ def engine_other(load=""):
                  [[f"`{name}`", *(engine_cell(of.get(h), load) for h in heads)] for name, of in cells.items()])
 
 
-def engine_e4m3():
-    """Queries in e4m3 alone."""
-    return table(["row", "v2", "FlashMLA, FP8", "FlashMLA / v2"],
-                 [[f"`{row['row']}`", times(row["ours"]), times(row["flashmla_fp8"]),
-                   both(engine_ratios([row], "flashmla_fp8")[0], ".2f")]
-                  for row in record("engine_fp8")["rows"] if row["row"].endswith("-e4m3")])
-
-
 def engine_fp8():
     cells = {}
     for row in record("engine_fp8")["rows"]:
         batch, form = row["row"].rsplit("-", 1)
         cells.setdefault(batch, {})[form] = row
+
+    def ours(row):
+        version = re.search(r"flash_mla_(v\d)", row["ours"]["kernel"])[1]
+        return f"{version} {times(row['ours'])}"
+
     return table(["row", "queries in e4m3", "FlashMLA, FP8", "FlashMLA / ours", "queries in bfloat16"],
-                 [[f"`{batch}`", times(of["e4m3"]["ours"]), times(of["e4m3"]["flashmla_fp8"]),
-                   both(engine_ratios([of["e4m3"]], "flashmla_fp8")[0], ".2f"), times(of["fp8"]["ours"])]
+                 [[f"`{batch}`", ours(of["e4m3"]), times(of["e4m3"]["flashmla_fp8"]),
+                   both(engine_ratios([of["e4m3"]], "flashmla_fp8")[0], ".2f"), ours(of["fp8"])]
                   for batch, of in cells.items()])
 
 
@@ -769,9 +766,9 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_best,
                                            engine_how, engine_in_all, engine_behind, engine_plans, engine_equal,
-                                           engine_other, engine_between, engine_pairs_in_all, engine_pairs, engine_e4m3,
-                                           engine_fp8, prefill, cache, sparse, kernel_files, vllm, vllm_steps,
-                                           vllm_ratios, vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
+                                           engine_other, engine_between, engine_pairs_in_all, engine_pairs, engine_fp8,
+                                           prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
+                                           vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
                                            vllm_engine, vllm_attention, sglang_steps, sglang_beside, sglang_agreement,
                                            sparse_bf16, context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them

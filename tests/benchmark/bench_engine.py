@@ -4,8 +4,7 @@ plan a step outside the time.
 
     tests/benchmark/bench_engine.py --flashmla=<library> --fa3=<library> --flashinfer=<library> --limit=500
     tests/benchmark/bench_engine.py --rows='b32-q1-.*-h16' --rows=normal-b7-q3-t999-h24-p16
-    tests/benchmark/bench_engine.py --rows='.*-(fp8|e4m3)' --flashmla_fp8=<library>
-
+    tests/benchmark/bench_engine.py --flashmla_fp8=<library>
     tests/benchmark/bench_engine.py --random=90 --flashmla=<library> --fa3=<library> --flashinfer=<library>
     tests/benchmark/bench_engine.py --shared_prefixes
     tests/benchmark/bench_engine.py --compare
@@ -17,11 +16,12 @@ take turns, a burst each. The caches of the layers hold four times L2 at least. 
 milliseconds after a rest, a sustained time the same graph without a pause, from a rest on; with --between also what a
 run adds, in bursts, where it follows other kernels, as it does in an engine: they leave instructions and numbers cold,
 and write the queries. Every output is compared with float32. Batches of 1to8 queries are ours alone: the others get the
-same number of queries, as many for each request. --random draws rows that nobody has chosen; they depend on the seed
-alone. With --shared_prefixes ours runs twice, without and with that option; unless --rows says others, the rows are
-those of many samples of one prompt, and two that share nothing. With --compare ours runs beside other forms of itself,
-in one process on the same tensors: batches of 1to8 queries beside uniform ones of as many (uniform), lengths on the
-device beside such that the host knew when it planned (known), and these on pages beside a dense cache (dense).
+same number of queries, as many for each request. With --flashmla_fp8 the rows are those over caches in FP8. --random
+draws rows that nobody has chosen; they depend on the seed alone. With --shared_prefixes ours runs twice, without and
+with that option; unless --rows says others, the rows are those of many samples of one prompt, and two that share
+nothing. With --compare ours runs beside other forms of itself, in one process on the same tensors: batches of 1to8
+queries beside uniform ones of as many (uniform), lengths on the device beside such that the host knew when it planned
+(known), and these on pages beside a dense cache (dense).
 """
 
 import argparse
@@ -68,8 +68,6 @@ def all_rows():
     yield from (f"b{b}-q{q}-t4096-h8" for b, q in ((32, 1), (128, 1), (64, 2), (32, 8)))
     yield from (f"b32-q{q}-t4096-h{h}" for h in (128, 16) for q in (2, 4, 8))
     yield from ("normal-b128-q1-t4096-h64", "heavy-b96-q1-t4096-h64", "normal-b64-q1to8-t8192-h128")
-    for batch in ("b32-q16-t4096-h128", "b32-q4-t4096-h128", "b128-q1-t4096-h128", "b128-q1-t4096-h16"):
-        yield from (f"{batch}-{form}" for form in ("e4m3", "fp8"))
 
 
 def random_rows(count, seed):
@@ -88,6 +86,15 @@ def random_rows(count, seed):
             names.append(f"{shape}b{b}-q{'1to8' if shape == 'mixed-' else q}-t{t}-h{h}" +
                          (f"-p{page}" if page != 64 else ""))
     return names
+
+
+def rows_of_fp8():
+    """Caches in FP8, under queries in FP8, which FlashMLA takes, and in bfloat16."""
+    for batch in (*(f"b{b}-q1-t4096-h{h}" for b in (128, 32) for h in (128, 64, 32, 16)), "b32-q4-t4096-h128",
+                  "b32-q16-t4096-h128", "b1-q1-t8192-h16", "b8-q1-t4096-h16", "b8-q1-t4096-h32", "b16-q1-t1024-h128",
+                  "normal-b128-q1-t4096-h16", "normal-b40-q1-t1500-h128", "heavy-b96-q1-t4096-h64",
+                  "mixed-b32-q1to8-t4096-h16"):
+        yield from (f"{batch}-{form}" for form in ("e4m3", "fp8"))
 
 
 def rows_of_samples():
@@ -271,7 +278,8 @@ def flags():
 def wanted(arguments):
     names = list(random_rows(arguments.random, arguments.seed) if arguments.random else
                  rows_of_samples() if arguments.shared_prefixes else
-                 rows_of_forms() if arguments.compare else all_rows())
+                 rows_of_forms() if arguments.compare else
+                 rows_of_fp8() if arguments.flashmla_fp8 else all_rows())
     for pattern in arguments.rows or []:
         names += [pattern] if Row.named(pattern) and pattern not in names else []
     rows = [Row.named(name) for name in names

@@ -164,9 +164,13 @@ class Benchmarks(CommandCase):
     def test_an_engines_rows_are_known_without_a_gpu(self):
         names = self.engine("--list").stdout.split()
         self.assertEqual(len(names), len(set(names)))
-        for name in ("b32-q1-t4096-h128", "normal-b128-q1-t4096-h16-p16", "mixed-b32-q1to8-t4096-h128",
-                     "b32-q16-t4096-h128-e4m3"):
+        for name in ("b32-q1-t4096-h128", "normal-b128-q1-t4096-h16-p16", "mixed-b32-q1to8-t4096-h128"):
             self.assertIn(name, names)
+        of_fp8 = self.engine("--list", "--flashmla_fp8=/nowhere.so").stdout.split()
+        self.assertEqual(len(of_fp8), len(set(of_fp8)))
+        for form in ("e4m3", "fp8"):
+            self.assertIn(f"b32-q16-t4096-h128-{form}", of_fp8)
+            self.assertFalse([name for name in names if name.endswith(form)])
         self.assertEqual(self.engine("--list", "--heads=16", "--rows=b32-q[14]-.*").stdout.split(),
                          ["b32-q1-t4096-h16", "b32-q4-t4096-h16"])
         # Any name is a row, not only those of the list.
