@@ -26,7 +26,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
     // 11.7, t65536 35.3 for 34.9 (docs/log/cute-flash-mla-v1.md). One tile reads faster: b128 t4096 139.9 us on an
     // H200, and 142.0 by the base version.
     const std::int64_t tiles = ceil_div(problem.h * problem.s, 32);
-    const double memory_of_32 = tiles == 1 ? 0.94 : 0.86;
+    const double memory_of_32 = tiles == 1 ? 0.94 : 0.8;
     return {{.rows = 16,
              .burst = 0.42,
              .sustained = 0.42,
@@ -36,7 +36,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
              .burst = 0.71,
              .sustained = 0.71,
              .memory = memory_of_32 * gathered,
-             .launches = {.full = 1.4, .half = tiles == 2 ? 4 : 1.5, .few = 3.4 + first_block}}};
+             .launches = {.full = 1.4, .half = tiles == 1 ? 1.5 : 3.2, .few = 3.4 + first_block}}};
   }
 
  protected:
