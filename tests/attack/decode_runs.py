@@ -10,7 +10,7 @@ A step has requests of any lengths and any numbers of queries, in any order: non
 and blocks. Scores are flat or sharp. Slots that no request uses are NaN, table entries behind a request's end name no
 page or another's, outputs are poisoned. Tensors are dense, views or apart, at strides of their own. Some engines share
 prefixes, of which neighbours have any. The last ones attend to lists of chosen tokens, some of which are none, or to
-caches in FP8, with attention sinks. Then:
+caches in FP8, under queries in FP8, too, with attention sinks. Then:
 
   compare  o and log-sum-exps with float32, as near as docs/checking.md asks; what was not asked for keeps its poison
   pad      the step again, padded to the capacity, on a GPU as a replay of one recording: the same bits
@@ -42,7 +42,9 @@ UNIT = {"bfloat16": 2.0**-9, "float16": 2.0**-11}  # docs/checking.md
 POISON = 0x7FA5  # NaN in both types
 FORMS = ((True, "as_queries"), (True, "fp8_656"), (False, "fp8_656"), (False, "fp8_576"), (True, "fp8_576"))
 PLAIN = 28
-ENGINES = PLAIN + 2 * len(FORMS)
+E4M3 = PLAIN + 2 * len(FORMS)  # the first engine with queries in FP8
+OF_E4M3 = ("cute.mla.flash_mla_v2", "cute.mla.flash_mla_v4", "", "")
+ENGINES = E4M3 + len(OF_E4M3)
 STEPS = 60  # of an engine, until the next one's turn
 MOST_SCORES = 2**27  # of a piece of the reference
 # What kernels are compiled for: few, so that compilation does not take longer than the runs.
@@ -57,7 +59,9 @@ class Engine:
         dice = random.Random(f"engine {seed} {number}")
         self.gpu, self.device = device == "cuda", device
         page, dtype, causal = COMPILED[number % len(COMPILED)]
-        self.sparse, self.form = FORMS[(number - PLAIN) % len(FORMS)] if number >= PLAIN else (False, "as_queries")
+        self.e4m3 = number >= E4M3
+        self.sparse, self.form = ((False, "fp8_576") if self.e4m3 else
+                                  FORMS[(number - PLAIN) % len(FORMS)] if number >= PLAIN else (False, "as_queries"))
         self.fp8 = hypermla.mla_decode.FP8_BYTES[self.form]
         if self.fp8:
             dtype = "bfloat16"
@@ -75,7 +79,9 @@ class Engine:
             "lse_base2": dice.random() < 0.3, "empty_lse_positive": dice.random() < 0.3, "device": device,
             "kernel": dice.choice(("", "", "cute.mla.flash_mla", "cute.mla.flash_mla_v1")) if self.gpu else ""}
         if number >= PLAIN:
-            self.options |= {"sparse": self.sparse, "cache_format": self.form, "kernel": ""}
+            kernel = OF_E4M3[number - E4M3] if self.e4m3 and self.gpu else ""
+            self.options |= {"sparse": self.sparse, "cache_format": self.form, "kernel": kernel,
+                             "fp8_queries": self.e4m3}
             self.options["causal"] &= not self.sparse
         # Dice of its own: the other engines of a seed stay what they are.
         shares = (not self.options["split"] and number < PLAIN and
@@ -102,20 +108,22 @@ class Engine:
         self.pages = self.pool // self.page
         self.source = new(self.pool, WIDTH).normal_(generator=dice)
         self.source_q = new(self.rows, self.heads, WIDTH).normal_(generator=dice)
-        self.sinks = self.cache_scale = None
+        self.sinks = self.cache_scale = self.q_scale = None
         if self.sparse or self.fp8:
             self.sinks = 4 * new(self.heads, dtype=torch.float32).normal_(generator=dice)
         if self.fp8:
             self.quantise(new)
         self.largest_key = self.source.float().norm(dim=-1).max()  # a bound of the reach of scores
-        wide = lambda rows, columns: [new(self.rows, self.heads, columns + 64) for _ in range(rows)]
+        if self.e4m3:
+            self.q_scale = torch.full((1,), 12 / 448, device=self.device)
+        of_q = lambda *shape: new(*shape, dtype=torch.uint8 if self.e4m3 else self.torch_dtype)
         if self.layouts[0] == "dense":
-            self.q = new(self.rows, self.heads, WIDTH)
+            self.q = of_q(self.rows, self.heads, WIDTH)
             self.q_parts = self.q[..., :LATENT], self.q[..., LATENT:]
         else:  # heads first, or with gaps; RoPE columns as the last of 192
-            latent = (new(self.heads, self.rows, LATENT).transpose(0, 1) if self.layouts[0] == "apart" else
-                      wide(1, LATENT)[0][..., :LATENT])
-            self.q = self.q_parts = latent, new(self.rows, self.heads, 192)[..., 128:]
+            latent = (of_q(self.heads, self.rows, LATENT).transpose(0, 1) if self.layouts[0] == "apart" else
+                      of_q(self.rows, self.heads, LATENT + 64)[..., :LATENT])
+            self.q = self.q_parts = latent, of_q(self.rows, self.heads, 192)[..., 128:]
         if self.fp8:  # bytes; of views, every second page
             apart = 1 + (self.layouts[1] == "views")
             self.cache = new(self.pages, apart, self.page, self.fp8, dtype=torch.uint8).fill_(255)[:, apart - 1]
@@ -158,7 +166,8 @@ class Engine:
         self.source = torch.cat([latent, self.packed[:, LATENT + 16:].contiguous().view(torch.bfloat16).float()], 1)
 
     def run(self, q, table, o, lse):
-        self.decode.run(q, self.cache, table, o, lse, sinks=self.sinks, cache_scale=self.cache_scale)
+        self.decode.run(q, self.cache, table, o, lse, sinks=self.sinks, cache_scale=self.cache_scale,
+                        q_scale=self.q_scale)
 
     def poison(self):
         self.whole_o.view(torch.int16).fill_(POISON)
@@ -273,10 +282,13 @@ class Step:
                 part.copy_(torch.where(used[:-1].view(*shape, 1), engine.source[:slots, columns].view(*shape, -1),
                                        math.nan))
         # In FP8 scores are less exact the larger they are.
-        self.q = engine.source_q[:self.rows] * dice.choice((0.1, 1, 1, 3, 3 if engine.fp8 else 10))
+        self.q = given = engine.source_q[:self.rows] * dice.choice((0.1, 1, 1, 3, 3 if engine.fp8 else 10))
+        if engine.e4m3:
+            codes = (self.q.float() / engine.q_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            self.q, given = codes.float() * engine.q_scale, codes.view(torch.uint8)
         for part, columns in zip(engine.q_parts, (slice(LATENT), slice(LATENT, None))):
-            part[:self.rows] = self.q[..., columns]
-            part[self.rows:] = math.nan
+            part[:self.rows] = given[..., columns]
+            part[self.rows:] = 255 if engine.e4m3 else math.nan  # which is NaN, too
 
     def share(self, table):
         """Runs of neighbours begin with the same pages; some end inside of them."""
@@ -328,15 +340,16 @@ class Step:
             got_lse = got_lse * math.log(2)
         o, lse, reach = self.expected()
         unit, off = UNIT[engine.dtype], (got - o).abs()
-        allowed = 12 * unit * (o.abs() + o.square().mean(-1, keepdim=True).sqrt())
+        of_o, of_norm = (0.25, 2.0**-4) if engine.e4m3 else (12 * unit, 3 * unit)  # docs/checking.md, as below
+        allowed = of_o * (o.abs() + o.square().mean(-1, keepdim=True).sqrt())
         worst = lambda share: share.amax() if share.numel() else torch.zeros((), device=engine.device)
         over = lambda off, allowed: torch.where(off <= allowed, off / allowed.clamp_min(1e-30), math.inf)  # not for NaN
         yield "o", worst(over(off, allowed))
-        yield "o in norm", over(off.norm(), 3 * unit * o.norm())
+        yield "o in norm", over(off.norm(), of_norm * o.norm())
         empty = lse.isneginf()
         right = got_lse == (math.inf if engine.empty_lse_positive else -math.inf)
         off = torch.where(empty, torch.where(right, 0, math.inf), (got_lse - lse).abs())
-        share = 2.0**-13 if engine.form == "fp8_656" else 32 * 2.0**-24  # docs/checking.md
+        share = 2.0**-12 if engine.e4m3 else 2.0**-13 if engine.form == "fp8_656" else 32 * 2.0**-24
         yield "log-sum-exp", worst(over(off, share * (1 + torch.where(empty, 0, lse.abs()) + reach)))
 
     def attack(self):
