@@ -20,11 +20,9 @@ double tokens_seen(const AttentionShape& shape, bool causal) {
 
 TiledWork latent_work(const AttentionShape& shape, bool causal, int rows_of_tile) {
   const double bytes = flash_mla_cost(shape).bytes;
-  // Rows that nobody has are zeros, whose products take half of the power: 8 requests of 96 heads and 32768 tokens take
-  // 108.6 us where 128 heads take 122 (docs/log/engine.md).
-  const double rows = double(shape.h) * shape.s, of_tiles = padded(rows, rows_of_tile);
-  return {{shape.b * (rows + of_tiles) * tokens_seen(shape, causal) * (2.0 * shape.k + shape.p), bytes},
-          shape.b * of_tiles / rows_of_tile};
+  const double rows = padded(double(shape.h) * shape.s, rows_of_tile);
+  return {{2 * shape.b * rows * tokens_seen(shape, causal) * (2.0 * shape.k + shape.p), bytes},
+          shape.b * rows / rows_of_tile};
 }
 
 TimeEstimate latent_time(const LatentProblem& at, const std::vector<Figures>& figures, const Ceilings& ceilings) {

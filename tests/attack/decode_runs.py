@@ -43,7 +43,8 @@ POISON = 0x7FA5  # NaN in both types
 FORMS = ((True, "as_queries"), (True, "fp8_656"), (False, "fp8_656"), (False, "fp8_576"), (True, "fp8_576"))
 PLAIN = 28
 E4M3 = PLAIN + 2 * len(FORMS)  # the first engine with queries in FP8
-OF_E4M3 = ("cute.mla.flash_mla_v2", "cute.mla.flash_mla_v4", "", "")
+OF_E4M3 = (("cute.mla.flash_mla_v2", 64, True), ("cute.mla.flash_mla_v4", 1, True),  # kernel, page, causal
+           ("cute.mla.flash_mla_v2", 16, False), ("cute.mla.flash_mla_v4", 64, True), ("", 128, True))
 ENGINES = E4M3 + len(OF_E4M3)
 STEPS = 60  # of an engine, until the next one's turn
 MOST_SCORES = 2**27  # of a piece of the reference
@@ -59,7 +60,9 @@ class Engine:
         dice = random.Random(f"engine {seed} {number}")
         self.gpu, self.device = device == "cuda", device
         page, dtype, causal = COMPILED[number % len(COMPILED)]
-        self.e4m3 = number >= E4M3
+        self.e4m3, kernel = number >= E4M3, ""
+        if self.e4m3:
+            kernel, page, causal = OF_E4M3[number - E4M3]
         self.sparse, self.form = ((False, "fp8_576") if self.e4m3 else
                                   FORMS[(number - PLAIN) % len(FORMS)] if number >= PLAIN else (False, "as_queries"))
         self.fp8 = hypermla.mla_decode.FP8_BYTES[self.form]
@@ -79,8 +82,7 @@ class Engine:
             "lse_base2": dice.random() < 0.3, "empty_lse_positive": dice.random() < 0.3, "device": device,
             "kernel": dice.choice(("", "", "cute.mla.flash_mla", "cute.mla.flash_mla_v1")) if self.gpu else ""}
         if number >= PLAIN:
-            kernel = OF_E4M3[number - E4M3] if self.e4m3 and self.gpu else ""
-            self.options |= {"sparse": self.sparse, "cache_format": self.form, "kernel": kernel,
+            self.options |= {"sparse": self.sparse, "cache_format": self.form, "kernel": kernel if self.gpu else "",
                              "fp8_queries": self.e4m3}
             self.options["causal"] &= not self.sparse
         # Dice of its own: the other engines of a seed stay what they are.

@@ -46,6 +46,12 @@ TEST(HopperKernels, FlashMlaV4IsTheDefinition) {
   one.page = 16;
   one.fp8_queries = true;
   check(one);
+  Case rows{1, 4, 576};
+  rows.fp8_queries = rows.two_axes = true;
+  check(rows);
+  rows.fp8 = 656;
+  rows.fp8_queries = false;
+  check(rows);
   constexpr LatentProblem of_lists = of_fp8(656, false, false);  // of chosen tokens
   holes.causal = false;
   holes.check(16, 2, 384, [](const LatentArguments& with) { flash_mla_v4<of_lists, {}>(with); });
@@ -75,6 +81,9 @@ TEST(HopperKernels, FlashMlaV4MergesParts) {
   check(few);
   few.fp8 = 576;
   check(few);
+  few.fp8_queries = true;
+  check(few);
+  few.fp8_queries = false;
   few.fp8 = 0;
   few.with_sinks = true;
   check(few);

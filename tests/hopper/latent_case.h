@@ -56,7 +56,8 @@ struct Case {
   bool causal = true;
   bool fp8_queries = false;  // with fp8 = 576
   bool with_sinks = false;
-  float sharp = 1;  // by which queries in FP8 are larger: maxima rise late, and few weights count
+  bool two_axes = false;  // of queries: heads, and queries
+  float sharp = 1;        // by which queries in FP8 are larger: maxima rise late, and few weights count
 
   Case of_shard(int of, int count, int turn) const {
     Case part = *this;
@@ -155,7 +156,9 @@ struct Case {
     const int pair = fp8_queries ? 2 : 1;
     const auto query_map = [&](int column, int columns, int box_groups) {
       const void* const from = fp8_queries ? static_cast<const void*>(&narrow_q[column]) : &q[column];
-      const RowAxes axes = {1, kWidth / pair, query_tokens * heads, kWidth / pair};
+      const int width = kWidth / pair;
+      const RowAxes axes = two_axes ? RowAxes{heads, width, query_tokens, heads * width}
+                                    : RowAxes{1, width, query_tokens * heads, width};
       return emulated::map_of(rows_source(DType::bfloat16, from, columns / pair, axes, rows, box_groups));
     };
     const auto token_map = [&](int column, int columns) {
@@ -188,7 +191,8 @@ struct Case {
     with.scale_log2 = scale * kLog2e;
     with.lse_unit = kLn2;
     with.empty_lse = -kInfinity;
-    with.query_places = query_tokens * heads;
+    with.query_inner = Divisor(two_axes ? heads : 1);
+    with.query_places = two_axes ? query_tokens : query_tokens * heads;
     with.heads = heads;
     with.rounds = int(rounds);
     with.table_width = width;

@@ -143,13 +143,28 @@ TEST(AttentionTime, OfCachesInFp8IsCloseToWhatWasMeasured) {
     EXPECT_NEAR(plan->time(ceilings_under(Load::burst)).seconds * 1e6 / row.burst, 1, 0.11);
     EXPECT_NEAR(plan->time(ceilings_under(Load::sustained)).seconds * 1e6 / row.sustained, 1, 0.15);
   }
+}
+
+// results/nvidia-h200/engine_fp8.json
+TEST(AttentionTime, OfQueriesInFp8IsCloseToWhatWasMeasured) {
   struct {
-    int b, s, h;
+    const char* kernel;
+    int b, s, t, h;
     double burst, sustained;
-  } const kE4m3[] = {{32, 16, 128, 502.3, 569.8}, {32, 4, 128, 132.6, 151.1}, {128, 1, 128, 141.1, 164.6}};
-  for (const auto& row : kE4m3) {
-    SCOPED_TRACE(testing::Message() << "e4m3 b" << row.b << " s" << row.s << " h" << row.h);
-    const auto plan = plan_of("cute.mla.flash_mla_v2", {.b = row.b, .s = row.s, .t = 4096, .h = row.h},
+  } const kRows[] = {{"cute.mla.flash_mla_v2", 32, 16, 4096, 128, 499.3, 583.0},
+                     {"cute.mla.flash_mla_v2", 32, 4, 4096, 128, 131.3, 149.8},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 128, 139.9, 166.3},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 64, 82.6, 92.3},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 16, 77.3, 82.7},
+                     {"cute.mla.flash_mla_v2", 32, 1, 4096, 32, 29.4, 29.8},
+                     {"cute.mla.flash_mla_v2", 8, 1, 4096, 32, 16.2, 16.2},
+                     {"cute.mla.flash_mla_v2", 16, 1, 1024, 128, 15.5, 15.6},
+                     {"cute.mla.flash_mla_v4", 32, 1, 4096, 16, 28.1, 28.2},
+                     {"cute.mla.flash_mla_v4", 8, 1, 4096, 16, 12.5, 12.5},
+                     {"cute.mla.flash_mla_v4", 1, 1, 8192, 16, 10.2, 10.2}};
+  for (const auto& row : kRows) {
+    SCOPED_TRACE(testing::Message() << row.kernel << " b" << row.b << " s" << row.s << " t" << row.t << " h" << row.h);
+    const auto plan = plan_of(row.kernel, {.b = row.b, .s = row.s, .t = row.t, .h = row.h},
                               {{"fp8", 576}, {"page", 64}, {"fp8_queries", true}});
     EXPECT_NEAR(plan->time(ceilings_under(Load::burst)).seconds * 1e6 / row.burst, 1, 0.11);
     EXPECT_NEAR(plan->time(ceilings_under(Load::sustained)).seconds * 1e6 / row.sustained, 1, 0.15);

@@ -331,6 +331,8 @@ TEST(SparseDecode, ACacheInFp8ChoosesItsKernel) {
   const std::vector<RankedKernel> e4m3 =
       rank_kernels(Registry::instance(), {.page = 64, .fp8 = 576, .fp8_queries = true}, h200);
   EXPECT_TRUE(std::all_of(e4m3.begin(), e4m3.end(), [&](const auto& one) { return takes_fp8(one.entry); }));
+  ChoiceProblem wrong{.page = 64, .fp8 = 656, .fp8_queries = true};
+  EXPECT_TRUE(contains(error_of([&] { wrong.settle(); }), "add --fp8=576"));
   ChoiceProblem dense{.fp8 = 656};
   EXPECT_TRUE(contains(error_of([&] { dense.settle(); }), "add --page=64"));
 }
@@ -367,8 +369,8 @@ TEST(SparseDecode, AKernelTakesWhatItCan) {
 }
 
 TEST(SparseDecode, TheFastestIsTaken) {
-  const DeviceSpec h200 = DeviceTable::load(testing_support::checkout() / "conf/devices.json").find("NVIDIA H200");
-  const auto fastest_for = [&](MlaDecodeOptions options) {
+  const DeviceTable devices = DeviceTable::load(testing_support::checkout() / "conf/devices.json");
+  const auto fastest_for = [&](MlaDecodeOptions options, const char* device = "NVIDIA H200") {
     settle(options);
     std::pair<double, std::string> best = {INFINITY, ""};
     for (const char* name : {"cute.mla.flash_mla", "cute.mla.flash_mla_v1", "cute.mla.flash_mla_v2",
@@ -379,7 +381,7 @@ TEST(SparseDecode, TheFastestIsTaken) {
       info.processors = 132;
       plan->target = Target::of(info);
       if (const std::unique_ptr<DecodeKernels> kernels = plan->decode(options))
-        best = std::min(best, {usual_seconds(*kernels, h200, options), name});
+        best = std::min(best, {usual_seconds(*kernels, devices.find(device), options), name});
     }
     return best.second;
   };
@@ -397,18 +399,25 @@ TEST(SparseDecode, TheFastestIsTaken) {
     EXPECT_EQ(fastest(as_queries, heads, 8), "cute.mla.flash_mla") << heads;
     EXPECT_EQ(fastest(as_queries, heads, 128), "cute.mla.flash_mla") << heads;
   }
-  // Shorter requests count as well: 131072 tokens alone would be v2's from 4 requests on.
-  const auto of_e4m3 = [&](int heads, int requests) {
+  // Shorter requests count as well.
+  const auto of_e4m3 = [&](int heads, int requests, const char* device = "NVIDIA H200") {
     MlaDecodeOptions options = dense_options(fp8_576, heads, requests, 131072);
     options.fp8_queries = true;
-    return fastest_for(options);
+    return fastest_for(options, device);
   };
-  for (const int requests : {1, 4, 32}) EXPECT_EQ(of_e4m3(16, requests), "cute.mla.flash_mla_v4") << requests;
-  EXPECT_EQ(of_e4m3(16, 256), "cute.mla.flash_mla_v2");
+  for (const int heads : {8, 16}) {
+    for (const int requests : {1, 4, 32}) EXPECT_EQ(of_e4m3(heads, requests), "cute.mla.flash_mla_v4") << requests;
+    EXPECT_EQ(of_e4m3(heads, 128), "cute.mla.flash_mla_v2");
+    EXPECT_EQ(of_e4m3(heads, 128, "NVIDIA H100 80GB HBM3"), "cute.mla.flash_mla_v2");
+  }
   for (const int requests : {1, 32}) EXPECT_EQ(of_e4m3(64, requests), "cute.mla.flash_mla_v2");
   for (const int requests : {1, 128}) {
     EXPECT_EQ(fastest_for(dense_options(as_queries, 16, requests, 131072)), "cute.mla.flash_mla_v1");
     EXPECT_EQ(fastest_for(dense_options(as_queries, 128, requests, 131072)), "cute.mla.flash_mla");
+  }
+  for (const int heads : {48, 64, 96}) {
+    EXPECT_EQ(fastest_for(dense_options(as_queries, heads, 1, 131072)), "cute.mla.flash_mla_v1") << heads;
+    EXPECT_EQ(fastest_for(dense_options(as_queries, heads, 8, 131072)), "cute.mla.flash_mla") << heads;
   }
 }
 

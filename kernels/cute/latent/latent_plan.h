@@ -270,6 +270,14 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));
   }
 
+  // For figures of tiles of 64 rows, by how much their tensor work is faster than that of whole tiles: the rows that
+  // nobody has are zeros, which take less power. 8 requests of 96 heads and 32768 tokens take 108.5 us, of 128 114.0;
+  // 128 of 16 heads and 4096 tokens under queries in e4m3 77.3 (82.7 sustained), of 64 82.6 (92.3). So 0.8 of it each.
+  double by_zeros() const {
+    const double rows = double(problem.h) * problem.s, all = padding(problem.h * problem.s, 64) * rows;
+    return all / (rows + 0.8 * (all - rows));
+  }
+
   std::int64_t token_blocks() const {
     std::int64_t blocks = 0;
     for (int tokens : lengths_of(problem)) blocks += ceil_div(tokens, kTokenBlock);

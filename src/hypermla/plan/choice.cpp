@@ -109,6 +109,8 @@ void ChoiceProblem::settle() {
   require_positive("t", t);
   if (prefix > t) fail("--prefix={} is not supported: requests have only --t={} tokens; or set --private", prefix, t);
   if (fp8 && !page) fail("--fp8={} needs a page size: add --page=64, or --page=1 for lists of chosen tokens", fp8);
+  if (fp8_queries && fp8 != 576)
+    fail("--fp8={} is not supported with --fp8_queries: add --fp8=576, or leave --fp8_queries out", fp8);
   if (prefixes < 1 || prefixes > b)
     fail("--prefixes={} is not supported: it must be from 1 to the {} requests", prefixes, b);
   own = 0;

@@ -28,8 +28,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
                .memory = 0.92,
                .launches = {.full = 2.5, .half = 5.2, .few = 4.8}}};
     return {{.rows = 64,
-             .burst = 1.01,
-             .sustained = 0.97,
+             .burst = 1.01 * this->by_zeros(),
+             .sustained = 0.97 * this->by_zeros(),
              .memory = 0.92,
              .launches = {.full = 1.6, .half = 2.3, .few = 4}}};
   }

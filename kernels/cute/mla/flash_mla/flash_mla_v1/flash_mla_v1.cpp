@@ -20,13 +20,12 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
     // Pages of 1 token are loaded one by one: 907 us where the base version takes 83, 31 blocks of 64 tokens by each
     // multiprocessor. So 29 us for a block, some 12 launches, however few there are.
     const double gathered = problem.page == 1 ? 0.09 : 1, first_block = problem.page == 1 ? 12 : 0;
-    // Two tiles of 32 rows ask L2 for nothing ahead: b8 t32768 and b32 t4096 of 64 rows took 113.6 and 61.2 us on an
-    // H100, where the base version took 107.3 and 58.4; requests of 1 to 8 queries of 8 heads 8 to 15 % longer, since
-    // those of a single tile have tiles of half the rows. But one request has twice as many pieces: t4096 10.5 us for
-    // 11.7, t65536 35.3 for 34.9 (docs/log/cute-flash-mla-v1.md). One tile reads faster: b128 t4096 139.9 us on an
-    // H200, and 142.0 by the base version.
+    // Several tiles of 32 rows ask L2 for nothing ahead: b8 t32768 of 48 rows takes 89.2 us, and 77.9 by the base
+    // version. One or two requests have twice as many pieces, and begin sooner: b1 t2048 of 64 rows 9.2 and 10.4 us
+    // (docs/log/engine.md, also of what begin and end take). One tile reads faster: b128 t4096 139.9 us, and 142.0.
     const std::int64_t tiles = ceil_div(problem.h * problem.s, 32);
     const double memory_of_32 = tiles == 1 ? 0.94 : 0.8;
+    const double few_of_32 = tiles > 2 && problem.b > 2 ? 3.9 : 3.4;
     return {{.rows = 16,
              .burst = 0.42,
              .sustained = 0.42,
@@ -36,7 +35,7 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
              .burst = 0.71,
              .sustained = 0.71,
              .memory = memory_of_32 * gathered,
-             .launches = {.full = 1.4, .half = tiles == 1 ? 1.5 : 3.2, .few = 3.4 + first_block}}};
+             .launches = {.full = 1.4, .half = tiles == 1 ? 1.5 : 3.2, .few = few_of_32 + first_block}}};
   }
 
  protected:

@@ -15,13 +15,13 @@ class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
     const bool lists = problem.page == 1;
     if (problem.h * problem.s <= 32)
       return {{.rows = 32,
-               .burst = lists ? 0.46 : 0.54,
-               .sustained = lists ? 0.46 : 0.54,
+               .burst = lists ? 0.46 : 0.57,
+               .sustained = lists ? 0.46 : 0.57,
                .memory = lists ? 0.7 : 0.8,
                .launches = {.full = 2, .half = 3, .few = lists ? 4.5 : 3.7}}};
     return {{.rows = 64,
-             .burst = lists ? 0.68 : 0.81,
-             .sustained = lists ? 0.69 : 0.81,
+             .burst = (lists ? 0.68 : 0.81) * this->by_zeros(),
+             .sustained = (lists ? 0.69 : 0.81) * this->by_zeros(),
              .memory = lists ? 0.8 : 0.9,
              .launches = {.full = 2, .half = 5, .few = 5}}};
   }

@@ -22,8 +22,8 @@ class FlashMlaV4Plan : public LatentPlan<FlashMlaV4Tiling> {
       return {{.rows = kFlashMlaV4Rows,
                .burst = problem.h * problem.s <= kFlashMlaV4Rows ? 0.39 : 0.35,  // several tiles read the same tokens
                .sustained = problem.h * problem.s <= kFlashMlaV4Rows ? 0.42 : 0.38,
-               .memory = 0.95,
-               .launches = {.full = 2.5, .half = 3.5, .few = 3.3}}};
+               .memory = 0.9,
+               .launches = {.full = 2.5, .half = 3.5, .few = 3.5}}};
     if (problem.fp8)
       return {{.rows = kFlashMlaV4Rows,
                .burst = 0.39,
