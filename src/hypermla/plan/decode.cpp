@@ -22,9 +22,12 @@ constexpr std::int64_t kMaxSharingRows = 65535 * 64;
 double usual_seconds(const DecodeKernels& kernels, const DeviceSpec& device, const MlaDecodeOptions& options) {
   constexpr int kStep = 4, kShort = 512;
   double logarithms = 0;
-  int count = 0;
-  for (int tokens = options.max_tokens; count == 0 || (!options.sparse && tokens >= kShort); tokens /= kStep, ++count)
+  int count = 0, tokens = options.max_tokens;
+  do {
     logarithms += std::log(kernels.seconds(device, tokens));
+    ++count;
+    tokens /= kStep;
+  } while (!options.sparse && tokens >= kShort);
   return std::exp(logarithms / count);
 }
 

@@ -18,18 +18,14 @@ class FlashMlaV4Plan : public LatentPlan<FlashMlaV4Tiling> {
   // results/nvidia-h200/{sparse,engine_fp8}.json, and the log for 32 heads and more: a tile and 64 tokens take 1.27 us
   // in FP8, 1.6 in 16 bits, the beginning and the end 8 to 10 us, less where tokens follow each other.
   std::vector<Figures> figures() const override {
-    if (problem.fp8 && problem.page > 1)
-      return {{.rows = kFlashMlaV4Rows,
-               .burst = problem.h * problem.s <= kFlashMlaV4Rows ? 0.39 : 0.35,  // several tiles read the same tokens
-               .sustained = problem.h * problem.s <= kFlashMlaV4Rows ? 0.42 : 0.38,
-               .memory = 0.9,
-               .launches = {.full = 2.5, .half = 3.5, .few = 3.5}}};
+    const bool lists = problem.page == 1;
+    const bool shares = !lists && problem.h * problem.s > kFlashMlaV4Rows;  // several tiles read the same tokens
     if (problem.fp8)
       return {{.rows = kFlashMlaV4Rows,
-               .burst = 0.39,
-               .sustained = 0.42,
-               .memory = 0.95,
-               .launches = {.full = 3.3, .half = 4.1, .few = 4.1}}};
+               .burst = shares ? 0.35 : 0.39,
+               .sustained = shares ? 0.38 : 0.42,
+               .memory = lists ? 0.95 : 0.9,
+               .launches = {.full = lists ? 3.3 : 2.5, .half = lists ? 4.1 : 3.5, .few = lists ? 4.1 : 3.5}}};
     return {{.rows = kFlashMlaV4Rows,
              .burst = 0.23,
              .sustained = 0.25,
