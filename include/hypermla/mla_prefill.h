@@ -35,7 +35,7 @@ struct MlaPrefillOptions {
   int max_tokens = 131072;        // of a request: at most 1048576
   DType dtype = DType::bfloat16;  // of queries, keys, values and output: bfloat16 or float16
   bool causal = true;
-  float scale = 0;                  // of the scores; 0: 1 / sqrt(128 + 64)
+  float scale = 0;                  // of the scores, from 2^-60 to 2^60; 0: 1 / sqrt(128 + 64)
   bool lse_base2 = false;           // the log-sum-exp in base 2 instead of natural
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
   // o and lse hold the attention of the same queries over other tokens, and run() merges its own into them. A query

@@ -44,6 +44,8 @@ TEST(HopperKernels, FlashMlaV2RaisesItsMaximaLate) {
   sharp.lengths = {700, 300, 20, 500};
   sharp.sharp = 16;
   sharp.check(kernel);
+  sharp.sharp = 0;  // a factor of zeros: all tokens weigh the same, and those behind the end nothing
+  sharp.check(kernel);
 }
 
 TEST(HopperKernels, FlashMlaV2AttendsToItsShardOfAContext) {

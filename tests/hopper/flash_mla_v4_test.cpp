@@ -49,6 +49,8 @@ TEST(HopperKernels, FlashMlaV4IsTheDefinition) {
   Case rows{1, 4, 576};
   rows.fp8_queries = rows.two_axes = true;
   check(rows);
+  rows.sharp = 0;
+  check(rows);
   rows.fp8 = 656;
   rows.fp8_queries = false;
   check(rows);

@@ -235,6 +235,23 @@ TEST(MlaDecode, ThePortableKernelTakesAPageThatIsNoneForZeros) {
   }
 }
 
+TEST(MlaDecode, OneHeadHasAnyStride) {
+  for (const char* kernel : {"", "cutile.mla.flash_mla_split_kv"}) {
+    MlaDecodeOptions options = {.heads = 1, .max_requests = 2, .max_queries = 2, .max_tokens = 40, .page = 16};
+    options.kernel = kernel;
+    Step step(options, {40, 17}, {2, 1}, 4);
+    MlaDecode decode(options, DeviceHandle("cpu"));
+    decode.plan(step.lengths.data(), step.starts.data(), 2);
+    MlaDecodeTensors tensors = step.tensors();
+    tensors.q_latent.head_stride = tensors.q_rope.head_stride = tensors.o_head_stride = 8;
+    decode.run(tensors);
+    step.check(step.o, step.lse);
+    if (!*kernel) continue;
+    tensors.latent_token_stride = std::int64_t{1} << 33;
+    EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "latent_token_stride=8589934592"));
+  }
+}
+
 // What one of several that share the contexts of a step has of it.
 Step shard_of(const Step& step, int shards, int shard, int interleave) {
   MlaDecodeOptions at = step.at;
@@ -337,6 +354,8 @@ TEST(MlaDecode, AStepWithoutRequestsIsNoError) {
   MlaDecodeTensors tensors;
   decode.run(tensors);
   tensors.query_tokens = 1;
+  EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "pages=0"));
+  tensors.pages = 1;
   EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "q_latent"));
 }
 
@@ -449,6 +468,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.page = 48}), "page=48"));
   EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
+  EXPECT_TRUE(contains(refusal({.scale = 1e-27f}), "2^-60 to 2^60"));
+  EXPECT_TRUE(contains(refusal({.scale = 3e38f}), "2^-60 to 2^60"));
   EXPECT_TRUE(contains(refusal({.split = 100}), "split=100"));
   EXPECT_TRUE(contains(refusal({.kernel = "cute.mla.flash_mla"}), "kernel=cute.mla.flash_mla cannot decode on"));
   EXPECT_TRUE(contains(refusal({.shards = 0}), "shards=0"));
@@ -507,9 +528,15 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = -8; }), "lse with strides of -8"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = 8, with.lse_token_stride = 0; }),
                        "they must be positive"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 0, with.cache_latent = nullptr; }), "pages=0"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = reinterpret_cast<float*>(1); }), "to 4 bytes"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o_token_stride = 8; }), "rows would overlap"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_token_stride = 0; }), "lse with a token stride of 0"));
+  std::swap(step.table[step.width], step.table.back());  // the page of the second request
+  EXPECT_TRUE(contains(refused_run([](auto&) {}), "block_table[1][0] is"));
+  std::swap(step.table[step.width], step.table.back());
+  EXPECT_TRUE(std::all_of(step.o.begin(), step.o.end(), [](std::uint16_t bits) { return bits == 0x7fc0; }))
+      << "written by a run that was refused";
   EXPECT_EQ(refused_run([](auto&) {}), "");
   step.check(step.o, step.lse);
 }

@@ -226,6 +226,8 @@ TEST(MlaPrefill, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.max_tokens = (1 << 20) + 1}), "max_tokens=1048577"));
   EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
+  EXPECT_TRUE(contains(refusal({.scale = 1e-27f}), "2^-60 to 2^60"));
+  EXPECT_TRUE(contains(refusal({.scale = 3e38f}), "2^-60 to 2^60"));
 
   const MlaPrefillOptions options = {.heads = 2, .max_requests = 2, .max_query_tokens = 4, .max_tokens = 20};
   Batch batch(options, Layout::dense, {{2, 2}, {20, 3}, 4, 23}, 3);

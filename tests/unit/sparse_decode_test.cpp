@@ -3,6 +3,7 @@
 // precision, and the kernels without spills.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 
 #include "hypermla/api/environment.h"
@@ -419,6 +420,26 @@ TEST(SparseDecode, TheFastestIsTaken) {
     EXPECT_EQ(fastest_for(dense_options(as_queries, heads, 1, 131072)), "cute.mla.flash_mla_v1") << heads;
     EXPECT_EQ(fastest_for(dense_options(as_queries, heads, 8, 131072)), "cute.mla.flash_mla") << heads;
   }
+}
+
+// As measured in docs/log/cute-flash-mla-v1.md; with fixed cuts a tile has the same rows in any batch.
+TEST(SparseDecode, FewRequestsHaveShortTiles) {
+  const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla", "v1").make();
+  plan->target = Target::of_arch("sm_90");
+  const auto tile_of = [&](int heads, int requests, int split = 0) {
+    MlaDecodeOptions options = dense_options(as_queries, heads, requests, 131072);
+    options.split = split;
+    settle(options);
+    const std::string said = plan->decode(options)->explain();
+    for (const int rows : {16, 32})
+      if (said.find("in tiles of " + std::to_string(rows) + ",") != std::string::npos) return rows;
+    return 0;
+  };
+  const std::array<int, 3> rows[] = {{16, 128, 16}, {24, 5, 16}, {32, 4, 16}, {32, 5, 32},
+                                     {48, 2, 16},   {48, 3, 32}, {64, 1, 32}, {128, 1, 32}};
+  for (const auto& [heads, requests, tile] : rows)
+    EXPECT_EQ(tile_of(heads, requests), tile) << heads << " " << requests;
+  for (const int requests : {1, 8}) EXPECT_EQ(tile_of(32, requests, 4096), 32);
 }
 
 // What MlaDecode promises of every form: a request alone has the bits that it has in a batch, where cuts are fixed, and

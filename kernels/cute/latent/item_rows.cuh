@@ -24,6 +24,13 @@ struct SeenTokens {
   }
 };
 
+// What scores are multiplied by, in front of exponentials to base 2, where numbers in FP8 have that factor. Zeros may
+// have a factor of 0: by the least normal number their scores are zeros, too, and what is masked stays -infinity.
+__device__ __forceinline__ float scale_log2_of(const LatentArguments& with, float factor) {
+  const float scale = with.scale_log2 * factor;
+  return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
 // What the outputs of a row of a request are divided by: of a part, the sum of its weights alone.
 __device__ __forceinline__ float divisor_of(const LatentArguments& with, int slot, int row, float maximum, float sum) {
   return slot >= 0 ? sum : sum + exp2_fast(with.sink(row) - maximum);

@@ -77,7 +77,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
           "--b={} --h={} --s={} --t={} is not supported with --ragged: these are more blocks of work than the planner "
           "counts",
           at.b, at.h, at.s, at.t);
-    if (!(at.scale >= 0)) fail("--scale={} is not supported: it must be positive, or 0 for 1 / sqrt(d + p)", at.scale);
+    if (!is_scale(at.scale))
+      fail("--scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(d + p)", at.scale);
     if (at.after < 0 || at.after > 1 << 20)
       fail("--after={} is not supported: it must be from 0 to 1048576 tokens", at.after);
     if (at.split < 0 || at.split % kTokenBlock)
@@ -151,6 +152,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
  protected:
   virtual std::vector<Tiling> candidates() const = 0;
   virtual LatentVersion version(const Tiling& at) const = 0;
+  // Whether there is one tiling for requests of any length up to problem.t: MlaDecode's, else the tuner may take any.
+  bool one_tiling() const { return one_tiling_; }
   // Of a tile, where its rows are an option.
   virtual std::vector<int> tile_rows() const { return {}; }
   // Whether MlaDecode may call it for a cache of that form: sparse, or in FP8.
@@ -383,7 +386,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
  private:
-  bool one_tiling_ = false;  // for all lengths: MlaDecode's, else the tuner may take any
+  bool one_tiling_ = false;
 
   // A work list made here: items, and a MergeState of each slot.
   std::string constants(const Tiling& at) const {

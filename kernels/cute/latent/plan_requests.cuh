@@ -826,7 +826,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     }
     if (warp < 2 && lane < 2) side_sums[lane][warp] = 0;
     __syncthreads();
-    const Chosen chosen = cost_of_own_sides < 0.96f * cost_of_one_side ? own_sides : one_side;
+    // Sides with workers of their own have some more parts, and ends that are apart.
+    const Chosen chosen = cost_of_own_sides + 0.25f < cost_of_one_side ? own_sides : one_side;
     sides.side = chosen.side;
     sides.groups = chosen.groups;
     first_worker = chosen.first_worker;

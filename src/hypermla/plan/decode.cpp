@@ -45,8 +45,8 @@ void settle(MlaDecodeOptions& at) {
   if (at.page != 1 && at.page != 16 && at.page != 32 && at.page != 64 && at.page != 128)
     fail("page={} is not supported: choose 1, 16, 32, 64 or 128", at.page);
   require_half_precision(at.dtype);
-  if (!(at.scale >= 0) || std::isinf(at.scale))
-    fail("scale={} is not supported: it must be positive, or 0 for 1 / sqrt(128 + 64)", at.scale);
+  if (!is_scale(at.scale))
+    fail("scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(128 + 64)", at.scale);
   if (at.scale == 0) at.scale = softmax_scale(128, 64);
   if (at.sparse && at.max_queries != 1)
     fail(
@@ -97,6 +97,8 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
     fail(
         "sinks are not supported with shared_prefixes: a sink counts once and not in every part; leave one of them "
         "out");
+  if (with.query_tokens < 1 || with.pages < 1)  // first: of none there may be no memory
+    fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},
@@ -133,8 +135,6 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
     if (stride <= 0 || stride % multiple)
       fail("{}={} is not supported: it must be a positive multiple of {} elements", name, stride, multiple);
   }
-  if (with.query_tokens < 1 || with.pages < 1)
-    fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
   if (with.table_stride < 1) fail("table_stride={} is not supported: it must be positive", with.table_stride);
   require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 512);
   // By requests it has as many queries as the longest of the step, which may be fewer than the most; how many requests
@@ -257,6 +257,7 @@ class DecodeReference : public DecodeKernels {
 
   void run(const MlaDecodeTensors& with, StreamHandle) override {
     require_tensors(options_, with);
+    require_table(with);
     for (int r = 0; r < int(lengths_.size()); ++r) {
       if (starts_[r + 1] == starts_[r]) continue;
       const std::vector<float> tokens = options_.sparse ? read_chosen(with, r) : read_tokens(with, r);
@@ -303,14 +304,25 @@ class DecodeReference : public DecodeKernels {
     }
     return tokens;
   }
+  // Every page that a request needs is there, which is known before anything is written. Lists of chosen tokens may
+  // have any entries.
+  void require_table(const MlaDecodeTensors& with) const {
+    for (int r = 0; r < int(lengths_.size()) && !options_.sparse; ++r) {
+      if (starts_[r + 1] == starts_[r]) continue;
+      for (int t = 0, place = 0; t < lengths_[r]; ++t) {
+        if (!here(t) || place++ % options_.page != 0) continue;
+        const int column = (place - 1) / options_.page, page = with.block_table[r * with.table_stride + column];
+        if (page < 0 || page >= with.pages)
+          fail("block_table[{}][{}] is {}; the cache has {} pages", r, column, page, with.pages);
+      }
+    }
+  }
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
     std::vector<float> tokens;
     int place = 0;
     for (int t = 0; t < lengths_[request]; ++t) {
       if (!here(t)) continue;
       const std::int64_t page = with.block_table[request * with.table_stride + place / options_.page];
-      if (page < 0 || page >= with.pages)
-        fail("block_table[{}][{}] is {}; the cache has {} pages", request, place / options_.page, page, with.pages);
       read_token(with, page, place++ % options_.page, tokens);
     }
     return tokens;

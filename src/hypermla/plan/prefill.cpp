@@ -19,8 +19,8 @@ void settle(MlaPrefillOptions& at) {
   within("max_query_tokens", at.max_query_tokens, 1 << 24);
   within("max_tokens", at.max_tokens, 1 << 20);
   require_half_precision(at.dtype);
-  if (!(at.scale >= 0) || std::isinf(at.scale))
-    fail("scale={} is not supported: it must be positive, or 0 for 1 / sqrt(128 + 64)", at.scale);
+  if (!is_scale(at.scale))
+    fail("scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(128 + 64)", at.scale);
   if (at.scale == 0) at.scale = softmax_scale(128, 64);
 }
 

@@ -51,5 +51,8 @@ inline double padding(int extent, int tile) { return double(ceil_div(extent, til
 inline constexpr float kLog2e = 1.4426950408889634f;  // scores in units of log2, for exp2
 // The softmax scale of DeepSeek-V2 (arXiv 2405.04434, section 2.1): one over the root of the whole query dimension.
 inline float softmax_scale(int d, int p) { return 1.0f / std::sqrt(float(d + p)); }
+// Whether scores may be multiplied by it: 0 stands for softmax_scale(); others are so far from the ends of a float that
+// a kernel may multiply them by the powers of two of tokens in FP8 and by log2(e).
+inline bool is_scale(float scale) { return scale == 0 || (scale >= 0x1p-60f && scale <= 0x1p60f); }
 
 }  // namespace hypermla

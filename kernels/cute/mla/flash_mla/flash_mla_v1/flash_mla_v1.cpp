@@ -14,8 +14,9 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
       fail("--cluster={} is not supported: choose 1 or 2", tiling.cluster);
     validate_prefetch(tiling.prefetch);
   }
-  // results/nvidia-h200/cute-flash_mla_v1-*.json: b1 10.5 us, h16 38.3 us; 1.05 and 0.92 us a tile of 32 or 16 rows and
-  // 64 tokens.
+  // results/nvidia-h200/cute-flash_mla_v1-*.json: b1 10.5 us, h16 38.3 us; 1.05 us a tile of 32 rows and 64 tokens. By
+  // tiles of 16 rows b1 t2048 of 16 to 48 rows takes 8.1 to 8.3 us, b2 t131072 of 48 rows 102 us
+  // (docs/log/cute-flash-mla-v1.md).
   std::vector<Figures> figures() const override {
     // Pages of 1 token are loaded one by one: 907 us where the base version takes 83, 31 blocks of 64 tokens by each
     // multiprocessor. So 29 us for a block, some 12 launches, however few there are.
@@ -27,10 +28,10 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
     const double memory_of_32 = tiles == 1 ? 0.94 : 0.8;
     const double few_of_32 = tiles > 2 && problem.b > 2 ? 3.9 : 3.4;
     return {{.rows = 16,
-             .burst = 0.42,
-             .sustained = 0.42,
+             .burst = 0.46,
+             .sustained = 0.46,
              .memory = 0.95 * gathered,
-             .launches = {.full = 1.2, .half = 1.5, .few = 2.4 + first_block}},
+             .launches = {.full = 1.2, .half = 1.5, .few = 3.1 + first_block}},
             {.rows = 32,
              .burst = 0.71,
              .sustained = 0.71,
@@ -53,16 +54,19 @@ class FlashMlaV1Plan : public LatentPlan<FlashMlaV1Tiling> {
   }
 
   // 32 rows cost less per row, 16 rows less at the ends: partial outputs are half as long. So 16 where they are all,
-  // and where a multiprocessor has but a few blocks of tokens. Side by side, row tiles share the reads of their tokens.
+  // and where a multiprocessor has but a few blocks of tokens. For requests of any length, which are shorter than they
+  // may be, where that is so of most lengths (docs/log/cute-flash-mla-v1.md). Side by side, row tiles share the reads
+  // of their tokens.
   std::vector<FlashMlaV1Tiling> candidates() const override {
     const int rows = problem.h * problem.s;
-    const bool few = rows <= 16 ||  // with a split the same sums in any batch
-                     (problem.split == 0 && token_blocks() * ceil_div(rows, 16) <= 8 * target.processors);
+    const bool ends_count = one_tiling() ? rows <= 48 && std::int64_t{problem.b} * rows <= 128
+                                         : token_blocks() * ceil_div(rows, 16) <= 8 * target.processors;
+    const bool few = rows <= 16 || (problem.split == 0 && ends_count);  // with a split the same sums in any batch
     const int tile = few ? 16 : 32;
     // What other tiles of the request read as well is there soon enough.
     const int prefetch = rows > tile || !may_prefetch() ? 0 : few ? 3 : 2;
     if (problem.split > 0) return {{tile, 1, true, prefetch}};
-    const FlashMlaV1Tiling first{.rows = tile, .cluster = rows > 32 && !few ? 2 : 1, .prefetch = prefetch};
+    const FlashMlaV1Tiling first{.rows = tile, .cluster = rows > tile ? 2 : 1, .prefetch = prefetch};
     return distinct({first, {16, 1, true}, {16, 2, true}, {32, 1, true}, {32, 2, true}, {32, 2, false}});
   }
 

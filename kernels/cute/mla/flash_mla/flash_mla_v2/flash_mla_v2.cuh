@@ -90,7 +90,7 @@ struct Cursor {
 // The warpgroup of the scores: scores and weights of all blocks.
 template <auto problem>
 __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArguments& with) {
-  const float scale_log2 = with.scale_log2 * *with.q_scale * *with.cache_scale;
+  const float scale_log2 = latent::scale_log2_of(with, *with.q_scale * *with.cache_scale);
   const u32 q = operand_k_major(shared.queries);
   const u32 q_rope = operand_k_major(shared.queries + kRopeAt);
   const u32 key = operand_k_major(shared.slots);

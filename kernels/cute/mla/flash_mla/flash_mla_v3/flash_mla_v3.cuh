@@ -372,7 +372,7 @@ struct Scores : Fragments<problem, N> {
   }
 
   __device__ __forceinline__ void attend() {
-    const float scale_log2 = with.scale_log2 * (one_scale ? *with.cache_scale : 1.0f);
+    const float scale_log2 = latent::scale_log2_of(with, one_scale ? *with.cache_scale : 1.0f);
     int slot = 0, number = 0;  // of the next block
     u32 phase = 0;             // of that slot
     WorkItem item = with.own_work()[0];

@@ -343,7 +343,8 @@ struct FewRowsConsumer {
 
   __device__ __forceinline__ void attend(const WorkItem* __restrict__ work) {
     const float cache_scale = one_scale ? *with.cache_scale : 1.0f;
-    const float scale_log2 = with.scale_log2 * cache_scale * (one_scale && with.q_scale ? *with.q_scale : 1.0f);
+    const float q_scale = one_scale && with.q_scale ? *with.q_scale : 1.0f;
+    const float scale_log2 = latent::scale_log2_of(with, cache_scale * q_scale);
     int place = 0;  // of the block's first half
     u32 phase = 0, queries_phase = 0;
     WorkItem item = *work;
