@@ -16,7 +16,7 @@ constexpr std::int64_t kLatent = 512, kRope = 64;
 
 struct DecodeObject {
   PyObject_HEAD MlaDecode* decode;
-  int heads, page, max_queries;
+  int heads, page, max_queries, max_tokens;
   int longest;  // list, of sparse attention, or 0
   int fp8;      // bytes of a token, or 0
   ElementType of_queries;
@@ -69,6 +69,7 @@ PyObject* decode_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     made.page = at.page;
     made.fp8 = fp8;
     made.max_queries = at.max_queries;
+    made.max_tokens = at.max_tokens;
     made.longest = at.sparse ? at.max_tokens : 0;
     made.shards = at.shards;
     made.shard = at.shard;
@@ -128,7 +129,9 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     DecodeObject& of = *as_decode(self);
     const bool whole = arguments[0] == Py_None && arguments[3] != Py_None;
     const TensorView lengths = view_of(whole ? "block_table" : "lengths", arguments[whole ? 3 : 0]);
-    if (!whole) {
+    if (whole) {
+      require("block_table", lengths, ElementType::int32, {"requests", "pages"}, of.device);
+    } else {
       require("lengths", lengths, ElementType::int32, {"requests"}, of.device);
       require_dense_columns("lengths", lengths);
     }
@@ -163,7 +166,8 @@ PyObject* decode_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     of.columns = 0;
     for (int r = 0; r < requests && of.device.type == kCpu; ++r)
       if (!query_starts || query_starts[r + 1] > query_starts[r])
-        of.columns = std::max(of.columns, tokens ? columns_of(of, tokens[r]) : of.longest);
+        of.columns =
+            std::max(of.columns, tokens ? columns_of(of, std::clamp(tokens[r], 0, of.max_tokens)) : of.longest);
     Py_RETURN_NONE;
   });
 }

@@ -50,7 +50,7 @@ struct MlaDecodeOptions {
   bool sparse = false;  // max_requests: queries of a step; max_queries is 1; max_tokens: the longest list (top-k)
   MlaCacheFormat cache_format = MlaCacheFormat::as_queries;  // in FP8: with bfloat16 as dtype
   bool fp8_queries = false;  // in e4m3 with one factor for all, of a cache in fp8_576 that is not sparse; o is of dtype
-  float scale = 0;           // of the scores; 0: 1 / sqrt(128 + 64)
+  float scale = 0;           // of the scores, from 2^-60 to 2^60; 0: 1 / sqrt(128 + 64)
   // Tokens after which every request is cut, a multiple of 64, so that the bits of its output depend neither on its
   // place nor on its batch mates; 0: wherever it is fastest.
   int split = 0;
@@ -137,8 +137,8 @@ class HYPERMLA_API MlaDecode {
   // those of other shards included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests +
   // 1], the first 0, the queries of request r being those from query_starts[r] to query_starts[r + 1]; null:
   // max_queries of each. What exceeds the capacity is cut to it, see check(), and where query_starts fall all may be
-  // left out; on a CPU it throws. Throws Error unless 0 <= requests <= max_requests. With shared_prefixes, and only
-  // then, block_table and table_stride are those that run() will be given.
+  // left out; a CPU's reference throws. Throws Error unless 0 <= requests <= max_requests. With shared_prefixes, and
+  // only then, block_table and table_stride are those that run() will be given.
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr,
             const int* block_table = nullptr, std::int64_t table_stride = 0);
 

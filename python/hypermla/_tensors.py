@@ -1,6 +1,7 @@
 """What an object says of its memory, for tensors without DLPack's C functions: NumPy's arrays and older PyTorch's
 tensors (python/tensor_view.h reads the others); and new tensors like a given one."""
 
+import functools
 import re
 import sys
 
@@ -89,7 +90,7 @@ def device_name(device):
     torch, name = sys.modules.get("torch"), str(device)
     if name in ("auto", "cuda") and torch and torch.cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"
-    return name
+    return "cpu" if re.fullmatch(r"cpu:\d+", name) else name  # of CPUs there is one
 
 
 def dtype_name(dtype):
@@ -105,12 +106,19 @@ def as_bytes(tensor):
     return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.int8) else tensor
 
 
-def empty(like, shape, dtype=None):
-    """On the device of `like`; dtype: None, "bfloat16" or "float32"."""
+def empty(like, shape, dtype=None, stream=None):
+    """On the device of `like`; dtype: None, "bfloat16" or "float32"; stream: that writes it, None: the current one."""
     if is_torch(like):
         import torch
 
-        return like.new_empty(shape, dtype=dtype and getattr(torch, dtype))
+        new = functools.partial(like.new_empty, shape, dtype=dtype and getattr(torch, dtype))
+        if stream is None or not like.is_cuda:
+            return new()
+        # PyTorch gives memory to the stream that is current; of another one it may still be in use.
+        address = int(getattr(stream, "cuda_stream", stream))
+        of = torch.cuda.ExternalStream(address, like.device) if address else torch.cuda.default_stream(like.device)
+        with torch.cuda.stream(of):
+            return new()
     import numpy
 
     return numpy.empty(shape, {None: like.dtype, "bfloat16": "uint16"}.get(dtype, dtype))

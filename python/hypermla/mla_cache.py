@@ -11,7 +11,7 @@ fullgraph=True, too, if PyTorch was imported before this package or a MlaDecode 
 import sys
 
 from hypermla import _hypermla, _tensors
-from hypermla._errors import integers, raises_error
+from hypermla._errors import booleans, integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
 
@@ -31,11 +31,11 @@ def _operators(stream):
 
 
 @raises_error
-def _outputs(o, out, lse):
+def _outputs(o, out, lse, stream):
     """Those that are given, else new ones."""
     shape = tuple(_tensors.shape_of("o_a", o))
-    return (_tensors.empty(o, shape) if out is None else out,
-            _tensors.empty(o, shape[:2], "float32") if lse is None else lse)
+    return (_tensors.empty(o, shape, None, stream) if out is None else out,
+            _tensors.empty(o, shape[:2], "float32", stream) if lse is None else lse)
 
 
 def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, empty_lse_positive=False, stream=None):
@@ -47,11 +47,12 @@ def merge_states(o_a, lse_a, o_b, lse_b, out=None, lse=None, lse_base2=False, em
     `lse` the log-sum-exp of a part; otherwise they must not overlap the parts.
     """
     if out is None or lse is None:
-        out, lse = _outputs(o_a, out, lse)
+        out, lse = _outputs(o_a, out, lse, stream)
     if _tensors.is_compiling():
         _operators(stream).merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive)
     else:
-        _hypermla.merge_states(o_a, lse_a, o_b, lse_b, out, lse, lse_base2, empty_lse_positive, stream)
+        flags = booleans(lse_base2=lse_base2, empty_lse_positive=empty_lse_positive)
+        _hypermla.merge_states(o_a, lse_a, o_b, lse_b, out, lse, *flags, stream)
     return out, lse
 
 
@@ -87,7 +88,7 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
         _tensors.shape_of("cache", like)
         heads = _tensors.shape_of("w_uk", w_uk)[0]
         widths = _HEAD + _ROPE * bool(rope), _HEAD
-        out = tuple(_tensors.empty(like, (tokens, heads, width)) for width in widths)
+        out = tuple(_tensors.empty(like, (tokens, heads, width), None, stream) for width in widths)
     k, v = out
     if _tensors.is_compiling():
         _operators(stream).decompress_prefix(*parts(cache), block_table, tokens, w_uk, w_uv, k, v)

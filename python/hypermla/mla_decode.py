@@ -105,7 +105,7 @@ class MlaDecode(Planned):
         if self._fp8_queries:
             q = tuple(map(_tensors.as_bytes, q)) if isinstance(q, tuple) else _tensors.as_bytes(q)
         if out is None or lse is None:
-            out, lse = self._outputs(q, out, lse)
+            out, lse = self._outputs(q, out, lse, stream)
         if _tensors.is_compiling():
             self._operators(stream).mla_decode_run(self.handle, self.order, *parts(q), *parts(cache), block_table, out,
                                                    lse, sinks, cache_scale, q_scale)
@@ -114,11 +114,11 @@ class MlaDecode(Planned):
         return out, lse
 
     @raises_error
-    def _outputs(self, q, out, lse):
+    def _outputs(self, q, out, lse, stream):
         """Those that are given, else new ones."""
         dtype = "bfloat16" if self._fp8_queries else None  # None: that of q
         q = parts(q)[0]
         tokens = _tensors.shape_of("q", q)[0]
-        return (_tensors.empty(q, (tokens, self._heads, LATENT), dtype) if out is None else out,
-                _tensors.empty(q, (tokens, self._heads), "float32") if lse is None else lse)
+        return (_tensors.empty(q, (tokens, self._heads, LATENT), dtype, stream) if out is None else out,
+                _tensors.empty(q, (tokens, self._heads), "float32", stream) if lse is None else lse)
 

@@ -59,7 +59,7 @@ class MlaPrefill(Planned):
         [query_tokens, heads] by any strides; both are made where they are not given. `out` must have memory of its own.
         """
         if out is None or lse is None:
-            out, lse = self._outputs(q, out, lse)
+            out, lse = self._outputs(q, out, lse, stream)
         if _tensors.is_compiling():
             self._operators(stream).mla_prefill_run(self.handle, self.order, *parts(q), *parts(k), v, out, lse)
         else:
@@ -67,11 +67,11 @@ class MlaPrefill(Planned):
         return out, lse
 
     @raises_error
-    def _outputs(self, q, out, lse):
+    def _outputs(self, q, out, lse, stream):
         """Those that are given, else new ones."""
         if self._accumulate:
             raise Error("a MlaPrefill that accumulates needs `out` and `lse`: what is there already")
         q = parts(q)[0]
         tokens = _tensors.shape_of("q", q)[0]
-        return (_tensors.empty(q, (tokens, self._heads, VALUE)) if out is None else out,
-                _tensors.empty(q, (tokens, self._heads), "float32") if lse is None else lse)
+        return (_tensors.empty(q, (tokens, self._heads, VALUE), None, stream) if out is None else out,
+                _tensors.empty(q, (tokens, self._heads), "float32", stream) if lse is None else lse)

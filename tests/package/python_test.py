@@ -158,6 +158,8 @@ class Decode(unittest.TestCase):
             decode.plan(None, block_table=slots[:, :39])
         with self.assertRaisesRegex(hypermla.Error, "lengths is missing"):
             self.decode().plan(None, block_table=slots)
+        with self.assertRaisesRegex(hypermla.Error, r"^block_table must be int32 \[requests, pages\], not int32 \[\]"):
+            decode.plan(None, numpy.array([0, 1], numpy.int32), block_table=numpy.array(1, numpy.int32))
         with self.assertRaisesRegex(TypeError, "lengths is of type NoneType; give a tensor, or an array of NumPy"):
             decode.plan(None)
 
@@ -209,6 +211,12 @@ class Decode(unittest.TestCase):
     def test_a_kernel_and_the_queries_of_a_step(self):
         with self.assertRaisesRegex(hypermla.Error, "nonsense"):
             self.decode(kernel="nonsense")
+        lengths, q, cache, table = self.step()
+        portable = self.decode(kernel="cutile.mla.flash_mla_split_kv", max_tokens=40)
+        portable.plan(lengths + numpy.array([60, 0], numpy.int32))  # is cut, so that three pages are enough
+        portable.run(q, cache, table)
+        with self.assertRaisesRegex(hypermla.Error, "max_tokens"):
+            portable.check()
         with self.assertRaisesRegex(hypermla.Error, "max_query_tokens=3"):
             self.decode(max_query_tokens=3).plan(numpy.array([9, 9], numpy.int32), numpy.array([0, 2, 4], numpy.int32))
         with self.assertRaisesRegex(hypermla.Error, "a value that cannot be"):
@@ -630,6 +638,8 @@ class CacheOperations(unittest.TestCase):
                             (lambda: hypermla.merge_states(a, lse.astype("float64"), a, lse), "lse_a must be float32"),
                             (lambda: hypermla.merge_states(a[..., ::2], lse, a[..., ::2], lse), "dense in its last"),
                             (lambda: hypermla.merge_states(a[:1], lse[:1], a[:1], lse[:1], out=shifted), "overlaps"),
+                            (lambda: hypermla.merge_states(a, lse, a, lse, lse_base2="no"), "^lse_base2 cannot be"),
+                            (lambda: hypermla.merge_states(a, lse, a, lse, empty_lse_positive=lse), "^empty_lse_pos"),
                             (lambda: hypermla.append(cache[0, :2], cache, slots + 32), r"slots\[0\] is 32"),
                             (lambda: hypermla.append(cache[0, :1], cache, slots), "2 slots for 1 rows"),
                             (lambda: hypermla.append(cache[0, :2], cache, table), "slots must be int64"),

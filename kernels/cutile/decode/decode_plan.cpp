@@ -86,9 +86,24 @@ class PagedDecode : public DecodeKernels {
     plan_->launch({1, 1, 1}, plan_arguments(lengths, query_starts, requests).pointers(), stream);
   }
 
-  void run(const MlaDecodeTensors& with, StreamHandle stream) override {
+  void run(const MlaDecodeTensors& given, StreamHandle stream) override {
     const MlaDecodeOptions& at = options_;
-    require_tensors(at, with);
+    require_tensors(at, given);
+    MlaDecodeTensors with = given;
+    // The kernels tell rows from each other by heads or tokens, which lie apart by what fits 32 bits; one head by
+    // anything, as the caller said it.
+    if (at.heads == 1) {
+      with.q_latent.head_stride = with.o_head_stride = kDecodeLatent;
+      with.q_rope.head_stride = kDecodeRope;
+    }
+    const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.head_stride", with.q_latent.head_stride},
+                                                            {"q_rope.head_stride", with.q_rope.head_stride},
+                                                            {"latent_token_stride", with.latent_token_stride},
+                                                            {"rope_token_stride", with.rope_token_stride},
+                                                            {"o_head_stride", with.o_head_stride}};
+    for (const auto& [name, stride] : strides)
+      if (stride > std::numeric_limits<unsigned>::max())
+        fail("{}={} is not supported by this kernel: it must be less than 2^32; copy the tensor first", name, stride);
     if (with.pages * at.page > std::numeric_limits<int>::max())
       fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
     attend_->launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),

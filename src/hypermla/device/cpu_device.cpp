@@ -112,8 +112,8 @@ class CpuDevice : public Device {
     const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256;
     void* data = rounded < info_.memory_bytes ? std::aligned_alloc(256, rounded) : nullptr;
     if (!data)
-      fail("{:.2f} GB of memory do not fit: this machine has {:.2f} GB; choose a smaller b, h or t", bytes / 1e9,
-           info_.memory_bytes / 1e9);
+      fail("{:.2f} GB of memory do not fit: this machine has {:.2f} GB; choose a smaller problem or capacity",
+           bytes / 1e9, info_.memory_bytes / 1e9);
     return data;
   }
   void release(void* data) noexcept override { std::free(data); }

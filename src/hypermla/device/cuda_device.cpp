@@ -273,8 +273,8 @@ class CudaDevice : public Device {
     if (CudaDriver::get().cuMemAlloc(&data, std::max<std::size_t>(bytes, 1)) != CUDA_SUCCESS) {
       std::size_t free = 0, total = 0;
       CudaDriver::get().cuMemGetInfo(&free, &total);
-      fail("{:.2f} GB of device memory do not fit: {:.2f} of {:.2f} GB are free; choose a smaller b or t", bytes / 1e9,
-           free / 1e9, total / 1e9);
+      fail("{:.2f} GB of device memory do not fit: {:.2f} of {:.2f} GB are free; choose a smaller problem or capacity",
+           bytes / 1e9, free / 1e9, total / 1e9);
     }
     return reinterpret_cast<void*>(data);
   }
