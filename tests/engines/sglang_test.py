@@ -317,7 +317,8 @@ class Backend(unittest.TestCase):
         for change, said in (({"kv_cache_dtype": torch.float8_e5m2}, "set --kv-cache-dtype auto"),
                              ({"kv_cache_dtype": torch.float8_e4m3fn, "dtype": torch.float16}, "e4m3 beside bfloat16"),
                              ({"kv_index_translator": unified}, "leave --enable-unified-memory off"),
-                             ({"use_mla_backend": False}, "512 and 64 columns")):
+                             ({"use_mla_backend": False}, "512 and 64 columns"),
+                             ({"use_mla_backend": False, "is_draft_worker": True}, "draft-attention-backend fa3")):
             with self.assertRaisesRegex(ValueError, said):
                 Case(64, [9], **change)
         for name, drafts in (("EAGLE", {"speculative_eagle_topk": 2}), ("NGRAM", {"speculative_eagle_topk": 1})):

@@ -599,6 +599,7 @@ class EngineTest(unittest.TestCase):
                             (dict(kv_cache_dtype="fp8", dtype=torch.float16), "not of torch.float16; leave"),
                             (dict(kv_cache_dtype="float16"), "kv_cache_dtype=float16; leave"),
                             (dict(use_sparse=True), "dense attention only"),
+                            (dict(use_mla=False, head_size=128), "in place of --attention-backend give -ac"),
                             (dict(has_sink=True), "no attention sinks"),
                             (dict(head_size=320), "not for 320"),
                             (dict(block_size=8), "block_size not supported"),
@@ -672,7 +673,7 @@ class SparseTest(unittest.TestCase):
         mixed, uniform = ([200, 90, 64], [1, 3, 1]), ([200, 90, 64], [2, 2, 2])
 
         def made(builder, *_):
-            vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads, topk_tokens=40)
+            vars(builder).update(said, use_fp8_kv_cache=fp8, num_heads=heads, topk_tokens=40, dcp_world_size=1)
 
         for fp8, heads, said, batch, decodes in ((False, 128, {}, mixed, 3), (True, 16, {}, mixed, 3),
                                                  (True, 128, {}, mixed, 1), (True, 128, {}, uniform, 3),
@@ -693,6 +694,8 @@ class SparseTest(unittest.TestCase):
                 step = builder.build(0, Batch(*batch).common())
                 self.assertEqual((step.num_decodes, step.num_prefills), (decodes, 3 - decodes))
                 self.assertEqual(builder.require_uniform_decodes, decodes == 1)  # else it does not look
+                renews = sys.modules[kind.__module__]._RENEWS is not None and not fp8  # since 0.33
+                self.assertEqual(getattr(builder, "supports_draft_decode_metadata_update", False), renews)
 
     def test_a_cache_in_fp8(self):
         cache = torch.zeros(5, 64, 656, dtype=torch.uint8)

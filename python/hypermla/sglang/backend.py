@@ -75,8 +75,10 @@ class HyperMlaBackend(FlashMLABackend):
         self._rounds_queries = self.is_fp8_kvcache and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
         self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
-        # The base's, which since 0.5.18 counts those that pad a batch for several devices; graphs may come with more.
-        self._max_requests = min(len(self.kv_indptr) - 1, hypermla.MlaDecode.MAX_REQUESTS)
+        # The base's, which before 0.5.18 did not count those that pad a batch for several devices; graphs may come with
+        # more.
+        most, devices = len(self.kv_indptr) - 1, get_parallel().attn_tp_size
+        self._max_requests = min(-(-most // devices) * devices, hypermla.MlaDecode.MAX_REQUESTS)
         self._graph_requests = 0
         self._scale = model_runner.model_config.scaling
         self._steps = {}  # by queries of a request
@@ -278,8 +280,10 @@ def _require_supported(runner):
                          "leave the flag out, and start with SGLANG_PLUGINS=hypermla,hypermla_sparse")
     dims = getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None)
     if not runner.use_mla_backend or dims != (512, 64):
+        another = ("add --speculative-draft-attention-backend fa3 for the drafter" if runner.is_draft_worker else
+                   "choose another backend")
         raise ValueError(f"--attention-backend {NAME} is for latent attention with 512 and 64 columns, as DeepSeek-V3 "
-                         f"and Kimi-K2 have it, not {dims}; choose another backend")
+                         f"and Kimi-K2 have it, not {dims}; {another}")
     types = runner.kv_cache_dtype, runner.dtype
     if types not in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (torch.float8_e4m3fn, torch.bfloat16)):
         raise ValueError(f"--attention-backend {NAME} takes a cache of bfloat16 or float16, the model's type, or of "

@@ -183,6 +183,9 @@ class HyperMLABackend(MLACommonBackend):
     @classmethod
     def supports_combination(cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse,
                              use_mm_prefix, device_capability):
+        if not use_mla:
+            return ("this layer, perhaps a drafter's, has no latent attention, which HyperMLA is for; in place of "
+                    """--attention-backend give -ac '{"backend_per_kind": {"mla_attention": "CUSTOM"}}'""")
         if use_sparse:
             return "HyperMLA's plug-in has dense attention only; sparse models need a *_SPARSE backend"
         if has_sink or use_mm_prefix:

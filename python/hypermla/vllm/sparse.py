@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1.attention.backends.mla.flashattn_mla_sparse import FlashAttnMLASparseMetadataBuilder
 from vllm.v1.attention.backends.mla.flashmla_sparse import (MIN_HEADS_FOR_BF16_PREFILL, FlashMLASparseBackend,
                                                              FlashMLASparseImpl, FlashMLASparseMetadataBuilder)
 
@@ -23,6 +24,9 @@ logger = init_logger("vllm.hypermla")
 
 # Since 0.33 the log-sum-exp is returned, too, and queries may have more heads than count.
 _RETURNS_LSE = "actual_num_heads" in inspect.signature(FlashMLASparseImpl._bf16_flash_mla_kernel).parameters
+# Since 0.33 the steps of a drafter may be one graph, which renews what the metadata say: vLLM's own choice over
+# bfloat16, whose metadata FlashMLA's have in them, does.
+_RENEWS = vars(FlashAttnMLASparseMetadataBuilder).get("update_draft_decode_metadata")
 
 
 class HyperMLASparseBackend(FlashMLASparseBackend):
@@ -55,6 +59,8 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)  # 0.33 says it
         self._decodes_apart = self.use_fp8_kv_cache and not one_batch
+        if _RENEWS is not None:
+            self.supports_draft_decode_metadata_update = not self.use_fp8_kv_cache and self.dcp_world_size == 1
         # Now, not when the first prompt waits for them, which no graph of decodes has in it.
         logger.info_once("HyperMLA loads its kernels for lists of tokens; those never compiled before take a few "
                          "seconds each")
@@ -62,6 +68,9 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
         for fp8 in [self.use_fp8_kv_cache] + [False] * self._decodes_apart:
             logger.info_once("HyperMLA attends to lists of tokens in %s by %s", "FP8" if fp8 else "bfloat16",
                              " and ".join(load_sparse_kernels(device, self.num_heads, self.topk_tokens, fp8)))
+
+    def update_draft_decode_metadata(self, metadata):
+        _RENEWS(self, metadata)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         """Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
