@@ -7,6 +7,7 @@ from hypermla._planned import Planned, parts
 
 LATENT, ROPE = 512, 64
 FP8_BYTES = {"as_queries": 0, "fp8_656": 656, "fp8_576": 576}  # of a token, by cache_format
+PAGES = 128, 64, 32, 16, 1  # tokens of one, where pages are read by tables
 
 
 class MlaDecode(Planned):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import unittest
 from unittest import mock
 
@@ -195,6 +196,20 @@ class Cases:
         self.assertFalse(numpy.array_equal(xp.float32(whole), xp.float32(cut)))
         same(call(second, [1, 1]), cut)  # the lengths were read by the first call
         same(call(first, [50, 20]), whole)  # its plan was written over, and is made again
+        first.tile_scheduler_metadata, first.num_splits = flash_mla.get_mla_decoding_metadata()  # for another step
+        same(call(first, [40, 20]), cut)
+        same(call(flash_mla.FlashMLASchedMeta(tile_scheduler_metadata=None, num_splits=None), [50, 20]), whole)
+        takeable, thread = flash_mla.takeable, threading.Thread(target=lambda: call(second, [1, 1]))
+
+        def interrupted(q):  # behind the plan, before the run
+            if thread.ident is None:
+                thread.start()
+                thread.join()
+            return takeable(q)
+
+        with mock.patch.object(flash_mla, "takeable", interrupted):
+            same(call(flash_mla.get_mla_metadata()[0], [50, 20]), whole)
+        self.assertIsNotNone(thread.ident)
         with self.assertRaisesRegex(hypermla.Error, "call get_mla_metadata.. again"):
             flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32([4, 4]), LATENT, first, causal=True)
 
@@ -381,6 +396,20 @@ class Cases:
         apart, beyond = xp.bfloat16(layers)[:, 1], [1 << 30, (1 << 30) + PAGE, (1 << 31) - 1, -(1 << 31), 4 * PAGE]
         self.assertTrue((call(apart, [5, 6, *beyond]) == call(apart, [5, 6, *[-1] * 5])).all())
 
+    def test_lists_take_pages_of_any_size(self):
+        xp, random = self.xp, numpy.random.default_rng(2)
+        tokens, slots = xp.bfloat16(random.standard_normal((122, 1, 1, WIDTH)) / 4), xp.int32([[[5, 121, 61, -1, 122]]])
+        q, out = xp.bfloat16(random.standard_normal((1, 1, 2, WIDTH)) / 4), xp.bfloat16(numpy.zeros((1, 1, 2, LATENT)))
+        call = lambda cache, **options: flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, LATENT, flash_mla.get_mla_metadata()[0], indices=slots, **options)[0]
+        expected = xp.float32(call(tokens))
+        for page in (2, 61, 122):
+            self.assertTrue(numpy.array_equal(xp.float32(call(tokens.reshape(-1, page, 1, WIDTH))), expected), page)
+        self.assertIs(call(tokens, out=out), out)
+        self.assertTrue(numpy.array_equal(xp.float32(out), expected))
+        with self.assertRaisesRegex(hypermla.Error, r"^out must be \[1, 1, 2, 512\], not \[1, 2, 512\]$"):
+            call(tokens, out=out[0])
+
     def test_pages_of_one_token_have_no_stride_within(self):
         xp = self.xp
         kv = numpy.random.default_rng(1).standard_normal((8, 1, 1, WIDTH))
@@ -448,7 +477,7 @@ class Cases:
             flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32([5]), LATENT,
                                              flash_mla.get_mla_metadata()[0], softmax_scale=1 + i / 64)
         self.assertEqual(len(flash_mla._eager), flash_mla._KEPT)
-        scales = [scale for (capacity, _) in flash_mla._eager for scale in capacity if isinstance(scale, float)]
+        scales = [scale for capacity, *_ in flash_mla._eager for scale in capacity if isinstance(scale, float)]
         self.assertIn(1 + (flash_mla._KEPT + 2) / 64, scales)
         self.assertNotIn(1.0, scales)
 
@@ -576,6 +605,14 @@ class Cases:
         for page in (1, 2, 16, 48, 64, 256):
             with self.subTest(page):
                 self.attend(wrapper, [130, 9, 64], [0, 1, 4, 5], page)
+        for before, page in ((16, 48), (1, 24)):  # the table of the first has no room for the second
+            wrapper = self.wrapper()
+            self.attend(wrapper, [64], [0, 1], before)
+            self.attend(wrapper, [64], [0, 1], page)
+        wrapper = self.wrapper(use_cuda_graph=True, max_tokens=100)
+        self.attend(wrapper, [100], [0, 1], 1)
+        with self.assertRaisesRegex(hypermla.Error, "page_size=8: the first plan.. was for .*page_size=1"):
+            self.attend(wrapper, [100], [0, 1], 8)
 
     def test_flashinfer_with_metadata(self):
         wrapper = self.wrapper()

@@ -15,13 +15,14 @@ hypermla.Error. docs/drop-ins.md says what differs.
 
 import collections
 import math
+import threading
 
 from hypermla import _tensors
 from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
 from hypermla.compat._queries import are_queries, each_part, positive, takeable
-from hypermla.mla_decode import FP8_BYTES, LATENT, ROPE, MlaDecode
+from hypermla.mla_decode import FP8_BYTES, LATENT, PAGES, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_decoding_metadata",
            "get_mla_metadata", "has_legacy", "load_sparse_kernels"]
@@ -37,6 +38,17 @@ class FlashMLASchedMeta:
     shapes = None  # of the first call
     plan = None  # what _Planned.plan is as long as that plan is its last one
 
+    def __init__(self, have_initialized=False, config=None, tile_scheduler_metadata=None, num_splits=None):
+        """FlashMLA's fields. What is assigned to one of them begins a new plan, as callers of sgl-flash-mla do who keep
+        one object for all steps."""
+        self.have_initialized, self.config = have_initialized, config
+        self.tile_scheduler_metadata, self.num_splits = tile_scheduler_metadata, num_splits
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name not in ("shapes", "plan"):
+            self.shapes = self.plan = None
+
 
 class _Planned:
     """A MlaDecode and the plan that it holds. A caller that finds another's plan there makes a new one."""
@@ -47,7 +59,9 @@ class _Planned:
         self.one[...] = 1
 
 
-_eager = collections.OrderedDict()  # _Planned by capacity and stream; the least recently used first
+# _Planned by capacity, stream and thread, since another thread may plan before this one runs; the least recently used
+# first.
+_eager = collections.OrderedDict()
 _captured = {}  # by capacity; kept, because graphs hold their addresses
 
 
@@ -70,7 +84,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
                            softmax_scale=None, causal=False, is_fp8_kvcache=None, indices=None, attn_sink=None,
                            extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,
                            enable_batch_invariant=False, use_legacy=False, kv_format=None, descale_q=None,
-                           descale_k=None):
+                           descale_k=None, *, out=None):
     """Returns (out, lse): [batch, queries, heads, 512] and float32 [batch, heads, queries], natural; a query that sees
     no token has 0 and +inf.
 
@@ -89,7 +103,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     its last 64 columns, which FlashMLA does not take, either.
 
     enable_batch_invariant: no request is cut, so the bits of its out do not depend on the others, for tables, or lists,
-    of one width; few long requests take long. use_legacy: ignored.
+    of one width; few long requests take long. use_legacy: ignored. out: written and returned, if given.
     """
     fp8 = _tensors.dtype(k_cache) in _BYTES if is_fp8_kvcache is None else bool(is_fp8_kvcache)
     refused = {"extra_k_cache": extra_k_cache, "extra_indices_in_kvcache": extra_indices_in_kvcache,
@@ -106,7 +120,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     causal, = booleans(causal=causal)
     if indices is not None:
         return _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8,
-                       tile_scheduler_metadata, enable_batch_invariant)
+                       tile_scheduler_metadata, enable_batch_invariant, out)
     if len(q.shape) != 4 or len(k_cache.shape) != 4 or q.shape[3] != LATENT + ROPE or head_dim_v != LATENT:
         raise Error(f"q must be [batch, queries, heads, {LATENT + ROPE}], k_cache [pages, page, kv heads, "
                     f"{LATENT + ROPE}] and head_dim_v {LATENT}, not {list(q.shape)}, {list(k_cache.shape)} and "
@@ -132,8 +146,11 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if fp8_queries and not fp8 or not fp8 and (descale_q is not None or descale_k is not None):
         raise Error(f"q of {_tensors.dtype(q)} over a cache of {_tensors.dtype(k_cache)}, or a factor there, is not "
                     "supported: both factors are of a cache in FP8, and so are queries in FP8")
+    for name, factor in {"descale_q": descale_q, "descale_k": descale_k}.items():
+        if factor is not None and math.prod(factor.shape) != 1:
+            raise Error(f"{name} of {list(factor.shape)} is not supported: it must be one factor for all, [1]")
     dtype = "bfloat16" if fp8 else _tensors.dtype(q)
-    out = _tensors.empty(q, (batch, queries, heads, LATENT), dtype)
+    out = _output(out, q, (batch, queries, heads, LATENT), dtype)
     lse = _tensors.empty(q, (batch, heads, queries), "float32")
     if 0 in (batch, queries, heads, block_table.shape[1]):  # no token to see
         out[...], lse[...] = 0, float("inf")
@@ -186,7 +203,7 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     queries, heads, _ = like.shape
     if len(indices.shape) != 3 or indices.shape[:2] != (queries, 1):
         raise Error(f"indices must be [{queries}, 1, top-k], not {list(indices.shape)}")
-    out = _tensors.empty(like, (queries, heads, LATENT)) if out is None else out
+    out = _output(out, like, (queries, heads, LATENT))
     lse = _tensors.empty(like, (queries, heads), "float32")
     _attend(q, kv, indices[:, 0], _lengths(indices, topk_length), attn_sink, sm_scale, out, lse,
             tile_scheduler_metadata)
@@ -215,7 +232,17 @@ def _check_metadata(metadata, num_splits=None):
                     "num_splits None; tensors of older releases of FlashMLA are not taken")
 
 
-def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata, invariant):
+def _output(given, like, shape, dtype=None):
+    """`out`, of a type that run() checks."""
+    if given is None:
+        return _tensors.empty(like, shape, dtype)
+    if tuple(given.shape) != shape:
+        raise Error(f"out must be {list(shape)}, not {list(given.shape)}")
+    return given
+
+
+def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata, invariant,
+            out):
     """flash_mla_with_kvcache() with indices."""
     width = FP8_BYTES["fp8_656"] if fp8 else LATENT + ROPE
     if not are_queries(q, 4) or head_dim_v != LATENT:
@@ -231,7 +258,7 @@ def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_sca
     if causal:
         raise Error("causal is not supported with indices: a list says which tokens a query sees")
     cache = _tensors.as_bytes(k_cache[:, :, 0]) if fp8 else k_cache[:, :, 0]
-    out = _tensors.empty(like, (batch, queries, heads, LATENT))
+    out = _output(out, like, (batch, queries, heads, LATENT))
     lse = _tensors.empty(like, (batch, queries, heads), "float32")
     rows = lambda tensor: tensor.reshape(batch * queries, *tensor.shape[2:])
     _attend(each_part(rows, q), *_rows(cache, rows(indices)), _lengths(indices, topk_length), attn_sink,
@@ -241,12 +268,12 @@ def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_sca
 
 
 def _rows(cache, slots):
-    """A cache of pages that lie apart as one of tokens, [tokens, 1, columns], and the slots in it. Pages that follow
-    each other stay."""
+    """A cache of pages that lie apart, or of a size that MlaDecode has not, as one of tokens, [tokens, 1, columns], and
+    the slots in it. Others stay."""
     pages, page, columns = cache.shape
     by_page, by_token, _ = _tensors.strides(cache)
     if pages < 2 or page == 1 or by_page == page * by_token:
-        return cache, slots
+        return cache if page in PAGES else cache.reshape(pages * page, 1, columns), slots
     if by_page < 1 or by_token < 1:
         raise Error("a cache whose tokens share memory is not supported; copy it first")
     apart = by_page // by_token
@@ -344,14 +371,14 @@ def _planned(q, options, invariant=False):
     if gpu and _is_capturing():
         if capacity not in _captured:
             # Any stream's: nothing can be loaded now. The next call outside makes a new one.
-            key = next((key for key in _eager if key[0] == capacity), None)
+            key = next((key for key in list(_eager) if key[0] == capacity), None)
             if key is None:
                 raise Error("the first call of a shape loads its kernels, which a capture cannot: make the same call "
                             "once before it")
             _captured[capacity] = _eager.pop(key)
             _captured[capacity].plan = None  # the graph must make it, not only read it
         return _captured[capacity]
-    key = capacity, _tensors.current_stream(q)
+    key = capacity, _tensors.current_stream(q), threading.get_ident()
     planned = _eager.pop(key, None) or _Planned(MlaDecode(device=device, **options), q)
     _eager[key] = planned
     while len(_eager) > _KEPT:

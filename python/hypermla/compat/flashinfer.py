@@ -14,11 +14,10 @@ from hypermla import _tensors
 from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
 from hypermla.compat._queries import each_part, positive, takeable
-from hypermla.mla_decode import LATENT, ROPE, MlaDecode
+from hypermla.mla_decode import LATENT, PAGES, ROPE, MlaDecode
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
 
-_PAGES = 128, 64, 32, 16, 1  # MlaDecode's
 _LISTS = "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"
 _TABLE = "cum_seq_lens_q", "block_tables", "seq_lens"
 # What plan() may be told beside that: what is supported of it, and what may be anything, since run() takes both layouts
@@ -118,7 +117,7 @@ class BatchMLAPagedAttentionWrapper:
                 raise Error(f"{name}={value} is not supported; leave it out")
         if page_size < 1:
             raise Error(f"page_size={page_size} is not supported: it must be at least 1")
-        page = next(one for one in _PAGES if page_size % one == 0)
+        page = next(one for one in PAGES if page_size % one == 0)
         step = _Step(flat if metadata is None else metadata, page_size)
         wanted = {"requests": len(step.lengths), "tokens": max(step.lengths, default=0), "queries": step.most_queries}
         fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": booleans(causal=causal)[0],
@@ -167,7 +166,8 @@ class BatchMLAPagedAttentionWrapper:
 
     def _require_capacity(self, wanted, fixed, step):
         """Makes the MlaDecode and the table, unless those that are there do."""
-        if self._options == fixed and all(wanted[name] <= self._most[name] for name in wanted):
+        table = {"page_size": step.page_size}
+        if self._options == {**fixed, **table} and all(wanted[name] <= self._most[name] for name in wanted):
             return
         for name, most in (("requests", MlaDecode.MAX_REQUESTS), ("queries", MlaDecode.MAX_QUERIES)):
             if wanted[name] > most:
@@ -175,8 +175,8 @@ class BatchMLAPagedAttentionWrapper:
                             f"takes up to {most}")
         if self._use_cuda_graph:
             if self._decode is not None:
-                raise Error(f"a captured run() cannot be planned for {_said(wanted, fixed)}: the first plan() was for "
-                            f"{_said(self._most, self._options)}; make another wrapper, or give it max_tokens")
+                raise Error(f"a captured run() cannot be planned for {_said(wanted, fixed, table)}: the first plan() "
+                            f"was for {_said(self._most, self._options)}; make another wrapper, or give it max_tokens")
             tokens = self._max_tokens
             if tokens is None and step.table is not None:
                 tokens = step.width * step.page_size
@@ -195,7 +195,7 @@ class BatchMLAPagedAttentionWrapper:
                                  max_tokens=most["tokens"], **fixed)
         width = -(-most["tokens"] // step.page_size) * (step.page_size // fixed["page"])
         self._table = self._zeros((most["requests"], width))
-        self._most, self._options = most, fixed
+        self._most, self._options = most, {**fixed, **table}
 
     def _fill_table(self, step):
         """Rows of pages of the kind that MlaDecode has."""
@@ -218,7 +218,7 @@ class BatchMLAPagedAttentionWrapper:
         page, token, _ = _tensors.strides(cache)
         if page != self._page * token:
             raise Error(f"a cache with pages of {self._page} tokens must have no room between pages; copy it first, or "
-                        f"use pages of {', '.join(map(str, sorted(_PAGES)))}")
+                        f"use pages of {', '.join(map(str, sorted(PAGES)))}")
         return cache.reshape(cache.shape[0] * self._parts, self._page // self._parts, cache.shape[2])
 
     def _here(self, tensor):
@@ -298,5 +298,5 @@ def _rounded(count):
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _said(counts, fixed):
-    return ", ".join(f"{name}={value}" for name, value in {**counts, **fixed}.items())
+def _said(*options):
+    return ", ".join(f"{name}={value}" for some in options for name, value in some.items())

@@ -24,10 +24,10 @@ except ImportError:  # before 0.5.23
 
 import hypermla
 from hypermla.compat._queries import ROUNDED_HEADS, takeable
+from hypermla.mla_decode import PAGES
 from hypermla.sglang import NAME
 
 _log = logging.getLogger(__name__)
-_PAGES = 128, 64, 32, 16, 1  # MlaDecode's
 
 # Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
 # prefill is computed: as where FlashInfer computes it.
@@ -70,7 +70,7 @@ class HyperMlaBackend(FlashMLABackend):
                 name for name in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS if name != NAME]
         super().__init__(model_runner, skip_prefill, kv_indptr_buf)
         self._draft_step = draft_step
-        self._page = next(page for page in _PAGES if self.page_size % page == 0)
+        self._page = next(page for page in PAGES if self.page_size % page == 0)
         # SGLang's own FlashMLA rounds all queries beside a cache in FP8; pages of 1 token have no kernel for these.
         self._rounds_queries = self.is_fp8_kvcache and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
         self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
