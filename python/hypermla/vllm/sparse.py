@@ -5,13 +5,13 @@ The indexer, the cache, its lists of slots and the division of a batch are vLLM'
 to 64 or 128, and the two parts of queries are read where they lie, which FlashMLA's are joined for.
 """
 
+import importlib
 import inspect
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.attention.backends.mla.flashattn_mla_sparse import FlashAttnMLASparseMetadataBuilder
 from vllm.v1.attention.backends.mla.flashmla_sparse import (MIN_HEADS_FOR_BF16_PREFILL, FlashMLASparseBackend,
                                                              FlashMLASparseImpl, FlashMLASparseMetadataBuilder)
 
@@ -24,9 +24,6 @@ logger = init_logger("vllm.hypermla")
 
 # Since 0.33 the log-sum-exp is returned, too, and queries may have more heads than count.
 _RETURNS_LSE = "actual_num_heads" in inspect.signature(FlashMLASparseImpl._bf16_flash_mla_kernel).parameters
-# Since 0.33 the steps of a drafter may be one graph, which renews what the metadata say: vLLM's own choice over
-# bfloat16, whose metadata FlashMLA's have in them, does.
-_RENEWS = vars(FlashAttnMLASparseMetadataBuilder).get("update_draft_decode_metadata")
 
 
 class HyperMLASparseBackend(FlashMLASparseBackend):
@@ -59,7 +56,7 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         one_batch = getattr(self, "fp8_use_mixed_batch", self.num_heads < MIN_HEADS_FOR_BF16_PREFILL)  # 0.33 says it
         self._decodes_apart = self.use_fp8_kv_cache and not one_batch
-        if _RENEWS is not None:
+        if hasattr(FlashMLASparseMetadataBuilder, "update_draft_decode_metadata"):  # 0.33
             self.supports_draft_decode_metadata_update = not self.use_fp8_kv_cache and self.dcp_world_size == 1
         # Now, not when the first prompt waits for them, which no graph of decodes has in it.
         logger.info_once("HyperMLA loads its kernels for lists of tokens; those never compiled before take a few "
@@ -70,7 +67,11 @@ class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):
                              " and ".join(load_sparse_kernels(device, self.num_heads, self.topk_tokens, fp8)))
 
     def update_draft_decode_metadata(self, metadata):
-        _RENEWS(self, metadata)
+        """Within the graph that the steps of a drafter are: all that a step changes and that no buffer of vLLM's has in
+        it is which request a token is of. FLASHMLA_SPARSE has no such graph, FLASH_ATTN_MLA_SPARSE has."""
+        if tokens := metadata.num_decode_tokens:
+            importlib.import_module("vllm.v1.attention.ops.metadata").compute_token_to_req_indices(
+                metadata.query_start_loc, metadata.req_id_per_token, tokens, tokens)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         """Only decodes over FP8 that do not go as one batch with prefills are given as [requests, queries]. To look
