@@ -152,6 +152,10 @@ class Refusals(CommandCase):
         self.assertEqual(self.refuse(*words), expected)
 
     def test_unknown_words_name_the_nearest_known(self):
+        with open("/dev/full", "w") as full:  # nothing can be said there
+            self.assertEqual(subprocess.run([BINARY, "kernl"], stderr=full).returncode, 2)
+        closed = subprocess.run(["sh", "-c", '"$0" kernl 2>&-', BINARY], capture_output=True)
+        self.assertEqual((closed.returncode, closed.stdout), (2, b""))
         self.check("unknown command 'kernl'; did you mean kernel? `hypermla --help` lists all", "kernl")
         self.check("unknown command '--lst'; did you mean --list? `hypermla --help` lists all", "--lst")
         self.check("unknown kernel 'flash-atention'; did you mean flash_attention? `hypermla --list` shows all",
@@ -314,6 +318,8 @@ class Refusals(CommandCase):
         self.assertIn("--cases and --decode", self.refuse(*words, "--cases", "--decode"))
         self.assertIn("--candidates out", self.refuse(*words, "--cases", "--candidates"))
         self.assertIn("there is no language 'foo'", self.refuse("compile", "all", "--language=foo", "--arch=sm_90"))
+        self.assertIn("no kernel in the language 'cute' is for sm_120",
+                      self.refuse("compile", "all", "--language=cute", "--arch=sm_120"))
 
     def test_products_in_fp8_have_twice_the_rate(self):
         """The floor lies below what an H200 was measured to reach (results/nvidia-h200/engine_fp8.json)."""

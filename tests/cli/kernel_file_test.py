@@ -179,6 +179,17 @@ class KernelFiles(CommandCase):
         self.assertEqual(done.status, 2, done)
         self.assertIn("describe() passes 3 arguments of 8, 8, 4 bytes, but the kernel takes others", done.err)
 
+    def test_a_stack_that_overflows_is_a_crash(self):
+        deep = "volatile char deep[1 << 26];\n  for (int i = 0; i < 1 << 26; i += 4096) deep[i] = 1;\n"
+        for function in "void describe(hypermla::KernelFile& file) {", "void reference(const hypermla::Row& at) {":
+            with self.subTest(function):
+                self.write(KERNEL.replace(function, f"{function}\n  {deep}"))
+                self.assertIn("for an array that no stack has room for", self.refused())
+
+    def test_a_file_that_is_not_there_is_named(self):
+        self.write(KERNEL.replace('#include "tile.h"', '#include "tile.h"\n#include "typo.h"'))
+        self.assertRegex(self.refused(), r"could not compile .*: .*typo\.h: No such file or directory")
+
     def test_bad_command_lines(self):
         self.assertIn("unknown flag --rowz; did you mean --rows?", self.refused("--rowz=3"))
         self.assertIn("--rows=0 is not supported: it must be from 1 to", self.refused("--rows=0"))

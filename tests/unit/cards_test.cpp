@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "hypermla/base/fields.h"
+#include "hypermla/base/files.h"
+#include "hypermla/profile/profilers.h"
 #include "hypermla/profile/signals.h"
 #include "support.h"
 
@@ -114,6 +116,18 @@ TEST(Cards, AreFiredByTheirTriggersAndLanguage) {
   EXPECT_EQ(cards.find("three").id, "O3");
   EXPECT_EQ(cards.find("O3").title, "Three");
   EXPECT_TRUE(contains(error_of([&] { cards.find("thre"); }), "did you mean three?"));
+}
+
+TEST(Cards, ThatDoNotParseAreFoundBeforeAProfile) {
+  const TempDir directory;
+  std::filesystem::create_directories(directory.path() / "optimizations");
+  write_file_atomic(directory.path() / "optimizations/cga.md", "---\n{{\n---\n");
+  ProfileTools tools;
+  tools.cards = directory.path();
+  const std::string said = error_of([&] { require_knowledge(tools); });
+  EXPECT_TRUE(contains(said, "cga.md: its front matter is no JSON object")) << said;
+  tools.cards = checkout() / "docs/knowledge";
+  EXPECT_EQ(error_of([&] { require_knowledge(tools); }), "");
 }
 
 TEST(Cards, LintFindsWhatIsWrong) {

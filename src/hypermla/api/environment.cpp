@@ -60,18 +60,27 @@ fs::path find_root() {
        image.string());
 }
 
+// All that lies below a directory.
+std::vector<fs::directory_entry> files_below(const fs::path& path) try {
+  return {fs::recursive_directory_iterator(path), fs::recursive_directory_iterator()};
+} catch (const fs::filesystem_error& error) {
+  fail("not all below HYPERMLA_KERNELS={} can be read ({}); make it readable, or unset the variable", path.string(),
+       error.code().message());
+}
+
 // Its sources are compiled and loaded, so all of them are checked.
 fs::path find_own_kernels() {
   fs::path path = absolute_variable("HYPERMLA_KERNELS");
   if (path.empty()) return path;
   if (!path.has_filename()) path = path.parent_path();  // a slash at the end
-  if (path.filename() != "kernels" || !fs::is_directory(path))
+  std::error_code unknown;
+  if (path.filename() != "kernels" || !fs::is_directory(path, unknown))
     fail("HYPERMLA_KERNELS={} is no directory of the name kernels; make it, or unset the variable", path.string());
   require_trusted(path);
   if (fs::is_symlink(path))
     fail("HYPERMLA_KERNELS={} is a link, which may lead elsewhere tomorrow; set it to the directory itself",
          path.string());
-  for (const auto& one : fs::recursive_directory_iterator(path))
+  for (const auto& one : files_below(path))
     if (!trusted(one.path()))
       fail(
           "'{}' is not used, because it is a link, or other users may write it: they could put code there that would "
@@ -162,7 +171,7 @@ std::vector<std::string> Environment::unbuilt_kernels() const {
   std::vector<std::string> unbuilt;
   if (own_kernels.empty()) return unbuilt;
   const std::vector<KernelEntry> built = Registry::instance().all();
-  for (const auto& one : fs::recursive_directory_iterator(own_kernels)) {
+  for (const auto& one : files_below(own_kernels)) {
     const fs::path directory = one.path().parent_path();
     if (one.path().filename() != directory.filename().string() + ".cpp") continue;
     const fs::path place = directory.lexically_relative(own_kernels);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 
 namespace hypermla {
 namespace {
@@ -31,6 +32,8 @@ bool holds(const std::string& name, std::string_view word) {
 }
 
 }  // namespace
+
+void print_error(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stderr); }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   auto closer = [&](const std::string& x, const std::string& y) {

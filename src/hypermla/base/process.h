@@ -27,6 +27,19 @@ struct ProcessResult {
 // Throws Error when it cannot be started; that it failed is told by `status`.
 ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options = {});
 
+// A stack for the handlers of the calling thread's signals, as long as this lives: where its own has overflowed there
+// is no room for one.
+class SignalStack {
+ public:
+  SignalStack();
+  ~SignalStack();
+  SignalStack(const SignalStack&) = delete;
+  SignalStack& operator=(const SignalStack&) = delete;
+
+ private:
+  std::vector<char> memory_;
+};
+
 // Ends every program that run_process() is waiting for, with everything it had started; none is started after it. For a
 // process that is about to end.
 void end_programs();

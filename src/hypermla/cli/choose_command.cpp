@@ -94,6 +94,12 @@ int choose_command(const Words& words) {
          device_name);
 
   set_fields("the choice", fields_of(problem), said);
+  if (said.contains("t") && problem.own > 0 && problem.t != problem.prefix + problem.own)
+    fail("--t={} is not what --prefix={} and --private={} add up to; leave one of them out", problem.t, problem.prefix,
+         problem.own);
+  if (problem.prefixes > 1 && problem.prefix == 0)
+    fail("--prefixes={} says how many prefixes there are; add --prefix, their tokens, or leave it out",
+         problem.prefixes);
   problem.settle();
   Session session(device_name.empty() ? device : "cpu");
   const PlannedDevice on = device_name.empty() ? session.planned : planned_device(session.devices, device_name);

@@ -214,7 +214,9 @@ void publish(const fs::path& directory, const fs::path& kernels, const std::map<
   for (const fs::path& above : made) fs::permissions(above, allowed, ignored);
   if (!failed) fs::rename(scratch.path(), directory, failed);
   if (failed) {
-    for (const fs::path& above : made) fs::remove(above, ignored);  // if it is empty
+    for (const fs::path& above : made) fs::remove(above, ignored);                     // if it is empty
+    if (failed == std::errc::directory_not_empty || failed == std::errc::file_exists)  // another one was faster
+      fail("{} exists already; choose another version, or edit that one", directory.string());
     fail_file("write", directory, failed.value());
   }
   sync_directory(directory.parent_path());

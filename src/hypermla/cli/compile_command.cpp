@@ -118,11 +118,13 @@ int compile_command(const Words& words) {
         if (candidates) add(prefill_sources(*plan));
       }
     } else {
-      if (!decode) sources = ceiling_sources();  // of `hypermla device --measure`
+      if (!decode && language != "cute") sources = ceiling_sources();  // of `hypermla device --measure`
+      bool any = false;
       if (decode && target.is_gpu())
         for (const DType dtype : {DType::bfloat16, DType::float16}) add(cache_sources(dtype, target.arch));
       for (const KernelEntry& entry : Registry::instance().all()) {
         if (!entry.runs_on(target.arch) || (!language.empty() && entry.language != language)) continue;
+        any = true;
         if (decode && entry.draft) continue;  // MlaDecode takes one only where it is pinned
         if (cases || decode) {
           add(called(entry));
@@ -133,6 +135,8 @@ int compile_command(const Words& words) {
         for (const Json& problem : representative_problems(*plan))
           add(kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates));
       }
+      if (!any)
+        fail("no kernel in the language '{}' is for {}; leave out one of --language and --arch", language, target.arch);
     }
     std::set<std::string> seen;
     for (const KernelSource& source : sources)

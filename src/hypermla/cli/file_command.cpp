@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/process.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
@@ -27,15 +28,19 @@ extern "C" void say_crash(int) {
   static std::atomic_flag said;
   while (said.test_and_set()) ::pause();  // another thread says it, and ends all
   static constexpr char kSentence[] =
-      "hypermla: the kernel file crashed; look for an access outside of a tensor in describe(), reference() or the "
-      "kernel\n";
+      "hypermla: the kernel file crashed; look in describe(), reference() and the kernel for an access outside of a "
+      "tensor, or for an array that no stack has room for\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
   ::_exit(2);
 }
 
 void say_what_crashes() {
+  static const SignalStack stack;
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was said before it crashes is out
-  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::signal(number, say_crash);
+  struct sigaction action = {};
+  action.sa_handler = say_crash;
+  action.sa_flags = SA_ONSTACK;  // the thread's own may be what overflowed
+  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(number, &action, nullptr);
 }
 
 struct FileFlags {
@@ -177,10 +182,11 @@ void compile_for(const FileCommand& command, const std::string& arch) {
 // Status 3, for that is not what was asked for.
 int compile_only(const FileCommand& command) {
   compile_for(command, "sm_90");
-  fmt::print(stderr,
-             "hypermla: {} is written for GPUs and none is here: it was compiled for sm_90, but neither run nor "
-             "checked ({})\n",
-             command.library->name(), command.flags.device == "cpu" ? "--device=cpu" : *cuda_unavailable());
+  const std::string none = command.flags.device == "cpu" ? "--device=cpu" : *cuda_unavailable();
+  print_error(
+      fmt::format("hypermla: {} is written for GPUs and none is here: it was compiled for sm_90, but neither run nor "
+                  "checked ({})\n",
+                  command.library->name(), none.substr(0, none.find(';'))));  // behind it is advice for other kernels
   return 3;
 }
 
@@ -196,7 +202,7 @@ bool report(const FileCommand& command, const FileProblem& problem, const FileCh
   }
   if (check.failure.empty()) return true;
   std::fflush(stdout);
-  fmt::print(stderr, "hypermla: {}: {}\n", command.library->path().filename().string(), check.failure);
+  print_error(fmt::format("hypermla: {}: {}\n", command.library->path().filename().string(), check.failure));
   return false;
 }
 

@@ -266,7 +266,10 @@ int kernel_command(const Words& words) {
   require_gpu_for(mode, *session.device);
   refuse_idle_flags(app, flags, mode, said);
   require_utf8("--label", flags.label);
-  if (mode != ProfileMode::disabled) require_out_dir(flags.out_dir);
+  if (mode != ProfileMode::disabled) {
+    require_out_dir(flags.out_dir);
+    require_knowledge(session.environment.profile_tools);
+  }
   ConfiguredPlan configured = configure(entries, session.planned, said);
   const std::uint64_t seed = flags.seed ? flags.seed : std::random_device{}();
   const DeviceInfo& info = session.device->info();

@@ -1,3 +1,6 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
@@ -77,18 +80,22 @@ int run(const hypermla::Words& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Where a standard stream is closed the next file that is opened would be it, and get what is said.
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
   hypermla::end_programs_with_this_one();
   try {
     const int status = run({argv + 1, argv + argc});
     // What was printed may still lie in the buffer, and the disk may be full.
     if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
-    fmt::print(stderr, "hypermla: could not write the output ({})\n", std::generic_category().message(errno));
+    hypermla::print_error(
+        fmt::format("hypermla: could not write the output ({})\n", std::generic_category().message(errno)));
   } catch (const std::bad_alloc&) {
     std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
   } catch (const std::length_error&) {  // more than a vector can hold
     std::fputs("hypermla: out of memory; choose a smaller problem\n", stderr);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "hypermla: {}\n", error.what());
+    hypermla::print_error(fmt::format("hypermla: {}\n", error.what()));
   }
   return 2;
 }

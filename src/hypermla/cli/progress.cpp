@@ -31,7 +31,7 @@ void Progress::show(const std::string& text, double share) {
     const std::size_t bar = std::min(kBar, left), done = std::min(bar, std::size_t(double(bar) * share));
     line = fmt::format("[{:=<{}}{: <{}}] ", "", done, "", bar - done);
   }
-  fmt::print(stderr, "\r\033[K{}", (line + text).substr(0, width));
+  print_error("\r\033[K" + (line + text).substr(0, width));
   std::fflush(stderr);
   shown_ = true;
 }
@@ -45,11 +45,11 @@ void Progress::say(const std::string& text) {
 
 void Progress::keep(const std::string& text) {
   clear();
-  fmt::print(stderr, "{}\n", text);
+  print_error(text + "\n");
 }
 
 void Progress::clear() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (shown_) print_error("\r\033[K");
   std::fflush(stderr);
   shown_ = false;
 }

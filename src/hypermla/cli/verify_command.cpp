@@ -40,8 +40,9 @@ int verify_command(const Words& words) {
     require_utf8("--awaits_gpu", awaits);
     if (awaits.find_first_not_of(" \t\n") == std::string::npos) fail("--awaits_gpu is empty; say why in a sentence");
   }
-  if (records_only && !given.empty() && !std::filesystem::exists(given))
-    fail("there is no {}; --records_only checks records that `hypermla verify` wrote", given);
+  std::error_code unknown;  // a path without rights, a loop of links, or a name that is too long
+  if (records_only && !given.empty() && !std::filesystem::exists(given, unknown))
+    fail("there is no {} that can be read; --records_only checks records that `hypermla verify` wrote", given);
 
   std::vector<KernelEntry> entries = Registry::instance().all();
   const Environment environment = Environment::detect();

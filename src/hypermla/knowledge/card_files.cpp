@@ -261,7 +261,10 @@ std::vector<std::string> lint_cards(const fs::path& root, const std::set<std::st
   return Lint(root, known).run();
 }
 
-void write_card_index(const fs::path& root) { write_file_atomic(root / kKnowledge / "README.md", with_index(root)); }
+void write_card_index(const fs::path& root) {
+  sweep_scratch(root / kKnowledge);
+  write_file_atomic(root / kKnowledge / "README.md", with_index(root));
+}
 
 fs::path add_card(const fs::path& root, const std::string& place, const std::string& title) {
   const fs::path directory = fs::path(place).parent_path();

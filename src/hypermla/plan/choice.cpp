@@ -108,6 +108,7 @@ void ChoiceProblem::settle() {
   if (own > 0) t = prefix + own;
   require_positive("t", t);
   if (prefix > t) fail("--prefix={} is not supported: requests have only --t={} tokens; or set --private", prefix, t);
+  if (page < 0) fail("--page={} is not supported: choose 1, 16, 32, 64 or 128, or 0 for a dense cache", page);
   if (fp8 && !page) fail("--fp8={} needs a page size: add --page=64, or --page=1 for lists of chosen tokens", fp8);
   if (fp8_queries && fp8 != 576)
     fail("--fp8={} is not supported with --fp8_queries: add --fp8=576, or leave --fp8_queries out", fp8);
@@ -126,6 +127,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
   if (problem.fp8) cache.push_back("fp8");
   if (problem.fp8_queries) cache.push_back("fp8_queries");
   std::vector<RankedKernel> ranking;
+  std::string refusal;  // of the first that has the fields and does not take their values
   for (const KernelEntry& entry : registry.all()) {
     if (!entry.runs_on(device.target.arch) || (!language.empty() && entry.language != language)) continue;
     const KernelEntry timed = counted(registry, entry);
@@ -134,8 +136,9 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
       if (!has_fields(*entry.make(), cache)) return;
       try {
         configure({entry}, device, {.offered = values});
-      } catch (const Error&) {
-        return;  // it does not take this problem
+      } catch (const Error& error) {
+        if (refusal.empty()) refusal = error.what();
+        return;
       }
       const std::unique_ptr<KernelPlan> plan = plan_with(timed, device, {.offered = values});
       const auto time = [&](const Ceilings& ceilings) {
@@ -163,6 +166,7 @@ std::vector<RankedKernel> rank_kernels(const Registry& registry, ChoiceProblem p
         if (problem.prefix > 0) add(Path::shared_prefix, problem.prefix);
     }
   }
+  if (ranking.empty() && !refusal.empty()) fail("no kernel for {} takes this problem: {}", device.target.arch, refusal);
   if (ranking.empty())
     fail("no kernel{} for {} takes this problem; {}", language.empty() ? "" : " in the language '" + language + "'",
          device.target.arch,

@@ -14,6 +14,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/base/pattern.h"
+#include "hypermla/base/process.h"
 #include "hypermla/compile/source_text.h"
 #include "hypermla/device/tensor_map.h"
 #include "hypermla/plan/inputs.h"
@@ -204,6 +205,7 @@ void in_parallel(const std::function<void(unsigned, unsigned)>& work) {
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < count; ++i)
     threads.emplace_back([&, i] {
+      const SignalStack stack;  // reference() is somebody's, and may need more than this thread's
       try {
         work(i, count);
       } catch (...) {
@@ -225,7 +227,8 @@ std::int64_t FileProblem::rows() const {
 
 FileLibrary::FileLibrary(const fs::path& file, Compiler& compiler) {
   constexpr std::string_view kAdvice = "copy it to a place of your own";
-  if (!fs::is_regular_file(file))
+  std::error_code unknown;  // a path without rights, a loop of links, or a name that is too long
+  if (!fs::is_regular_file(file, unknown))
     fail("'{}' is no file; give the path of a kernel file (docs/kernel-files.md)", file.string());
   path_ = fs::canonical(file);
   name_ = path_.stem().string();
@@ -284,6 +287,7 @@ FileRun::FileRun(const FileLibrary& library, FileProblem problem, std::shared_pt
     : library_(library), problem_(std::move(problem)), device_(std::move(device)), seed_(seed) {
   double bytes = 0;
   for (const FileTensor& tensor : problem_.tensors) bytes += double(tensor.bytes()) + 2 * kGuardBytes;
+  if (!device_->is_gpu()) bytes *= 2.4;  // what the check reads lies beside them; as measured
   if (!(bytes < 0.95 * double(device_->info().memory_bytes)))
     fail("the tensors of {} need {:.1f} GB, but this device has {:.1f} GB; choose smaller sizes", library.name(),
          bytes * 1e-9, device_->info().memory_bytes * 1e-9);

@@ -65,6 +65,7 @@ void change_records(const fs::path& path, const Change& change) {
   const fs::path directory = fs::absolute(path).parent_path();
   make_directories(directory);
   const FileDescriptor lock = lock_directory(directory);
+  sweep_scratch(directory);
   Json records = read_records(path);
   change(records);
   write_file_atomic(path, records.dump(2) + "\n");

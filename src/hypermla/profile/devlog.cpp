@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <sstream>
@@ -194,7 +195,7 @@ void require_held(const std::string& what, const std::string& text, Figures held
   // "128 x 256" are dimensions.
   const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x(?!\s*\d)|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
   for (const auto& [at, said] : figure.search_all(text)) {
-    const double value = std::stod(said[1]);
+    const double value = std::strtod(std::string(said[1]).c_str(), nullptr);  // too many digits: infinite
     const double step = std::pow(10.0, -double(said[2].length()));
     const std::string unit = said[3];
     const std::vector<double>& all = held[unit];
@@ -355,6 +356,7 @@ fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, co
   const fs::path path = log_of(root, version);
   make_directories(path.parent_path());
   const FileDescriptor lock = lock_directory(path.parent_path());  // of two entries at once none is lost
+  sweep_scratch(path.parent_path());
   for (const fs::path& log : logs_of(root))
     for (const Entry& entry : entries_of(read_file(log)))
       if (entry.kernel == version.kernel)

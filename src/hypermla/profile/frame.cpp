@@ -147,7 +147,7 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
     profile.stages.push_back(describe_group(*group, profile.stages, spec, plan.dtype()));
 
   require_out_dir(request.out_dir);
-  if (!request.tools.rules.empty()) Rules::load(request.tools.rules);  // what finish() needs, before there is a file
+  require_knowledge(request.tools);  // what finish() needs, before there is a file
   directory = request.out_dir;
   if (directory.empty())
     directory = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /
@@ -162,6 +162,11 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
       if (file.is_regular_file())
         write("compiled/" + kernel->name() + "/" + file.path().filename().string(), read_file(file.path()));
   }
+}
+
+void require_knowledge(const ProfileTools& tools) {
+  if (!tools.rules.empty()) Rules::load(tools.rules);
+  if (!tools.cards.empty()) Cards::load(tools.cards);
 }
 
 void Frame::write(const fs::path& name, const std::string& text) const {

@@ -48,6 +48,9 @@ struct ProfileTools {
 // programs are looked for before the usual places, separated by colons. Looks at files only, starts nothing.
 ProfileTools find_profile_tools(const std::vector<std::filesystem::path>& toolkits, const std::string& path);
 
+// Throws Error where what a profile is explained by cannot be read: before anything is measured.
+void require_knowledge(const ProfileTools& tools);
+
 struct ProfileRequest {
   const KernelEntry& kernel;
   KernelPlan& plan;
