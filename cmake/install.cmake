@@ -27,6 +27,7 @@ if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
+install(FILES LICENSE DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
 # What MlaDecode runs on GPUs, compiled: a machine without compilers runs it, and nobody waits for a compiler.
 set(compile_for "")
 if(SKBUILD AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/installed.txt)  # ./hypermla has installed the compilers

@@ -2,8 +2,12 @@
 
 import concurrent.futures
 import json
+import os
+import pathlib
 import re
+import shutil
 import subprocess
+import tempfile
 import unittest
 
 from support import BINARY, CHECKOUT, SMALL, CommandCase, kernel_directories, run
@@ -166,6 +170,21 @@ class Refusals(CommandCase):
                    "kernel", "flash_attention", "--caussal")
         self.check("'stray' is not expected here; see hypermla kernel flash_attention --help",
                    "kernel", "flash_attention", "v0", "stray")
+
+    def test_sources_that_others_may_write_are_not_used(self):
+        with tempfile.TemporaryDirectory() as place:
+            program, root = pathlib.Path(place, "tools/bin/hypermla"), pathlib.Path(place, "share/hypermla")
+            program.parent.mkdir(parents=True)
+            shutil.copy(BINARY, program)
+            for name in "kernels", "include", "conf":
+                shutil.copytree(CHECKOUT / name, root / name)
+            run_it = lambda: subprocess.run([program, "device"], capture_output=True, text=True,
+                                            env={**os.environ, "HYPERMLA_ROOT": ""})
+            self.assertEqual(run_it().returncode, 0)
+            (root / "kernels/cutile/tile.h").chmod(0o646)
+            done = run_it()
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertRegex(done.stderr, r"^hypermla: '.*/tile\.h' is not used, because another user may .*\n$")
 
     def test_bad_values(self):
         for flag, expected in {

@@ -2,9 +2,13 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -34,8 +38,7 @@ bool is_root(const fs::path& path) {
   return fs::exists(path / "kernels/cutile/tile.h", unreadable);
 }
 
-// The image (program or library) that this code was linked into.
-fs::path own_image() {
+fs::path find_image() {
   Dl_info info{};
   void* found = nullptr;
   dladdr1(reinterpret_cast<void*>(&is_root), &info, &found, RTLD_DL_LINKMAP);
@@ -43,6 +46,52 @@ fs::path own_image() {
   // The program itself has no name there; the kernel knows its file, under any name or link by which it was started.
   std::error_code error;
   return *library ? fs::absolute(library, error) : fs::read_symlink("/proc/self/exe", error);
+}
+
+// The image (program or library) that this code was linked into. Found when it is loaded: by a relative path it would
+// be another one once the process has changed its directory.
+const fs::path loaded_image = find_image();
+const fs::path& own_image() { return loaded_image; }
+
+// All that lies below a directory.
+std::vector<fs::directory_entry> files_below(const fs::path& path) try {
+  return {fs::recursive_directory_iterator(path), fs::recursive_directory_iterator()};
+} catch (const fs::filesystem_error& error) {
+  fail("not all below '{}' can be read ({}); make it readable, or choose another place", path.string(),
+       error.code().message());
+}
+
+// Throws Error if someone may write the sources below a root who cannot put code into this process as it is: they are
+// compiled and run. Trusted are this user, root, and who may write this image or, where it is built in it, a checkout.
+void require_sources(const fs::path& root) {
+  std::set<uid_t> owners = {::geteuid(), 0};
+  mode_t writable = 0;  // of S_IWGRP and S_IWOTH
+  struct stat status {};
+  const auto trust = [&](const fs::path& path, bool owner) {
+    if (::stat(path.c_str(), &status) != 0) return;
+    if (owner) owners.insert(status.st_uid);
+    if (!(status.st_mode & S_ISVTX)) writable |= status.st_mode;
+  };
+  const fs::path& image = own_image();
+  trust(image, true);
+  trust(image.parent_path(), false);
+  if (const fs::path inside = image.lexically_relative(root); !inside.empty() && *inside.begin() != "..")
+    trust(root, true);
+  const auto require = [&](const fs::path& path) {
+    const mode_t others = S_IWGRP | S_IWOTH;
+    if (::stat(path.c_str(), &status) == 0 && owners.count(status.st_uid) && !(status.st_mode & others & ~writable))
+      return;
+    fail(
+        "'{}' is not used, because another user may write it and could put code there that would run as you; run "
+        "`chmod -R go-w '{}'`, or set HYPERMLA_ROOT to a checkout or a <prefix>/share/hypermla of your own",
+        path.string(), root.string());
+  };
+  require(root);
+  for (const fs::path& directory : {root / "kernels", root / "include"})
+    if (std::error_code absent; fs::exists(directory, absent)) {
+      require(directory);
+      for (const auto& one : files_below(directory)) require(one.path());
+    }
 }
 
 fs::path find_root() {
@@ -58,14 +107,6 @@ fs::path find_root() {
   }
   fail("the kernels' sources were not found near {}; set HYPERMLA_ROOT to a checkout or to <prefix>/share/hypermla",
        image.string());
-}
-
-// All that lies below a directory.
-std::vector<fs::directory_entry> files_below(const fs::path& path) try {
-  return {fs::recursive_directory_iterator(path), fs::recursive_directory_iterator()};
-} catch (const fs::filesystem_error& error) {
-  fail("not all below HYPERMLA_KERNELS={} can be read ({}); make it readable, or unset the variable", path.string(),
-       error.code().message());
 }
 
 // Its sources are compiled and loaded, so all of them are checked.
@@ -94,6 +135,8 @@ fs::path find_cache(const fs::path& root) {
   if (fs::exists(root / "CMakeLists.txt")) return root / ".cache";
   if (const fs::path path = absolute_variable("XDG_CACHE_HOME"); !path.empty()) return path / "hypermla";
   if (const fs::path path = absolute_variable("HOME"); !path.empty()) return path / ".cache/hypermla";
+  if (const passwd* user = ::getpwuid(::geteuid()); user && *user->pw_dir == '/')
+    return fs::path(user->pw_dir) / ".cache/hypermla";
   fail("there is no place for a cache: set HYPERMLA_CACHE_DIR");
 }
 
@@ -107,6 +150,8 @@ std::vector<fs::path> wheel_roots(const fs::path& root) {
   for (fs::path directory = own_image().parent_path(); directory != directory.parent_path();
        directory = directory.parent_path())
     if (directory.filename() == "site-packages") roots.push_back(directory / "nvidia/cu13");
+  const fs::path package = own_image().parent_path();  // in dist-packages, or where pip's --target says
+  if (root == package / "share/hypermla") roots.push_back(package.parent_path() / "nvidia/cu13");
   return roots;
 }
 
@@ -118,7 +163,8 @@ fs::path find_program() {
   if (image == fs::read_symlink("/proc/self/exe", error)) return image;
   for (fs::path directory = image.parent_path(); directory != directory.parent_path();
        directory = directory.parent_path())
-    if (const fs::path program = directory / "bin/hypermla"; fs::is_regular_file(program, error)) return program;
+    if (const fs::path program = directory / "bin/hypermla"; fs::is_regular_file(program, error))
+      return trusted(program) ? program : fs::path();
   return {};
 }
 
@@ -148,6 +194,7 @@ std::vector<std::string> words(const std::string& text) {
 Environment Environment::detect() {
   Environment environment;
   environment.root = find_root();
+  require_sources(environment.root);
   environment.own_kernels = find_own_kernels();
   environment.cache = find_cache(environment.root);
   require_trusted(environment.cache);
