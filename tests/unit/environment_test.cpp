@@ -2,7 +2,9 @@
 #include "hypermla/api/environment.h"
 
 #include <gtest/gtest.h>
+#include <pwd.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <iostream>
 #include <map>
@@ -141,7 +143,10 @@ TEST_F(EnvironmentTest, RefusesARootWithoutKernels) {
 
 TEST_F(EnvironmentTest, AnInstallationCachesInTheUsersDirectory) {
   set("HYPERMLA_ROOT", tree("share/hypermla", false));
-  EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "HYPERMLA_CACHE_DIR"));
+  if (const passwd* user = ::getpwuid(::geteuid()))
+    EXPECT_EQ(Environment::detect().cache, fs::path(user->pw_dir) / ".cache/hypermla");
+  else
+    EXPECT_TRUE(contains(error_of([] { Environment::detect(); }), "HYPERMLA_CACHE_DIR"));
   set("HOME", dir_.path() / "home");
   EXPECT_EQ(Environment::detect().cache, dir_.path() / "home/.cache/hypermla");
   set("XDG_CACHE_HOME", dir_.path() / "xdg");
