@@ -146,9 +146,9 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
     if fp8_queries and not fp8 or not fp8 and (descale_q is not None or descale_k is not None):
         raise Error(f"q of {_tensors.dtype(q)} over a cache of {_tensors.dtype(k_cache)}, or a factor there, is not "
                     "supported: both factors are of a cache in FP8, and so are queries in FP8")
-    for name, factor in {"descale_q": descale_q, "descale_k": descale_k}.items():
-        if factor is not None and math.prod(factor.shape) != 1:
-            raise Error(f"{name} of {list(factor.shape)} is not supported: it must be one factor for all, [1]")
+    for name, given in {"descale_q": descale_q, "descale_k": descale_k}.items():
+        if given is not None and math.prod(given.shape) != 1:
+            raise Error(f"{name} of {list(given.shape)} is not supported: it must be one factor for all, [1]")
     dtype = "bfloat16" if fp8 else _tensors.dtype(q)
     out = _output(out, q, (batch, queries, heads, LATENT), dtype)
     lse = _tensors.empty(q, (batch, heads, queries), "float32")

@@ -61,30 +61,44 @@ std::vector<fs::directory_entry> files_below(const fs::path& path) try {
        error.code().message());
 }
 
-// Throws Error if someone may write the sources below a root who cannot put code into this process as it is: they are
-// compiled and run. Trusted are this user, root, and who may write this image or, where it is built in it, a checkout.
-void require_sources(const fs::path& root) {
-  std::set<uid_t> owners = {::geteuid(), 0};
-  mode_t writable = 0;  // of S_IWGRP and S_IWOTH
-  struct stat status {};
-  const auto trust = [&](const fs::path& path, bool owner) {
+// Who can put code into this process as it is: this user, root, and who may write this image or, where it was built in
+// it, the checkout. Nobody else may write what is compiled or run.
+class Writers {
+ public:
+  explicit Writers(const fs::path& root) {
+    const fs::path& image = own_image();
+    add(image, true);
+    add(image.parent_path(), false);
+    if (const fs::path inside = image.lexically_relative(root); !inside.empty() && *inside.begin() != "..")
+      add(root, true);
+  }
+  bool alone_write(const fs::path& path) const {
+    struct stat status {};
+    return ::stat(path.c_str(), &status) == 0 && owners_.count(status.st_uid) &&
+           !(status.st_mode & (S_IWGRP | S_IWOTH) & ~writable_);
+  }
+
+ private:
+  void add(const fs::path& path, bool owner) {
+    struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return;
-    if (owner) owners.insert(status.st_uid);
-    if (!(status.st_mode & S_ISVTX)) writable |= status.st_mode;
-  };
-  const fs::path& image = own_image();
-  trust(image, true);
-  trust(image.parent_path(), false);
-  if (const fs::path inside = image.lexically_relative(root); !inside.empty() && *inside.begin() != "..")
-    trust(root, true);
+    if (owner) owners_.insert(status.st_uid);
+    if (!(status.st_mode & S_ISVTX)) writable_ |= status.st_mode;
+  }
+
+  std::set<uid_t> owners_ = {::geteuid(), 0};
+  mode_t writable_ = 0;  // of S_IWGRP and S_IWOTH
+};
+
+// The sources below a root are compiled and run.
+void require_sources(const fs::path& root) {
+  const Writers writers(root);
   const auto require = [&](const fs::path& path) {
-    const mode_t others = S_IWGRP | S_IWOTH;
-    if (::stat(path.c_str(), &status) == 0 && owners.count(status.st_uid) && !(status.st_mode & others & ~writable))
-      return;
-    fail(
-        "'{}' is not used, because another user may write it and could put code there that would run as you; run "
-        "`chmod -R go-w '{}'`, or set HYPERMLA_ROOT to a checkout or a <prefix>/share/hypermla of your own",
-        path.string(), root.string());
+    if (!writers.alone_write(path))
+      fail(
+          "'{}' is not used, because another user may write it and could put code there that would run as you; run "
+          "`chmod -R go-w '{}'`, or set HYPERMLA_ROOT to a checkout or a <prefix>/share/hypermla of your own",
+          path.string(), root.string());
   };
   require(root);
   for (const fs::path& directory : {root / "kernels", root / "include"})
@@ -157,14 +171,14 @@ std::vector<fs::path> wheel_roots(const fs::path& root) {
 
 // The command line: this very program, or the one that lies beside this library in a checkout, a wheel or an
 // installation.
-fs::path find_program() {
+fs::path find_program(const fs::path& root) {
   const fs::path image = own_image();
   std::error_code error;
   if (image == fs::read_symlink("/proc/self/exe", error)) return image;
   for (fs::path directory = image.parent_path(); directory != directory.parent_path();
        directory = directory.parent_path())
     if (const fs::path program = directory / "bin/hypermla"; fs::is_regular_file(program, error))
-      return trusted(program) ? program : fs::path();
+      return Writers(root).alone_write(program) ? program : fs::path();
   return {};
 }
 
@@ -175,7 +189,7 @@ ProfileTools find_tools(const Environment& environment) {
   ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
   tools.rules = environment.root / "conf/profile_rules.json";
   tools.cards = environment.root / "docs/knowledge";
-  tools.program = find_program();
+  tools.program = find_program(environment.root);
   tools.kernel_roots = {environment.kernel_root()};
   if (!environment.own_kernels.empty()) tools.kernel_roots.push_back(environment.own_kernels);
   tools.clock_lock = environment.cache / "locked-clocks.json";

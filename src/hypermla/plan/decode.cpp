@@ -304,27 +304,30 @@ class DecodeReference : public DecodeKernels {
     }
     return tokens;
   }
+  // Calls what(place, page) for each token of a request that is in this cache.
+  template <class What>
+  void each_token(const MlaDecodeTensors& with, int request, const What& what) const {
+    int place = 0;
+    for (int t = 0; t < lengths_[request]; ++t) {
+      if (!here(t)) continue;
+      what(place, with.block_table[request * with.table_stride + place / options_.page]);
+      ++place;
+    }
+  }
   // Every page that a request needs is there, which is known before anything is written. Lists of chosen tokens may
   // have any entries.
   void require_table(const MlaDecodeTensors& with) const {
     for (int r = 0; r < int(lengths_.size()) && !options_.sparse; ++r) {
       if (starts_[r + 1] == starts_[r]) continue;
-      for (int t = 0, place = 0; t < lengths_[r]; ++t) {
-        if (!here(t) || place++ % options_.page != 0) continue;
-        const int column = (place - 1) / options_.page, page = with.block_table[r * with.table_stride + column];
+      each_token(with, r, [&](int place, int page) {
         if (page < 0 || page >= with.pages)
-          fail("block_table[{}][{}] is {}; the cache has {} pages", r, column, page, with.pages);
-      }
+          fail("block_table[{}][{}] is {}; the cache has {} pages", r, place / options_.page, page, with.pages);
+      });
     }
   }
   std::vector<float> read_tokens(const MlaDecodeTensors& with, int request) const {
     std::vector<float> tokens;
-    int place = 0;
-    for (int t = 0; t < lengths_[request]; ++t) {
-      if (!here(t)) continue;
-      const std::int64_t page = with.block_table[request * with.table_stride + place / options_.page];
-      read_token(with, page, place++ % options_.page, tokens);
-    }
+    each_token(with, request, [&](int place, int page) { read_token(with, page, place % options_.page, tokens); });
     return tokens;
   }
   void attend(const MlaDecodeTensors& with, int request, int query, int head, const std::vector<float>& tokens) const {
