@@ -77,6 +77,13 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
       {{.heads = 16, .max_queries = 4, .dtype = DType::float16}, lengths, drafts, true},
       {{.heads = 8, .shared_prefixes = true}, sharing, {}, false, false, 640},
   };
+  // Many tokens, where a kernel may do otherwise than with few; too many for a CPU.
+  const std::vector<int> long_ones = {8000, 7999, 0, 1, 512, 1040, 2400, 8000, 520, 0};
+  const DecodeCase many_tokens[] = {
+      {{.heads = 64, .max_queries = 4, .page = 16, .shards = 2, .shard = 1, .interleave = 16}, long_ones, drafts},
+      {{.heads = 96, .max_queries = 2, .dtype = DType::float16}, long_ones, few, true, true},
+      {{.heads = 32, .max_queries = 4}, long_ones, drafts, true},
+  };
   const DecodeCase sparse[] = {
       {{.heads = 16, .page = 16}, lengths, {}},
       {{.heads = 3, .page = 16, .empty_lse_positive = true}, lengths, one, true},
@@ -93,9 +100,12 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
                              {fp8_656, true, false},     {fp8_576, false, false},   {fp8_576, true, false},
                              {fp8_576, false, true}};
   std::vector<DecodeCase> cases;
-  for (const Form& form : kForms)
-    for (DecodeCase of : form.sparse ? std::vector<DecodeCase>(std::begin(sparse), std::end(sparse))
-                                     : std::vector<DecodeCase>(std::begin(dense), std::end(dense))) {
+  for (const Form& form : kForms) {
+    std::vector<DecodeCase> of_form(std::begin(dense), std::end(dense));
+    if (form.sparse) of_form.assign(std::begin(sparse), std::end(sparse));
+    if (form.format == as_queries && !form.sparse && plan.target.is_gpu())
+      of_form.insert(of_form.end(), std::begin(many_tokens), std::end(many_tokens));
+    for (DecodeCase& of : of_form) {
       MlaDecodeOptions& at = of.options;
       if (form.format != as_queries && (at.dtype == DType::float16 || at.shared_prefixes)) continue;
       at.sparse = form.sparse;
@@ -108,6 +118,7 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
       settle(at);
       if (plan.decode(at)) cases.push_back(std::move(of));
     }
+  }
   return cases;
 }
 
