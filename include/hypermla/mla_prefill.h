@@ -40,8 +40,8 @@ struct MlaPrefillOptions {
   bool empty_lse_positive = false;  // of a query that sees no token: +infinity instead of -infinity. Its output is 0.
   // o and lse hold the attention of the same queries over other tokens, and run() merges its own into them. A query
   // whose lse is infinite, of either sign, has none, and its o may hold anything. Queries that the plan does not have
-  // keep their values, but that those of an infinite lse become empty rows. The workspace holds an output of
-  // max_query_tokens, too.
+  // keep their values, but that those of an infinite lse among the first max_query_tokens become empty rows. The
+  // workspace holds an output of max_query_tokens, too.
   bool accumulate = false;
 };
 

@@ -109,6 +109,9 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.rope = (char*)with.rope + 2; }), "rope must point"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.latent_stride = 0; }), "latent_stride=0"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.page = 0; }), "pages of 0 tokens"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 8; }), "512 elements would"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope_page_stride = 56; }), "64 elements would"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope = with.cache.latent; }), "cache.rope lies in"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.pages = 1ll << 31; }), "2147483648 pages"));
   EXPECT_TRUE(append.memory.bytes == cache_before);
   AppendCase fp8(1, 2, false, MlaCacheFormat::fp8_656);
@@ -135,6 +138,9 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.w_uv.head_stride = 0; }), "w_uv with strides"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.v.data = nullptr; }), "v must point"));
   EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.heads = 1025; }), "heads=1025"));
+  EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.v = with.k; }), "v overlaps k"));
+  EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.k_rope = with.k; }), "k_rope overlaps k"));
+  EXPECT_TRUE(contains(refused_decompress([](auto& with) { with.k.data = with.cache.latent; }), "k must have memory"));
   EXPECT_TRUE(
       contains(refused_decompress([](auto& with) { with.v.token_stride = with.v.head_stride = 64; }), "rows w"));
   EXPECT_TRUE(

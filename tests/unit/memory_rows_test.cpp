@@ -56,6 +56,29 @@ TEST(MemoryRows, WhatIsSaidToOverlapDoes) {
   EXPECT_LT(said, shared + 2000);
 }
 
+TEST(MemoryRows, ColumnsOfTheSameRowsAreApart) {
+  const auto at = [](std::intptr_t place) { return reinterpret_cast<const char*>(place); };
+  // Tokens at a distance that is no multiple of the heads'.
+  const MemoryRows keys = {at(1000), 5, 1300, 3, 400, 256};
+  EXPECT_FALSE(overlap(keys, {at(1256), 5, 1300, 3, 400, 128}));
+  EXPECT_TRUE(overlap(keys, {at(1255), 5, 1300, 3, 400, 128}));
+  EXPECT_TRUE(overlap(keys, {at(1256), 5, 1300, 3, 400, 145}));
+}
+
+TEST(MemoryRows, RowsAreApartAsTheirBytesAre) {
+  for (int tokens = 1; tokens < 4; ++tokens)
+    for (int heads = 1; heads < 4; ++heads)
+      for (int token_stride = 1; token_stride < 12; ++token_stride)
+        for (int head_stride = 1; head_stride < 12; ++head_stride) {
+          const MemoryRows of = {nullptr, tokens, token_stride, heads, head_stride, 2};
+          // Rows that lie between each other in turns are refused, too: of kernels no one asks for them.
+          EXPECT_TRUE(!rows_apart(of) || int(bytes_of(of).size()) == 2 * tokens * heads)
+              << tokens << " at " << token_stride << ", " << heads << " at " << head_stride;
+        }
+  EXPECT_TRUE(rows_apart({nullptr, 7, 640, 3, 256, 128}));  // every second of five heads
+  EXPECT_FALSE(rows_apart({nullptr, 7, 632, 3, 256, 128}));
+}
+
 TEST(MemoryRows, TensorsMayTakeTurns) {
   const auto at = [](std::intptr_t place) { return reinterpret_cast<const char*>(place); };
   for (const int tokens : {1, 5}) {

@@ -259,6 +259,8 @@ TEST(MlaPrefill, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = reinterpret_cast<float*>(1); }), "to 4 bytes"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o_head_stride = 120; }), "rows would overlap"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_head_stride = 0; }), "a head stride of 0"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = static_cast<float*>(with.o) + 1; }), "lse overlaps o"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = (float*)with.q_nope.data; }), "lse must have memory"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_head_stride = 3; }), "lse with a token stride of 2"));
   EXPECT_EQ(refused_run([](auto&) {}), "");
   batch.check();

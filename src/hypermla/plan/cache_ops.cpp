@@ -51,6 +51,19 @@ void require_cache(const MlaCache& cache) {
     require_stride("cache.latent_token_stride", cache.latent_token_stride);
     require_stride("cache.rope_page_stride", cache.rope_page_stride);
     require_stride("cache.rope_token_stride", cache.rope_token_stride);
+    const auto apart = [&](const char* name, std::int64_t page_stride, std::int64_t token_stride, int width) {
+      if ((cache.page > 1 && token_stride < width) || (cache.pages > 1 && page_stride < width))
+        fail(
+            "cache.{} with a token stride of {} and a page stride of {} is not supported: tokens of {} elements would "
+            "overlap",
+            name, token_stride, page_stride, width);
+    };
+    apart("latent", cache.latent_page_stride, cache.latent_token_stride, kCachedLatent);
+    apart("rope", cache.rope_page_stride, cache.rope_token_stride, kCachedRope);
+    const std::int64_t behind = static_cast<const char*>(cache.rope) - static_cast<const char*>(cache.latent);  // bytes
+    if (behind < 2 * kCachedLatent && behind > -2 * kCachedRope)
+      fail("cache.rope lies in the first token's latents: in rows of both the rotary columns follow {} latent ones",
+           kCachedLatent);
   }
   if (cache.page < 1 || cache.pages < 1 || cache.pages > std::numeric_limits<int>::max() / cache.page)
     fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
@@ -291,11 +304,33 @@ void validate(const MlaCacheOps::Decompress& with) {
           "positive multiples of 8",
           name, w->head_stride, w->row_stride, w->column_stride);
   }
-  require_rows("k", with.k);
-  require_rows("v", with.v);
-  if (with.k_rope.data) require_rows("k_rope", with.k_rope);
-  require_rows_apart("k", with.tokens, with.k.token_stride, with.heads, with.k.head_stride, kHeadColumns);
-  require_rows_apart("v", with.tokens, with.v.token_stride, with.heads, with.v.head_stride, kHeadColumns);
+  struct Output {
+    const char* name;
+    const MlaRows<void>& rows;
+    int width;
+  };
+  const Output outputs[] = {
+      {"k", with.k, kHeadColumns}, {"v", with.v, kHeadColumns}, {"k_rope", with.k_rope, kCachedRope}};
+  const auto memory = [&](const Output& of) {
+    return MemoryRows{static_cast<const char*>(of.rows.data),
+                      with.tokens,
+                      2 * of.rows.token_stride,
+                      with.heads,
+                      2 * of.rows.head_stride,
+                      2 * of.width};
+  };
+  for (const Output& one : outputs) {
+    if (!one.rows.data && &one.rows == &with.k_rope) continue;
+    require_rows(one.name, one.rows);
+    require_rows_apart(one.name, with.tokens, one.rows.token_stride, with.heads, one.rows.head_stride, one.width);
+    for (const void* input : {static_cast<const void*>(with.cache.latent), static_cast<const void*>(with.cache.rope),
+                              with.w_uk.data, with.w_uv.data})
+      if (one.rows.data == input)
+        fail("{} must have memory of its own: the cache and the weights are read after it is written", one.name);
+    for (const Output* before = outputs; before != &one; ++before)
+      if (overlap(memory(*before), memory(one)))
+        fail("{} overlaps {}: give it memory of its own", one.name, before->name);
+  }
 }
 
 std::unique_ptr<CacheKernels> make_cache_reference(DType dtype, const Device& device) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace hypermla {
 
@@ -15,6 +16,14 @@ struct MemoryRows {
   bool is_whole() const { return tokens < 2 || row() >= token_stride; }
 };
 
+// Whether the rows of a tensor do not overlap each other. An axis of one may have any stride.
+inline bool rows_apart(const MemoryRows& of) {
+  std::pair inner(of.token_stride, of.tokens), outer(of.head_stride, of.heads);
+  if (outer < inner) std::swap(inner, outer);
+  const std::int64_t of_inner = inner.second > 1 ? (inner.second - 1) * inner.first + of.width : of.width;
+  return (inner.second <= 1 || inner.first >= of.width) && (outer.second <= 1 || outer.first >= of_inner);
+}
+
 // Whether what lies from the first to the last byte of one has bytes of the other.
 inline bool spans_overlap(const MemoryRows& a, const MemoryRows& b) {
   return a.begin < b.begin + b.all() && b.begin < a.begin + a.all();
@@ -25,6 +34,15 @@ inline bool spans_overlap(const MemoryRows& a, const MemoryRows& b) {
 inline bool overlap(const MemoryRows& a, const MemoryRows& b) {
   if (!spans_overlap(a, b)) return false;
   const std::int64_t behind = a.begin - b.begin;  // that a begins so far behind b
+  // Columns of the same rows: apart if rows of both are.
+  if (a.tokens == b.tokens && a.heads == b.heads && a.token_stride == b.token_stride &&
+      a.head_stride == b.head_stride) {
+    MemoryRows both = behind < 0 ? a : b;
+    const std::int64_t apart = behind < 0 ? -behind : behind, second = behind < 0 ? b.width : a.width;
+    const bool follows = apart >= both.width;
+    both.width = apart + second;
+    if (follows && rows_apart(both)) return false;
+  }
   // Of two sequences with one period: does what begins so far behind the other's begin meet it?
   const auto meets = [](std::int64_t behind, std::int64_t own, std::int64_t others, std::int64_t period) {
     behind = (behind % period + period) % period;

@@ -6,6 +6,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/device/pool.h"
 #include "hypermla/plan/inputs.h"
+#include "hypermla/plan/memory_rows.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -53,8 +54,19 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
   for (const auto& [name, rows] : inputs)
     if (with.o == rows->data && (with.tokens > 0 || name[0] == 'q'))
       fail("o must have memory of its own: blocks read queries, keys and values after others have written");
+    else if (with.lse == rows->data && (with.tokens > 0 || name[0] == 'q'))
+      fail("lse must have memory of its own: blocks read queries, keys and values after others have written");
   require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 128);
   require_rows_apart("lse", with.query_tokens, with.lse_token_stride, at.heads, with.lse_head_stride, 1);
+  const int queries = std::min(with.query_tokens, at.max_query_tokens);
+  const auto memory = [&](const void* data, std::int64_t bytes, std::int64_t token_stride, std::int64_t head_stride,
+                          std::int64_t width) {
+    return MemoryRows{
+        static_cast<const char*>(data), queries, bytes * token_stride, at.heads, bytes * head_stride, bytes * width};
+  };
+  if (queries > 0 && overlap(memory(with.o, 2, with.o_token_stride, with.o_head_stride, 128),
+                             memory(with.lse, 4, with.lse_token_stride, with.lse_head_stride, 1)))
+    fail("lse overlaps o: give it memory of its own");
 }
 
 MlaPrefillTensors MlaPrefillTensors::dense(int heads, const void* q, int query_tokens, const void* k, const void* v,

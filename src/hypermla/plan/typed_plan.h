@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "hypermla/plan/memory_rows.h"
 #include "hypermla/plan/plan.h"
 
 namespace hypermla {
@@ -31,14 +32,10 @@ inline void require_half_precision(DType dtype) {
   if (dtype != DType::bfloat16 && dtype != DType::float16)
     fail("--dtype={} is not supported: choose bfloat16 or float16", dtype_name(dtype));
 }
-// Rows of an output, `width` elements each, do not overlap. An axis of one may have any stride.
+// Rows of an output, `width` elements each, do not overlap.
 inline void require_rows_apart(const char* name, std::int64_t tokens, std::int64_t token_stride, std::int64_t heads,
                                std::int64_t head_stride, std::int64_t width) {
-  std::pair inner(token_stride, tokens), outer(head_stride, heads);
-  if (outer < inner) std::swap(inner, outer);
-  const bool apart = (inner.second <= 1 || inner.first >= width) &&
-                     (outer.second <= 1 || outer.first >= (inner.second > 1 ? inner.first * inner.second : width));
-  if (!apart)
+  if (!rows_apart({nullptr, tokens, token_stride, heads, head_stride, width}))
     fail("{} with a token stride of {} and a head stride of {} is not supported: its rows would overlap", name,
          token_stride, head_stride);
 }
