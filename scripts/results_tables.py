@@ -752,15 +752,15 @@ def gains():
         if peer:
             shared.append(peer["sustained_us"] / own["sustained_us"])
     rows = record("engine")["rows"]
-    engine = [f"{mean([burst for burst, _ in engine_ratios(rows, key)]):.2f}" for key in ENGINE_PEERS]
+    beside = [[burst for burst, _ in engine_ratios(rows, key)] for key in ENGINE_PEERS]
+    engine = [f"{mean(bursts):.2f} of {len(bursts)}" for bursts in beside]
     prefills = [prefill_ratios(row)[1] for row in record("prefill")["rows"]]
     return table(
         ["form of attention", "against FlashMLA", "FlashAttention-3", "FlashInfer"],
         [["lengths known to the host, few queries (s = 1 to 32)", span(few), "", "not measured"],
          ["lengths known to the host, many queries (s = 48 to 256)", "", span(many), "not measured"],
          ["prompt of 8192 tokens shared by 32 or 128 requests", span(shared, ".1f"), "", "not measured"],
-         [f"an engine's: paged cache, lengths on the device, bursts, mean of {len(engine_ratios(rows))} batches",
-          *engine],
+         ["an engine's: paged cache, lengths on the device, bursts, mean of its batches", *engine],
          [f"an engine's prefill, sustained, {len(prefills)} batches", "", span(prefills), "not measured"]])
 
 
