@@ -30,7 +30,6 @@ import json
 import math
 import pathlib
 import random
-import re
 import select
 import signal
 import statistics
@@ -117,12 +116,14 @@ def rows_of_forms():
 
 
 class Process:
-    """Libraries in a process of its own; one that failed is started again for the next row."""
+    """Libraries in a process of its own. The failure of one ends it; the next request starts it again, and the others
+    prepare their row once more."""
 
     def __init__(self, keys, **options):
         worker = pathlib.Path(__file__).with_name("engine_worker.py")
         words = [",".join(keys), json.dumps(options)]
         self.words, self.child, self.hello = [sys.executable, worker, *words], None, None
+        self.row, self.ready = None, set()  # the row, and whose graphs of it are there
 
     def start(self):
         """What it says of itself, or of why it cannot."""
@@ -135,6 +136,11 @@ class Process:
         hello = self.start()
         if "failed" in hello:
             return hello
+        if do == "prepare":
+            self.row = request["row"]
+            self.ready.add(key)
+        elif key not in self.ready and "failed" in (again := self.ask(key, "prepare", row=self.row)):
+            return again
         try:
             self.child.stdin.write(json.dumps({"key": key, "do": do, **request}) + "\n")
             self.child.stdin.flush()
@@ -163,6 +169,7 @@ class Process:
             self.child.kill()
             self.child.communicate()
             self.child = None
+            self.ready.clear()
 
 
 def measure(row, processes, bursts, between):
@@ -190,12 +197,23 @@ def measure(row, processes, bursts, between):
     return found
 
 
+def right(found):
+    """Whether a library's outputs are right and none of its requests failed."""
+    return found.get("correct", False) and "failed" not in found
+
+
+def ours_right(found):
+    """Whether ours is there and right, and its other forms are, where they take the row."""
+    ours = {"ours": {}, **{key: found[key] for key in OURS if key in found}}
+    return all(right(one) or key in FORMS and "refused" in one for key, one in ours.items())
+
+
 def ratios(found):
     """Time of the best correct peer over ours, for each load."""
     result = {}
     for load in LOADS:
         name = f"{load}_us"
-        times = {key: value[name] for key, value in found.items() if value.get("correct") and name in value}
+        times = {key: value[name] for key, value in found.items() if right(value) and name in value}
         peers = [time for key, time in times.items() if key in PEERS]
         if "ours" in times and peers:
             result[f"{load}_ratio"] = min(peers) / times["ours"]
@@ -245,7 +263,7 @@ def summary_of_forms(rows):
     for load in ("burst", "sustained"):
         for form in FORMS:
             known = [(row["ours"][f"{load}_us"] / row[form][f"{load}_us"], row["row"]) for row in rows
-                     if all(row.get(key, {}).get("correct") and f"{load}_us" in row[key] for key in ("ours", form))]
+                     if all(right(row.get(key, {})) and f"{load}_us" in row[key] for key in ("ours", form))]
             if known:
                 (least, _), (most, worst) = min(known), max(known)
                 mean = statistics.geometric_mean([one for one, _ in known])
@@ -254,10 +272,10 @@ def summary_of_forms(rows):
 
 def flags():
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    integers = lambda text: [int(word) for word in text.split(",")]
-    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
-    result.add_argument("--heads", type=integers, help="rows of these numbers of heads: 8,16")
-    result.add_argument("--random", type=int, metavar="COUNT", help="so many rows, drawn at random")
+    result.add_argument("--rows", action="append", type=harness.regex, metavar="REGEX",
+                        help="rows of this name, or any row's name")
+    result.add_argument("--heads", type=harness.integers, help="rows of these numbers of heads: 8,16")
+    result.add_argument("--random", type=harness.positive, metavar="COUNT", help="so many rows, drawn at random")
     result.add_argument("--seed", type=int, default=1, help="of --random (default 1)")
     result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
     result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
@@ -267,7 +285,8 @@ def flags():
     result.add_argument("--shared_prefixes", action="store_true", help="ours without and with it")
     result.add_argument("--compare", action="store_true", help="ours beside other forms of it")
     result.add_argument("--kernel", default="", help="pins the kernel of ours")
-    result.add_argument("--record", help="file for what the table and the figure are made from")
+    result.add_argument("--record", type=harness.record_file,
+                        help="file for what the table and the figure are made from")
     result.add_argument("--versions", default="", help="what the record says of the libraries' versions")
     result.add_argument("--out_dir", help="where the table goes (default out/tests/bench_engine/<time>)")
     for key, kind in PEERS.items():
@@ -280,10 +299,7 @@ def wanted(arguments):
                  rows_of_samples() if arguments.shared_prefixes else
                  rows_of_forms() if arguments.compare else
                  rows_of_fp8() if arguments.flashmla_fp8 else all_rows())
-    for pattern in arguments.rows or []:
-        names += [pattern] if Row.named(pattern) and pattern not in names else []
-    rows = [Row.named(name) for name in names
-            if not arguments.rows or any(re.fullmatch(pattern, name) for pattern in arguments.rows)]
+    rows = map(Row.named, harness.rows_named(names, arguments.rows, Row.named))
     return [row for row in rows if not arguments.heads or row.h in arguments.heads]
 
 
@@ -314,10 +330,10 @@ def driver():
 def main():
     arguments = flags().parse_args()
     rows = wanted(arguments)
+    if not rows:
+        harness.stop("no such row has that number of heads; --list without --heads shows them")
     if arguments.list:
         return print("\n".join(row.name for row in rows))
-    if not rows:
-        harness.stop("no row has such a name; --list shows them")
     if not harness.torch or not harness.torch.cuda.is_available():
         harness.stop("it needs a GPU and a Python with PyTorch for it")
     begin, taken, left = time.monotonic(), [], []
@@ -350,8 +366,8 @@ def main():
         process.stop()
     table.finish(*([f"Left out by --limit: {' '.join(left)}"] if left else []), *summary(record["rows"]),
                  *summary_of_forms(record["rows"]))
-    if any(not row.get(key, {}).get("correct", True) for row in record["rows"] for key in OURS):
-        harness.stop("an output of ours is wrong")
+    if wrong := [row["row"] for row in record["rows"] if not ours_right(row)]:
+        harness.stop(f"an output of ours is wrong or missing: {' '.join(wrong)}")
 
 
 if __name__ == "__main__":

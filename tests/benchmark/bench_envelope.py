@@ -23,10 +23,6 @@ PREFIXES = ((32, 4, 128, 8192, 1024), (128, 4, 128, 8192, 1024), (128, 1, 128, 8
 COLUMNS = ["case", "s", "path", "kernel", "n", "burst_us", "sustained_us", "predicted_us", "error", "note"]
 
 
-def integers(text):
-    return [int(word) for word in text.split(",") if word]
-
-
 class Envelope:
     def __init__(self, arguments):
         self.arguments = arguments
@@ -134,14 +130,14 @@ class Envelope:
 
 def main():
     flags = harness.parser(__doc__)
-    flags.add_argument("--s_values", type=integers, default=list(QUERIES),
+    flags.add_argument("--s_values", type=harness.integers, default=list(QUERIES),
                        help="queries per request, in the order to measure")
     flags.add_argument("--near", type=float, default=1.15,
                        help="measure also what is predicted within this of the best")
     flags.add_argument("--no_prefixes", action="store_true", help="leave out the shared prefixes")
-    flags.add_argument("--ends", type=integers, default=[],
+    flags.add_argument("--ends", type=harness.integers, default=[],
                        help="values of s for which hybrids run at n = 0 and n = t, too")
-    flags.add_argument("--record", help="file for what the figure is drawn from")
+    flags.add_argument("--record", type=harness.record_file, help="file for what the figure is drawn from")
     arguments = flags.parse_args()
     envelope = Envelope(arguments)
     for s in arguments.s_values:

@@ -166,9 +166,9 @@ def measured(call, layers, bursts, wait):
 def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    flags.add_argument("--bursts", type=int, default=200, help=f"of {CALLS} calls (default 200)")
+    flags.add_argument("--bursts", type=harness.positive, default=200, help=f"of {CALLS} calls (default 200)")
     flags.add_argument("--library", type=pathlib.Path, help="libhypermla.so (default: beside the Python package)")
-    flags.add_argument("--record", help="file for the figures")
+    flags.add_argument("--record", type=harness.record_file, help="file for the figures")
     at = flags.parse_args()
     if not torch:
         harness.stop("it needs a Python with PyTorch")

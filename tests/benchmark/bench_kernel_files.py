@@ -22,6 +22,7 @@ import harness  # noqa: E402
 
 FILES = harness.CHECKOUT / "examples/kernels"
 PROGRAM = os.environ.get("HYPERMLA_TEST_BINARY", str(harness.CHECKOUT / "build/bin/hypermla"))
+COMPILED_ONLY = 3  # status of bench-file where the file needs a GPU and none is here
 GEMM = 8192
 
 
@@ -31,7 +32,8 @@ def bench(file, device, sizes):
                           text=True)
     if done.returncode == 0:
         return json.loads(done.stdout)
-    return {"note": (done.stderr.splitlines() or [f"it ended with status {done.returncode}"])[-1]}
+    return {"note": (done.stderr.splitlines() or [f"it ended with status {done.returncode}"])[-1],
+            "failed": done.returncode != COMPILED_ONLY}
 
 
 class Matmul:
@@ -51,7 +53,7 @@ def main():
     flags.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     flags.add_argument("--seconds", type=float, default=1.0, help="busy time before a sustained figure")
     flags.add_argument("--out_dir", help="where comparison.* go (default out/tests/bench_kernel_files/<time>)")
-    flags.add_argument("--record", help="file for all figures, as JSON")
+    flags.add_argument("--record", type=harness.record_file, help="file for all figures, as JSON")
     flags.add_argument("sizes", nargs="*", help="behind --: sizes of the files")
     arguments = flags.parse_args()
     if not os.access(PROGRAM, os.X_OK):
@@ -60,26 +62,35 @@ def main():
     table = harness.Table(f"Kernel files on {machine.name}", arguments.out_dir,
                           ("file", "burst_us", "sustained_us", "gbps", "tflops", "of_bandwidth", "of_arithmetic",
                            "note"))
+    record = {"schema": 1, "kind": "kernel_files", "device": {"name": machine.name},
+              "date": datetime.date.today().isoformat(), "rows": table.rows}
+    failed = []
+
+    def add(**row):
+        table.add(**row)
+        if arguments.record:
+            harness.write_json(arguments.record, record)
+
     for file in sorted(FILES.glob("*.cu")):
         if arguments.only not in file.stem:
             continue
         found = bench(file, machine.device, [f"--seconds={arguments.seconds}", *arguments.sizes])
         if "note" in found:
-            table.add(file=file.stem, note=found["note"])
+            failed += [file.stem] if found["failed"] else []
+            add(file=file.stem, note=found["note"])
             continue
         burst, rest = found["timing"]["burst"], found["timing"].get("sustained", {})
         percent = lambda key: f"{100 * burst[key]:.0f} %" if key in burst else None
-        table.add(file=file.stem, burst_us=burst["median_us"], sustained_us=rest.get("median_us"), gbps=burst["GBps"],
-                  tflops=burst["tflops"], of_bandwidth=percent("of_bandwidth"), of_arithmetic=percent("of_arithmetic"),
-                  sizes=found["sizes"], registers=found["report"].get("registers"))
+        add(file=file.stem, burst_us=burst["median_us"], sustained_us=rest.get("median_us"), gbps=burst["GBps"],
+            tflops=burst["tflops"], of_bandwidth=percent("of_bandwidth"), of_arithmetic=percent("of_arithmetic"),
+            sizes=found["sizes"], registers=found["report"].get("registers"))
     if machine.gpu and "gemm".startswith(arguments.only[:4]):
         row = {"file": "torch.matmul"}
         row["burst_us"], row["sustained_us"] = machine.measure(Matmul(machine).run)
-        table.add(**row, tflops=2e-6 * GEMM**3 / row["burst_us"])
+        add(**row, tflops=2e-6 * GEMM**3 / row["burst_us"])
     table.finish("gbps, tflops and their parts of the device's ceilings are of the bursts.")
-    if arguments.record:
-        harness.write_json(arguments.record, {"schema": 1, "kind": "kernel_files", "device": {"name": machine.name},
-                                              "date": datetime.date.today().isoformat(), "rows": table.rows})
+    if failed:
+        harness.stop(f"wrong or not measured, and the notes say why: {' '.join(failed)}")
 
 
 if __name__ == "__main__":

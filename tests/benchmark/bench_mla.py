@@ -42,15 +42,11 @@ class Decompression:
         self.kernel.run(stream)
 
 
-def integers(text):
-    return [int(word) for word in text.split(",")]
-
-
 def main():
     flags = harness.parser(__doc__)
-    flags.add_argument("--s_values", type=integers, help="instead of --s: 1,4,16")
-    flags.add_argument("--b_values", type=integers, help="instead of --b")
-    flags.add_argument("--t_values", type=integers, help="instead of --t")
+    flags.add_argument("--s_values", type=harness.integers, help="instead of --s: 1,4,16")
+    flags.add_argument("--b_values", type=harness.integers, help="instead of --b")
+    flags.add_argument("--t_values", type=harness.integers, help="instead of --t")
     arguments = flags.parse_args()
     machine = harness.Machine(arguments.device, arguments.seconds)
     peers = harness.load_peers(machine, arguments)

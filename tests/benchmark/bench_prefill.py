@@ -28,6 +28,7 @@ from harness import torch  # noqa: E402
 SCALE = 192**-0.5
 TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 MIXED = (4096, 37, 2500, 600, 150, 1200, 9, 75, 300, 1, 1800, 1024)
+ROW = re.compile(r"(?:mixed|([1-9]\d*)x([1-9]\d*)(?:over([1-9]\d*)(-chunk)?)?)-h([1-9]\d*)")
 ROWS = ("1x8192", "8x1024", "mixed", "1x512over16384-chunk", "1x16384", "4x4096", "32x256", "8x512over4096",
         "8x512over4096-chunk", "2x1over30000")
 
@@ -36,10 +37,7 @@ class Batch:
     """The tensors of a row."""
 
     def __init__(self, name):
-        found = re.fullmatch(r"(?:mixed|(\d+)x(\d+)(?:over(\d+)(-chunk)?)?)-h(\d+)", name)
-        if not found:
-            raise ValueError(f"'{name}' is no row; --help says what is")
-        b, s, t, chunk, h = found.groups()
+        b, s, t, chunk, h = ROW.fullmatch(name).groups()
         self.name, self.heads, self.causal = name, int(h), not chunk
         self.queries = [int(s)] * int(b) if b else list(MIXED)
         self.tokens = [int(t)] * int(b) if t else list(self.queries)
@@ -167,7 +165,7 @@ def measure(machine, kind, batch):
 def main():
     arguments = harness.row_parser(__doc__, "fa3", "FlashAttention-3").parse_args()
     known = [f"{row}-h{heads}" for heads in (128, 16) for row in ROWS]
-    names = harness.rows_named(known, arguments.rows)
+    names = harness.rows_named(known, arguments.rows, ROW.fullmatch)
     if arguments.list:
         return print("\n".join(names))
     if not torch or not torch.cuda.is_available():
@@ -203,8 +201,9 @@ def main():
         torch.cuda.empty_cache()
     table.finish(*([f"best peer / ours, sustained: geometric mean {statistics.geometric_mean(ratios):.2f}, worst "
                     f"{min(ratios):.2f}"] if ratios else []))
-    if any(not row["ours"].get("correct", False) for row in record["rows"]):
-        harness.stop("an output of ours is wrong")
+    if wrong := [row["row"] for row in record["rows"]
+                 if not all(row[key].get("correct", False) for key in ("ours", "ours_dense"))]:
+        harness.stop(f"an output of ours is wrong or missing: {' '.join(wrong)}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ SCALE = 192**-0.5
 TOP_K, POOL, PAGE = 2048, 262144, 64
 TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 QUERIES, HEADS = (1, 8, 32, 128, 256), (128, 64, 16)
+ROW = re.compile(r"(prefill-)?q([1-9]\d*)-h([1-9]\d*)-(bf16|fp8)")
 PREFILLS, PREFILL_POOL = ("prefill-q4096-h128-bf16", "prefill-q4096-h64-bf16"), 32768
 
 
@@ -63,9 +64,7 @@ class Pool:
 
 class Batch:
     def __init__(self, name, pool):
-        found = re.fullmatch(r"(prefill-)?q(\d+)-h(\d+)-(bf16|fp8)", name)
-        if not found:
-            raise ValueError(f"'{name}' is no row; --help says what is")
+        found = ROW.fullmatch(name)
         self.name, self.queries, self.heads, self.fp8 = name, int(found[2]), int(found[3]), found[4] == "fp8"
         self.prefill, self.slots_of_pool = bool(found[1]), PREFILL_POOL if found[1] else POOL
         generator = torch.Generator("cuda").manual_seed(2)
@@ -260,7 +259,7 @@ def main():
     arguments = parser.parse_args()
     Ours.kernel = arguments.kernel
     known = [f"q{queries}-h{heads}-{form}" for form in ("bf16", "fp8") for heads in HEADS for queries in QUERIES]
-    names = harness.rows_named([*known, *PREFILLS], arguments.rows)
+    names = harness.rows_named([*known, *PREFILLS], arguments.rows, ROW.fullmatch)
     if arguments.list:
         return print("\n".join(names))
     if not torch or not torch.cuda.is_available():

@@ -52,8 +52,9 @@ class Row:
     @staticmethod
     def named(name):
         """The row of that name, None if it is no name."""
-        found = re.fullmatch(r"(?:(normal|heavy|long|mixed|shared(\d+))-)?b(\d+)-q(1to8|\d+)-t(\d+)-h(\d+)"
-                             r"(?:-p(\d+))?(?:-(fp8|e4m3))?", name)
+        size = r"([1-9]\d*)"
+        found = re.fullmatch(rf"(?:(normal|heavy|long|mixed|shared{size})-)?b{size}-q(1to8|[1-9]\d*)-t{size}-h{size}"
+                             rf"(?:-p{size})?(?:-(fp8|e4m3))?", name)
         if not found:
             return None
         shape, shared, *sizes, page, form = found.groups()
@@ -420,7 +421,8 @@ class Job:
         if (rounds := self.graph.rounds()) > 1:
             self.graph = Graph(walk * rounds)
         o, lse = self.graph.last
-        o.fill_(math.nan)
+        for output in (o, lse) if lse is not None else (o,):
+            output.fill_(math.nan)
         self.graph.us()
         worst = batch.worst(batch.layers - 1, o, lse, self.library.tables)
         answer = {"layers": batch.layers, "runs": self.graph.count, "queries": len(batch.q),

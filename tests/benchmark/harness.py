@@ -368,6 +368,44 @@ def measure_into(table, machine, make, **row):
     return row
 
 
+def integers(text):
+    """Whole numbers with commas between them, as a flag gives them."""
+    try:
+        return [int(word) for word in text.split(",") if word]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' must be whole numbers with commas between them, as 8,16") from None
+
+
+def positive(text):
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)
+
+
+def regex(text):
+    try:
+        re.compile(text)
+    except (re.error, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no regular expression ({error}); --list shows the names that "
+                                         "it is for") from None
+    return text
+
+
+def record_file(text):
+    """A path that write_json can write."""
+    path = pathlib.Path(text)
+    try:
+        if path.exists() and not path.is_file():
+            raise argparse.ArgumentTypeError(f"'{text}' is a directory or device; name a file")
+        within = next(one for one in path.absolute().parents if one.exists())
+        if not within.is_dir() or not os.access(within, os.W_OK):
+            raise argparse.ArgumentTypeError(f"no file can be made in {within}; name one elsewhere")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written ({error.strerror}); name another file") from None
+    return path
+
+
 def parser(description, **defaults):
     """Flags that all benchmarks have."""
     result = argparse.ArgumentParser(description=description.split("\n\n")[0],
@@ -390,21 +428,27 @@ def parser(description, **defaults):
 def row_parser(description, peer, title):
     """Flags of the benchmarks whose problems are rows with a name, beside one peer."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--rows", action="append", metavar="REGEX", help="rows of this name, or any row's name")
+    result.add_argument("--rows", action="append", type=regex, metavar="REGEX",
+                        help="rows of this name, or any row's name")
     result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
     result.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is started")
     result.add_argument(f"--{peer}", metavar="PATH", help=f"library with the torch operators of {title}")
-    result.add_argument("--record", help="file for what the table is made from")
+    result.add_argument("--record", type=record_file, help="file for what the table is made from")
     result.add_argument("--out_dir",
                         help=f"where the table goes (default out/tests/{pathlib.Path(sys.argv[0]).stem}/<time>)")
     return result
 
 
-def rows_named(known, patterns):
-    """The known rows that match a pattern, all without patterns; then names that stand for rows which are not known."""
+def rows_named(known, patterns, is_row):
+    """The known rows that match a pattern, all without patterns; then patterns that are themselves names of rows."""
     names = [name for name in known if not patterns or any(re.fullmatch(one, name) for one in patterns)]
-    return names + [one for one in patterns or [] if re.fullmatch(r"[\w-]+", one) and one not in names]
+    for one in patterns or []:
+        if is_row(one) and one not in names:
+            names.append(one)
+        elif not any(re.fullmatch(one, name) for name in names):
+            stop(f"no row has such a name: '{one}'; --list shows names, and --help how others are made")
+    return names
 
 
 def row_note(found):
@@ -426,6 +470,9 @@ def in_words(problem):
 def write_json(path, value):
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(value, indent=1) + "\n")
-    aside.replace(path)
+    aside = path.with_name(path.name + ".partial")
+    try:
+        aside.write_text(json.dumps(value, indent=1) + "\n")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -46,7 +46,7 @@ def predictions(machine, version, problem):
 
 def main(description, version, others):
     flags = harness.parser(description)
-    flags.add_argument("--n_values", type=lambda text: [int(word) for word in text.split(",")],
+    flags.add_argument("--n_values", type=harness.integers,
                        help="decompressed tokens (default: 0, t, seven between and the model's choice)")
     arguments = flags.parse_args()
     known = harness.hypermla.list()

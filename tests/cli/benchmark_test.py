@@ -143,6 +143,17 @@ class Benchmarks(CommandCase):
         self.assertEqual((cutile["file"], cutile["sizes"]["rows"]), ("reduction_cutile", 9))
         self.assertGreater(cutile["burst_us"], 0)
 
+    def test_a_wrong_kernel_file_is_an_error(self):
+        program, record = self.directory / "wrong", self.directory / "record.json"
+        program.write_text("#!/bin/sh\necho hypermla: it differs >&2\nexit 1\n")
+        program.chmod(0o755)
+        done = subprocess.run([sys.executable, BENCHMARKS / "bench_kernel_files.py", "--device=cpu", "--only=reduction",
+                               f"--out_dir={self.directory}", f"--record={record}"], capture_output=True, text=True,
+                              env={**os.environ, "HYPERMLA_TEST_BINARY": str(program)}, timeout=300)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("the notes say why: reduction_cute reduction_cutile\n", done.stderr)
+        self.assertEqual([row["note"] for row in json.loads(record.read_text())["rows"]], ["hypermla: it differs"] * 2)
+
     def test_a_limit_ends_it_with_what_there_is(self):
         done = self.bench("bench_envelope", "--s_values=1,4", "--limit=-1")
         self.assertIn("Stopped after -1 seconds (--limit).", done.stdout)
@@ -180,12 +191,88 @@ class Benchmarks(CommandCase):
         self.assertIn("[normal-|heavy-", self.engine("--help").stdout)
         samples = self.engine("--list", "--shared_prefixes").stdout.split()
         self.assertIn("shared8192-b512-q1-t8704-h16", samples)
-        self.assertEqual(self.engine("--list", "--rows=shared64-b2-q1-t64-h16").stdout, "\n")  # none of its own
+        self.assertIn("no row has such a name: 'shared64-b2-q1-t64-h16'",  # none of its own
+                      self.engine("--list", "--rows=shared64-b2-q1-t64-h16", status=1).stderr)
         forms = self.engine("--list", "--compare").stdout.split()
         self.assertEqual(len(forms), len(set(forms)))
         for name in ("mixed-b128-q1to8-t4096-h16", "b1-q4-t4096-h64", "b128-q1-t4096-h16-p1"):
             self.assertIn(name, forms)
         self.assertIn("it needs a GPU", self.engine("--compare", status=1).stderr)
+
+    def test_flags_that_mean_nothing_are_refused(self):
+        file = self.directory / "file"
+        file.touch()
+        for words, sentence in ((["--rows=("], "'(' is no regular expression"), (["--random=-3"], "of at least 1"),
+                                (["--heads=x"], "'x' must be whole numbers with commas"),
+                                ([f"--record={self.directory}"], "is a directory or device; name a file"),
+                                ([f"--record={file}/record"], f"no file can be made in {file}")):
+            self.assertIn(sentence, self.engine("--list", *words, status=2).stderr.splitlines()[-1])
+        self.assertIn("that number of heads", self.engine("--list", "--heads=7", status=1).stderr)
+        for name in ("b0-q1-t64-h16", "b1-q0-t64-h16", "b1-q1-t0-h16", "b1-q1-t64-h0", "b1-q1-t64-h16-p0"):
+            self.assertIn(f"no row has such a name: '{name}'", self.engine(f"--rows={name}", status=1).stderr)
+        for name, row in (("bench_prefill", "0x5-h16"), ("bench_sparse", "q0-h16-bf16")):
+            for words in ([f"--rows={row}"], ["--list", "--rows=.*", "--rows=foo"]):
+                done = subprocess.run([sys.executable, BENCHMARKS / f"{name}.py", *words], capture_output=True,
+                                      text=True, cwd=self.directory, timeout=300)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertRegex(done.stderr, rf"^{name}.py: no row has such a name: '.*'; --list shows .*\n$")
+
+    def test_a_record_that_cannot_be_written_leaves_nothing(self):
+        sys.path.insert(0, str(BENCHMARKS))
+        self.addCleanup(sys.path.remove, str(BENCHMARKS))
+        import harness
+        with self.assertRaises(OSError):
+            harness.write_json(self.directory, {})
+        self.assertEqual([one.name for one in self.directory.parent.glob(f"{self.directory.name}*")],
+                         [self.directory.name])
+
+    def test_a_form_that_fails_leaves_the_others(self):
+        """With a worker of two libraries, of which one fails in its first burst."""
+        sys.path.insert(0, str(BENCHMARKS))
+        self.addCleanup(sys.path.remove, str(BENCHMARKS))
+        import bench_engine
+        worker = self.directory / "worker.py"
+        worker.write_text("""
+import json, sys
+print("{}", flush=True)
+ready = set()
+for line in sys.stdin:
+    request = json.loads(line)
+    key, do = request["key"], request["do"]
+    if do == "prepare":
+        ready.add(key)
+        answer = {"correct": True}
+    elif key not in ready:
+        answer = {"failed": "it was not prepared"}
+    elif (key, do) == ("bad", "burst"):
+        answer = {"failed": "bad indeed"}
+    else:
+        answer = {"burst": {"us": [7]}, "sustained": {"sustained_us": 8}, "plan": {"plan_us": 9}}[do]
+    print(json.dumps(answer), flush=True)
+""")
+        process = bench_engine.Process(["bad"])
+        process.words = [sys.executable, worker]
+        self.addCleanup(process.stop)
+        for _ in range(2):  # rows
+            found = bench_engine.measure(bench_engine.Row.named("b1-q1-t64-h16"),
+                                         {key: process for key in ("ours", "bad", "known")}, 2, False)
+            good = {"correct": True, "burst_us": 7, "burst_spread": 0, "sustained_us": 8, "plan_us": 9}
+            self.assertEqual(found, {"ours": good, "bad": {"correct": True, "failed": "bad indeed"}, "known": good})
+
+    def test_ours_must_be_there_and_right(self):
+        sys.path.insert(0, str(BENCHMARKS))
+        self.addCleanup(sys.path.remove, str(BENCHMARKS))
+        from bench_engine import ours_right, ratios
+        good, failed = {"correct": True, "burst_us": 2}, {"correct": True, "burst_us": 1, "failed": "in a burst"}
+        refused, wrong = {"refused": "no row of it"}, {"correct": False, "burst_us": 1}
+        for found, right in (({"ours": good}, True), ({}, False), ({"fa3": good}, False), ({"ours": failed}, False),
+                             ({"ours": refused}, False), ({"ours": good, "known": refused}, True),
+                             ({"ours": good, "known": failed}, False), ({"ours": good, "known": wrong}, False),
+                             ({"ours": good, "fa3": wrong}, True)):
+            self.assertEqual(ours_right(found), right, found)
+        self.assertEqual(ratios({"ours": good, "fa3": good, "flashmla": failed, "flashinfer": wrong}),
+                         {"burst_ratio": 1})
+        self.assertEqual(ratios({"ours": failed, "fa3": good}), {})
 
     def test_batches_drawn_at_random_are_those_of_the_record(self):
         names = self.engine("--list", "--random=90", "--seed=20261129").stdout.split()
