@@ -110,11 +110,11 @@ class FlashAttention3:
 
     def __init__(self, batch):
         self.op = torch.ops._vllm_fa3_C.fwd.default
-        self.arguments = harness.operator_arguments(self.op, {
+        self.arguments = harness.operator_arguments(self.op, {  # num_splits 0: its own choice, as vLLM has it
             "q": batch.q, "k": batch.k, "v": batch.v, "cu_seqlens_q": batch.device_query_starts,
             "cu_seqlens_k": batch.device_token_starts, "max_seqlen_q": max(batch.queries),
             "max_seqlen_k": max(batch.tokens), "softmax_scale": SCALE, "causal": batch.causal,
-            "is_causal": batch.causal, "window_size_left": -1, "window_size_right": -1, "num_splits": 1,
+            "is_causal": batch.causal, "window_size_left": -1, "window_size_right": -1, "num_splits": 0,
             "cp_world_size": 1})
 
     def run(self, _=None):
