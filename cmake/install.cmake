@@ -2,8 +2,8 @@
 #
 #   bin/hypermla            the command line, one file that needs no library
 #   lib/libhypermla.so      include/hypermla/, C++ and C, and find_package(hypermla)
-#   share/hypermla/         conf, the knowledge cards, and the sources of kernels, which are compiled at run time;
-#                           program and library find it relative to themselves, so an installation can be moved
+#   share/hypermla/         conf, the knowledge cards, the sources of kernels, which are compiled at run time, and
+#                           licenses; program and library find it relative to themselves, so it can be moved
 #
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)
@@ -28,6 +28,14 @@ if(HYPERMLA_KERNELS)  # under names of their own, so they lie beside the others
 endif()
 install(DIRECTORY conf DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
 install(FILES LICENSE DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime)
+# Of what is compiled in: their licenses ask for a copy. Debian has it beside each package; who brings the libraries
+# from elsewhere adds it.
+foreach(package libfmt-dev nlohmann-json3-dev libcli11-dev)
+  set(notice /usr/share/doc/${package}/copyright)
+  if(EXISTS ${notice})
+    install(FILES ${notice} DESTINATION ${HYPERMLA_DATA_DIR}/licenses RENAME ${package} COMPONENT runtime)
+  endif()
+endforeach()
 # What MlaDecode runs on GPUs, compiled: a machine without compilers runs it, and nobody waits for a compiler.
 set(compile_for "")
 if(SKBUILD AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/installed.txt)  # ./hypermla has installed the compilers

@@ -380,6 +380,10 @@ class Refusals(CommandCase):
             self.skipTest("this machine has a GPU")
         self.assertIn("--device=cpu", self.refuse("kernel", "flash_attention", "--device=cuda"))
 
+    def test_ceilings_that_could_not_be_kept_are_not_measured(self):
+        self.assertIn("could not write '/proc/none'",
+                      self.refuse("device", "--measure", "--device=cpu", HYPERMLA_CACHE_DIR="/proc/none"))
+
     def test_profilers_of_gpus_on_a_cpu(self):
         for mode in ("ncu", "nsys"):
             self.check(f"--prof_type={mode} looks into a GPU, and this kernel would run on the CPU; use "

@@ -60,10 +60,17 @@ class Installation(unittest.TestCase):
     def test_only_what_is_used_is_installed(self):
         self.assertEqual({path.name.rstrip("64") for path in self.prefix.iterdir()}, {"bin", "lib", "include", "share"})
         for path in (self.prefix / "share/hypermla").rglob("*"):
-            if path.is_file() and path.name != "LICENSE":
+            if path.is_file() and path.name != "LICENSE" and path.parent.name != "licenses":
                 self.assertIn(path.suffix, {".h", ".cuh", ".json", ".md"}, path)
         self.assertEqual({path.name for path in (self.prefix / "include/hypermla").iterdir()},
                          {path.name for path in (CHECKOUT / "include/hypermla").iterdir()})
+
+    def test_licenses_of_what_is_compiled_in_come_along(self):
+        packages = ("libfmt-dev", "nlohmann-json3-dev", "libcli11-dev")
+        notices = {name: pathlib.Path("/usr/share/doc", name, "copyright") for name in packages}
+        own = self.prefix / "share/hypermla/licenses"
+        self.assertEqual({name: (own / name).read_text() for name in packages if (own / name).exists()},
+                         {name: notice.read_text() for name, notice in notices.items() if notice.exists()})
 
     def test_every_public_header_compiles_alone(self):
         for header in sorted((self.prefix / "include/hypermla").iterdir()):

@@ -2,6 +2,7 @@
 
 #include "hypermla/base/date.h"
 #include "hypermla/base/error.h"
+#include "hypermla/base/files.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
@@ -48,6 +49,7 @@ int device_command(const Words& words) {
              peak(DType::bfloat16), session.planned.spec.peak_gbps, ridge(session.planned.spec, DType::bfloat16));
   if (!measure) return 0;
 
+  require_writable(session.environment.measured_devices().parent_path());  // else it is all for nothing
   Json measured = measure_ceilings(session.device, session.compiler);
   measured["date"] = utc_now();
   const auto save = [&] {
