@@ -126,6 +126,12 @@ inline void change(unsigned address, int arrivals, std::int64_t bytes) {
   for (const int one : barrier.waiting) Threads::all().wake(one);
   barrier.waiting.clear();
 }
+// What is written over a barrier that was not invalidated may be lost on a GPU.
+inline void no_barrier_in(unsigned address, unsigned bytes) {
+  const auto next = phase_barriers.lower_bound(address < 7 ? 0 : address - 7);
+  if (next != phase_barriers.end() && next->first < address + bytes)
+    Threads::all().stop("a write over the barrier at " + std::to_string(next->first));
+}
 // Those of a number are always as many: a kernel whose threads may be at a later meeting while others are still on
 // their way to an earlier one needs that.
 inline Meeting& named(int number, int threads) {
@@ -382,6 +388,7 @@ inline u32 swizzled_64(u32 line, u32 unit) { return line * 64 + ((unit ^ (line /
 inline void store_bytes(u32 shared, const void* from, int bytes, races::Care care = races::kAll) {
   races::writes(dynamic + shared, bytes, care);
   const races::Unwatched emulation;
+  emulated::no_barrier_in(shared, bytes);
   std::memcpy(dynamic + shared, from, bytes);
 }
 inline void store_line(u32 shared, uint4 x) { store_bytes(shared, &x, sizeof x); }
@@ -414,6 +421,7 @@ inline void store_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void copy_ahead_or_zero(u32 shared, const void* global, bool wanted) {
   const races::Unwatched emulation;
+  emulated::no_barrier_in(shared, 16);
   races::writes_beside(races::agent_of(races::kCopies), dynamic + shared, 16, false);
   wanted ? std::memcpy(dynamic + shared, global, 16) : std::memset(dynamic + shared, 0, 16);
 }
@@ -482,6 +490,7 @@ void tma_load(u32 shared, const TensorMap& map, int row, int group, int batch, i
       map, row, group, batch, last, [&](const char* from, int line) __attribute__((always_inline)) {
         for (int unit = 0; unit < line_bytes / 16; ++unit) {
           unsigned char* to = dynamic + emulated::swizzled_address(shared + line * line_bytes + unit * 16, line_bytes);
+          emulated::no_barrier_in(unsigned(to - dynamic), 16);
           races::writes_beside(engine, to, 16);
           from ? std::memcpy(to, from + unit * 16, 16) : std::memset(to, 0, 16);
         }
@@ -498,6 +507,7 @@ void copy_bulk(u32 shared, const void* global, u32 barrier) {
   const races::Unwatched emulation;
   const int engine = races::agent_of(races::kCopyEngine, barrier);
   races::begin(engine);
+  emulated::no_barrier_in(shared, bytes);
   races::writes_beside(engine, dynamic + shared, bytes);
   std::memcpy(dynamic + shared, global, bytes);
   races::arrive_beside(emulated::phase_barriers.at(barrier).sync, engine);
