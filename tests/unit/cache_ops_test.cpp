@@ -111,7 +111,14 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.page = 0; }), "pages of 0 tokens"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 8; }), "512 elements would"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope_page_stride = 56; }), "64 elements would"));
-  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope = with.cache.latent; }), "cache.rope lies in"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope = with.cache.latent; }), "cache.rope overlaps"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) {
+                         with.cache.latent_token_stride = with.cache.rope_token_stride = 512;
+                         with.cache.latent_page_stride = with.cache.rope_page_stride = 512 * with.cache.page;
+                         with.cache.rope = static_cast<char*>(with.cache.latent) + 2 * 512;
+                         with.cache.page = std::max(with.cache.page, 2);
+                       }),
+                       "cache.rope overlaps"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.pages = 1ll << 31; }), "2147483648 pages"));
   EXPECT_TRUE(append.memory.bytes == cache_before);
   AppendCase fp8(1, 2, false, MlaCacheFormat::fp8_656);

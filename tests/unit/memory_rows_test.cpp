@@ -65,6 +65,15 @@ TEST(MemoryRows, ColumnsOfTheSameRowsAreApart) {
   EXPECT_TRUE(overlap(keys, {at(1256), 5, 1300, 3, 400, 145}));
 }
 
+TEST(MemoryRows, HeadsFirstTheyMayTakeTurnsToo) {
+  const auto at = [](std::intptr_t place) { return reinterpret_cast<const char*>(place); };
+  const std::int64_t tokens = 5, per_head = tokens * 320;
+  const MemoryRows keys = {at(1000), tokens, 192, 3, per_head, 192};
+  EXPECT_FALSE(overlap(keys, {at(1000 + tokens * 192), tokens, 128, 3, per_head, 128}));
+  EXPECT_TRUE(overlap(keys, {at(1000 + tokens * 192 - 1), tokens, 128, 3, per_head, 128}));
+  EXPECT_TRUE(overlap(keys, {at(1000), tokens, 256, 3, per_head + 7, 128}));  // the same first row
+}
+
 TEST(MemoryRows, RowsAreApartAsTheirBytesAre) {
   for (int tokens = 1; tokens < 4; ++tokens)
     for (int heads = 1; heads < 4; ++heads)

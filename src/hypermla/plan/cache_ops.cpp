@@ -60,14 +60,19 @@ void require_cache(const MlaCache& cache) {
     };
     apart("latent", cache.latent_page_stride, cache.latent_token_stride, kCachedLatent);
     apart("rope", cache.rope_page_stride, cache.rope_token_stride, kCachedRope);
-    const std::int64_t behind = static_cast<const char*>(cache.rope) - static_cast<const char*>(cache.latent);  // bytes
-    if (behind < 2 * kCachedLatent && behind > -2 * kCachedRope)
-      fail("cache.rope lies in the first token's latents: in rows of both the rotary columns follow {} latent ones",
-           kCachedLatent);
   }
   if (cache.page < 1 || cache.pages < 1 || cache.pages > std::numeric_limits<int>::max() / cache.page)
     fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
          cache.pages, cache.page);
+  if (fp8_bytes(cache.format)) return;
+  const auto memory = [&](const void* data, std::int64_t token_stride, std::int64_t page_stride, int width) {
+    return MemoryRows{
+        static_cast<const char*>(data), cache.page, 2 * token_stride, cache.pages, 2 * page_stride, 2 * width};
+  };
+  if (overlap(memory(cache.latent, cache.latent_token_stride, cache.latent_page_stride, kCachedLatent),
+              memory(cache.rope, cache.rope_token_stride, cache.rope_page_stride, kCachedRope)))
+    fail("cache.rope overlaps cache.latent: in rows of both, of {} columns, it begins behind the first {}",
+         kCachedLatent + kCachedRope, kCachedLatent);
 }
 
 // Where a tensor lies.

@@ -33,6 +33,15 @@ inline bool spans_overlap(const MemoryRows& a, const MemoryRows& b) {
 // tensors take turns in one buffer, token by token or head by head.
 inline bool overlap(const MemoryRows& a, const MemoryRows& b) {
   if (!spans_overlap(a, b)) return false;
+  if (a.begin == b.begin) return true;
+  // By the longer of two strides, which below is the tokens'.
+  const auto heads_first = [](const MemoryRows& of) { return of.heads > 1 && of.token_stride < of.head_stride; };
+  const auto turned = [](MemoryRows of) {
+    std::swap(of.tokens, of.heads);
+    std::swap(of.token_stride, of.head_stride);
+    return of;
+  };
+  if (heads_first(a) && heads_first(b)) return overlap(turned(a), turned(b));
   const std::int64_t behind = a.begin - b.begin;  // that a begins so far behind b
   // Columns of the same rows: apart if rows of both are.
   if (a.tokens == b.tokens && a.heads == b.heads && a.token_stride == b.token_stride &&

@@ -18,9 +18,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
            kLeastBox);
     if (tiling.narrow && !may_narrow())
       fail(
-          "--narrow is not supported here: it needs --ragged, and a dense cache or pages of {} tokens or more; leave "
-          "it "
-          "out",
+          "--narrow is not supported here: it needs --ragged without --split, and a dense cache or pages of {} tokens "
+          "or more; leave it out",
           kLeastBox);
   }
   // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us;
@@ -56,8 +55,7 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
             .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare, at.narrow), this->side_by_side(64), true},
             .tiles = {.traffic = 0.012f,                     // 73.7 KB at 4.5 TB/s against 1.4 us
                       .joins = !is_gathered(problem.page)},  // whose consumers have no registers left
-            // With a split the same sums in any batch.
-            .narrow = at.narrow && problem.split == 0 ? std::optional(narrow_tiles()) : std::nullopt,
+            .narrow = at.narrow ? std::optional(narrow_tiles()) : std::nullopt,
             .ahead = at.prefetch,
             .ahead_tiles = problem.ragged ? few_tiles() : std::numeric_limits<std::int64_t>::max()};
   }
@@ -83,7 +81,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     tiles.block = 0.9f;
     return tiles;
   }
-  bool may_narrow() const { return problem.ragged && !is_gathered(problem.page); }
+  // With a split the same sums in any batch.
+  bool may_narrow() const { return problem.ragged && problem.split == 0 && !is_gathered(problem.page); }
   std::int64_t few_tiles() const { return target.processors / 3; }
 
   // What it asks for ahead it learns at run time.
