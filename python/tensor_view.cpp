@@ -179,13 +179,8 @@ void require_output(const char* name, const TensorView& view, bool apart) {
 void require_apart(const char* name, const TensorView& out,
                    std::initializer_list<std::pair<const char*, const TensorView*>> inputs) {
   const auto memory = [](const TensorView& of) {
-    const int bytes = of.bits / 8;
-    return hypermla::MemoryRows{static_cast<const char*>(of.data),
-                                of.shape[0],
-                                bytes * of.strides[0],
-                                of.shape[1],
-                                bytes * of.strides[1],
-                                bytes * of.shape[2]};
+    return hypermla::memory_rows(of.data, of.bits / 8, of.shape[0], of.strides[0], of.shape[1], of.strides[1],
+                                 of.shape[2]);
   };
   const auto is_empty = [](const TensorView& of) { return of.shape[0] == 0 || of.shape[1] == 0 || of.shape[2] == 0; };
   for (const auto& [of_input, input] : inputs)

@@ -23,8 +23,9 @@ constexpr TileForm form_of(int rows) {
           .traffic = 0.012f,
           .joins = true};
 }
+constexpr TileForm kNarrow = {16, 2, 2.0f, 0.01f, 0.015f, false, 0.9f};
 constexpr PlanRequestsTiling kTiling;
-constexpr int kNarrowBlocks = 16;  // for each worker, as decode_plan.h has them
+constexpr int kNarrowBlocks = 16;  // for each worker: a plan is right with any number
 
 class PlanRequests : public testing::Test {
  protected:
@@ -42,7 +43,7 @@ class PlanRequests : public testing::Test {
   Result plan(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int tile_rows, int workers,
               int most_tokens, int most_queries) {
     return plan<split, narrow>(lengths, queries, heads, tile_rows, workers, most_tokens, most_queries,
-                               form_of(tile_rows), {16, 2, 2.0f, 0.01f, 0.015f, false, 0.9f});
+                               form_of(tile_rows), kNarrow);
   }
   template <int split, bool narrow = false>
   Result plan(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int tile_rows, int workers,
@@ -450,19 +451,18 @@ TEST_F(PlanRequests, PartsOfTheLineAreTakenUpAndPiecesAreMerged) {
 TEST_F(PlanRequests, FewTokensAreTakenByNarrowTiles) {
   std::mt19937 random(5);
   auto below = [&](int end) { return int(random() % unsigned(end)); };
-  constexpr TileForm of_16 = {16, 2, 2.0f, 0.01f, 0.015f, false, 0.9f};
   int taken = 0;
   for (int i = 0; i < 40 && !HasFailure(); ++i) {
     const int b = 1 + below(20), heads = 1 << below(8), most = 64 << below(11), most_queries = 1 + i % 4;
     std::vector<int> lengths(b, most), queries(b, most_queries);
     if (i % 3) std::generate(lengths.begin(), lengths.end(), [&] { return below(most + 1); });
     if (i % 2) std::generate(queries.begin(), queries.end(), [&] { return below(most_queries + 1); });
-    const bool narrow = is_narrow(lengths, queries, heads, 132, form_of(64), of_16);
+    const bool narrow = is_narrow(lengths, queries, heads, 132, form_of(64), kNarrow);
     taken += narrow;
     SCOPED_TRACE(testing::Message() << "case " << i);
-    const TileForm form = narrow ? of_16 : form_of(64);
+    const TileForm form = narrow ? kNarrow : form_of(64);
     const Result alone = plan<0>(lengths, queries, heads, form.rows, 132, most, most_queries, form, form);
-    const Result either = plan<0, true>(lengths, queries, heads, 64, 132, most, most_queries, form_of(64), of_16);
+    const Result either = plan<0, true>(lengths, queries, heads, 64, 132, most, most_queries, form_of(64), kNarrow);
     EXPECT_EQ(either.items, alone.items);
   }
   EXPECT_GT(taken, 10);

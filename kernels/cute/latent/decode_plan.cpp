@@ -122,12 +122,11 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
 
 std::string LatentDecode::explain() const {
   return fmt::format(
-      "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}{}, on {} multiprocessors, with a "
+      "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
       "workspace of {:.1f} MB{}",
       "cute.mla." + spec_.version.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-      options_.heads * options_.max_queries, spec_.version.tiles.rows,
-      spec_.version.narrow ? fmt::format(", of {} where tokens are few", spec_.version.narrow->rows) : "",
-      spec_.workers, workspace_bytes_ / 1e6, explain_shards(options_));
+      options_.heads * options_.max_queries, spec_.version.tiles.rows, spec_.workers, workspace_bytes_ / 1e6,
+      explain_shards(options_));
 }
 
 void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
@@ -171,7 +170,7 @@ void LatentDecode::plan(const int* lengths, const int* query_starts, int request
 // Rows that follow each other at one distance are one axis; else heads and queries are two, of which a tile is a box.
 void LatentDecode::set_queries(const MlaDecodeTensors& with) {
   const LatentTiles& tiles = spec_.version.tiles;
-  const int heads = options_.heads, rows = tiles.rows;  // which those of narrow tiles divide
+  const int heads = options_.heads, rows = tiles.rows;
   const auto is_one_axis = [&](const MlaDecodeTensors::Rows& q) { return q.token_stride == heads * q.head_stride; };
   const bool one_axis = is_one_axis(with.q_latent) && is_one_axis(with.q_rope);
   if (!one_axis && heads % rows != 0 && rows % heads != 0)
@@ -181,7 +180,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
         heads, with.q_latent.token_stride, with.q_latent.head_stride);
   const int inner = one_axis ? 1 : heads;
   const std::int64_t places = std::int64_t{with.query_tokens} * heads / inner;
-  const auto map = [&](MlaDecodeTensors::Rows q, int columns, int rows, int groups) {
+  const auto map = [&](MlaDecodeTensors::Rows q, int columns, int groups) {
     if (options_.fp8_queries) {  // pairs of bytes
       q = {q.data, q.token_stride / 2, q.head_stride / 2};
       columns /= 2;
@@ -189,11 +188,7 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
     const RowAxes axes = {inner, q.head_stride, places, one_axis ? q.head_stride : q.token_stride};
     return maps_.of(rows_source(options_.dtype, q.data, columns, axes, rows, groups));
   };
-  const auto maps = [&](const LatentTiles& of) {
-    return QueryMaps{map(with.q_latent, kLatent, of.rows, of.query_groups), map(with.q_rope, kRope, of.rows, 1)};
-  };
-  with_.q = maps(tiles);
-  if (spec_.version.narrow) with_.narrow_q = maps(*spec_.version.narrow);
+  with_.q = {map(with.q_latent, kLatent, tiles.query_groups), map(with.q_rope, kRope, 1)};
   with_.query_inner = Divisor(inner);
   with_.query_places = int(places);
 }

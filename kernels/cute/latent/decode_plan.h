@@ -50,7 +50,7 @@ struct LatentVersion {
   std::string name, header;  // of its kernel
   LaunchShape shape;
   LatentTiles tiles;
-  std::optional<LatentTiles> narrow = {};  // PlanRequestsArguments
+  std::optional<LatentTiles> narrow = {};  // PlanRequestsArguments; not MlaDecode's
   bool gathers_fp8 = true;  // tokens of FP8 one by one, whatever their pages; else as boxes of pairs of bytes
   // Token blocks that L2 is asked for ahead (LatentArguments), where there are at most so many row tiles.
   int ahead = 0;

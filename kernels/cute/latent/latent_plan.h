@@ -92,11 +92,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   std::string followed_by() const override { return "output_decompression"; }
   TimeEstimate time(const Ceilings& ceilings) const override {
     std::vector<Figures> figures = this->figures();
-    const LatentVersion present = version(tiling);
-    const auto has = [&](int rows) {
-      return rows == present.tiles.rows || (present.narrow && rows == present.narrow->rows);
-    };
-    if (one_tiling_) std::erase_if(figures, [&](const Figures& of) { return !has(of.rows); });
+    if (one_tiling_) std::erase_if(figures, [&](const Figures& of) { return of.rows != version(tiling).tiles.rows; });
     return latent_time(problem, figures, ceilings);
   }
 
@@ -116,8 +112,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       all.push_back({name, role, dtype, std::move(shape)});
     };
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
-    std::vector<Tiling> tilings = candidates();
-    tilings.push_back(tiling);
+    const std::vector<Tiling> tilings = all_tilings();
     std::int64_t part_rows = 1, part_floats = 1, items = 0, slots = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
@@ -248,6 +243,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
   }
 
+  // The tuner's, and the one of this plan.
+  std::vector<Tiling> all_tilings() const {
+    std::vector<Tiling> all = candidates();
+    all.push_back(tiling);
+    return all;
+  }
   // Those tilings that no one before them is equal to.
   static std::vector<Tiling> distinct(std::initializer_list<Tiling> all) {
     std::vector<Tiling> found;
@@ -364,9 +365,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     spec.name = "plan_requests";
     spec.header = "cute/latent/plan_requests.cuh";
     // One planner serves all candidates, but for MlaDecode, which has one tiling.
-    std::vector<Tiling> tilings = {fields_from_json<Tiling>(main.tiling())};
-    if (!one_tiling_)
-      for (const Tiling& one : candidates()) tilings.push_back(one);
+    const std::vector<Tiling> tilings = one_tiling_ ? std::vector{tiling} : all_tilings();
     const bool narrow =
         std::any_of(tilings.begin(), tilings.end(), [&](const Tiling& at) { return version(at).narrow.has_value(); });
     spec.problem = {.split = split_blocks(), .shards = problem.shards, .narrow = narrow};

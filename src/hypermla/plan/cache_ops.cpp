@@ -65,12 +65,10 @@ void require_cache(const MlaCache& cache) {
     fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
          cache.pages, cache.page);
   if (fp8_bytes(cache.format)) return;
-  const auto memory = [&](const void* data, std::int64_t token_stride, std::int64_t page_stride, int width) {
-    return MemoryRows{
-        static_cast<const char*>(data), cache.page, 2 * token_stride, cache.pages, 2 * page_stride, 2 * width};
-  };
-  if (overlap(memory(cache.latent, cache.latent_token_stride, cache.latent_page_stride, kCachedLatent),
-              memory(cache.rope, cache.rope_token_stride, cache.rope_page_stride, kCachedRope)))
+  if (overlap(memory_rows(cache.latent, 2, cache.page, cache.latent_token_stride, cache.pages, cache.latent_page_stride,
+                          kCachedLatent),
+              memory_rows(cache.rope, 2, cache.page, cache.rope_token_stride, cache.pages, cache.rope_page_stride,
+                          kCachedRope)))
     fail("cache.rope overlaps cache.latent: in rows of both, of {} columns, it begins behind the first {}",
          kCachedLatent + kCachedRope, kCachedLatent);
 }
@@ -78,13 +76,9 @@ void require_cache(const MlaCache& cache) {
 // Where a tensor lies.
 template <class T>
 MemoryRows memory_of(const MlaRows<T>& rows, const MlaCacheOps::Merge& of) {
-  const std::int64_t bytes = std::is_same_v<std::remove_const_t<T>, float> ? 4 : 2, columns = bytes == 4 ? 1 : of.width;
-  return {reinterpret_cast<const char*>(rows.data),
-          of.tokens,
-          bytes * rows.token_stride,
-          of.heads,
-          bytes * rows.head_stride,
-          bytes * columns};
+  constexpr bool is_lse = std::is_same_v<std::remove_const_t<T>, float>;
+  return memory_rows(rows.data, is_lse ? 4 : 2, of.tokens, rows.token_stride, of.heads, rows.head_stride,
+                     is_lse ? 1 : of.width);
 }
 
 class CacheReference : public CacheKernels {
@@ -317,12 +311,7 @@ void validate(const MlaCacheOps::Decompress& with) {
   const Output outputs[] = {
       {"k", with.k, kHeadColumns}, {"v", with.v, kHeadColumns}, {"k_rope", with.k_rope, kCachedRope}};
   const auto memory = [&](const Output& of) {
-    return MemoryRows{static_cast<const char*>(of.rows.data),
-                      with.tokens,
-                      2 * of.rows.token_stride,
-                      with.heads,
-                      2 * of.rows.head_stride,
-                      2 * of.width};
+    return memory_rows(of.rows.data, 2, with.tokens, of.rows.token_stride, with.heads, of.rows.head_stride, of.width);
   };
   for (const Output& one : outputs) {
     if (!one.rows.data && &one.rows == &with.k_rope) continue;

@@ -16,6 +16,12 @@ struct MemoryRows {
   bool is_whole() const { return tokens < 2 || row() >= token_stride; }
 };
 
+// Of elements of so many bytes, by which strides and columns count.
+inline MemoryRows memory_rows(const void* data, std::int64_t bytes, std::int64_t tokens, std::int64_t token_stride,
+                              std::int64_t heads, std::int64_t head_stride, std::int64_t columns) {
+  return {static_cast<const char*>(data), tokens, bytes * token_stride, heads, bytes * head_stride, bytes * columns};
+}
+
 // Whether the rows of a tensor do not overlap each other. An axis of one may have any stride.
 inline bool rows_apart(const MemoryRows& of) {
   std::pair inner(of.token_stride, of.tokens), outer(of.head_stride, of.heads);

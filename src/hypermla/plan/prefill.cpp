@@ -59,13 +59,9 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
   require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 128);
   require_rows_apart("lse", with.query_tokens, with.lse_token_stride, at.heads, with.lse_head_stride, 1);
   const int queries = std::min(with.query_tokens, at.max_query_tokens);
-  const auto memory = [&](const void* data, std::int64_t bytes, std::int64_t token_stride, std::int64_t head_stride,
-                          std::int64_t width) {
-    return MemoryRows{
-        static_cast<const char*>(data), queries, bytes * token_stride, at.heads, bytes * head_stride, bytes * width};
-  };
-  if (queries > 0 && overlap(memory(with.o, 2, with.o_token_stride, with.o_head_stride, 128),
-                             memory(with.lse, 4, with.lse_token_stride, with.lse_head_stride, 1)))
+  if (queries > 0 &&
+      overlap(memory_rows(with.o, 2, queries, with.o_token_stride, at.heads, with.o_head_stride, 128),
+              memory_rows(with.lse, 4, queries, with.lse_token_stride, at.heads, with.lse_head_stride, 1)))
     fail("lse overlaps o: give it memory of its own");
 }
 

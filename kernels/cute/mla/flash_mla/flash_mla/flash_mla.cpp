@@ -38,8 +38,8 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
                                      .memory = 0.92,
                                      .launches = {.full = 1.6, .half = 2.3, .few = 4}}};
     // As v1's, which begins sooner: its code is smaller. b16 t512 of 64 rows takes 12.0 us, b32 12.8.
-    const std::int64_t narrow_tiles = problem.b * ceil_div(problem.h * problem.s, kFlashMlaNarrowRows);
-    if (version(tiling).narrow && narrow_tiles * ceil_div(problem.t, kTokenBlock) <= kNarrowBlocks * target.processors)
+    const std::int64_t tiles = problem.b * ceil_div(problem.h * problem.s, kFlashMlaNarrowRows);
+    if (tiling.narrow && tiles * ceil_div(problem.t, kTokenBlock) <= kNarrowBlocks * target.processors)
       figures.push_back({.rows = kFlashMlaNarrowRows,
                          .burst = 0.46,
                          .sustained = 0.46,
