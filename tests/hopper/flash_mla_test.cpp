@@ -24,25 +24,6 @@ TEST(HopperKernels, FlashMlaIsTheDefinition) {
   check_both<of_64>(Case{64, 16});
 }
 
-TEST(HopperKernels, FlashMlaTakesNarrowTiles) {
-  using latent_case::Case;
-  constexpr LatentProblem of_16 = latent_case::problem_of(16), of_64 = latent_case::problem_of(64);
-  constexpr FlashMlaTiling either{.narrow = true}, either_spare{.spare = true, .narrow = true};
-  const auto with_16 = [](const LatentArguments& with) { flash_mla<of_16, either>(with); };
-  const auto with_64 = [](const LatentArguments& with) { flash_mla<of_64, either>(with); };
-  const auto spare_64 = [](const LatentArguments& with) { flash_mla<of_64, either_spare>(with); };
-  Case tiles{16, 4};
-  tiles.narrow = true;
-  tiles.parts = {1, 1, 2, 3, 1};
-  tiles.workers = 2;
-  tiles.check(16, 8, 384, with_16);
-  tiles.page = 64;
-  tiles.check(16, 8, 384, spare_64);
-  Case wide{64, 16};
-  wide.check(64, 2, 384, with_64);
-  wide.check(64, 2, 384, spare_64);
-}
-
 TEST(HopperKernels, FlashMlaGathersTokens) {
   constexpr LatentProblem of_1 = latent_case::problem_of(1);
   const auto kernel = [](const LatentArguments& with) { flash_mla<of_1, {}>(with); };

@@ -57,7 +57,6 @@ struct Case {
   bool fp8_queries = false;  // with fp8 = 576
   bool with_sinks = false;
   bool two_axes = false;  // of queries: heads, and queries
-  bool narrow = false;    // tiles are the narrow ones of a kernel that has two forms
   float sharp = 1;        // by which queries in FP8 are larger: maxima rise late, and few weights count
 
   Case of_shard(int of, int count, int turn) const {
@@ -99,10 +98,10 @@ struct Case {
       const int skipped = before.empty() ? 0 : before[r];
       const int blocks = std::max((lengths[r] + 63) / 64, 1) - skipped, of = parts[r];
       for (int part = 0; part < of; ++part) {
-        const Join join = !joins || of != 2 || workers < 2 ? kJoinsNone : part == 0 ? kTakesUp : kGives;
+        const int join = !joins || of != 2 || workers < 2 ? kJoinsNone : part == 0 ? kTakesUp : kGives;
         work[(of - 1 - part) * workers / of].push_back(
             {r, 0, skipped + part * blocks / of, skipped + (part + 1) * blocks / of, lengths[r], of > 1 ? slots++ : -1,
-             query_tokens * heads, queries[r], part, of, shards > 1 ? whole[r] : 0, join, short(narrow ? rows : 0)});
+             query_tokens * heads, queries[r], part, of, shards > 1 ? whole[r] : 0, join});
       }
       query_tokens += queries[r];
     }
@@ -172,9 +171,8 @@ struct Case {
     for (float& one : sinks) one = 5 * normal(random);
     LatentArguments with;
     with.sinks = with_sinks ? sinks.data() : nullptr;
-    QueryMaps& maps = narrow ? with.narrow_q : with.q;
-    maps.latent = query_map(0, kLatent, query_groups);
-    maps.rope = query_map(kLatent, kRope, 1);
+    with.qc_map = query_map(0, kLatent, query_groups);
+    with.qpe_map = query_map(kLatent, kRope, 1);
     with.z_map = token_map(0, kLatent);
     with.kpe_map = token_map(kLatent, kRope);
     with.work = items.data();

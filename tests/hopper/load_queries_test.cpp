@@ -32,8 +32,8 @@ void check(const Queries& at) {
   const auto map = [&](int column, int columns, int groups) {
     return emulated::map_of(rows_source(DType::bfloat16, &q[column], columns, axes, kRows, groups));
   };
-  with.q.latent = map(0, latent_case::kLatent, 2);
-  with.q.rope = map(latent_case::kLatent, latent_case::kRope, 1);
+  with.qc_map = map(0, latent_case::kLatent, 2);
+  with.qpe_map = map(latent_case::kLatent, latent_case::kRope, 1);
 
   WorkItem item{};
   for (std::size_t r = 0; r < at.of_request.size(); item.first_row += at.of_request[r] * at.heads, ++r) {
@@ -45,7 +45,7 @@ void check(const Queries& at) {
         std::fill(std::begin(dynamic), std::end(dynamic), 0xff);
         const u32 barrier = 9 * kRows * 128;
         barrier_init(barrier, 1);
-        latent::load_queries<kRows, 8, 2, 9 * kRows * 128>(0, item, with, with.q, barrier);
+        latent::load_queries<kRows, 8, 2, 9 * kRows * 128>(0, item, with, barrier);
         barrier_wait(barrier, 0);
       });
       for (int row = 0; row < kRows; ++row)

@@ -122,13 +122,9 @@ class FindPrefixes : public testing::Test {
             int all_queries) {
     const long long row_tiles = (queries * at.heads + rows - 1) / rows;
     const long long tiles = (all_queries * at.heads + rows - 1) / rows + requests;
-    const TileForm form = {.rows = rows,
-                           .overhead = kCosts.overhead(),
-                           .merge_cost = float(kCosts.combine),
-                           .part_cost = float(kCosts.partial),
-                           .traffic = 0.012f};
-    const RequestListSizes sizes = request_list_sizes(kWorkers, std::min(std::max(requests, 1) * row_tiles, tiles),
-                                                      (at.most_tokens + 63) / 64, 0, form);
+    const RequestListSizes sizes =
+        request_list_sizes(kWorkers, std::max(requests, 1), row_tiles, tiles, (at.most_tokens + 63) / 64, 0,
+                           kCosts.overhead(), kCosts.combine, kCosts.partial);
     // Stale items of another step behind those that close the lists.
     List list{std::vector<WorkItem>(std::size_t(sizes.rounds) * kWorkers, WorkItem{1 << 28, 0, 0, 1, 0, 0, 0, 0, 0, 0}),
               int(sizes.rounds)};
@@ -141,12 +137,16 @@ class FindPrefixes : public testing::Test {
                                         .status = &status,
                                         .requests = requests,
                                         .heads = at.heads,
+                                        .tile_rows = rows,
                                         .workers = kWorkers,
                                         .rounds = list.rounds,
                                         .queries = queries,
                                         .max_tokens = at.most_tokens,
                                         .all_queries = all_queries,
-                                        .tiles = form};
+                                        .overhead = kCosts.overhead(),
+                                        .merge_cost = float(kCosts.combine),
+                                        .part_cost = float(kCosts.partial),
+                                        .traffic = 0.012f};
     planner_.run(kPlanRequestsBlocks, [&] { plan_requests<kProblem, kTiling>(with); });
     EXPECT_EQ(status, 0);
     return list;

@@ -15,17 +15,7 @@ namespace hypermla::cute {
 namespace {
 
 constexpr WorkCosts kCosts;
-constexpr TileForm form_of(int rows) {
-  return {.rows = rows,
-          .overhead = int(kCosts.item),
-          .merge_cost = float(kCosts.combine),
-          .part_cost = float(kCosts.partial),
-          .traffic = 0.012f,
-          .joins = true};
-}
-constexpr TileForm kNarrow = {16, 2, 2.0f, 0.01f, 0.015f, false, 0.9f};
 constexpr PlanRequestsTiling kTiling;
-constexpr int kNarrowBlocks = 16;  // for each worker: a plan is right with any number
 
 class PlanRequests : public testing::Test {
  protected:
@@ -37,34 +27,22 @@ class PlanRequests : public testing::Test {
     std::vector<std::vector<int>> items;  // of all workers
   };
 
-  // Plans, and checks the lists. `queries` of each request, `most` of them and tokens that one may have. narrow: tiles
-  // may be of 16 rows.
-  template <int split, bool narrow = false>
+  // Plans, and checks the lists. `queries` of each request, `most` of them and tokens that one may have.
+  template <int split>
   Result plan(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int tile_rows, int workers,
               int most_tokens, int most_queries) {
-    return plan<split, narrow>(lengths, queries, heads, tile_rows, workers, most_tokens, most_queries,
-                               form_of(tile_rows), kNarrow);
-  }
-  template <int split, bool narrow = false>
-  Result plan(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int tile_rows, int workers,
-              int most_tokens, int most_queries, const TileForm& form, const TileForm& of_narrow) {
     const int b = int(lengths.size()), overhead = kCosts.overhead();
     const bool equal = std::all_of(queries.begin(), queries.end(), [&](int n) { return n == most_queries; });
     std::vector<int> starts(1, 0);
     for (int n : queries) starts.push_back(starts.back() + n);
     const auto tiles = [&](long long n) { return (n * heads + tile_rows - 1) / tile_rows; };
-    const auto sizes_for = [&](const TileForm& form, long long most_work) {
-      const auto of = [&](long long n) { return (n * heads + form.rows - 1) / form.rows; };
-      return request_list_sizes(workers, std::min(b * of(most_queries), of(starts.back()) + b), (most_tokens + 63) / 64,
-                                split, form, most_work);
-    };
-    RequestListSizes sizes = sizes_for(form, 1LL << 62);
-    if (narrow) sizes.rounds = std::max(sizes.rounds, sizes_for(of_narrow, kNarrowBlocks * workers).rounds);
+    const RequestListSizes sizes =
+        request_list_sizes(workers, b, tiles(most_queries), tiles(starts.back()) + b, (most_tokens + 63) / 64, split,
+                           overhead, kCosts.combine, kCosts.partial);
     const int rounds = int(sizes.rounds);
-    std::vector<WorkItem> items(std::size_t(rounds) * workers,
-                                WorkItem{-7, -7, 1, -7, -7, -7, -7, -7, -7, -7, {}, {}, -7});
+    std::vector<WorkItem> items(std::size_t(rounds) * workers, WorkItem{-7, -7, 1, -7, -7, -7, -7, -7, -7, -7, {}});
     std::vector<MergeState> merges(std::size_t(sizes.slots) + 1, MergeState{~0ull, 7});
-    static constexpr PlanRequestsProblem problem{.split = split, .narrow = narrow};
+    static constexpr PlanRequestsProblem problem{split};
     int status = -1;
     const PlanRequestsArguments arguments = {.lengths = lengths.data(),
                                              .query_starts = equal ? nullptr : starts.data(),
@@ -73,18 +51,19 @@ class PlanRequests : public testing::Test {
                                              .status = &status,
                                              .requests = b,
                                              .heads = heads,
+                                             .tile_rows = tile_rows,
                                              .workers = workers,
                                              .rounds = rounds,
                                              .queries = most_queries,
                                              .max_tokens = most_tokens,
                                              .all_queries = starts.back(),
-                                             .tiles = form,
-                                             .narrow = narrow ? of_narrow : TileForm{},
-                                             .narrow_work = kNarrowBlocks * workers};
+                                             .overhead = overhead,
+                                             .merge_cost = float(kCosts.combine),
+                                             .part_cost = float(kCosts.partial),
+                                             .traffic = 0.012f,
+                                             .joins = true};
     block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
     EXPECT_EQ(status, 0);
-    const bool takes_narrow = narrow && is_narrow(lengths, queries, heads, workers, form, of_narrow);
-    if (takes_narrow) tile_rows = 16;
 
     Result result;
     std::map<std::pair<int, int>, std::map<int, WorkItem>> pieces;  // by begin
@@ -96,7 +75,6 @@ class PlanRequests : public testing::Test {
       for (const WorkItem* item = &items[std::size_t(w) * rounds]; item->begin != item->end; ++item) {
         EXPECT_LT(item - &items[std::size_t(w) * rounds], rounds - 1);
         EXPECT_LT(item->begin, item->end);
-        EXPECT_EQ(item->tile_rows, narrow ? tile_rows : 0);
         EXPECT_EQ(item->tokens, lengths.at(item->request));
         EXPECT_EQ(item->queries, queries.at(item->request));
         EXPECT_EQ(item->first_row, starts.at(item->request) * heads);
@@ -137,8 +115,7 @@ class PlanRequests : public testing::Test {
         const WorkItem& first_part = list.begin()->second;
         const int first_slot = pieces.at({tile.first, tile.second - tile.second % side}).begin()->second.slot;
         const bool two = !split && list.size() == 2, behind = two && not_last.contains(first_slot + 1);
-        const bool joins = (takes_narrow ? of_narrow : form).joins &&
-                           (equal ? behind : two && (behind || first_part.join != kJoinsNone));
+        const bool joins = equal ? behind : two && (behind || first_part.join != kJoinsNone);
         EXPECT_EQ(item.join, !joins ? kJoinsNone : part == 0 ? kTakesUp : kGives);
         EXPECT_TRUE(item.join != kTakesUp || workers_of.at(item.slot) > workers_of.at(item.slot + 1));
         result.taken_up += item.join == kTakesUp;
@@ -151,29 +128,9 @@ class PlanRequests : public testing::Test {
     return result;
   }
   // Of requests of one query each, of `row_tiles` tiles.
-  template <int split, bool narrow = false>
+  template <int split>
   Result plan(const std::vector<int>& lengths, int row_tiles, int workers, int most) {
-    return plan<split, narrow>(lengths, std::vector<int>(lengths.size(), 1), 64 * row_tiles, 64, workers, most, 1);
-  }
-
-  static bool is_narrow(const std::vector<int>& lengths, const std::vector<int>& queries, int heads, int workers,
-                        const TileForm& wide, const TileForm& narrow) {
-    int longest = 0;
-    const auto work_of = [&](const TileForm& form) {
-      FormWork of = {};
-      for (std::size_t r = 0; r < lengths.size(); ++r) {
-        const int tiles = (queries[r] * heads + form.rows - 1) / form.rows,
-                  blocks = std::max(1, (lengths[r] + 63) / 64);
-        of.tiles += tiles;
-        of.work += tiles * blocks;
-        if (tiles > 0) longest = std::max(longest, blocks);
-      }
-      return of;
-    };
-    const FormWork of_wide = work_of(wide), of_narrow = work_of(narrow);
-    const Quotient by_workers(workers);
-    return of_narrow.work <= kNarrowBlocks * workers &&
-           time_of(narrow, of_narrow, longest, by_workers) < time_of(wide, of_wide, longest, by_workers);
+    return plan<split>(lengths, std::vector<int>(lengths.size(), 1), 64 * row_tiles, 64, workers, most, 1);
   }
 
   // With the merge.
@@ -345,7 +302,8 @@ TEST_F(PlanRequests, WrongLengthsAndQueriesAreCutAndReported) {
   auto status_of = [&](std::vector<int> lengths, std::vector<int> starts) {
     static constexpr PlanRequestsProblem problem;
     const PlanRequestsArguments arguments = {
-        lengths.data(), starts.data(), items.data(), merges.data(), &status, 2, 16, 132, 16, 2, 1000, 4, form_of(16)};
+        lengths.data(), starts.data(), items.data(), merges.data(), &status, 2, 16, 16, 132, 16, 2, 1000, 4, 2, 2,
+        0.01f,          0.012f};
     block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
     for (int w = 0; w < 132; ++w)
       for (const WorkItem* item = &items[w * 16]; item->begin != item->end; ++item) {
@@ -377,8 +335,8 @@ TEST_F(PlanRequests, NothingIsPlannedWhereQueryStartsFall) {
     for (WorkItem& item : items) item.begin = -1;
     int status = -1;
     const PlanRequestsArguments arguments = {
-        lengths.data(), starts.data(), items.data(), merges.data(), &status,     b,          heads,
-        workers,        rounds,        queries,      tokens,        2 * queries, form_of(64)};
+        lengths.data(), starts.data(), items.data(), merges.data(), &status, b, heads, 64,    workers,
+        rounds,         queries,       tokens,       2 * queries,   2,       2, 0.01f, 0.012f};
     block_.run(kPlanRequestsBlocks, [&] { plan_requests<problem, kTiling>(arguments); });
     EXPECT_EQ(status, kWrongQueries);
     for (int w = 0; w < workers; ++w) {
@@ -405,20 +363,24 @@ TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
       std::vector<WorkItem> items(132 * 400);
       std::vector<MergeState> merges(4000);
       int status = -1;
-      PlanRequestsArguments arguments = {.lengths = lengths.data(),
-                                         .query_starts = starts.data(),
-                                         .items = items.data(),
-                                         .merges = merges.data(),
-                                         .status = &status,
-                                         .requests = b,
-                                         .heads = 16,
-                                         .workers = 132,
-                                         .rounds = 400,
-                                         .queries = 4,
-                                         .max_tokens = most,
-                                         .all_queries = starts.back(),
-                                         .tiles = form_of(16),
-                                         .shards = Shards(shards, shard, turn)};
+      PlanRequestsArguments arguments = {lengths.data(),
+                                         starts.data(),
+                                         items.data(),
+                                         merges.data(),
+                                         &status,
+                                         b,
+                                         16,
+                                         16,
+                                         132,
+                                         400,
+                                         4,
+                                         most,
+                                         starts.back(),
+                                         2,
+                                         2.5f,
+                                         0.03f,
+                                         0.012f,
+                                         Shards(shards, shard, turn)};
       block_.run(kPlanRequestsBlocks, [&] { plan(arguments); });
       EXPECT_EQ(status, 0);
       return items;
@@ -447,29 +409,7 @@ TEST_F(PlanRequests, PartsOfTheLineAreTakenUpAndPiecesAreMerged) {
   EXPECT_EQ(pieces.taken_up, 0);
 }
 
-// Where a kernel has two forms of tiles the lists of either are those that it alone would have.
-TEST_F(PlanRequests, FewTokensAreTakenByNarrowTiles) {
-  std::mt19937 random(5);
-  auto below = [&](int end) { return int(random() % unsigned(end)); };
-  int taken = 0;
-  for (int i = 0; i < 40 && !HasFailure(); ++i) {
-    const int b = 1 + below(20), heads = 1 << below(8), most = 64 << below(11), most_queries = 1 + i % 4;
-    std::vector<int> lengths(b, most), queries(b, most_queries);
-    if (i % 3) std::generate(lengths.begin(), lengths.end(), [&] { return below(most + 1); });
-    if (i % 2) std::generate(queries.begin(), queries.end(), [&] { return below(most_queries + 1); });
-    const bool narrow = is_narrow(lengths, queries, heads, 132, form_of(64), kNarrow);
-    taken += narrow;
-    SCOPED_TRACE(testing::Message() << "case " << i);
-    const TileForm form = narrow ? kNarrow : form_of(64);
-    const Result alone = plan<0>(lengths, queries, heads, form.rows, 132, most, most_queries, form, form);
-    const Result either = plan<0, true>(lengths, queries, heads, 64, 132, most, most_queries, form_of(64), kNarrow);
-    EXPECT_EQ(either.items, alone.items);
-  }
-  EXPECT_GT(taken, 10);
-  EXPECT_LT(taken, 30);
-}
-
-// 168 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1
+// 126 plans. Many more: kernels_tests --gtest_filter=PlanRequests.AnyLengths* --gtest_shuffle --gtest_random_seed=1
 // --gtest_repeat=800 --gtest_brief, where every repetition has the next seed.
 TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
   const int seed = std::max(1, testing::UnitTest::GetInstance()->random_seed());
@@ -509,12 +449,10 @@ TEST_F(PlanRequests, AnyLengthsAreCoveredOnce) {
                                     << " tokens, kind " << kind << ", " << row_tiles << " row tiles on " << workers);
     if (i % 2) {
       plan<0>(lengths, row_tiles, workers, most);
-      plan<0, true>(lengths, row_tiles, workers, most);
       plan<2>(lengths, row_tiles, workers, most);
       plan<16>(lengths, row_tiles, workers, most);
     } else {
       plan<0>(lengths, queries, heads, tile_rows, workers, most, most_queries);
-      plan<0, true>(lengths, queries, heads, tile_rows, workers, most, most_queries);
       plan<2>(lengths, queries, heads, tile_rows, workers, most, most_queries);
       plan<16>(lengths, queries, heads, tile_rows, workers, most, most_queries);
     }

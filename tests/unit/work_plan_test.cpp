@@ -121,7 +121,7 @@ TEST(BlocksAhead, AreAskedForWhereAStepHasFewRowTiles) {
   LatentVersion version, always;
   version.ahead = 2;
   version.ahead_tiles = 44;
-  always.tiles.rows = 16;
+  always.rows = 16;
   always.ahead = 3;
   EXPECT_EQ(blocks_ahead(version, 22, 128, 1), 2);
   EXPECT_EQ(blocks_ahead(version, 23, 128, 1), 0);

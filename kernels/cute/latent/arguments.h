@@ -37,17 +37,12 @@ constexpr int pages_of_block(int page) { return page > 0 && page < kTile ? kTile
 constexpr Keep keep_gathered(bool causal) { return causal ? Keep::evict_first : Keep::normal; }
 #endif
 
-// Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups,
-// end): one box is the 64 columns of a tile, as many groups as the kernel says. The third axis has query_places places,
-// which lie before the tensor, and the last one moves them by as many as lie before the end of a request. So place
-// query_places is that end, and a box is read up to there: what is behind it are zeros.
-struct QueryMaps {
-  TensorMap latent = {}, rope = {};
-};
-
 struct LatentArguments {
-  QueryMaps q = {};
-  QueryMaps narrow_q = {};  // of the narrow tiles of a kernel that has two forms (WorkItem::tile_rows)
+  // Queries [rows, 512] and [rows, 64] of all requests, as (64 columns, row % query_inner, row / query_inner, groups,
+  // end): one box is the 64 columns of a tile, as many groups as the kernel says. The third axis has query_places
+  // places, which lie before the tensor, and the last one moves them by as many as lie before the end of a request. So
+  // place query_places is that end, and a box is read up to there: what is behind it are zeros.
+  TensorMap qc_map = {}, qpe_map = {};
   // Latents and RoPE keys as (64 columns, tokens, groups, batch), where a page of a paged cache is a batch element.
   TensorMap z_map = {}, kpe_map = {};
   const WorkItem* work = nullptr;  // [workers, rounds]

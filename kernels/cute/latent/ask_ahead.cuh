@@ -14,17 +14,13 @@
 namespace hypermla::cute::latent {
 
 // Token boxes as the maps of LatentArguments have them: 64 rows and 2 groups of z_map, or a smaller page and 1 group.
-// narrow_rows: of the narrow tiles of a kernel that has two forms. Of these only the first of a request asks: others
-// read the same tokens.
-template <auto problem, int narrow_rows = 0>
+template <auto problem>
 __device__ __forceinline__ void ask_ahead(const LatentArguments& with) {
   static_assert(kTile == 64 && !is_gathered(problem.page));
   constexpr int kPages = pages_of_block(problem.page);
   if (with.ahead == 0) return;
   const uint4* const own = reinterpret_cast<const uint4*>(with.own_work());
   const uint4 place = load_at_once<uint4>(own, true), of_request = load_at_once<uint4>(own + 1, true);
-  const uint4 of_parts = load_at_once<uint4>(own + 2, narrow_rows != 0);
-  if (narrow_rows && place.y != 0 && of_parts.w >> 16 == narrow_rows) return;
   const u32 request = place.x, begin = place.z, end = place.w, tokens = of_request.x;
   const u32 lane = lane_id(), token = begin * kTile + lane * (kTile / kPages);
   if (lane >= static_cast<u32>(with.ahead) * kPages || request >= static_cast<u32>(with.requests)) return;

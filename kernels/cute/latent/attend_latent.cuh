@@ -611,13 +611,13 @@ __device__ __forceinline__ void load_queries(Shared<spare>& shared, const WorkIt
   if (spare) barrier_wait(shared.empty[place.at], place.phase ^ 1);
   auto load_rope = [&](u32 to, u32 full) {
     barrier_expect(full, kBoxBytes);
-    at.load<keep>(to, with.q.rope, 0, full);
+    at.load<keep>(to, with.qpe_map, 0, full);
   };
   if (spare) load_rope(shared.pairs[place.at], shared.full[place.at]);
   for (int pair = 0; pair < kPairs; ++pair) {
     const u32 full = shared.queries_full[pair];
     barrier_expect(full, kPairBytes);
-    at.load<keep>(shared.queries + pair * kPairBytes, with.q.latent, 2 * pair, full);
+    at.load<keep>(shared.queries + pair * kPairBytes, with.qc_map, 2 * pair, full);
   }
   if (!spare) load_rope(shared.queries + kPairs * kPairBytes, shared.queries_full[kRope]);
 }

@@ -35,9 +35,9 @@ __device__ __forceinline__ void copy_tokens(Layout& shared, const WorkItem* __re
     barrier_wait(shared.queries_empty, queries_phase);
     queries_phase ^= 1;
     if (problem.fp8 == 576 && with.q_scale)  // pairs of e4m3
-      load_queries<N, 4, 2, 9 * N * 64>(shared.queries, *work, with, with.q, shared.queries_full);
+      load_queries<N, 4, 2, 9 * N * 64>(shared.queries, *work, with, shared.queries_full);
     else
-      load_queries<N, 8, 2, 9 * N * 128>(shared.queries, *work, with, with.q, shared.queries_full);
+      load_queries<N, 8, 2, 9 * N * 128>(shared.queries, *work, with, shared.queries_full);
   };
   for (bool begun = false;; begun = true, ++work) {
     const int begin = work->begin, end = work->end, tokens = work->tokens;

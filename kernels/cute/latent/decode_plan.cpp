@@ -24,37 +24,21 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
           .merges = lists.merges,
           .status = lists.status,
           .heads = limits.heads,
+          .tile_rows = version.rows,
           .workers = lists.workers,
           .rounds = lists.rounds,
           .queries = limits.queries,
           .max_tokens = limits.max_tokens,
           .all_queries = limits.all_queries,
-          .tiles = version.tiles.form(),
-          .narrow = version.narrow.value_or(version.tiles).form(),
-          .narrow_work = version.narrow ? kNarrowBlocks * lists.workers : -1};
-}
-
-std::int64_t most_tiles(const LatentTiles& tiles, const RequestLimits& limits, std::int64_t requests) {
-  const auto tiles_for = [&](std::int64_t queries) { return divided_up(limits.heads * queries, tiles.rows); };
-  return std::min(requests * tiles_for(limits.queries), tiles_for(limits.all_queries) + requests);
-}
-
-RequestListSizes list_sizes(const LatentVersion& version, const RequestLimits& limits, std::int64_t requests,
-                            int workers, int split) {
-  const std::int64_t blocks = divided_up(limits.max_tokens, kTokenBlock);
-  RequestListSizes sizes =
-      request_list_sizes(workers, most_tiles(version.tiles, limits, requests), blocks, split, version.tiles.form());
-  if (version.narrow) {  // whose parts are as many, and shorter
-    const RequestListSizes narrow = request_list_sizes(workers, most_tiles(*version.narrow, limits, requests), blocks,
-                                                       split, version.narrow->form(), kNarrowBlocks * workers);
-    sizes.rounds = std::max(sizes.rounds, narrow.rounds);
-  }
-  return sizes;
+          .overhead = version.costs.overhead(),
+          .merge_cost = float(version.costs.combine),
+          .part_cost = float(version.costs.partial),
+          .traffic = version.traffic,
+          .joins = version.joins};
 }
 
 int blocks_ahead(const LatentVersion& version, int requests, int heads, int queries) {
-  return requests * divided_up(std::int64_t{heads} * queries, version.tiles.rows) <= version.ahead_tiles ? version.ahead
-                                                                                                         : 0;
+  return requests * divided_up(std::int64_t{heads} * queries, version.rows) <= version.ahead_tiles ? version.ahead : 0;
 }
 
 LatentArguments attention_arguments(const WorkLists& lists, int heads, float scale, bool lse_base2,
@@ -79,20 +63,16 @@ static_assert(std::int64_t{MlaDecode::kMaxShards} * MlaDecode::kMaxInterleave * 
 int most_tokens_here(const MlaDecodeOptions& at) { return Shards(at.shards, 0, at.interleave).count(at.max_tokens); }
 
 LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spec)
-    : options_(options),
-      spec_(std::move(spec)),
-      limits_{.heads = options.heads,
-              .queries = options.max_queries,
-              .max_tokens = options.max_tokens,
-              .all_queries = options.max_query_tokens} {
+    : options_(options), spec_(std::move(spec)) {
   const MlaDecodeOptions& at = options_;
-  const LatentTiles& tiles = spec_.version.tiles;
-  RequestLimits here = limits_;
-  here.max_tokens = most_tokens_here(at);
-  const std::int64_t blocks = divided_up(here.max_tokens, kTokenBlock);
-  const int split = int(at.split / kTokenBlock);
-  if (divided_up(std::int64_t{at.heads} * at.max_queries, tiles.rows) > 65535 ||
-      most_tiles(tiles, here, at.max_requests) * (blocks + tiles.costs.overhead()) > 1 << 30)
+  const std::int64_t row_tiles = divided_up(std::int64_t{at.heads} * at.max_queries, spec_.version.rows);
+  const std::int64_t tiles =
+      std::min(at.max_requests * row_tiles,
+               divided_up(std::int64_t{at.heads} * at.max_query_tokens, spec_.version.rows) + at.max_requests);
+  const int most_tokens = most_tokens_here(at);
+  const std::int64_t blocks = divided_up(most_tokens, kTokenBlock);
+  const int split = int(at.split / kTokenBlock), overhead = spec_.version.costs.overhead();
+  if (row_tiles > 65535 || tiles * (blocks + overhead) > 1 << 30)
     fail(
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
         "work than the planner counts; make several MlaDecode of fewer requests",
@@ -104,8 +84,9 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
         at.max_query_tokens, at.heads);
   if (split && divided_up(blocks, split) > kMaxParts)
     fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
-         at.split, here.max_tokens, divided_up(blocks, split), kMaxParts);
-  sizes_ = list_sizes(spec_.version, here, at.max_requests, spec_.workers, split);
+         at.split, most_tokens, divided_up(blocks, split), kMaxParts);
+  sizes_ = request_list_sizes(spec_.workers, at.max_requests, row_tiles, tiles, blocks, split, overhead,
+                              spec_.version.costs.combine, spec_.version.costs.partial);
   std::size_t end = 0;
   auto take = [&](std::size_t bytes) {
     const std::size_t begin = end;
@@ -115,8 +96,8 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
   take(sizeof(int));
   items_at_ = take(std::size_t(sizes_.rounds) * spec_.workers * sizeof(WorkItem));
   merges_at_ = take(std::size_t(sizes_.slots) * sizeof(MergeState));
-  lse_part_at_ = take(std::size_t(sizes_.slots) * tiles.rows * part_row_floats(tiles.rows) * 4);
-  o_part_at_ = take(std::size_t(sizes_.slots) * tiles.rows * kLatent * 2);
+  lse_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * part_row_floats(spec_.version.rows) * 4);
+  o_part_at_ = take(std::size_t(sizes_.slots) * spec_.version.rows * kLatent * 2);
   workspace_bytes_ = end;
 }
 
@@ -125,7 +106,7 @@ std::string LatentDecode::explain() const {
       "{}, {}: up to {} rows (heads x queries) of a request in tiles of {}, on {} multiprocessors, with a "
       "workspace of {:.1f} MB{}",
       "cute.mla." + spec_.version.name, options_.kernel.empty() ? "the fastest for this capacity" : "as pinned",
-      options_.heads * options_.max_queries, spec_.version.tiles.rows, spec_.workers, workspace_bytes_ / 1e6,
+      options_.heads * options_.max_queries, spec_.version.rows, spec_.workers, workspace_bytes_ / 1e6,
       explain_shards(options_));
 }
 
@@ -150,7 +131,9 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
                            .lse_part = reinterpret_cast<float*>(base + lse_part_at_),
                            .workers = spec_.workers,
                            .rounds = int(sizes_.rounds)};
-  plan_ = planner_arguments(spec_.version, lists, limits_);
+  plan_ = planner_arguments(
+      spec_.version, lists,
+      {.heads = at.heads, .queries = at.max_queries, .max_tokens = at.max_tokens, .all_queries = at.max_query_tokens});
   static_cast<LatentArguments&>(with_) =
       attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
   with_.shards = plan_.shards = Shards(at.shards, at.shard, at.interleave);
@@ -169,8 +152,7 @@ void LatentDecode::plan(const int* lengths, const int* query_starts, int request
 
 // Rows that follow each other at one distance are one axis; else heads and queries are two, of which a tile is a box.
 void LatentDecode::set_queries(const MlaDecodeTensors& with) {
-  const LatentTiles& tiles = spec_.version.tiles;
-  const int heads = options_.heads, rows = tiles.rows;
+  const int heads = options_.heads, rows = spec_.version.rows;
   const auto is_one_axis = [&](const MlaDecodeTensors::Rows& q) { return q.token_stride == heads * q.head_stride; };
   const bool one_axis = is_one_axis(with.q_latent) && is_one_axis(with.q_rope);
   if (!one_axis && heads % rows != 0 && rows % heads != 0)
@@ -188,7 +170,8 @@ void LatentDecode::set_queries(const MlaDecodeTensors& with) {
     const RowAxes axes = {inner, q.head_stride, places, one_axis ? q.head_stride : q.token_stride};
     return maps_.of(rows_source(options_.dtype, q.data, columns, axes, rows, groups));
   };
-  with_.q = {map(with.q_latent, kLatent, tiles.query_groups), map(with.q_rope, kRope, 1)};
+  with_.qc_map = map(with.q_latent, kLatent, spec_.version.query_groups);
+  with_.qpe_map = map(with.q_rope, kRope, 1);
   with_.query_inner = Divisor(inner);
   with_.query_places = int(places);
 }

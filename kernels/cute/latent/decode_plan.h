@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <limits>
-#include <optional>
 
 #include "cute/latent/arguments.h"
 #include "cute/latent/plan_requests.h"
@@ -15,43 +14,16 @@
 
 namespace hypermla::cute {
 
-// Tiles of rows, and what they cost.
-struct LatentTiles {
-  int rows = 64;
-  int query_groups = 2;  // of 64 columns, in a box of latent queries
-  WorkCosts costs = {};
-  float traffic = 0;   // TileForm
-  bool joins = false;  // likewise
-  float block = 1;     // likewise
-
-  TileForm form() const {
-    return {.rows = rows,
-            .overhead = costs.overhead(),
-            .merge_cost = float(costs.combine),
-            .part_cost = float(costs.partial),
-            .traffic = traffic,
-            .joins = joins,
-            .block = block};
-  }
-};
-
-// Those of attend_on_n.cuh, of 16 or 32 rows. Costs fitted on an H200, in units of a block of tokens against a tile
-// (about 1.1 us); 73.7 KB at 4.5 TB/s against that.
-constexpr LatentTiles tiles_on_n(int rows) {
-  return {.rows = rows, .query_groups = 8, .costs = {.item = 2, .combine = 2, .partial = 0.01}, .traffic = 0.015f};
-}
-
-// Narrow tiles, times their token blocks, for each worker: where there are more, the wide form of a kernel that has two
-// is always faster.
-inline constexpr int kNarrowBlocks = 16;
-
 // What a version of the latent kernel is, with one of its tilings.
 struct LatentVersion {
   std::string name, header;  // of its kernel
   LaunchShape shape;
-  LatentTiles tiles;
-  std::optional<LatentTiles> narrow = {};  // PlanRequestsArguments; not MlaDecode's
+  int rows = 64;            // of a tile
+  int query_groups = 2;     // of 64 columns, in a box of latent queries
   bool gathers_fp8 = true;  // tokens of FP8 one by one, whatever their pages; else as boxes of pairs of bytes
+  WorkCosts costs;
+  float traffic = 0;   // PlanRequestsArguments
+  bool joins = false;  // likewise
   // Token blocks that L2 is asked for ahead (LatentArguments), where there are at most so many row tiles.
   int ahead = 0;
   std::int64_t ahead_tiles = std::numeric_limits<std::int64_t>::max();
@@ -72,12 +44,6 @@ struct RequestLimits {
   int heads = 0, queries = 0, max_tokens = 0;  // queries and tokens of a request
   int all_queries = 0;
 };
-
-// Row tiles of so many requests at most, all together.
-std::int64_t most_tiles(const LatentTiles& tiles, const RequestLimits& limits, std::int64_t requests);
-// Room for the lists of `workers` thread blocks. split: token blocks, or 0.
-RequestListSizes list_sizes(const LatentVersion& version, const RequestLimits& limits, std::int64_t requests,
-                            int workers, int split);
 
 // Token blocks that L2 is asked for ahead, for requests of so many queries at most. 0: none.
 int blocks_ahead(const LatentVersion& version, int requests, int heads, int queries);
@@ -121,7 +87,6 @@ class LatentDecode : public DecodeKernels {
 
   MlaDecodeOptions options_;
   LatentDecodeSpec spec_;
-  RequestLimits limits_;
   RequestListSizes sizes_;
   std::size_t items_at_, merges_at_, lse_part_at_, o_part_at_, workspace_bytes_;  // bytes; the status is first
   std::shared_ptr<Device> device_;

@@ -50,8 +50,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const LatentProblem& at = problem;
     // First, since tiles of so many rows are counted below.
     const std::vector<int> rows = tile_rows();
-    if (!rows.empty() && std::find(rows.begin(), rows.end(), version(tiling).tiles.rows) == rows.end())
-      fail("--rows={} is not supported: choose {}", version(tiling).tiles.rows, fmt::join(rows, " or "));
+    if (!rows.empty() && std::find(rows.begin(), rows.end(), version(tiling).rows) == rows.end())
+      fail("--rows={} is not supported: choose {}", version(tiling).rows, fmt::join(rows, " or "));
     const std::pair<const char*, int> extents[] = {{"b", at.b}, {"s", at.s}, {"t", at.t}, {"h", at.h}, {"d", at.d}};
     for (const auto& [name, value] : extents) require_positive(name, value);
     if (at.k != 512 || at.p != 64)
@@ -92,7 +92,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   std::string followed_by() const override { return "output_decompression"; }
   TimeEstimate time(const Ceilings& ceilings) const override {
     std::vector<Figures> figures = this->figures();
-    if (one_tiling_) std::erase_if(figures, [&](const Figures& of) { return of.rows != version(tiling).tiles.rows; });
+    if (one_tiling_) std::erase_if(figures, [&](const Figures& of) { return of.rows != version(tiling).rows; });
     return latent_time(problem, figures, ceilings);
   }
 
@@ -112,11 +112,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       all.push_back({name, role, dtype, std::move(shape)});
     };
     // One workspace serves every candidate: the tuner runs them all over the same tensors.
-    const std::vector<Tiling> tilings = all_tilings();
+    std::vector<Tiling> tilings = candidates();
+    tilings.push_back(tiling);
     std::int64_t part_rows = 1, part_floats = 1, items = 0, slots = 0;
     for (const Tiling& one : tilings) {
       const WorkSizes sizes = this->sizes(one);
-      const int rows = version(one).tiles.rows;
+      const int rows = version(one).rows;
       part_rows = std::max(part_rows, sizes.slots * rows);
       part_floats = std::max(part_floats, sizes.slots * rows * part_row_floats(rows));
       items = std::max(items, sizes.items);
@@ -243,12 +244,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
   }
 
-  // The tuner's, and the one of this plan.
-  std::vector<Tiling> all_tilings() const {
-    std::vector<Tiling> all = candidates();
-    all.push_back(tiling);
-    return all;
-  }
   // Those tilings that no one before them is equal to.
   static std::vector<Tiling> distinct(std::initializer_list<Tiling> all) {
     std::vector<Tiling> found;
@@ -269,12 +264,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
           blocks, kLeastBox);
   }
   int split_blocks() const { return problem.split / kTokenBlock; }
-  int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).tiles.rows)); }
+  int row_tiles(const Tiling& at) const { return int(ceil_div(problem.h * problem.s, version(at).rows)); }
   // Thread blocks of a cluster, which only places them beside each other: the two row tiles of a request read the same
   // tokens, and reads of neighbours merge on their way to L2. More than two: launch_next_if_short() in start.cuh.
   unsigned side_by_side(int rows) const { return ceil_div(problem.h * problem.s, rows) == 2 ? 2 : 1; }
   double part_bytes(const Tiling& at) const {
-    const int rows = version(at).tiles.rows;
+    const int rows = version(at).rows;
     return rows * (problem.k * dtype_bytes(problem.dtype) + 4.0 * part_row_floats(rows));
   }
 
@@ -292,23 +287,26 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   // Orders the candidates: with padded rows, and partial outputs written and read.
   Cost executed_cost(const Tiling& at) const {
     Cost cost = latent_cost(problem, fp8_queries);
-    const double padded = padding(problem.h * problem.s, version(at).tiles.rows);
+    const double padded = padding(problem.h * problem.s, version(at).rows);
     cost.flops *= padded;
     cost.fp8_flops *= padded;
     cost.bytes += 2 * part_bytes(at) * double(sizes(at).slots);
     return cost;
   }
   WorkPlan work_plan(const Tiling& at) const {
-    const LatentTiles tiles = version(at).tiles;
-    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), tiles.costs,
-                     problem.h * problem.s, problem.s, tiles.joins);
+    return plan_work(lengths_of(problem), row_tiles(at), target.processors, split_blocks(), version(at).costs,
+                     problem.h * problem.s, problem.s, version(at).joins);
   }
   WorkSizes sizes(const Tiling& at) const {
     if (!problem.ragged) {
       const WorkPlan plan = work_plan(at);
       return {plan.slots, std::int64_t(plan.items.size()), plan.rounds, plan.grid};
     }
-    const RequestListSizes lists = list_sizes(version(at), limits(), problem.b, target.processors, split_blocks());
+    const WorkCosts costs = version(at).costs;
+    const std::int64_t tiles = row_tiles(at);
+    const RequestListSizes lists =
+        request_list_sizes(target.processors, problem.b, tiles, problem.b * tiles, ceil_div(problem.t, kTokenBlock),
+                           split_blocks(), costs.overhead(), costs.combine, costs.partial);
     return {.slots = lists.slots,
             .items = lists.rounds * target.processors,
             .rounds = lists.rounds,
@@ -364,11 +362,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     CuteKernelSpec<PlanRequestsProblem, PlanRequestsTiling> spec;
     spec.name = "plan_requests";
     spec.header = "cute/latent/plan_requests.cuh";
-    // One planner serves all candidates, but for MlaDecode, which has one tiling.
-    const std::vector<Tiling> tilings = one_tiling_ ? std::vector{tiling} : all_tilings();
-    const bool narrow =
-        std::any_of(tilings.begin(), tilings.end(), [&](const Tiling& at) { return version(at).narrow.has_value(); });
-    spec.problem = {.split = split_blocks(), .shards = problem.shards, .narrow = narrow};
+    spec.problem = {.split = split_blocks(), .shards = problem.shards};
     spec.candidates = {{}};
     spec.cost = {0, 4.0 * problem.b};
     spec.executed = [cost = spec.cost](const PlanRequestsTiling&) { return cost; };
@@ -378,9 +372,12 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       launch.grid = {kPlanRequestsBlocks, 1, 1};
       launch.shape = {unsigned(threads.threads), 0, 1, true};
       launch.arguments = [self, tensors, sizes = self->sizes(at), version = self->version(at)](void* constants) {
-        PlanRequestsArguments with = planner_arguments(version, self->lists(tensors, constants, sizes), self->limits());
+        const LatentProblem& of = self->problem;
+        PlanRequestsArguments with =
+            planner_arguments(version, self->lists(tensors, constants, sizes),
+                              {.heads = of.h, .queries = of.s, .max_tokens = of.t, .all_queries = of.b * of.s});
         with.lengths = static_cast<const int*>(tensors.at("lengths").data);
-        with.requests = self->problem.b;
+        with.requests = of.b;
         return Arguments(with);
       };
       return launch;
@@ -390,10 +387,6 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
 
  private:
   bool one_tiling_ = false;
-
-  RequestLimits limits() const {
-    return {.heads = problem.h, .queries = problem.s, .max_tokens = problem.t, .all_queries = problem.b * problem.s};
-  }
 
   // A work list made here: items, and a MergeState of each slot.
   std::string constants(const Tiling& at) const {
@@ -430,15 +423,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     const int pair = fp8_queries ? 2 : 1;  // numbers of what counts as an element
     const int latent_width = of.fused ? of.k + of.p : of.k, rope_width = of.fused ? of.k + of.p : of.p;
     const std::int64_t rows = std::int64_t{of.b} * of.h * of.s;
-    const auto query_map = [&](void* from, int columns, int width, int tile_rows, int groups) {
+    const auto query_map = [&](void* from, int columns, int width, int groups) {
       return make_tensor_map(rows_source(of.dtype, from, columns,
                                          {.inner = 1, .inner_stride = width, .outer = rows, .outer_stride = width},
-                                         tile_rows, groups));
-    };
-    const auto query_maps = [&](const LatentTiles& tiles) {
-      return QueryMaps{
-          query_map(operand("q", "qc", 0), of.k / pair, latent_width / pair, tiles.rows, tiles.query_groups),
-          query_map(operand("q", "qpe", of.k / pair), of.p / pair, rope_width / pair, tiles.rows, 1)};
+                                         version.rows, groups));
     };
     CacheShape shape = {
         .tokens = of.page ? of.page : of.t, .batches = of.page ? pool_pages(of) : of.b, .page = of.page};
@@ -449,8 +437,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
                                                   : static_cast<char*>(z) + of.k;
     LatentArguments with =
         attention_arguments(lists(tensors, constants, sizes), of.h, score_scale(of), of.lse_base2, false);
-    with.q = query_maps(version.tiles);
-    if (version.narrow) with.narrow_q = query_maps(*version.narrow);
+    with.qc_map = query_map(operand("q", "qc", 0), of.k / pair, latent_width / pair, version.query_groups);
+    with.qpe_map = query_map(operand("q", "qpe", of.k / pair), of.p / pair, rope_width / pair, 1);
     const auto token_map = [&](void* from, int columns, std::int64_t width) {
       return make_tensor_map(tokens_source(of.dtype, from, columns, shape, width, width * shape.tokens));
     };

@@ -23,17 +23,16 @@ struct QueryPlace {
   }
 };
 
-// `groups` groups of latent columns, box_groups in a box, then the one of RoPE, to lines of 128 bytes or less, `bytes`
-// in all, which arrive at `full`. One thread.
+// `groups` groups of columns of qc_map, box_groups in a box, then the one of qpe_map, to lines of 128 bytes or less,
+// `bytes` in all, which arrive at `full`. One thread.
 template <int tile_rows, int groups, int box_groups, u32 bytes>
-__device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const LatentArguments& with,
-                                             const QueryMaps& maps, u32 full) {
+__device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const LatentArguments& with, u32 full) {
   const QueryPlace at(with, item, tile_rows);
   constexpr u32 kGroup = tile_rows * 128;
   barrier_expect(full, bytes);
 #pragma unroll
-  for (int i = 0; i < groups; i += box_groups) at.load(to + i * kGroup, maps.latent, i, full);
-  at.load(to + groups * kGroup, maps.rope, 0, full);
+  for (int i = 0; i < groups; i += box_groups) at.load(to + i * kGroup, with.qc_map, i, full);
+  at.load(to + groups * kGroup, with.qpe_map, 0, full);
 }
 
 // The queries of all items, by `load`, which waits for their place to be empty, in the phase that it is given. One

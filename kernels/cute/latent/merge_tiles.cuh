@@ -131,8 +131,7 @@ __device__ __forceinline__ void part_is_taken_up(MergeState& part) {
 
 // The next items of a thread block that cover but a part of their tile.
 struct CutItems {
-  static constexpr int kMost = 28;  // a lane each
-  WorkItem items[kMost];
+  WorkItem items[32];
   volatile int count;
   volatile int next;       // of the list, behind those that were looked at; -1: no more
   volatile u32 complete;   // those whose tiles are complete
@@ -449,12 +448,12 @@ __device__ __forceinline__ bool merge_share(const LatentArguments& with, const W
   }
 }
 
-// Looks at CutItems::kMost items of the thread block from `first` on; a whole warp.
+// Looks at 32 items of the thread block from `first` on; a whole warp.
 __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, int first, const LatentArguments& with) {
   const int lane = lane_id(), i = first + lane;
-  const bool looks = lane < CutItems::kMost, exists = looks && i < with.rounds;
+  const bool exists = i < with.rounds;
   items += i;
-  const u32 behind = __ballot_sync(~0u, looks && (!exists || items->begin == items->end));  // from its lowest bit on
+  const u32 behind = __ballot_sync(~0u, !exists || items->begin == items->end);  // from its lowest bit on
   const u32 set = __ballot_sync(~0u, exists && is_merged(*items)) & ((behind & -behind) - 1);
   if (set >> lane & 1) {  // in pieces, since producers have few registers
     const uint4* const from = reinterpret_cast<const uint4*>(items);
@@ -464,7 +463,7 @@ __device__ __forceinline__ void collect(CutItems& cut, const WorkItem* items, in
   }
   if (lane == 0) {
     cut.count = __popc(set);
-    cut.next = behind ? -1 : first + CutItems::kMost;
+    cut.next = behind ? -1 : first + 32;
   }
   __syncwarp();
 }

@@ -17,9 +17,6 @@
 // alike in row tiles and token blocks, which is common, are divided by formulas, without sums and searches over the
 // requests, by code of their own; so are those that have as many passes each, with one sum. The lists are the same.
 //
-// With problem.narrow the latent kernel takes tiles of one of two forms, and those are planned by which all requests
-// together take less time. The items say which.
-//
 // With problem.split, requests are cut at multiples of it and nowhere else, and every piece is an item of its own.
 //
 // grid = kPlanRequestsBlocks. A request without queries has no items; one without tokens has a block, all masked.
@@ -162,22 +159,6 @@ __device__ __forceinline__ int side_for(int row_tiles, int workers) {
   return best;
 }
 
-// How much work the requests are in tiles of one form: tiles, and their token blocks.
-struct FormWork {
-  int tiles, work;
-};
-// Roughly, how long requests take of which the longest has `longest` blocks: whole, or cut in pieces or along the line,
-// whose merge costs something. Pieces are as of requests of any lengths, of which each tile leaves half a piece.
-__device__ __forceinline__ float time_of(const TileForm& form, FormWork of, int longest, const Quotient& by_workers) {
-  const int workers = by_workers.by;
-  const float work = static_cast<float>(of.work), overhead = static_cast<float>(form.overhead);
-  const float whole = static_cast<float>(by_workers.up(of.tiles) * (longest + form.overhead));
-  const float each = of.tiles < workers ? __fdividef(work, static_cast<float>(workers) - 0.5f * of.tiles)
-                                        : __fdividef(work + overhead * of.tiles, static_cast<float>(workers));
-  const float cut = fmaxf(each, 1) + overhead + form.merge_cost + form.part_cost * min(of.work, workers);
-  return form.block * fminf(whole, cut);
-}
-
 // The side that suits a request of its own row tiles, up to kSides, makes few passes of as many tiles each. How many,
 // if it is this one; else 0.
 __device__ __forceinline__ int passes_of_own_side(int tiles, int side) {
@@ -196,7 +177,6 @@ struct Requests {
 template <PlanRequestsProblem problem, PlanRequestsTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_constant__ PlanRequestsArguments with) {
   constexpr int kThreads = tiling.threads, kWarps = kThreads / 32, split = problem.split;
-  static_assert(!(problem.narrow && split), "with a split the same sums in any batch");
   static_assert(kThreads > kMaxWorkers && kWarps <= 32);
   constexpr int kSums = kMaxPlannedRequests + 1;
   constexpr int kTried = kSides + 2;  // sides for all: powers of two; common, the least and the most tiles
@@ -219,8 +199,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // Sums over the requests before one: `overhead` and blocks of all passes; passes.
     int start[kSums], first_pass[kSums];
     OfParts of_parts;
-    int extremes[3][kWarps], form_sums[4][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps],
-        part_sums[1][kWarps];
+    int extremes[3][kWarps], all_wrong, sums[2][kWarps], side_sums[2][kWarps], part_sums[1][kWarps];
     int counts[2][kWarps], pieces_of_high;
     float cost_of_side[kTried];
     int tried_side[kTried];
@@ -231,12 +210,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int whole_cuts[kMaxWorkers + 1], whole_starts[kMaxWorkers + 1];  // of `whole`: passes, and their begins on the line
   };
   __shared__ Shared memory;
-  auto& [tokens_of, tiles_of, query_start, start, first_pass, of_parts, extremes, form_sums, all_wrong, sums, side_sums,
-         part_sums, counts, pieces_of_high, cost_of_side, tried_side, work_of_side, blocks_of_side, own_sides, one_side,
+  auto& [tokens_of, tiles_of, query_start, start, first_pass, of_parts, extremes, all_wrong, sums, side_sums, part_sums,
+         counts, pieces_of_high, cost_of_side, tried_side, work_of_side, blocks_of_side, own_sides, one_side,
          cost_of_own_sides, cost_of_one_side, cuts, whole_cuts, whole_starts] = held_address(memory);
   int(&first_part)[kSums] = of_parts.first_part;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int b = with.requests, workers = with.workers;
+  const int b = with.requests, overhead = with.overhead, workers = with.workers;
   // As many queries of each request, and all of them counted on: the queries of each request are known without a load.
   const bool equal_queries = !with.query_starts && static_cast<long long>(b) * with.queries <= with.all_queries;
 
@@ -254,28 +233,22 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     return before >= 0 && before <= with.all_queries - queries ? queries : 0;
   };
 
-  TileForm form = with.tiles;  // until it is known how much work there is
-  auto tiles_for = [&](int queries, const TileForm& of) {
-    return (queries * with.heads + of.rows - 1) >> (__ffs(of.rows) - 1);
-  };
+  const int shift = __ffs(with.tile_rows) - 1;
+  auto tiles_for = [&](int queries) { return (queries * with.heads + with.tile_rows - 1) >> shift; };
 
   // How requests of as many row tiles each are attended: `passes` of each, by `groups` groups of `side` workers.
   struct Sides {
     int side, groups, passes;
     Quotient by_groups_of_pass;  // where there are at least as many groups as passes
   };
-  auto sides_for = [&](int tiles) {  // no tiles: no groups
+  auto sides_for = [&](int tiles) {
     const Quotient by_side(side_for(tiles, workers));
     const int groups = by_side.of(workers), passes = by_side.up(tiles);
     return Sides{by_side.by, groups, passes, Quotient(max(Quotient(max(b * passes, 1)).of(groups), 1))};
   };
   launch_next();
   // What needs no lengths is worked out while the kernels before this one end.
-  const Sides unknown{1, 0, 0, Quotient(1)};
-  const Quotient by_workers(workers);
-  Sides sides = equal_queries ? sides_for(tiles_for(with.queries, with.tiles)) : unknown;
-  const Sides narrow_sides =
-      problem.narrow && equal_queries ? sides_for(tiles_for(with.queries, with.narrow)) : unknown;
+  Sides sides = equal_queries ? sides_for(tiles_for(with.queries)) : Sides{1, 0, 0, Quotient(1)};
   wait_for_previous();
   // All loads of a thread are on their way at once. Every thread reads the first request, too.
   constexpr int kOwn = (kMaxPlannedRequests + kThreads - 1) / kThreads;
@@ -301,10 +274,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   enum { kMostTiles, kLessTiles, kMostBlocks };  // the least as the most of the negative
   constexpr int kNone = -0x7fffffff;
   struct Size {
-    int tokens, blocks, tiles, narrow_tiles, flags;
-
-    // At most 2^18, of which 2048 requests are counted.
-    __device__ __forceinline__ int work(int tiles) const { return min(min(tiles, 1 << 14) * blocks, 1 << 18); }
+    int tokens, blocks, tiles, flags;
   };
   auto size_of = [&](int tokens_said, int before, int behind) {
     int queries = with.queries, flags = 0;
@@ -315,13 +285,13 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     int tokens = min(max(tokens_said, 0), with.max_tokens);
     if (tokens != tokens_said) flags |= kWrongTokens;
     if constexpr (problem.shards) tokens = with.shards.count(tokens);
-    const int narrow_tiles = problem.narrow ? tiles_for(queries, with.narrow) : 0;
-    return Size{tokens, max(1, (tokens + 63) >> 6), tiles_for(queries, with.tiles), narrow_tiles, flags};
+    const int tiles = tiles_for(queries);
+    return Size{tokens, max(1, (tokens + 63) >> 6), tiles, flags};
   };
   const Size first_size = size_of(first_tokens, first_before, first_behind);
   int most[3] = {0, kNone, 0};
-  bool differs = b == 0;                              // from the first request, or something is to be reported
-  int own_sums[2] = {}, of_forms[4] = {}, wrong = 0;  // of_forms: FormWork of both
+  bool differs = b == 0;  // from the first request, or something is to be reported
+  int own_sums[2] = {}, wrong = 0;
   if (thread == 0) all_wrong = pieces_of_high = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -334,14 +304,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     const Size size = size_of(tokens_of_own[i], before_own[i], behind_own[i]);
     tokens_of[r] = size.tokens;
     tiles_of[r] = static_cast<unsigned short>(size.tiles);
-    differs |= size.flags || size.tiles != first_size.tiles || size.narrow_tiles != first_size.narrow_tiles ||
-               size.blocks != first_size.blocks;
-    if (problem.narrow) {
-      of_forms[0] += size.tiles;
-      of_forms[1] += size.work(size.tiles);
-      of_forms[2] += size.narrow_tiles;
-      of_forms[3] += size.work(size.narrow_tiles);
-    }
+    differs |= size.flags || size.tiles != first_size.tiles || size.blocks != first_size.blocks;
     wrong |= size.flags;
     most[kMostTiles] = max(most[kMostTiles], size.tiles);
     if (size.tiles > 0) {
@@ -356,17 +319,9 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
   SumsBefore<2> sum_of = {};
   const bool all_alike =
       !__syncthreads_or(differs) && first_size.tiles > 0 && static_cast<long long>(b) * first_size.tiles < 1 << 20;
-  auto takes_narrow = [&](FormWork wide, FormWork narrow, int longest) {
-    return narrow.work <= with.narrow_work &&
-           time_of(with.narrow, narrow, longest, by_workers) < time_of(with.tiles, wide, longest, by_workers);
-  };
-  bool narrow = problem.narrow;
   if (all_alike) {
-    narrow = narrow && takes_narrow({b * first_size.tiles, b * first_size.work(first_size.tiles)},
-                                    {b * first_size.narrow_tiles, b * first_size.work(first_size.narrow_tiles)},
-                                    first_size.blocks);
-    most[kMostTiles] = narrow ? first_size.narrow_tiles : first_size.tiles;
-    most[kLessTiles] = -most[kMostTiles];
+    most[kMostTiles] = first_size.tiles;
+    most[kLessTiles] = -first_size.tiles;
     most[kMostBlocks] = first_size.blocks;
   } else {
     if (wrong) atomicOr(&all_wrong, wrong);
@@ -375,48 +330,11 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       most[i] = __reduce_max_sync(~0u, most[i]);
       if (lane == 0) extremes[i][warp] = most[i];
     }
-    if (problem.narrow) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        of_forms[i] = __reduce_add_sync(~0u, of_forms[i]);
-        if (lane == 0) form_sums[i][warp] = of_forms[i];
-      }
-    }
     sum_of = sums_before<kThreads, 2>(own_sums, sums);
 #pragma unroll
     for (int i = 0; i < 3; ++i) most[i] = __reduce_max_sync(~0u, extremes[i][lane % kWarps]);
     wrong = all_wrong;
-    if (problem.narrow) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) of_forms[i] = __reduce_add_sync(~0u, lane < kWarps ? form_sums[i][lane] : 0);
-      narrow = takes_narrow({of_forms[0], of_forms[1]}, {of_forms[2], of_forms[3]}, most[kMostBlocks]);
-    }
   }
-  if (narrow) {  // tiles are counted anew
-    form = with.narrow;
-    sides = narrow_sides;
-    int most_tiles = 0, less_tiles = kNone;
-#pragma unroll 1
-    for (int r = thread; r < b; r += kThreads) {
-      const int queries = equal_queries ? with.queries : queries_between(query_start[r], query_start[r + 1]);
-      const int tiles = tiles_for(queries, form);
-      tiles_of[r] = static_cast<unsigned short>(tiles);
-      most_tiles = max(most_tiles, tiles);
-      if (tiles > 0) less_tiles = max(less_tiles, -tiles);
-    }
-    if (!all_alike) {
-      most_tiles = __reduce_max_sync(~0u, most_tiles);
-      less_tiles = __reduce_max_sync(~0u, less_tiles);
-      if (lane == 0) counts[0][warp] = most_tiles, counts[1][warp] = less_tiles;
-    }
-    __syncthreads();
-    if (!all_alike) {
-      most[kMostTiles] = __reduce_max_sync(~0u, counts[0][lane % kWarps]);
-      most[kLessTiles] = __reduce_max_sync(~0u, counts[1][lane % kWarps]);
-      __syncthreads();  // `counts` has other uses
-    }
-  }
-  const int overhead = form.overhead;
   if (blockIdx.x == 0 && thread == 0) *with.status = wrong & ~kFalls;
   const int least_tiles = -most[kLessTiles], most_tiles = most[kMostTiles], longest = most[kMostBlocks];
   int first_worker = 0, used = 0;
@@ -508,10 +426,10 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     const int range = max(static_cast<int>(even), overhead + 1);
     // With more passes than groups nearly all that are cut have two parts: where one takes up the other, that costs as
     // much as an item.
-    const bool taken_up = form.joins && all > groups;
+    const bool taken_up = with.joins && all > groups;
     const float cost_of_line =
-        range + overhead + form.merge_cost +
-        (taken_up ? static_cast<float>(overhead) : form.part_cost * (groups + min(groups, all)) * side);
+        range + overhead + with.merge_cost +
+        (taken_up ? static_cast<float>(overhead) : with.part_cost * (groups + min(groups, all)) * side);
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
@@ -524,7 +442,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       const float cost_uncut = longest + overhead, best_other = min(1.1f * cost_uncut, cost_of_line);
       const int sum = total - overhead * all;
       auto cheapest = [&] {
-        return min(longest, static_cast<int>(sqrtf(form.part_cost * static_cast<float>(side * sum)) + 0.2f));
+        return min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.2f));
       };
       if (alike) {
         piece = max(sides.by_groups_of_pass.up(longest), cheapest());
@@ -539,8 +457,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           return static_cast<int>(__reduce_add_sync(~0u, count));
         };
         // None that costs more than the others, even if it made only one piece more than there are passes.
-        int low = 1, high = min(longest, static_cast<int>(best_other - overhead - form.merge_cost -
-                                                          form.part_cost * (all + 1) * side));
+        int low = 1, high = min(longest, static_cast<int>(best_other - overhead - with.merge_cost -
+                                                          with.part_cost * (all + 1) * side));
         bool longer = false;  // which makes one piece more at least
 #pragma unroll 1
         for (int r = thread; r < b; r += kThreads) longer |= passes_of(r) > 0 && blocks_of(r) > high;
@@ -575,7 +493,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           if (found > 0) low += span * found / kWarps + 1;
         }
       }
-      const bool pays = piece + overhead + form.merge_cost + form.part_cost * pieces * side <= best_other;
+      const bool pays = piece + overhead + with.merge_cost + with.part_cost * pieces * side <= best_other;
       if (piece == 0 || !pays) {
         piece = cost_uncut > cost_of_line ? 0 : longest;
         pieces = all;
@@ -723,7 +641,6 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
       }
     }
 
-    const short tile_rows = problem.narrow ? static_cast<short>(form.rows) : 0;
     // Each thread block writes the items of other workers, since these lie apart: of a store a multiprocessor does one
     // lane after the other. Several lanes write those of a worker, by turns; all of a warp stay in step.
     const int block = static_cast<int>(blockIdx.x), writers = shared_out ? kWriters : kPlanRequestsBlocks,
@@ -797,12 +714,11 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
                          whole_of(request)};
           }
         } else {
-          int slot = -1, part = 0, parts = 1;
-          Join join = kJoinsNone;
+          int slot = -1, part = 0, parts = 1, join = kJoinsNone;
           if (begin > 0 || end < blocks) {
             if (begin > 0) part = own.from.part;
             parts = begin > 0 ? own.from.parts : own.to.parts;
-            if (form.joins && parts == 2 && piece == 0) {
+            if (with.joins && parts == 2 && piece == 0) {
               const Cut of_gives = cuts[g + 2 - part];  // the end of its list
               if (of_gives.pass > v + (of_gives.block == 0)) join = part == 0 ? kTakesUp : kGives;
             }
@@ -811,8 +727,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
             slot = 2 * (first_worker + m * groups + g) - part;
             with.merges[slot] = {};
           }
-          *to_own = {request, row_tile,          begin, end,      tokens, slot, first_row, queries, part,
-                     parts,   whole_of(request), join,  tile_rows};
+          *to_own = {request, row_tile,          begin, end, tokens, slot, first_row, queries, part,
+                     parts,   whole_of(request), join};
         }
       }
       if (writes && own_lane == 0) *out = {};
@@ -828,7 +744,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // Of a worker that is busy for so many blocks while all groups read so many. Reads delay the products beside them:
     // by 0.37 of the time that they take themselves, as measured (docs/log/engine.md).
     auto cost_of = [&](float busy, int blocks) {
-      const float reads = static_cast<float>(blocks) * form.traffic;
+      const float reads = static_cast<float>(blocks) * with.traffic;
       return max(busy + 0.37f * reads, reads);
     };
     constexpr float kNever = 3e38f;

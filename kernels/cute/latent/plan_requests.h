@@ -15,13 +15,11 @@ inline constexpr int kPlanRequestsBlocks = kSides * kWriters;  // the grid
 struct PlanRequestsProblem {
   int split = 0;
   bool shards = false;
-  bool narrow = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("split", self.split, "token blocks after which every request is cut, whatever its batch; 0: free");
     field("shards", self.shards, "lengths are those of whole requests, of whose tokens some are here");
-    field("narrow", self.narrow, "tiles are of one of two forms, by how much work there is");
   }
 };
 
@@ -38,18 +36,7 @@ struct PlanRequestsTiling {
 // `queries` of a request or all_queries in all.
 enum PlanStatus : int { kWrongTokens = 1, kWrongQueries = 2 };
 
-// Tiles of rows, as the latent kernel takes them. Costs are in token blocks against one tile.
-struct TileForm {
-  int rows = 0;      // a power of two
-  int overhead = 0;  // of an item, on top of its blocks
-  float merge_cost = 0, part_cost = 0;
-  float traffic =
-      0;  // of one token block, read by one worker, as a share of what all workers read in the time of a block
-  bool joins = false;  // the latent kernel takes up the other one of two parts
-  float block = 1;     // of a kernel that has two forms of tiles: the time of a block, in those of the wide form
-};
-
-// What the planner is told, by value.
+// What the planner is told, by value. Costs are in token blocks against one row tile.
 struct PlanRequestsArguments {
   const int* lengths = nullptr;  // [requests] tokens, of all shards; null: max_tokens each
   const int* query_starts =
@@ -59,16 +46,17 @@ struct PlanRequestsArguments {
   int* status = nullptr;         // of PlanStatus, 0 if all is well
   int requests = 0;
   int heads = 0;
-  int workers = 0;  // thread blocks of the latent kernel
+  int tile_rows = 0;  // a power of two
+  int workers = 0;    // thread blocks of the latent kernel
   int rounds = 0;
   int queries = 0, max_tokens = 0;  // of a request, at most
   int all_queries = 0;              // of all requests, at most
-  TileForm tiles = {};
-  // With PlanRequestsProblem::narrow: other tiles, which are taken where all requests together take less time by them.
-  // Of them, times their token blocks, there are no more than narrow_work then.
-  TileForm narrow = {};
-  int narrow_work = 0;
+  int overhead = 0;                 // of an item, on top of its blocks
+  float merge_cost = 0, part_cost = 0;
+  float traffic =
+      0;  // of one token block, read by one worker, as a share of what all workers read in the time of a block
   Shards shards = {};
+  bool joins = false;  // the latent kernel takes up the other one of two parts
 };
 
 // How much room the lists take at most, for any lengths.
@@ -77,22 +65,21 @@ struct RequestListSizes {
   long long slots = 0;   // partial outputs
 };
 
-// For at most `tiles` row tiles of at most `blocks` token blocks each. split: PlanRequestsProblem's. most_work: of all
-// tiles at most, times their token blocks.
-inline RequestListSizes request_list_sizes(int workers, long long tiles, long long blocks, int split,
-                                           const TileForm& of, long long most_work = 1LL << 62) {
+// For at most `b` requests of at most `blocks` token blocks and `row_tiles` row tiles each, `tiles` row tiles in all.
+// split: PlanRequestsProblem's. An item costs `overhead` blocks on top of its own, a merge merge_cost, and each of its
+// parts part_cost.
+inline RequestListSizes request_list_sizes(int workers, long long b, long long row_tiles, long long tiles,
+                                           long long blocks, int split, int overhead, double merge_cost,
+                                           double part_cost) {
   const auto divided_up = [](long long value, long long divisor) { return (value + divisor - 1) / divisor; };
   const auto least_of = [](long long one, long long other) { return one < other ? one : other; };
-  tiles = least_of(tiles, most_work);
-  blocks = least_of(blocks, most_work);
   const long long parts = split ? divided_up(blocks, split) : 1;
   // The planner gives a group an equal share, and more only where that is cheaper than to cut. With more workers side
   // by side the passes are fewer, and so are the groups: twice the share of single workers covers what rounding adds.
-  const long long work = least_of(tiles * blocks, most_work) + tiles * of.overhead;
-  const long long share = 2 * divided_up(work, workers) + blocks;
-  const long long load = share + of.overhead + static_cast<long long>(of.merge_cost + of.part_cost * 2 * workers) + 1;
-  const long long shortest = split ? least_of(split, of.overhead + 1) : of.overhead + 1;
-  return {.rounds = least_of(tiles * parts, load / shortest + 3) + 2,
+  const long long share = 2 * divided_up(least_of(b * row_tiles, tiles) * (blocks + overhead), workers) + blocks;
+  const long long load = share + overhead + static_cast<long long>(merge_cost + part_cost * 2 * workers) + 1;
+  const long long shortest = split ? least_of(split, overhead + 1) : overhead + 1;
+  return {.rounds = least_of(least_of(b * row_tiles, tiles) * parts, load / shortest + 3) + 2,
           .slots = !split      ? 2 * workers
                    : parts > 1 ? tiles * parts
                                : 1};

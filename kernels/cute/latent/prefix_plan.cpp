@@ -89,8 +89,8 @@ class SharedPrefixDecode : public DecodeKernels {
              .queries = at.max_queries,
              .max_tokens = at.max_tokens,
              .all_queries = at.max_query_tokens,
-             .own_rows = of_own.tiles.rows,
-             .prefix_rows = of_prefixes.tiles.rows,
+             .own_rows = of_own.tile_rows,
+             .prefix_rows = of_prefixes.tile_rows,
              .least_blocks = kLeastBlocks,
              .tile_cost = kTileCost,
              .least_gain = kStepCost * of_own.workers};

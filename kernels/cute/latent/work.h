@@ -23,7 +23,7 @@ constexpr int part_row_floats(int tile_rows) { return tile_rows == 64 ? 4 : 1 + 
 // What a part has to do with the other one of its tile, where they are two and join: where the thread block that gives
 // has other items behind, so that it wrote long before the other one asks. Who takes up waits for who gives, so that is
 // a thread block before it, which started no later: none of them waits for one that has found no place.
-enum Join : short { kJoinsNone = 0, kGives, kTakesUp };
+enum Join : int { kJoinsNone = 0, kGives, kTakesUp };
 
 struct alignas(16) WorkItem {
   int request;
@@ -37,8 +37,7 @@ struct alignas(16) WorkItem {
   int part;       // of the tile: its slots are slot - part .. slot - part + parts - 1
   int parts;
   int whole = 0;  // tokens of the request in the caches of all shards (shards.h), where there are several
-  Join join = kJoinsNone;
-  short tile_rows = 0;  // of a kernel that has two forms of tiles: those of this list; else 0
+  int join = kJoinsNone;
 };
 
 // One for each slot; 0 when a list is new. Launches leave it as it was but for the highest bit of `arrived`.

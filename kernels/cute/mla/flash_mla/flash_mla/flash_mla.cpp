@@ -16,11 +16,6 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     if (tiling.spare && is_gathered(problem.page))
       fail("--spare is not supported here: it needs a dense cache or pages of {} tokens or more; leave it out",
            kLeastBox);
-    if (tiling.narrow && !may_narrow())
-      fail(
-          "--narrow is not supported here: it needs --ragged without --split, and a dense cache or pages of {} tokens "
-          "or more; leave it out",
-          kLeastBox);
   }
   // results/nvidia-h200/cute-flash_mla-*.json: b32 s2..s64 in 104..2903 us, s16 and s32 sustained 843 and 1680 us;
   // merges of cut tiles from b1 t4096 (10.9 us), b1 t131072 (60.4 us), b32 s1 (62.4 us) and h64 (44.0 us), when a
@@ -32,57 +27,39 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
                .sustained = 1.01,
                .memory = 0.92,
                .launches = {.full = 2.5, .half = 5.2, .few = 4.8}}};
-    std::vector<Figures> figures = {{.rows = 64,
-                                     .burst = 1.01 * this->by_zeros(),
-                                     .sustained = 0.97 * this->by_zeros(),
-                                     .memory = 0.92,
-                                     .launches = {.full = 1.6, .half = 2.3, .few = 4}}};
-    // As v1's, which begins sooner: its code is smaller. b16 t512 of 64 rows takes 12.0 us, b32 12.8.
-    const std::int64_t tiles = problem.b * ceil_div(problem.h * problem.s, kFlashMlaNarrowRows);
-    if (tiling.narrow && tiles * ceil_div(problem.t, kTokenBlock) <= kNarrowBlocks * target.processors)
-      figures.push_back({.rows = kFlashMlaNarrowRows,
-                         .burst = 0.46,
-                         .sustained = 0.46,
-                         .memory = 0.95,
-                         .launches = {.full = 2, .half = 3.4, .few = 3.5}});
-    return figures;
+    return {{.rows = 64,
+             .burst = 1.01 * this->by_zeros(),
+             .sustained = 0.97 * this->by_zeros(),
+             .memory = 0.92,
+             .launches = {.full = 1.6, .half = 2.3, .few = 4}}};
   }
 
  protected:
   LatentVersion version(const FlashMlaTiling& at) const override {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
-            .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare, at.narrow), this->side_by_side(64), true},
-            .tiles = {.traffic = 0.012f,                     // 73.7 KB at 4.5 TB/s against 1.4 us
-                      .joins = !is_gathered(problem.page)},  // whose consumers have no registers left
-            .narrow = at.narrow ? std::optional(narrow_tiles()) : std::nullopt,
+            .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare), this->side_by_side(64), true},
+            .rows = 64,
+            .query_groups = 2,
+            .costs = {},
+            .traffic = 0.012f,                    // 73.7 KB at 4.5 TB/s against 1.4 us
+            .joins = !is_gathered(problem.page),  // whose consumers have no registers left
             .ahead = at.prefetch,
             .ahead_tiles = problem.ragged ? few_tiles() : std::numeric_limits<std::int64_t>::max()};
   }
 
-  // {evict_first, prefetch, spare, narrow}. With few row tiles to read them tokens are used up at once, unless tiles
-  // drift apart over long requests; where the tiles of all requests are few, too, the start of the kernel counts. Where
+  // {evict_first, prefetch, spare}. With few row tiles to read them tokens are used up at once, unless the tiles drift
+  // apart over long requests; where the tiles of all requests are few, too, the start of the kernel counts. Where
   // lengths live on the device problem.b is the most requests of a step; how many it has, blocks_ahead() looks at. A
   // spare place helps where tokens are late: with one row tile memory is what binds, with many the power cap, and the
-  // instructions for places that change cost what it gains. Narrow tiles are not MlaDecode's: between other kernels the
-  // code of both forms costs more than they gain (docs/log/cute-flash-mla.md).
+  // instructions for places that change cost what it gains.
   std::vector<FlashMlaTiling> candidates() const override {
     const std::int64_t of_request = row_tiles({});
     const bool ahead = may_prefetch() && of_request <= 2 && (problem.ragged || of_request * problem.b <= few_tiles());
     const bool spare = of_request == 2 && !is_gathered(problem.page);
     const FlashMlaTiling first{of_request <= (problem.ragged ? 2 : 8), ahead ? 2 : 0, spare};
-    FlashMlaTiling narrow = first;
-    narrow.narrow = may_narrow();
-    return distinct({first, narrow, {false, 0, spare}, {true, 0, spare}, {true, may_prefetch() ? 2 : 0, spare}});
+    return distinct({first, {false, 0, spare}, {true, 0, spare}, {true, may_prefetch() ? 2 : 0, spare}});
   }
-  // Fitted with both forms beside each other (docs/log/cute-flash-mla.md).
-  static LatentTiles narrow_tiles() {
-    LatentTiles tiles = tiles_on_n(kFlashMlaNarrowRows);
-    tiles.block = 0.9f;
-    return tiles;
-  }
-  // With a split the same sums in any batch.
-  bool may_narrow() const { return problem.ragged && problem.split == 0 && !is_gathered(problem.page); }
   std::int64_t few_tiles() const { return target.processors / 3; }
 
   // What it asks for ahead it learns at run time.

@@ -31,9 +31,6 @@
 // The consumers and the loads of boxes are in latent/attend_latent.cuh; the merge of tiles that were cut, which the
 // consumers do at the end while the producers' last warp watches for parts, is in latent/merge_tiles.cuh.
 //
-// With tiling.narrow the work list may be of tiles of 16 rows, which all thread blocks then take as flash_mla_v1.cuh
-// does: for few tokens, where the planner says so (PlanRequestsArguments).
-//
 // grid = any multiple of the cluster, by the work list; 384 threads, flash_mla_shared_bytes() of dynamic shared memory.
 // Clusters share nothing and only place thread blocks beside each other.
 #pragma once
@@ -41,7 +38,6 @@
 #include "flash_mla.h"
 #include "latent/ask_ahead.cuh"
 #include "latent/attend_latent.cuh"
-#include "latent/attend_on_n.cuh"
 #include "latent/gather_tokens.cuh"
 #include "latent/start.cuh"
 
@@ -49,7 +45,7 @@ namespace hypermla::cute {
 
 using namespace latent;
 
-// Query boxes: 64 rows and 2 groups of q.latent, 1 of q.rope. Token boxes: 64 rows, or a smaller page; 2 groups of
+// Query boxes: 64 rows and 2 groups of qc_map, 1 of qpe_map. Token boxes: 64 rows, or a smaller page; 2 groups of
 // z_map, 1 where pages are smaller, and 1 of kpe_map. Where pages are smaller than 16 tokens the maps of the cache are
 // not used.
 template <LatentProblem problem, FlashMlaTiling tiling>
@@ -60,17 +56,8 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
   constexpr bool gathered = is_gathered(problem.page);
   static_assert(!(gathered && tiling.spare), "threads that gather have registers that a spare place takes");
   using Layout = Shared<tiling.spare>;
-  // Of two forms each is in the place of the other, but for barriers: those of both are set up before it is known which
-  // form it is. Without a spare place the wide form lies at the end, as it does with one.
-  constexpr u32 kBefore = tiling.narrow && !tiling.spare ? kBoxBytes : 0;
-  constexpr u32 kWideBytes = kBefore + sizeof(Layout);
-  using Narrow = on_n::Shared<kFlashMlaNarrowRows, kWideBytes>;
-  static_assert(!tiling.narrow ||
-                sizeof(on_n::Places<kFlashMlaNarrowRows>) <= kBefore + __builtin_offsetof(Layout, full));
-  constexpr u32 kBytes = tiling.narrow ? sizeof(Narrow) : kWideBytes;
-  static_assert(kBytes == flash_mla_shared_bytes(tiling.spare, tiling.narrow) && kBytes <= kMaxSharedBytes);
-  Layout& shared = *reinterpret_cast<Layout*>(dynamic + kBefore);
-  Narrow& narrow = *reinterpret_cast<Narrow*>(dynamic);
+  static_assert(sizeof(Layout) == flash_mla_shared_bytes(tiling.spare) && sizeof(Layout) <= kMaxSharedBytes);
+  Layout& shared = *reinterpret_cast<Layout*>(dynamic);
   constexpr int kArrivals = gathered ? kGatherThreads : kLoaders<problem>;    // at a pair
   constexpr int kRopeArrivals = kArrivals + (gathered ? kArrivals / 32 : 0);  // each warp for its present rows, too
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
@@ -91,31 +78,18 @@ __global__ void __launch_bounds__(kFlashMlaThreads, 1) flash_mla(const __grid_co
     barrier_init(shared.exchanged, 256);
     barrier_init_done();
   }
-  if (tiling.narrow && threadIdx.x == 32) on_n::init_barriers<problem>(narrow);
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&with.q.latent, &with.q.rope, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
-    if constexpr (tiling.narrow)
-      for (const TensorMap* map : {&with.narrow_q.latent, &with.narrow_q.rope}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
   const unsigned warp = threadIdx.x / 32;
   if constexpr (!gathered) {
-    if (warp == kAskingWarp) ask_ahead<problem, tiling.narrow ? kFlashMlaNarrowRows : 0>(with);
+    if (warp == kAskingWarp) ask_ahead<problem>(with);
   }
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   if constexpr (gathered) launch_next();
   // Not before the waits: the producer would lose its uniform registers.
   const WorkItem* __restrict__ work = with.own_work();
-  if constexpr (tiling.narrow) {
-    if (work->tile_rows == kFlashMlaNarrowRows) {
-      if (role >= 2) {
-        give_registers<40>();
-        return on_n::produce<problem, Keep::evict_first>(narrow, work, with, with.narrow_q);
-      }
-      take_registers<232>();
-      return on_n::consume<problem>(uniform(role), narrow, work, with);
-    }
-  }
   if (role >= 2) {
     give_registers<gathered ? 72 : 40>();
     if constexpr (gathered) {

@@ -7,15 +7,13 @@
 namespace hypermla::cute {
 
 // Of a thread block, see the kernel's Shared.
-constexpr unsigned flash_mla_shared_bytes(bool spare, bool narrow) { return narrow ? 232368 : spare ? 232080 : 223888; }
+constexpr unsigned flash_mla_shared_bytes(bool spare) { return spare ? 232272 : 224080; }
 inline constexpr unsigned kFlashMlaThreads = 384;
-inline constexpr int kFlashMlaNarrowRows = 16;  // of a narrow tile
 
 struct FlashMlaTiling {
   bool evict_first = false;
   int prefetch = 0;
   bool spare = false;
-  bool narrow = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
@@ -23,8 +21,6 @@ struct FlashMlaTiling {
     field("prefetch", self.prefetch,
           "token blocks that L2 is asked for while the kernel before this one ends; not of pages of 1 token");
     field("spare", self.spare, "one place more for tokens: for two row tiles per request; not of pages of 1 token");
-    field("narrow", self.narrow,
-          "tiles of 16 rows where the tokens of all requests are few; with --ragged, not of pages of 1 token");
   }
 };
 

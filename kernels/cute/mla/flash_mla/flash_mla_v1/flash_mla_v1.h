@@ -7,7 +7,7 @@
 namespace hypermla::cute {
 
 // Dynamic shared memory of a thread block for tiles of 16 or 32 rows, see the kernel's Shared.
-constexpr unsigned flash_mla_v1_shared_bytes(int rows) { return rows == 16 ? 222864 : 231056; }
+constexpr unsigned flash_mla_v1_shared_bytes(int rows) { return rows == 16 ? 223040 : 231232; }
 
 struct FlashMlaV1Tiling {
   int rows = 16;

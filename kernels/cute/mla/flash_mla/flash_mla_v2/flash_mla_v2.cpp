@@ -24,9 +24,12 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
     return {.name = "flash_mla_v2",
             .header = beside(__FILE__, "flash_mla_v2.cuh"),
             .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(64), true},
-            // v0's, in blocks of 0.85 us where its take 1.4, but for parts (docs/log/engine.md); 36.9 KB at 4.5 TB/s.
-            .tiles = {.costs = {.item = 3, .combine = 4, .partial = 0.04}, .traffic = 0.01f},
-            .gathers_fp8 = false};
+            .rows = 64,
+            .query_groups = 2,
+            .gathers_fp8 = false,
+            // v0's, in blocks of 0.85 us where its take 1.4, but for parts (docs/log/engine.md).
+            .costs = {.item = 3, .combine = 4, .partial = 0.04},
+            .traffic = 0.01f};  // 36.9 KB at 4.5 TB/s against 0.85 us
   }
 
   // As v0's.

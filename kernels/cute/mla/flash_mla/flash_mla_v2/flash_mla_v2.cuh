@@ -428,7 +428,7 @@ __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* 
   }
 }
 
-// Bytes are loaded as pairs. Query boxes: 64 rows and 2 groups of 64 pairs of q.latent, 1 of 32 of q.rope. Token boxes:
+// Bytes are loaded as pairs. Query boxes: 64 rows and 2 groups of 64 pairs of qc_map, 1 of 32 of qpe_map. Token boxes:
 // 64 rows, or a smaller page; 2 groups of z_map, 1 where pages are smaller, and 1 of 32 pairs of kpe_map.
 template <LatentProblem problem, FlashMlaV2Tiling tiling>
 __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __grid_constant__ LatentArguments with) {
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    for (const TensorMap* map : {&with.q.latent, &with.q.rope, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
+    for (const TensorMap* map : {&with.qc_map, &with.qpe_map, &with.z_map, &with.kpe_map}) tma_prefetch_map(*map);
   }
   __syncthreads();
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     if (threadIdx.x == 288) {
       latent::load_all_queries(work, [&](const WorkItem& item, u32 phase) {
         barrier_wait(shared.queries_empty, phase);
-        latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, with.q, shared.queries_full);
+        latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
       });
     }
     latent::watch_tiles(shared.cut, with);

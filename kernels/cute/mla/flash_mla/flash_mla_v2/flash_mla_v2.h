@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kFlashMlaV2SharedBytes = 226656;  // of a thread block, see the kernel's Shared
+inline constexpr unsigned kFlashMlaV2SharedBytes = 226848;  // of a thread block, see the kernel's Shared
 inline constexpr unsigned kFlashMlaV2Threads = 512;
 
 struct FlashMlaV2Tiling {

@@ -32,7 +32,10 @@ class FlashMlaV3Plan : public LatentPlan<FlashMlaV3Tiling> {
     return {.name = "flash_mla_v3",
             .header = beside(__FILE__, "flash_mla_v3.cuh"),
             .shape = {kFlashMlaV3Threads, flash_mla_v3_shared_bytes(problem.fp8, at.rows), 1, true},
-            .tiles = {.rows = at.rows, .traffic = 0.005f}};  // v0's costs; 42 KB at 4.5 TB/s against 2 us
+            .rows = at.rows,
+            .query_groups = 2,
+            .costs = {},         // v0's
+            .traffic = 0.005f};  // 42 KB at 4.5 TB/s against 2 us
   }
 
   std::vector<FlashMlaV3Tiling> candidates() const override {

@@ -583,7 +583,7 @@ struct Values : Fragments<problem, N> {
   }
 };
 
-// Query boxes: tiling.rows rows and 2 groups of q.latent, 1 of q.rope. The maps of the cache are not used.
+// Query boxes: tiling.rows rows and 2 groups of qc_map, 1 of qpe_map. The maps of the cache are not used.
 template <LatentProblem problem, FlashMlaV3Tiling tiling>
 __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
@@ -614,8 +614,8 @@ __global__ void __launch_bounds__(kFlashMlaV3Threads, 1) flash_mla_v3(const __gr
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    tma_prefetch_map(with.q.latent);
-    tma_prefetch_map(with.q.rope);
+    tma_prefetch_map(with.qc_map);
+    tma_prefetch_map(with.qpe_map);
   }
   __syncthreads();
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel

@@ -15,7 +15,7 @@ constexpr int flash_mla_v3_slots(int rows) { return rows == 64 ? 3 : 4; }
 // Dynamic shared memory of a thread block for tokens of 656 or 576 bytes and tiles of 32 or 64 rows, see the kernel's
 // WidenedShared.
 constexpr unsigned flash_mla_v3_shared_bytes(int token_bytes, int rows) {
-  return 11 * rows * 128 + flash_mla_v3_slots(rows) * (64 * flash_mla_v3_line(token_bytes) + 48) + rows * 84 + 3568;
+  return 11 * rows * 128 + flash_mla_v3_slots(rows) * (64 * flash_mla_v3_line(token_bytes) + 48) + rows * 84 + 3760;
 }
 
 struct FlashMlaV3Tiling {

@@ -452,7 +452,7 @@ struct FewRowsConsumer {
   }
 };
 
-// Query boxes: 16 rows and 2 groups of q.latent, 1 of q.rope; e4m3 count by pairs. The maps of the cache are not used.
+// Query boxes: 16 rows and 2 groups of qc_map, 1 of qpe_map; e4m3 count by pairs. The maps of the cache are not used.
 template <LatentProblem problem, FlashMlaV4Tiling>
 __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
@@ -476,8 +476,8 @@ __global__ void __launch_bounds__(kFlashMlaV4Threads, 1) flash_mla_v4(const __gr
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
-    tma_prefetch_map(with.q.latent);
-    tma_prefetch_map(with.q.rope);
+    tma_prefetch_map(with.qc_map);
+    tma_prefetch_map(with.qpe_map);
   }
   __syncthreads();
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel

@@ -21,7 +21,7 @@ constexpr int flash_mla_v4_weights(int fp8) { return fp8 == 656 ? 4 : 1; }
 // Dynamic shared memory of a thread block, see the kernel's FewRowsShared.
 constexpr unsigned flash_mla_v4_shared_bytes(int fp8) {
   const unsigned ring = flash_mla_v4_halves(fp8) * (32 * flash_mla_v4_line(fp8) + 24);
-  return ((9 + flash_mla_v4_weights(fp8)) * 2048 + ring + 1904 + 15) / 16 * 16;
+  return ((9 + flash_mla_v4_weights(fp8)) * 2048 + ring + 2096 + 15) / 16 * 16;
 }
 
 struct FlashMlaV4Tiling {
