@@ -32,13 +32,18 @@ LOADS = ("burst_us", "sustained_us")
 ENGINE_PEERS = {"flashmla": "FlashMLA", "fa3": "FlashAttention-3", "flashinfer": "FlashInfer"}
 
 
-def folder():
-    """Of the device whose records the table at hand shows; renewed() says which."""
-    return CHECKOUT / "results" / folder.device
+class Shown:
+    """The device whose records the table at hand shows; renewed() says which."""
+
+    device = DEVICE
 
 
-def record(name):
-    return json.loads((folder() / f"{name}.json").read_text())
+def folder(device=None):
+    return CHECKOUT / "results" / (device or Shown.device)
+
+
+def record(name, device=None):
+    return json.loads((folder(device) / f"{name}.json").read_text())
 
 
 def table(head, rows):
@@ -142,14 +147,14 @@ def envelope_prefixes():
 # ---- Decoding as an engine calls it: bench_engine.py.
 
 
-def engine_rows(name="engine"):
+def engine_rows(name="engine", device=None):
     """Those of the record that a peer runs, too."""
-    return [row for row in record(name)["rows"] if "burst_ratio" in row]
+    return [row for row in record(name, device)["rows"] if "burst_ratio" in row]
 
 
-def engine_device():
+def engine_device(device):
     """The record's: H200."""
-    return record("engine")["device"]["name"].removeprefix("NVIDIA ").split()[0]
+    return record("engine", device)["device"]["name"].removeprefix("NVIDIA ").split()[0]
 
 
 def engine_ratios(rows, peer=None):
@@ -179,9 +184,9 @@ def engine_in_all(drawn=""):
 def engine_best(*devices):
     """What the best peer of each batch takes of our time, by the records of these devices."""
     lines = []
-    for folder.device in devices:
-        rows = engine_rows()
-        lines.append([f"{engine_device()}, {len(rows)}"])
+    for device in devices:
+        rows = engine_rows(device=device)
+        lines.append([f"{engine_device(device)}, {len(rows)}"])
         for load in ("burst", "sustained", "between"):
             lines[-1].append(in_short([row[f"{load}_ratio"] for row in rows if f"{load}_ratio" in row]))
     return table(["best of the three over ours, batches", "bursts", "sustained", "between other kernels"], lines)
@@ -215,12 +220,12 @@ def engine_behind(name="engine", least=1):
 def engine_between(*devices):
     """Between an engine's other kernels: how many rows, and what a library takes of our time, by these records."""
     lines = []
-    for folder.device in devices:
-        rows = [row for row in engine_rows() if "between_ratio" in row]
+    for device in devices:
+        rows = [row for row in engine_rows(device=device) if "between_ratio" in row]
         for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
             found = [row["between_ratio"] if key is None else row[key]["between_us"] / row["ours"]["between_us"]
                      for row in rows if key is None or "between_us" in row.get(key, {})]
-            lines.append([f"{engine_device()}: {name}", str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
+            lines.append([f"{engine_device(device)}: {name}", str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
                           str(sum(one < 1 for one in found))])
     return table(["its time over ours", "rows", "geometric mean", "from, to", "below 1 in"], lines)
 
@@ -782,7 +787,7 @@ def renewed(text, found):
     """The page with its tables made anew; the names of its tables go to `found`."""
     def make(match):
         indent, head, name, words, device = match.group(1, 2, 3, 4, 5)
-        folder.device = device or DEVICE
+        Shown.device = device or DEVICE
         if name not in TABLES:
             raise KeyError(name)
         found.append(name)

@@ -6,7 +6,6 @@
 
 import pathlib
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
@@ -21,17 +20,18 @@ def main():
     shared = {"prefix": arguments.prefix, "prefixes": arguments.prefixes} if arguments.prefix else {}
     table = harness.Table(f"{harness.in_words({**problem, **shared})} on {machine.name}", arguments.out_dir,
                           ["path", "kernel", "n", "burst_us", "sustained_us", "predicted_us", "error", "note"])
-    begin = time.monotonic()
+    limit = harness.Limit(arguments.limit, table)
     for choice in harness.hypermla.choose(machine.entry, **problem, **shared):
         if arguments.only not in choice.kernel:
             continue
-        if time.monotonic() - begin > arguments.limit:
-            table.notes.append(f"Stopped after {arguments.limit:g} seconds (--limit).")
+        if limit.reached():
             break
-        harness.measure_into(table, machine, 
+        harness.measure_into(table, machine,
                              lambda: harness.Ours(machine, choice, {**problem, **shared}, arguments.tune),
                              path=choice.path, kernel=choice.kernel, n=choice.n, predicted_us=choice.sustained_us)
     for peer in harness.load_peers(machine, arguments):
+        if limit.reached():
+            break
         harness.measure_into(table, machine, lambda: peer(machine, {**problem, **shared}), path=peer.path,
                              kernel=peer.name)
     table.finish()

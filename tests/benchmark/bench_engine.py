@@ -278,7 +278,7 @@ def flags():
     result.add_argument("--random", type=harness.positive, metavar="COUNT", help="so many rows, drawn at random")
     result.add_argument("--seed", type=int, default=1, help="of --random (default 1)")
     result.add_argument("--list", action="store_true", help="print the names of the rows and stop")
-    result.add_argument("--bursts", type=int, default=5, help="of each library and row (default 5)")
+    result.add_argument("--bursts", type=harness.positive, default=5, help="of each library and row (default 5)")
     result.add_argument("--seconds", type=float, default=0.4, help="busy time before a sustained figure (default 0.4)")
     result.add_argument("--between", action="store_true", help="also runs between other kernels, as in an engine")
     result.add_argument("--limit", type=float, default=600.0, help="seconds in which all rows must end (default 600)")

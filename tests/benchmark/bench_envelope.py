@@ -11,7 +11,6 @@ scripts/plot_envelope.py draws the record: time over s for latent, decompressed,
 import datetime
 import pathlib
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
@@ -30,11 +29,8 @@ class Envelope:
         self.peers = harness.load_peers(self.machine, arguments)
         self.table = harness.Table(f"Envelope on {self.machine.name}: b={arguments.b}, t={arguments.t}, "
                                    f"h={arguments.h}, {arguments.dtype}", arguments.out_dir, COLUMNS)
-        self.begin = time.monotonic()
+        self.limit = harness.Limit(arguments.limit, self.table)
         self.rows = []
-
-    def out_of_time(self):
-        return time.monotonic() - self.begin > self.arguments.limit
 
     def record(self):
         if not self.arguments.record:
@@ -67,7 +63,7 @@ class Envelope:
         if shared:  # the other paths would give every request a copy of the prefix
             ranking = [choice for choice in ranking if choice.path in ("latent", "shared prefix")]
         for choice in self.wanted(ranking):
-            if self.out_of_time():
+            if self.limit.reached():
                 return
             self.measure(name, lambda: harness.Ours(self.machine, choice, {**problem, **(shared or {})},
                                                     self.arguments.tune),
@@ -78,7 +74,7 @@ class Envelope:
             # Do not measure a peer whose path is predicted to be several times slower than the best.
             predicted = min((choice.sustained_us for choice in ranking if choice.path == peer.path),
                             default=float("inf"))
-            if predicted < 3 * best and not self.out_of_time():
+            if predicted < 3 * best and not self.limit.reached():
                 self.measure(name, lambda: peer(self.machine, {**problem, **(shared or {})}), s=problem["s"],
                              path="peer", kernel=peer.name)
 
@@ -91,13 +87,13 @@ class Envelope:
                 continue
             seen.add(choice.kernel)
             for n in (0, choice.n, problem["t"]):
-                if self.out_of_time():
+                if self.limit.reached():
                     return
                 self.measure(f"n of {choice.kernel}", lambda: harness.Ours(self.machine, choice._replace(n=n), problem),
                              s=s, path="hybrid", kernel=choice.kernel, n=n)
 
     def report(self):
-        notes = [f"Stopped after {self.arguments.limit:g} seconds (--limit)."] if self.out_of_time() else []
+        notes = []
         wrong = []
         for row in self.rows:
             for load in ("burst", "sustained"):

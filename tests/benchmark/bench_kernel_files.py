@@ -71,9 +71,10 @@ def main():
         if arguments.record:
             harness.write_json(arguments.record, record)
 
-    for file in sorted(FILES.glob("*.cu")):
-        if arguments.only not in file.stem:
-            continue
+    files = [file for file in sorted(FILES.glob("*.cu")) if arguments.only in file.stem]
+    if not files:
+        harness.stop(f"no file's name has '{arguments.only}' in it; see {FILES}")
+    for file in files:
         found = bench(file, machine.device, [f"--seconds={arguments.seconds}", *arguments.sizes])
         if "note" in found:
             failed += [file.stem] if found["failed"] else []
@@ -84,7 +85,7 @@ def main():
         add(file=file.stem, burst_us=burst["median_us"], sustained_us=rest.get("median_us"), gbps=burst["GBps"],
             tflops=burst["tflops"], of_bandwidth=percent("of_bandwidth"), of_arithmetic=percent("of_arithmetic"),
             sizes=found["sizes"], registers=found["report"].get("registers"))
-    if machine.gpu and "gemm".startswith(arguments.only[:4]):
+    if machine.gpu and any(file.stem.startswith("gemm") for file in files):
         row = {"file": "torch.matmul"}
         row["burst_us"], row["sustained_us"] = machine.measure(Matmul(machine).run)
         add(**row, tflops=2e-6 * GEMM**3 / row["burst_us"])

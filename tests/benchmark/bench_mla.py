@@ -11,7 +11,6 @@ Also the output decompression alone, against torch.bmm.
 
 import pathlib
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
@@ -30,18 +29,6 @@ class Bmm:
         harness.torch.bmm(self.rows, self.w)
 
 
-class Decompression:
-    def __init__(self, machine, problem, tune):
-        fields = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype")}
-        self.kernel, _ = harness.bound(machine, "output_decompression", fields)
-        self.kernel.prepare()
-        if tune:
-            self.kernel.tune(tune)
-
-    def run(self, stream):
-        self.kernel.run(stream)
-
-
 def main():
     flags = harness.parser(__doc__)
     flags.add_argument("--s_values", type=harness.integers, help="instead of --s: 1,4,16")
@@ -53,30 +40,36 @@ def main():
     table = harness.Table(f"Backends on {machine.name}, h={arguments.h}, {arguments.dtype}", arguments.out_dir,
                           ["b", "s", "t", "backend", "kernel", "burst_us", "sustained_us", "predicted_us", "error",
                            "note"])
-    begin = time.monotonic()
+    limit = harness.Limit(arguments.limit, table)
     for b in arguments.b_values or [arguments.b]:
         for t in arguments.t_values or [arguments.t]:
             for s in arguments.s_values or [arguments.s]:
-                if time.monotonic() - begin > arguments.limit:
-                    return table.finish(f"Stopped after {arguments.limit:g} seconds (--limit).")
+                if limit.reached():
+                    break
                 machine.forget()
                 problem = harness.problem_of(arguments, b=b, s=s, t=t)
                 row = {"b": b, "s": s, "t": t}
                 seen = set()
                 for choice in harness.hypermla.choose(machine.entry, **problem):
-                    if choice.path in seen:
+                    if choice.path in seen or limit.reached():
                         continue
                     made = harness.measure_into(
                         table, machine, lambda: harness.Ours(machine, choice, problem, arguments.tune), **row,
                         backend=f"ours, {choice.path}", kernel=choice.kernel, predicted_us=choice.sustained_us)
                     if "burst_us" in made:  # else the next best of this path has its turn
                         seen.add(choice.path)
-                harness.measure_into(table, machine, lambda: Decompression(machine, problem, arguments.tune), **row,
-                                     backend="ours, decompression only", kernel="output_decompression")
+                if limit.reached():
+                    break
+                last = "output_decompression"
+                harness.measure_into(
+                    table, machine, lambda: harness.projection(machine, last, problem, arguments.tune), **row,
+                    backend="ours, decompression only", kernel=last)
                 if machine.gpu:
                     harness.measure_into(table, machine, lambda: Bmm(machine, problem), **row,
                                          backend="torch.bmm, decompression only")
                 for peer in peers:
+                    if limit.reached():
+                        break
                     harness.measure_into(table, machine, lambda: peer(machine, problem), **row, backend=peer.name)
     table.finish()
 

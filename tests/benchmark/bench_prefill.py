@@ -23,10 +23,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
-from harness import torch  # noqa: E402
+from harness import SCALE, TOLERANCE, torch  # noqa: E402
 
-SCALE = 192**-0.5
-TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 MIXED = (4096, 37, 2500, 600, 150, 1200, 9, 75, 300, 1, 1800, 1024)
 ROW = re.compile(r"(?:mixed|([1-9]\d*)x([1-9]\d*)(?:over([1-9]\d*)(-chunk)?)?)-h([1-9]\d*)")
 ROWS = ("1x8192", "8x1024", "mixed", "1x512over16384-chunk", "1x16384", "4x4096", "32x256", "8x512over4096",

@@ -26,11 +26,9 @@ import types
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import engine_worker  # noqa: E402
 import harness  # noqa: E402
-from harness import torch  # noqa: E402
+from harness import SCALE, TOLERANCE, torch  # noqa: E402
 
-SCALE = 192**-0.5
 TOP_K, POOL, PAGE = 2048, 262144, 64
-TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 QUERIES, HEADS = (1, 8, 32, 128, 256), (128, 64, 16)
 ROW = re.compile(r"(prefill-)?q([1-9]\d*)-h([1-9]\d*)-(bf16|fp8)")
 PREFILLS, PREFILL_POOL = ("prefill-q4096-h128-bf16", "prefill-q4096-h64-bf16"), 32768

@@ -22,10 +22,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness  # noqa: E402
-from harness import REST, Graph, torch  # noqa: E402
+from harness import REST, SCALE, TOLERANCE, Graph, torch  # noqa: E402
 
-SCALE = 192**-0.5
-TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 # Where weights are rounded to e4m3, too, each by up to 1/16. The largest of 18400 rows of 500 tokens
 # (b115-q4-t500-h40-e4m3) was 0.045 of FlashMLA's, 0.063 of ours.
 E4M3_TOLERANCE = 0.08

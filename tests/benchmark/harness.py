@@ -22,7 +22,6 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(pathlib.Path(os.environ.get("HYPERMLA_TEST_BUILD", CHECKOUT / "build")) / "python"))
 
 
-
 def stop(sentence):
     sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {sentence}")
 
@@ -55,6 +54,8 @@ except ImportError:
 REST = 0.08  # seconds before a burst
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
 FIELDS = ("b", "s", "t", "h", "d", "p", "k", "dtype", "causal")
+SCALE = 192**-0.5  # of DeepSeek's scores: 128 columns and 64 RoPE columns
+TOLERANCE = 0.02  # of the largest element of a query and head; and of exp(log-sum-exp)
 
 
 class Machine:
@@ -170,6 +171,25 @@ def bound(machine, name, problem, given=None):
     return kernel, outputs
 
 
+class One:
+    """One kernel of the package, ready to run; `tensors`: what it is bound to."""
+
+    def __init__(self, machine, name, problem, tune=0, given=None):
+        self.kernel, self.tensors = bound(machine, name, problem, given)
+        self.kernel.prepare()
+        if tune:
+            self.kernel.tune(tune)
+
+    def run(self, stream):
+        self.kernel.run(stream)
+
+
+def projection(machine, name, problem, tune=0, given=None):
+    """A kernel of the last step: latent outputs become outputs of the heads."""
+    fields = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype") if key in problem}
+    return One(machine, name, fields, tune, given)
+
+
 class Ours:
     """One way through the package: an attention kernel and, on the latent path, the output decompression."""
 
@@ -180,15 +200,10 @@ class Ours:
         if design.startswith("mla_var6_plus"):
             fields["n"] = choice.n
             fields["prefixes"] = problem.get("prefixes", 1) if choice.path == "shared prefix" else 0
-        first, tensors = bound(machine, choice.kernel, fields)
-        self.kernels = [first]
+        self.kernels = [One(machine, choice.kernel, fields, tune)]
         if choice.path == "latent":
-            rest = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype") if key in problem}
-            self.kernels.append(bound(machine, "output_decompression", rest, {"o_latent": tensors["o"]})[0])
-        for kernel in self.kernels:
-            kernel.prepare()
-            if tune:
-                kernel.tune(tune)
+            given = {"o_latent": self.kernels[0].tensors["o"]}
+            self.kernels.append(projection(machine, "output_decompression", problem, tune, given))
 
     def run(self, stream):
         for kernel in self.kernels:
@@ -340,9 +355,24 @@ class Table:
     def finish(self, *notes):
         self.notes += notes
         self.write()
-        for note in notes:
+        for note in self.notes:
             print(note)
         print(f"report    {self.directory / 'comparison.md'}")
+
+
+class Limit:
+    """The time that --limit gives, from now on. The table says that it was over."""
+
+    def __init__(self, seconds, table):
+        self.end, self.table = time.monotonic() + seconds, table
+        self.note = f"Stopped after {seconds:g} seconds (--limit)."
+
+    def reached(self):
+        """Whether nothing more is to be started."""
+        over = time.monotonic() > self.end
+        if over and self.note not in self.table.notes:
+            self.table.notes.append(self.note)
+        return over
 
 
 def _text(value):

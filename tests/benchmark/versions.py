@@ -1,8 +1,6 @@
 """One version of mla_var6_plus over n, beside earlier ones, the model and other libraries: what
 bench_mla_var6_plus[_v<N>].py run."""
 
-import time
-
 import harness
 
 DESIGN = "cutile.mla.mla_var6_plus"
@@ -11,31 +9,6 @@ COMBINE = "cutile.mla.decompress_combine"  # the second kernel of every version
 
 def name_of(version):
     return DESIGN if version == "v0" else f"{DESIGN}_{version}"
-
-
-class Version:
-    def __init__(self, machine, version, problem, n, tune):
-        self.kernel, _ = harness.bound(machine, name_of(version), {**problem, "n": n})
-        self.kernel.prepare()
-        if tune:
-            self.kernel.tune(tune)
-
-    def run(self, stream):
-        self.kernel.run(stream)
-
-
-class Combine:
-    """The merge of both paths and the output decompression, alone."""
-
-    def __init__(self, machine, problem, tune):
-        fields = {key: problem[key] for key in ("b", "s", "h", "d", "k", "dtype")}
-        self.kernel, _ = harness.bound(machine, COMBINE, fields)
-        self.kernel.prepare()
-        if tune:
-            self.kernel.tune(tune)
-
-    def run(self, stream):
-        self.kernel.run(stream)
 
 
 def predictions(machine, version, problem):
@@ -56,20 +29,22 @@ def main(description, version, others):
     problem = harness.problem_of(arguments)
     table = harness.Table(f"mla_var6_plus {version} on {machine.name}: {harness.in_words(problem)}", arguments.out_dir,
                           ["version", "n", "burst_us", "sustained_us", "predicted_us", "error", "note"])
-    begin = time.monotonic()
+    limit = harness.Limit(arguments.limit, table)
+    others = [one for one in others if name_of(one).split(".")[2] in known]
     t, predicted = problem["t"], predictions(machine, version, problem)
     for n in arguments.n_values or sorted({t * i // 8 // 64 * 64 for i in range(8)} | {t, *predicted}):
         for one in (version, *others):
-            if name_of(one).split(".")[2] not in known or time.monotonic() - begin > arguments.limit:
-                continue
+            if limit.reached():
+                break
             model = {"predicted_us": predicted[n]} if one == version and n in predicted else {}
-            harness.measure_into(table, machine, lambda: Version(machine, one, problem, n, arguments.tune), version=one,
-                                 n=n, **model)
-    if time.monotonic() - begin <= arguments.limit:
-        harness.measure_into(table, machine, lambda: Combine(machine, problem, arguments.tune),
+            harness.measure_into(
+                table, machine, lambda: harness.One(machine, name_of(one), {**problem, "n": n}, arguments.tune),
+                version=one, n=n, **model)
+    if not limit.reached():
+        harness.measure_into(table, machine, lambda: harness.projection(machine, COMBINE, problem, arguments.tune),
                              version="decompress_combine alone")
     for peer in harness.load_peers(machine, arguments):
-        if time.monotonic() - begin <= arguments.limit:
+        if not limit.reached():
             harness.measure_into(table, machine, lambda: peer(machine, problem), version=peer.name)
     best = {}
     for row in table.rows:
