@@ -250,6 +250,13 @@ class Backend(unittest.TestCase):
             o = case.backend.forward(torch.ones(5, HEADS * 576, dtype=DTYPE), None, None, case.layer, batch)
         self.assertTrue(o[:2].abs().sum() > 0 and (o[2:] == 0).all())
 
+    def test_layers_of_two_scales_are_refused(self):
+        case = Case(16, [9])
+        self.assert_attends(case, ForwardMode.DECODE, 1, 1, True)  # of another scale than the configuration's
+        case.layer.scaling = 0.2
+        with self.assertRaisesRegex(ValueError, "different scales"):
+            self.assert_attends(case, ForwardMode.DECODE, 1, 1, True)
+
     def test_verification_waits_for_no_buffers(self):
         self.assertIsNone(Case(16, [9]).backend.update_verify_buffers_to_fill_after_draft(None, None))
 

@@ -477,7 +477,7 @@ class Cases:
             flash_mla.flash_mla_with_kvcache(q, cache, xp.int32(table), xp.int32([5]), LATENT,
                                              flash_mla.get_mla_metadata()[0], softmax_scale=1 + i / 64)
         self.assertEqual(len(flash_mla._eager), flash_mla._KEPT)
-        scales = [scale for capacity, *_ in flash_mla._eager for scale in capacity if isinstance(scale, float)]
+        scales = [dict(options)["scale"] for (_, *options), *_ in flash_mla._eager]
         self.assertIn(1 + (flash_mla._KEPT + 2) / 64, scales)
         self.assertNotIn(1.0, scales)
 

@@ -24,6 +24,11 @@ def positive(name, value):
     return float(value)
 
 
+def rounded(count):
+    """A capacity for so many or more: few of them serve all counts."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
 def each_part(change, q):
     """Of a tensor, or of both of a pair."""
     return tuple(map(change, q)) if isinstance(q, tuple) else change(q)

@@ -21,7 +21,7 @@ from hypermla import _tensors
 from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import parts
-from hypermla.compat._queries import are_queries, each_part, positive, takeable
+from hypermla.compat._queries import are_queries, each_part, positive, rounded, takeable
 from hypermla.mla_decode import FP8_BYTES, LATENT, PAGES, ROPE, MlaDecode
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_decoding_metadata",
@@ -157,8 +157,8 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         return out, lse
     if softmax_scale is None:
         softmax_scale = q.shape[3] ** -0.5
-    planned = _planned(q, {"heads": heads // groups, "max_requests": _rounded(batch), "max_queries": queries,
-                           "max_tokens": min(_rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
+    planned = _planned(q, {"heads": heads // groups, "max_requests": rounded(batch), "max_queries": queries,
+                           "max_tokens": min(rounded(block_table.shape[1] * page), MlaDecode.MAX_TOKENS), "page": page,
                            "dtype": dtype, "causal": causal, "scale": positive("softmax_scale", softmax_scale),
                            "empty_lse_positive": True, "cache_format": "fp8_576" if fp8 else "as_queries",
                            "fp8_queries": fp8_queries}, enable_batch_invariant)
@@ -296,7 +296,7 @@ def _lengths(indices, topk_length):
     what it must, since a copy is one more node in a graph."""
     def made():
         _, each, width = indices.shape
-        if topk_length is None and width == _rounded(width):
+        if topk_length is None and width == rounded(width):
             return None
         if topk_length is not None and each == 1 and _tensors.is_list_of("int32", topk_length, indices):
             return topk_length
@@ -337,8 +337,8 @@ def _attend(q, cache, slots, lengths, sinks, scale, out, lse, metadata=None, inv
 
 def _list_options(heads, queries, top_k, page, dtype, fp8, scale):
     """Of the MlaDecode for so many lists."""
-    return {"heads": heads, "max_requests": _rounded(queries),
-            "max_tokens": min(_rounded(top_k), MlaDecode.MAX_TOKENS), "page": page, "dtype": dtype,
+    return {"heads": heads, "max_requests": rounded(queries),
+            "max_tokens": min(rounded(top_k), MlaDecode.MAX_TOKENS), "page": page, "dtype": dtype,
             "scale": positive("the scale of scores", scale), "sparse": True,
             "cache_format": "fp8_656" if fp8 else "as_queries", "empty_lse_positive": True}
 
@@ -367,7 +367,7 @@ def _planned(q, options, invariant=False):
         options = options | {"max_requests": MlaDecode.MAX_REQUESTS, "split": max(options["max_tokens"], 512)}
     gpu = _tensors.is_torch(q) and q.is_cuda
     device = f"cuda:{q.device.index}" if gpu else "cpu"
-    capacity = (device, *options.values())
+    capacity = (device, *options.items())
     if gpu and _is_capturing():
         if capacity not in _captured:
             # Any stream's: nothing can be loaded now. The next call outside makes a new one.
@@ -390,8 +390,3 @@ def _is_capturing():
     import torch
 
     return torch.cuda.is_current_stream_capturing()
-
-
-def _rounded(count):
-    """So that few capacities serve all counts."""
-    return 1 << (count - 1).bit_length()

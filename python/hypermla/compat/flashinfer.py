@@ -13,7 +13,7 @@ from typing import Any
 from hypermla import _tensors
 from hypermla._errors import booleans, raises_error
 from hypermla._hypermla import Error
-from hypermla.compat._queries import each_part, positive, takeable
+from hypermla.compat._queries import each_part, positive, rounded, takeable
 from hypermla.mla_decode import LATENT, PAGES, ROPE, MlaDecode
 
 __all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
@@ -187,7 +187,7 @@ class BatchMLAPagedAttentionWrapper:
                             "each: make the wrapper with max_tokens, the most that a request will have")
             most = {**wanted, "tokens": min(tokens, MlaDecode.MAX_TOKENS)}
         else:
-            most = {name: _rounded(count) for name, count in wanted.items()}
+            most = {name: rounded(count) for name, count in wanted.items()}
             most["tokens"] = max(wanted["tokens"], min(most["tokens"], MlaDecode.MAX_TOKENS))
         most = {name: max(count, 1) for name, count in most.items()}
         self._options = None  # until it is made
@@ -291,11 +291,6 @@ def _one_of(name, whole, *apart):
     if len(whole) != 2 or not tensors or any(part is None for part in whole):
         raise Error(f"run() needs {name}: a tensor, or a pair of tensors")
     return whole if len(tensors) == 2 else tensors[0]
-
-
-def _rounded(count):
-    """So that few capacities serve all counts."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _said(*options):

@@ -80,7 +80,7 @@ class HyperMlaBackend(FlashMLABackend):
         most, devices = len(self.kv_indptr) - 1, get_parallel().attn_tp_size
         self._max_requests = min(-(-most // devices) * devices, hypermla.MlaDecode.MAX_REQUESTS)
         self._graph_requests = 0
-        self._scale = model_runner.model_config.scaling
+        self._scale = self._configured_scale = model_runner.model_config.scaling
         self._steps = {}  # by queries of a request
         self._planned = None  # queries, lengths and table of the step
         self.lender = None  # another backend, planned for the same batch before, whose table has all pages of this one
@@ -233,6 +233,9 @@ class HyperMlaBackend(FlashMLABackend):
 
     def _rescale(self, scale):
         """The layers' scale is not the model's configuration's: seen in the first forward pass, the warm-up."""
+        if self._scale != self._configured_scale:
+            raise ValueError(f"layers with different scales of their scores ({self._scale}, {scale}) are not supported "
+                             "by the attention backend 'hypermla'; take another one")
         tables = {queries: steps.table for queries, steps in self._steps.items()}
         self._scale, self._steps = scale, {}
         for queries, table in tables.items():

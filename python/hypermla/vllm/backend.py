@@ -74,11 +74,12 @@ def _of_another_backend(layer):
         return True
 
 
-def _graphs_take_any_batch(config):
-    """With cudagraph_mode=FULL one graph serves every batch of as many tokens, prompts included. Ours can, since all
-    of its requests are decodes: none has more queries than the largest graph has tokens. vLLM's own choice,
-    FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts alone: where a drafter's differ it becomes FULL,
-    unless layers of another backend, which vLLM asks too, would take that back."""
+def _settle_graphs(config):
+    """Settles which graphs there are, and returns whether one of them serves every batch of as many tokens, prompts
+    included, as with cudagraph_mode=FULL. Ours can, since all of its requests are decodes: none has more queries than
+    the largest graph has tokens. vLLM's own choice, FULL_AND_PIECEWISE, has whole graphs for equal numbers of drafts
+    alone: where a drafter's differ it becomes FULL, unless layers of another backend, which vLLM asks too, would take
+    that back."""
     largest = _largest_graph(config)
     if (envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
             or config.parallel_config.prefill_context_parallel_size > 1
@@ -312,7 +313,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config, kv_cache_spec):
-        if _graphs_take_any_batch(vllm_config):
+        if _settle_graphs(vllm_config):
             return AttentionCGSupport.ALWAYS
         return cls._cudagraph_support
 
@@ -321,7 +322,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         return _drafted_queries(vllm_config)
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
-        any_batch = _graphs_take_any_batch(vllm_config)
+        any_batch = _settle_graphs(vllm_config)
         layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         # Of this device: a layer may have those of all devices, as Kimi-K3's.
         heads = next(of.num_heads for of in (getattr(layers[0], "impl", None), layers[0]) if hasattr(of, "num_heads"))
@@ -432,7 +433,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         heads, name = self.num_heads * shards, _device_name(torch.device(config.device_config.device))
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
         kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype)
-        for capacity in _capacities(config, _graphs_take_any_batch(config), heads, shards, name):
+        for capacity in _capacities(config, _settle_graphs(config), heads, shards, name):
             _reserved.setdefault(name, Plans(name)).decode(capacity, True, *kind)
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
