@@ -10,17 +10,17 @@
 
 namespace hypermla {
 
-// `causal`: query i sees the first t - s + i + 1 tokens. The rows of a request are all its heads' queries.
-TiledWork latent_work(const AttentionShape& shape, bool causal, int rows);
+// `seen`: tokens that a query sees on average, at most t. The rows of a request are all its heads' queries.
+TiledWork latent_work(const AttentionShape& shape, double seen, int rows);
 TimeEstimate latent_time(const LatentProblem& at, const std::vector<Figures>& figures, const Ceilings& ceilings);
 
 // Of blocks that own whole tiles, where the tokens of a request are cut into as many parts as still make one wave; with
 // the merge of the parts.
-WorkTimes latent_times_in_parts(const AttentionShape& shape, bool causal, const Figures& figures,
+WorkTimes latent_times_in_parts(const AttentionShape& shape, double seen, const Figures& figures,
                                 const Ceilings& ceilings);
 
 // The rows of a head are the queries of all requests that share its keys: there are `stores` of them, at most b.
-TiledWork decompressed_work(const AttentionShape& shape, bool causal, int stores, int rows);
+TiledWork decompressed_work(const AttentionShape& shape, double seen, int stores, int rows);
 TimeEstimate decompressed_time(const DecompressedProblem& at, const std::vector<Figures>& figures,
                                const Ceilings& ceilings);
 

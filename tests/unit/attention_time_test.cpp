@@ -37,9 +37,9 @@ std::unique_ptr<KernelPlan> plan_of(const char* kernel, const AttentionShape& sh
 TimeEstimate attention_time(const char* kernel, const AttentionShape& shape, bool causal, const Ceilings& ceilings) {
   return plan_of(kernel, shape, {{"causal", causal}})->time(ceilings);
 }
-TimeEstimate hybrid_time(const char* kernel, const AttentionShape& shape, int n, int prefixes,
-                         const Ceilings& ceilings) {
-  return plan_of(kernel, shape, {{"n", n}, {"prefixes", prefixes}})->time(ceilings);
+TimeEstimate hybrid_time(const char* kernel, const AttentionShape& shape, int n, int prefixes, const Ceilings& ceilings,
+                         bool causal = false) {
+  return plan_of(kernel, shape, {{"n", n}, {"prefixes", prefixes}, {"causal", causal}})->time(ceilings);
 }
 int chosen_n(const char* kernel, const AttentionShape& shape, const DeviceSpec& device = h200()) {
   const auto plan = plan_of(kernel, shape, {{"n", -1}});
@@ -358,14 +358,19 @@ const char* const kHybrids[] = {"cutile.mla.mla_var6_plus", "cutile.mla.mla_var6
 TEST(Hybrid, EndsAreTheTwoPaths) {
   for (Load load : {Load::burst, Load::sustained}) {
     const auto ceilings = ceilings_under(load);
-    for (int s : {1, 16, 64}) {
-      const AttentionShape shape{.b = 32, .s = s};
-      EXPECT_DOUBLE_EQ(hybrid_time("cute.mla.mla_var6_plus_v5", shape, 0, 0, ceilings).seconds,
-                       attention_time("cute.mla.flash_mla", shape, false, ceilings).seconds +
-                           plan_of("cute.mla.output_decompression", shape)->time(ceilings).seconds);
-      EXPECT_GT(hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 4096, 0, ceilings).seconds,
-                attention_time("cutile.mla.flash_attention", shape, false, ceilings).seconds);
-    }
+    for (bool causal : {false, true})
+      for (int s : {1, 16, 64, 4096}) {
+        const AttentionShape shape{.b = 32, .s = s};
+        EXPECT_DOUBLE_EQ(hybrid_time("cute.mla.mla_var6_plus_v5", shape, 0, 0, ceilings, causal).seconds,
+                         attention_time("cute.mla.flash_mla", shape, causal, ceilings).seconds +
+                             plan_of("cute.mla.output_decompression", shape)->time(ceilings).seconds);
+        const double decompressed = attention_time("cutile.mla.flash_attention", shape, causal, ceilings).seconds;
+        const double all = hybrid_time("cutile.mla.mla_var6_plus_v2", shape, 4096, 0, ceilings, causal).seconds;
+        EXPECT_GT(all, decompressed);
+        if (s == 4096) {  // the combine is little of it
+          EXPECT_LT(all, 1.2 * decompressed);
+        }
+      }
   }
 }
 

@@ -22,15 +22,20 @@ TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, cons
   const AttentionShape shape = attention_shape(at);
   const int n = at.n;
   mla_var6_plus_cost(shape, n);  // refuses what is no shape
+  HybridProblem dense = at;
+  dense.ragged = false;
+  const HybridPairs pairs = hybrid_pairs(dense);
+  const double queries = double(at.b) * at.s;
+  const double latent_seen = pairs.latent / queries, decompressed_seen = pairs.decompressed / queries;
   const auto combine = [&](bool latent, bool decompressed) {
     return combine_time(shape, latent, decompressed, parts.combine, ceilings);
   };
   const auto latent_part = [&] {
     AttentionShape of = shape;
     of.t = shape.t - n;
-    if (parts.cut) return latent_times_in_parts(of, false, parts.latent.front(), ceilings);
+    if (parts.cut) return latent_times_in_parts(of, latent_seen, parts.latent.front(), ceilings);
     return best_times(
-        parts.latent, [&](int rows) { return latent_work(of, false, rows); }, ceilings, ceilings.latent);
+        parts.latent, [&](int rows) { return latent_work(of, latent_seen, rows); }, ceilings, ceilings.latent);
   };
   const auto decompressed_part = [&] {
     AttentionShape of = shape;
@@ -38,7 +43,7 @@ TimeEstimate hybrid_time(const HybridParts& parts, const HybridProblem& at, cons
     const bool beside_the_other = parts.together == Together::at_once && n < shape.t;
     const auto& figures = at.prefixes > 0 ? parts.shared : beside_the_other ? parts.beside : parts.decompressed;
     return best_times(
-        figures, [&](int rows) { return decompressed_work(of, false, token_stores(at), rows); }, ceilings,
+        figures, [&](int rows) { return decompressed_work(of, decompressed_seen, token_stores(at), rows); }, ceilings,
         ceilings.decompressed);
   };
   if (n == 0) return in_turn(estimate(latent_part(), ceilings), combine(true, false));

@@ -230,16 +230,18 @@ ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const
   return all;
 }
 
+double mean_tokens_seen(const LatentProblem& at, int tokens) {
+  const int masked = masked_queries(at, at.after);
+  return ((at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0)) / at.s;
+}
+
 Cost latent_cost(const LatentProblem& at, bool fp8_queries) {
   const double width = dtype_bytes(at.dtype), rows = double(at.h) * at.s;
   Cost cost{0,
             at.b * (rows * (width * (2 * at.k + at.p) + 4) + 4.0 * at.ragged + (at.page ? 4.0 * table_width(at) : 0))};
   if (fp8_queries) cost.bytes -= at.b * rows * (at.k + at.p);  // of two bytes each
-  const int masked = masked_queries(at, at.after);
   for (int tokens : lengths_of(at)) {
-    const double seen =
-        (at.s - masked) * double(tokens) + (masked ? masked * mean_tokens_seen(masked, tokens, true) : 0);
-    cost.flops += 2 * at.h * seen * (2 * at.k + at.p);
+    cost.flops += 2 * at.h * at.s * mean_tokens_seen(at, tokens) * (2 * at.k + at.p);
     cost.bytes += (at.fp8 ? 2 : width) * tokens * cache_width(at);
   }
   if (fp8_queries) cost.fp8_flops = cost.flops;

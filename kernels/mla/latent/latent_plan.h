@@ -37,6 +37,8 @@ ReferenceShape reference_shape_of(
     const LatentProblem& at);  // a group is one head of one request, or tokens first one request
 ReferenceOutputs reference_of(const LatentProblem& at, std::int64_t group, const InputReader& input,
                               bool fp8_queries = false);
+// Tokens that a query of a request of so many sees on average, by the mask and what lies behind them (`after`).
+double mean_tokens_seen(const LatentProblem& at, int tokens);
 Cost latent_cost(const LatentProblem& at, bool fp8_queries = false);
 // Executed by tiles of Bm rows x Bn tokens: padded rows and tokens, and the scores once more for every Bv of the value
 // columns.

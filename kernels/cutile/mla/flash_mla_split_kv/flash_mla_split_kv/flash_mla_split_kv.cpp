@@ -76,8 +76,8 @@ class FlashMlaSplitKvPlan : public AttentionPlan<LatentProblem, FlashMlaSplitKvT
              .launches = {.full = 2.8, .half = 2.8, .few = 2.8}}};
   }
   TimeEstimate time(const Ceilings& ceilings) const override {
-    return estimate(latent_times_in_parts(attention_shape(problem), problem.causal, figures().front(), ceilings),
-                    ceilings);
+    const double seen = mean_tokens_seen(problem, problem.t);
+    return estimate(latent_times_in_parts(attention_shape(problem), seen, figures().front(), ceilings), ceilings);
   }
 
   // Hopper has kernels of its own: there this one decodes where it is asked for.
