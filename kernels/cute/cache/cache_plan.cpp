@@ -8,6 +8,7 @@
 #include "hypermla/base/fields.h"
 #include "hypermla/device/architecture.h"
 #include "hypermla/device/tensor_map.h"
+#include "hypermla/plan/executable.h"
 
 namespace hypermla {
 namespace cute {
@@ -141,9 +142,7 @@ class CacheOps : public CacheKernels {
     const LaunchShape shapes[] = {
         {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
     for (std::size_t i = 0; i < sources.size(); ++i) {
-      const CacheEntry entry = entries[i].get();
-      require_arguments(sources[i], entry);
-      functions_[i] = device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shapes[i]);
+      functions_[i] = load(device, entries[i].get(), shapes[i]);
     }
   }
 

@@ -38,11 +38,8 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   device_ = device.shared_from_this();
   std::vector<std::shared_future<CacheEntry>> entries;
   for (const KernelSource& source : sources()) entries.push_back(compiler.compile_ahead(source, device.info().arch));
-  const auto load = [&](const CacheEntry& entry, const LaunchShape& shape) {
-    return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
-  };
-  planner_ = load(entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
-  attention_ = load(entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
+  planner_ = load(device, entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
+  attention_ = load(device, entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
   device.fill(workspace, 0, workspace_bytes());  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
   plan_ = {.list = static_cast<PrefillList*>(workspace),

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "hypermla/base/error.h"
+#include "hypermla/plan/executable.h"
 
 namespace hypermla::cute {
 namespace {
@@ -20,6 +21,8 @@ std::int64_t divided_up(std::int64_t value, std::int64_t divisor) { return (valu
 
 PlanRequestsArguments planner_arguments(const LatentVersion& version, const WorkLists& lists,
                                         const RequestLimits& limits) {
+  if (lists.workers > kMaxWorkers)
+    fail("{} multiprocessors are not supported: work is planned for at most {}", lists.workers, kMaxWorkers);
   return {.items = lists.items,
           .merges = lists.merges,
           .status = lists.status,
@@ -112,14 +115,10 @@ std::string LatentDecode::explain() const {
 
 void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) {
   device_ = device.shared_from_this();
-  auto load = [&](const KernelSource& source, const LaunchShape& shape) {
-    const CacheEntry entry = compiler.compile(source, device.info().arch);
-    return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
-  };
   const auto attention = compiler.compile_ahead(spec_.attention, device.info().arch);
-  planner_ = load(spec_.planner, {spec_.planner_threads, 0, 1, true});
-  attention.get();
-  attention_ = load(spec_.attention, spec_.version.shape);
+  const CacheEntry planner = compiler.compile(spec_.planner, device.info().arch);
+  planner_ = load(device, planner, {unsigned(PlanRequestsTiling{}.threads), 0, 1, true});
+  attention_ = load(device, attention.get(), spec_.version.shape);
 
   char* const base = static_cast<char*>(workspace);
   device.fill(base, 0, o_part_at_);  // without a plan there is no work
@@ -134,8 +133,7 @@ void LatentDecode::prepare(Compiler& compiler, Device& device, void* workspace) 
   plan_ = planner_arguments(
       spec_.version, lists,
       {.heads = at.heads, .queries = at.max_queries, .max_tokens = at.max_tokens, .all_queries = at.max_query_tokens});
-  static_cast<LatentArguments&>(with_) =
-      attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
+  with_ = attention_arguments(lists, at.heads, at.scale, at.lse_base2, at.empty_lse_positive);
   with_.shards = plan_.shards = Shards(at.shards, at.shard, at.interleave);
 }
 

@@ -21,7 +21,7 @@ struct LatentVersion {
   int rows = 64;            // of a tile
   int query_groups = 2;     // of 64 columns, in a box of latent queries
   bool gathers_fp8 = true;  // tokens of FP8 one by one, whatever their pages; else as boxes of pairs of bytes
-  WorkCosts costs;
+  WorkCosts costs = {};
   float traffic = 0;   // PlanRequestsArguments
   bool joins = false;  // likewise
   // Token blocks that L2 is asked for ahead (LatentArguments), where there are at most so many row tiles.
@@ -62,8 +62,7 @@ struct LatentDecodeSpec {
   LatentVersion version;
   std::function<double(const DeviceSpec&, int tokens)> seconds;  // as DecodeKernels::seconds()
   KernelSource attention, planner;
-  unsigned planner_threads = PlanRequestsTiling{}.threads;
-  int workers = 132;
+  int workers = 0;
 };
 
 class LatentDecode : public DecodeKernels {

@@ -66,9 +66,7 @@ class SharedPrefixDecode : public DecodeKernels {
     own_->prepare(compiler, device, base);
     prefixes_->prepare(compiler, device, base + prefixes_at_);
     const auto load = [&](const KernelSource& source, unsigned threads) {
-      const CacheEntry entry = compiler.compile(source, arch);
-      require_arguments(source, entry);
-      return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), {threads});
+      return hypermla::load(device, compiler.compile(source, arch), {threads});
     };
     const std::vector<KernelSource> small = small_kernels();
     find_kernel_ = load(small[0], kFindThreads);

@@ -29,12 +29,16 @@ double TiledKernel::predict_seconds(const Json& tiling, const DeviceSpec& device
   return predict(executed_(tiling), device, dtype).seconds * std::ceil(waves) / waves;
 }
 
+std::unique_ptr<Function> load(Device& device, const CacheEntry& entry, const LaunchShape& shape) {
+  return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
+}
+
 void TiledKernel::prepare(Compiler& compiler, Device& device) {
   entry_ = compiler.compile(source(tiling_), device.info().arch);
   KernelLaunch launch = launch_(tiling_);
   if (after_all_) launch.shape.overlaps_previous = false;
   if (loaded_ != entry_->dir.string() || loaded_shape_ != launch.shape) {
-    function_ = device.load(entry_->path(entry_->report.at("artifact")), entry_->report.at("function"), launch.shape);
+    function_ = load(device, *entry_, launch.shape);
     loaded_ = entry_->dir.string();
     loaded_shape_ = launch.shape;
   }

@@ -26,6 +26,9 @@ namespace hypermla {
 class TiledKernel;
 class ConcurrentKernels;
 
+// What was compiled, on a device.
+std::unique_ptr<Function> load(Device& device, const CacheEntry& entry, const LaunchShape& shape = {});
+
 class Executable {
  public:
   explicit Executable(std::string name) : name_(std::move(name)) {}

@@ -292,7 +292,7 @@ FileRun::FileRun(const FileLibrary& library, FileProblem problem, std::shared_pt
     fail("the tensors of {} need {:.1f} GB, but this device has {:.1f} GB; choose smaller sizes", library.name(),
          bytes * 1e-9, device_->info().memory_bytes * 1e-9);
   entry_ = compiler.compile(library.source(problem_), device_->info().arch);
-  function_ = device_->load(entry_.path(entry_.report.at("artifact")), entry_.report.at("function"), problem_.shape);
+  function_ = load(*device_, entry_, problem_.shape);
   for (const FileTensor& tensor : problem_.tensors) buffers_.emplace_back(device_, tensor.bytes() + 2 * kGuardBytes);
   fill(seed);
   pack();

@@ -39,9 +39,6 @@ class FlashMlaPlan : public LatentPlan<FlashMlaTiling> {
     return {.name = "flash_mla",
             .header = beside(__FILE__, "flash_mla.cuh"),
             .shape = {kFlashMlaThreads, flash_mla_shared_bytes(at.spare), this->side_by_side(64), true},
-            .rows = 64,
-            .query_groups = 2,
-            .costs = {},
             .traffic = 0.012f,                    // 73.7 KB at 4.5 TB/s against 1.4 us
             .joins = !is_gathered(problem.page),  // whose consumers have no registers left
             .ahead = at.prefetch,

@@ -24,8 +24,6 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
     return {.name = "flash_mla_v2",
             .header = beside(__FILE__, "flash_mla_v2.cuh"),
             .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(64), true},
-            .rows = 64,
-            .query_groups = 2,
             .gathers_fp8 = false,
             // v0's, in blocks of 0.85 us where its take 1.4, but for parts (docs/log/engine.md).
             .costs = {.item = 3, .combine = 4, .partial = 0.04},

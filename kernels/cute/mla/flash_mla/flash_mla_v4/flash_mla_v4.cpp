@@ -39,7 +39,6 @@ class FlashMlaV4Plan : public LatentPlan<FlashMlaV4Tiling> {
             .header = beside(__FILE__, "flash_mla_v4.cuh"),
             .shape = {kFlashMlaV4Threads, flash_mla_v4_shared_bytes(problem.fp8), 1, true},
             .rows = kFlashMlaV4Rows,
-            .query_groups = 2,
             .costs = {.partial = 0.01},  // v0's, but parts have a quarter of its rows
             .traffic = problem.fp8 ? 0.005f : 0.012f};
   }
