@@ -189,19 +189,10 @@ PyObject* choose_kernels(PyObject*, PyObject* arguments) {
   std::map<std::string, std::string> fields;
   if (!read_fields(problem, fields)) return nullptr;
   return guarded([&]() -> PyObject* {
-    PyObject* list = PyList_New(0);
-    if (!list) return nullptr;
-    for (const hypermla::Choice& one : hypermla::choose(fields, device, language)) {
-      PyObject* row = Py_BuildValue("(ssiddsN)", one.path.c_str(), one.kernel.c_str(), one.n, one.burst_seconds * 1e6,
-                                    one.sustained_seconds * 1e6, one.limit.c_str(), PyBool_FromLong(one.draft));
-      const bool added = row && PyList_Append(list, row) == 0;
-      Py_XDECREF(row);
-      if (!added) {
-        Py_DECREF(list);
-        return nullptr;
-      }
-    }
-    return list;
+    return list_of(hypermla::choose(fields, device, language), [](const hypermla::Choice& one) {
+      return Py_BuildValue("(ssiddsN)", one.path.c_str(), one.kernel.c_str(), one.n, one.burst_seconds * 1e6,
+                           one.sustained_seconds * 1e6, one.limit.c_str(), PyBool_FromLong(one.draft));
+    });
   });
 }
 

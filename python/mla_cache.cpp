@@ -44,6 +44,15 @@ hypermla::MlaRows<T> rows_of(const TensorView& view, int column = 0) {
   return {reinterpret_cast<T*>(static_cast<char*>(view.data) + 2 * column), view.strides[0], view.strides[1]};
 }
 
+// [heads, rows, columns] with the axis last whose elements are dense.
+TensorView columns_last(TensorView view) {
+  if (view.strides[1] == 1) {
+    std::swap(view.strides[1], view.strides[2]);
+    std::swap(view.shape[1], view.shape[2]);
+  }
+  return view;
+}
+
 // A tensor of 576 columns, or a pair of 512 and 64: the latent part and the rotary part.
 struct LatentAndRope {
   TensorView latent, rope;
@@ -189,6 +198,12 @@ PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssiz
     require_dense_columns("v", v);
     require_output("k", k);
     require_output("v", v);
+    const TensorView uk_rows = columns_last(uk), uv_rows = columns_last(uv);
+    const TensorView& cache_rope =
+        cache.rope.shape[2] == 64 ? cache.rope : cache.latent;  // which is both, if not a pair
+    for (const auto& [name, out] : {std::pair("k", &k), {"v", &v}})
+      require_apart(name, *out,
+                    {{"the cache", &cache.latent}, {"the cache", &cache_rope}, {"w_uk", &uk_rows}, {"w_uv", &uv_rows}});
     of.ops->decompress_prefix({.cache = in,
                                .block_table = static_cast<const int*>(table.data),
                                .tokens = extent("tokens", tokens),

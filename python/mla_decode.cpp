@@ -202,8 +202,10 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
       hypermla::fail("block_table has {} rows, but the plan has {} requests", table.shape[0], of.requests);
     if (table.shape[1] < of.columns)
       hypermla::fail("block_table has {} columns, but a request of the plan has {}", table.shape[1], of.columns);
-    require_apart("out", out,
-                  {{"q", &q.first}, {"q", &q.second}, {"the cache", &cache.first}, {"the cache", &cache.second}});
+    const auto inputs = {
+        std::pair("q", &q.first), {"q", &q.second}, {"the cache", &cache.first}, {"the cache", &cache.second}};
+    require_apart("out", out, inputs);
+    if (!by_request) require_apart("lse", lse, inputs);
     if (tokens == 0 || table.shape[0] == 0) Py_RETURN_NONE;  // no request, and none in a replay either
     // In pages of one token the one stride is both.
     const auto token_stride = [&](const TensorView& part) { return part.strides[of.page > 1]; };

@@ -111,7 +111,9 @@ PyObject* prefill_run(PyObject* self, PyObject* const* arguments, Py_ssize_t giv
     require_dense_columns("out", out);
     require_output("out", out);
     require_output("lse", lse);
-    require_apart("out", out, {{"q", &q.first}, {"q", &q.second}, {"k", &k.first}, {"k", &k.second}, {"v", &v}});
+    const auto inputs = {std::pair("q", &q.first), {"q", &q.second}, {"k", &k.first}, {"k", &k.second}, {"v", &v}};
+    require_apart("out", out, inputs);
+    require_apart("lse", lse, inputs);
     if (queries == 0) Py_RETURN_NONE;
     const auto rows = [](const TensorView& view) {
       return hypermla::MlaPrefillTensors::Rows{view.data, view.strides[0], view.strides[1]};

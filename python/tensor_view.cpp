@@ -140,6 +140,8 @@ TensorView view_of(const char* name, PyObject* tensor) {
     if (view.shape[i] == 1) view.strides[i] = inner;
     inner = std::max(inner, view.shape[i] * view.strides[i]);  // an expanded axis has a stride of 0
   }
+  if (!view.data && !std::count(view.shape, view.shape + view.ndim, 0))  // no address: not given
+    hypermla::fail("{} has no memory of its own here, as a DTensor or one on \"meta\"; give the local tensor", name);
   return view;
 }
 
@@ -180,9 +182,9 @@ void require_apart(const char* name, const TensorView& out,
                    std::initializer_list<std::pair<const char*, const TensorView*>> inputs) {
   const auto memory = [](const TensorView& of) {
     return hypermla::memory_rows(of.data, of.bits / 8, of.shape[0], of.strides[0], of.shape[1], of.strides[1],
-                                 of.shape[2]);
+                                 of.ndim > 2 ? of.shape[2] : 1);
   };
-  const auto is_empty = [](const TensorView& of) { return of.shape[0] == 0 || of.shape[1] == 0 || of.shape[2] == 0; };
+  const auto is_empty = [](const TensorView& of) { return std::count(of.shape, of.shape + of.ndim, 0) > 0; };
   for (const auto& [of_input, input] : inputs)
     if (!is_empty(out) && !is_empty(*input) && overlap(memory(out), memory(*input)))
       hypermla::fail("{} shares memory with {}; give it memory of its own", name, of_input);

@@ -54,7 +54,7 @@ void require(const char* name, const TensorView& view, ElementType type, std::in
 void require_dense_columns(const char* name, const TensorView& view);
 // Throws Error that names the tensor where it may not be written; with `apart` also where elements share a place.
 void require_output(const char* name, const TensorView& view, bool apart = false);
-// Throws Error that names both where `out` shares memory with an input. All have three axes.
+// Throws Error that names both where `out` shares memory with an input. Of three axes the last is dense.
 void require_apart(const char* name, const TensorView& out,
                    std::initializer_list<std::pair<const char*, const TensorView*>> inputs);
 // The address of a workspace of at least so many bytes, dense, on that device.

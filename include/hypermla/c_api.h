@@ -73,6 +73,7 @@ typedef struct hypermla_decode_options {
   int32_t interleave;
   int32_t shared_prefixes;
   int32_t fp8_queries;
+  int32_t reserved; /* 0; so that a member which a later version adds makes the struct larger */
 } hypermla_decode_options;
 
 /* The tensors of one layer: members and their rules are those of MlaDecodeTensors in mla_decode.h. Strides count

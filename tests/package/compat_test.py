@@ -410,6 +410,19 @@ class Cases:
         with self.assertRaisesRegex(hypermla.Error, r"^out must be \[1, 1, 2, 512\], not \[1, 2, 512\]$"):
             call(tokens, out=out[0])
 
+    def test_outputs_with_gaps_are_written(self):
+        xp, random, (cache, table) = self.xp, numpy.random.default_rng(4), self.cache([50, 20], 1, "bfloat16")
+        q = xp.bfloat16(random.standard_normal((2, 3, 2, WIDTH)) / 4)
+        slots = xp.int32(table[0][0] * PAGE + random.integers(0, 50, (2, 3, 5)))
+        for given in ((xp.int32(table), xp.int32([50, 20])), (None, None)):
+            lists = {} if given[0] is not None else {"indices": slots}
+            call = lambda **options: flash_mla.flash_mla_with_kvcache(
+                q, cache, *given, LATENT, flash_mla.get_mla_metadata()[0], **lists, **options)[0]
+            out = xp.bfloat16(numpy.zeros((2, 4, 2, LATENT)))
+            expected = xp.float32(call())
+            self.assertTrue(numpy.array_equal(xp.float32(call(out=out[:, :3])), expected))
+            self.assertTrue((xp.float32(out)[:, 3] == 0).all())
+
     def test_pages_of_one_token_have_no_stride_within(self):
         xp = self.xp
         kv = numpy.random.default_rng(1).standard_normal((8, 1, 1, WIDTH))

@@ -646,7 +646,12 @@ class CacheOperations(unittest.TestCase):
                             (lambda: hypermla.append(lse, cache, slots), "float32"),
                             (lambda: hypermla.decompress_prefix(cache, table, 17, uk, uk.swapaxes(1, 2)), "17"),
                             (lambda: hypermla.decompress_prefix(cache, table, -1, uk, uk), "tokens=-1 is not"),
-                            (lambda: hypermla.decompress_prefix(cache, table, 3, uk, uk), "w_uv must be")):
+                            (lambda: hypermla.decompress_prefix(cache, table, 3, uk, uk), "w_uv must be"),
+                            (lambda: hypermla.decompress_prefix(
+                                cache, table, 3, uk, uk.swapaxes(1, 2),
+                                out=(cache.reshape(-1)[8:1160].reshape(3, 2, 192), self.bits(3, 2, 128))),
+                             "k shares memory with the cache"),
+                            (lambda: hypermla.Kernel("mla_var6_plus", prefixes=-1, device="cpu"), "prefixes=-1 is")):
             with self.subTest(said), self.assertRaisesRegex(hypermla.Error, said):
                 wrong()
 

@@ -154,6 +154,9 @@ class Tensors(unittest.TestCase):
                             (lambda: self.decode.run(q, cache[:, :, :512], table), "cache must be"),
                             (lambda: self.decode.run(q, cache, table.long()), "block_table must be int32"),
                             (lambda: self.decode.run(q, cache, table, lse=torch.empty(2, HEADS)), "lse must be"),
+                            (lambda: self.decode.plan(self.lengths, self.starts.to("meta")), "no memory of its own"),
+                            (lambda: self.decode.run(q, cache, table, lse=q.view(torch.float32)[..., 0]),
+                             "lse shares memory with q"),
                             (lambda: self.decode.run(q[:, None].expand(3, 9, HEADS, 576)[:, 0], cache,
                                                      table, out=q[..., :512]), "memory of its own")):
             with self.assertRaisesRegex(hypermla.Error, said):

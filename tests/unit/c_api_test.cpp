@@ -114,6 +114,7 @@ TEST_F(CApi, EveryMemberOfTheOptionsArrives) {
   EXPECT_TRUE(contains(refused([](auto& at) { at.scale = -1; }), "scale=-1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.split = 100; }), "split=100"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.kernel = "cute.mla.flash_mla"; }), "kernel=cute.mla.flash_mla"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.reserved = 1; }), "options->reserved is 1"));
 
   // Flags and the scale, by what they change: the last token counts, base 2, +infinity of an empty request, halves.
   hypermla_decode_options options = small_options();

@@ -327,6 +327,7 @@ struct AppendCase : CacheCase {
     if (kind == 4) one = from_float(1e4f, dtype);
     if (kind == 5) one = from_float(NAN, dtype);
     if (kind == 6) one = from_float(kInfinity, dtype);
+    if (kind == 7) one = from_float(kInfinity, dtype) | 1;  // a signalling NaN
   }
   void run(MlaCacheOps& ops, char* base, void* stream) const { ops.append(on(base), stream); }
   MlaCacheOps::Append on(char* base) const {

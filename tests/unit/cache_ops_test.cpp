@@ -111,6 +111,11 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.page = 0; }), "pages of 0 tokens"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 8; }), "512 elements would"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope_page_stride = 56; }), "64 elements would"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) {
+                         with.cache.page = with.cache.pages = 4;  // a page's second token is the next page's first
+                         with.cache.latent_page_stride = with.cache.latent_token_stride;
+                       }),
+                       "512 elements would"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope = with.cache.latent; }), "cache.rope overlaps"));
   EXPECT_TRUE(contains(refused_append([](auto& with) {
                          with.cache.latent_token_stride = with.cache.rope_token_stride = 512;

@@ -247,6 +247,8 @@ TEST(MlaDecode, OneHeadHasAnyStride) {
     decode.run(tensors);
     step.check(step.o, step.lse);
     if (!*kernel) continue;
+    tensors.latent_token_stride = 504;
+    EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "latent_token_stride=504"));
     tensors.latent_token_stride = std::int64_t{1} << 33;
     EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "latent_token_stride=8589934592"));
   }
@@ -512,6 +514,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_plan({20, 3}, {0, 3, 3}), "3 queries"));
   EXPECT_TRUE(contains(refused_plan({20, 3}, {0, 2, 1}), "-1 queries"));
   EXPECT_TRUE(contains(refused_plan({20, 3, 1}, {0, 1, 2, 3}), "3 requests"));
+  EXPECT_TRUE(contains(error_of([&] { decode.plan(reinterpret_cast<const int*>(1), step.starts.data(), 2); }),
+                       "lengths must point to memory of the device that is aligned to 4 bytes"));
   decode.plan(step.lengths.data(), step.starts.data(), 2);
   const auto refused_run = [&](auto change) {
     MlaDecodeTensors tensors = step.tensors();
@@ -525,6 +529,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.q_latent.data); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.cache_latent); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.q_rope.data); }), "of its own"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = (float*)with.q_latent.data; }), "lse must have memory"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = static_cast<float*>(with.o) + 1; }), "lse overlaps o"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = -8; }), "lse with strides of -8"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = 8, with.lse_token_stride = 0; }),
                        "they must be positive"));

@@ -64,8 +64,7 @@ class PagedDecode : public DecodeKernels {
     device_ = device.shared_from_this();
     for (const KernelSource& source : sources()) compiler.compile_ahead(source, device.info().arch);
     const auto load = [&](const KernelSource& source) {
-      const CacheEntry entry = compiler.compile(source, device.info().arch);
-      return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"));
+      return hypermla::load(device, compiler.compile(source, device.info().arch));
     };
     plan_ = load(plan_source());
     attend_ = load(attend_source());
@@ -101,9 +100,13 @@ class PagedDecode : public DecodeKernels {
                                                             {"latent_token_stride", with.latent_token_stride},
                                                             {"rope_token_stride", with.rope_token_stride},
                                                             {"o_head_stride", with.o_head_stride}};
-    for (const auto& [name, stride] : strides)
-      if (stride > std::numeric_limits<unsigned>::max())
-        fail("{}={} is not supported by this kernel: it must be less than 2^32; copy the tensor first", name, stride);
+    for (const auto& [name, stride] : strides) {
+      // Rows of one query or token are told from each other by it, too: they end where the next begin.
+      const int least = name[2] == 'r' || name[0] == 'r' ? kDecodeRope : kDecodeLatent;
+      if (stride > std::numeric_limits<unsigned>::max() || stride < least)
+        fail("{}={} is not supported by this kernel: it must be from {} to 2^32 - 1; copy the tensor first", name,
+             stride, least);
+    }
     if (with.pages * at.page > std::numeric_limits<int>::max())
       fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
     attend_->launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),

@@ -48,7 +48,7 @@ class TimedHybridPlan : public AttentionPlan<HybridProblem, Tiling> {
     return fields;
   }
   void choose(const DeviceSpec& device) override {
-    if (problem.prefixes > 0) return;
+    if (problem.prefixes != 0) return;
     if (problem.n == kByModel) problem.n = choose_n(*this, device);
     // 16: the multiple that docs/predictions.md lists.
     if (problem.n == kByRoofline) problem.n = n_star(attention_shape(problem), ridge(device, problem.dtype), 16);

@@ -178,6 +178,7 @@ def flash_mla_with_kvcache(q, k_cache, block_table, cache_seqlens, head_dim_v, t
         own = slice(group * its, (group + 1) * its)
         planned.decode.run(takeable(rows[0][:, own]), cache[:, :, group], block_table, rows[1][:, own],
                            lse.swapaxes(1, 2)[..., own], sinks=None if attn_sink is None else attn_sink[own], **factors)
+    _keep(rows[1], out)
     return out, lse
 
 
@@ -241,6 +242,12 @@ def _output(given, like, shape, dtype=None):
     return given
 
 
+def _keep(rows, out):
+    """Rows of `out` that reshape() had to copy go to where they belong."""
+    if _tensors.address(rows) != _tensors.address(out):
+        out[...] = rows.reshape(out.shape)
+
+
 def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_scale, causal, fp8, metadata, invariant,
             out):
     """flash_mla_with_kvcache() with indices."""
@@ -261,9 +268,10 @@ def _sparse(q, k_cache, indices, topk_length, attn_sink, head_dim_v, softmax_sca
     out = _output(out, like, (batch, queries, heads, LATENT))
     lse = _tensors.empty(like, (batch, queries, heads), "float32")
     rows = lambda tensor: tensor.reshape(batch * queries, *tensor.shape[2:])
+    own = rows(out)
     _attend(each_part(rows, q), *_rows(cache, rows(indices)), _lengths(indices, topk_length), attn_sink,
-            (LATENT + ROPE) ** -0.5 if softmax_scale is None else softmax_scale, rows(out), rows(lse), metadata,
-            invariant)
+            (LATENT + ROPE) ** -0.5 if softmax_scale is None else softmax_scale, own, rows(lse), metadata, invariant)
+    _keep(own, out)
     return out, lse.swapaxes(1, 2)
 
 

@@ -37,7 +37,8 @@ hypermla_decode_options default_options() {
           at.shard,
           at.interleave,
           at.shared_prefixes,
-          at.fp8_queries};
+          at.fp8_queries,
+          0};
 }
 
 hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
@@ -45,7 +46,9 @@ hypermla_decode_tensors tensors_of(const hypermla_decode_tensors* given) {
 }
 
 MlaDecodeOptions options_of(const hypermla_decode_options* given) {
+  static_assert(offsetof(hypermla_decode_options, reserved) + sizeof(std::int32_t) == sizeof(hypermla_decode_options));
   const hypermla_decode_options at = of_caller(given, default_options(), "options", "hypermla_decode_options_init");
+  if (at.reserved) fail("options->reserved is {}; it must be 0", at.reserved);
   return {.heads = at.heads,
           .max_requests = at.max_requests,
           .max_queries = at.max_queries,

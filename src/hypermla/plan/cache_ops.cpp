@@ -51,24 +51,25 @@ void require_cache(const MlaCache& cache) {
     require_stride("cache.latent_token_stride", cache.latent_token_stride);
     require_stride("cache.rope_page_stride", cache.rope_page_stride);
     require_stride("cache.rope_token_stride", cache.rope_token_stride);
-    const auto apart = [&](const char* name, std::int64_t page_stride, std::int64_t token_stride, int width) {
-      if ((cache.page > 1 && token_stride < width) || (cache.pages > 1 && page_stride < width))
-        fail(
-            "cache.{} with a token stride of {} and a page stride of {} is not supported: tokens of {} elements would "
-            "overlap",
-            name, token_stride, page_stride, width);
-    };
-    apart("latent", cache.latent_page_stride, cache.latent_token_stride, kCachedLatent);
-    apart("rope", cache.rope_page_stride, cache.rope_token_stride, kCachedRope);
   }
   if (cache.page < 1 || cache.pages < 1 || cache.pages > std::numeric_limits<int>::max() / cache.page)
     fail("{} pages of {} tokens are not supported: there must be at least one of each, and at most 2^31 - 1 tokens",
          cache.pages, cache.page);
-  if (fp8_bytes(cache.format)) return;
-  if (overlap(memory_rows(cache.latent, 2, cache.page, cache.latent_token_stride, cache.pages, cache.latent_page_stride,
-                          kCachedLatent),
-              memory_rows(cache.rope, 2, cache.page, cache.rope_token_stride, cache.pages, cache.rope_page_stride,
-                          kCachedRope)))
+  const auto memory = [&](const char* name, const void* data, std::int64_t bytes, std::int64_t page_stride,
+                          std::int64_t token_stride, int width) {
+    const MemoryRows rows = memory_rows(data, bytes, cache.page, token_stride, cache.pages, page_stride, width);
+    if (!rows_apart(rows))
+      fail(
+          "cache.{} with a token stride of {} and a page stride of {} is not supported: tokens of {} elements would "
+          "overlap",
+          name, token_stride, page_stride, width);
+    return rows;
+  };
+  const int of_token = fp8_bytes(cache.format);
+  const MemoryRows latent = memory("latent", cache.latent, of_token ? 1 : 2, cache.latent_page_stride,
+                                   cache.latent_token_stride, of_token ? of_token : kCachedLatent);
+  if (of_token) return;
+  if (overlap(latent, memory("rope", cache.rope, 2, cache.rope_page_stride, cache.rope_token_stride, kCachedRope)))
     fail("cache.rope overlaps cache.latent: in rows of both, of {} columns, it begins behind the first {}",
          kCachedLatent + kCachedRope, kCachedLatent);
 }
@@ -186,7 +187,8 @@ class CacheReference : public CacheKernels {
     constexpr int kGroup = 128, kFactors = kCachedLatent, kRope = kFactors + 4 * kCachedLatent / kGroup;
     for (int first = 0; first < kCachedLatent; first += kGroup) {
       float most = 0;
-      for (int c = first; c < first + kGroup; ++c) most = std::fmax(most, std::abs(to_float(latent[c], dtype_)));
+      for (int c = first; c < first + kGroup; ++c)  // NaN passes by; std::fmax would return a signalling one
+        if (const float x = std::abs(to_float(latent[c], dtype_)); x > most) most = x;
       const float factor = std::max(most / 448, std::numeric_limits<float>::min());
       std::memcpy(token + kFactors + 4 * first / kGroup, &factor, sizeof factor);
       for (int c = first; c < first + kGroup; ++c) token[c] = e4m3_from_float(to_float(latent[c], dtype_) / factor);

@@ -110,8 +110,9 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
   // Counts may say more than there is, so that where inputs end is not known here.
   for (const void* input : {with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope})
-    if (with.o == input)
-      fail("o must have memory of its own: blocks read queries and the cache after others have written");
+    for (const auto& [name, output] : {std::pair<const char*, const void*>("o", with.o), {"lse", with.lse}})
+      if (output == input)
+        fail("{} must have memory of its own: blocks read queries and the cache after others have written", name);
   const std::pair<const char*, const void*> words[] = {{"block_table", with.block_table},
                                                        {"lse", with.lse},
                                                        {"sinks", with.sinks},
@@ -139,10 +140,14 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   require_rows_apart("o", with.query_tokens, with.o_token_stride, at.heads, with.o_head_stride, 512);
   // By requests it has as many queries as the longest of the step, which may be fewer than the most; how many requests
   // there are is not known here.
-  if (with.lse_request_stride == 0)
+  if (with.lse_request_stride == 0) {
     require_rows_apart("lse", with.query_tokens, with.lse_token_stride, at.heads, with.lse_head_stride, 1);
-  else if (with.lse_request_stride < 0 || (at.max_queries > 1 && with.lse_token_stride <= 0) ||
-           (at.heads > 1 && with.lse_head_stride <= 0))
+    const int queries = std::min(with.query_tokens, at.max_query_tokens);
+    if (overlap(memory_rows(with.o, 2, queries, with.o_token_stride, at.heads, with.o_head_stride, 512),
+                memory_rows(with.lse, 4, queries, with.lse_token_stride, at.heads, with.lse_head_stride, 1)))
+      fail("lse overlaps o: give it memory of its own");
+  } else if (with.lse_request_stride < 0 || (at.max_queries > 1 && with.lse_token_stride <= 0) ||
+             (at.heads > 1 && with.lse_head_stride <= 0))
     fail(
         "lse with strides of {}, {} and {} from request to request, query to query and head to head is not supported: "
         "they must be positive",

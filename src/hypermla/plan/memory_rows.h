@@ -35,8 +35,8 @@ inline bool spans_overlap(const MemoryRows& a, const MemoryRows& b) {
   return a.begin < b.begin + b.all() && b.begin < a.begin + a.all();
 }
 
-// Whether two tensors share bytes, as far as their strides tell: rows may lie in the gaps of others, as where two
-// tensors take turns in one buffer, token by token or head by head.
+// Whether two tensors share bytes. Rows may lie in the gaps of others, as where two tensors take turns in one buffer,
+// token by token or head by head; where strides do not tell, they are said to overlap.
 inline bool overlap(const MemoryRows& a, const MemoryRows& b) {
   if (!spans_overlap(a, b)) return false;
   if (a.begin == b.begin) return true;
@@ -71,7 +71,15 @@ inline bool overlap(const MemoryRows& a, const MemoryRows& b) {
   if (a.is_whole() && b.is_whole()) return true;
   if (a.is_whole()) return behind < 0 || meets(behind, a.all(), b.row(), b.token_stride);
   if (b.is_whole()) return behind > 0 || meets(-behind, b.all(), a.row(), a.token_stride);
-  return a.token_stride == b.token_stride && meets(behind, a.row(), b.row(), a.token_stride);  // else it is not known
+  if (a.token_stride == b.token_stride) return meets(behind, a.row(), b.row(), a.token_stride);
+  // Of two periods: each token of the tensor that has fewer of them.
+  const MemoryRows &few = a.tokens < b.tokens ? a : b, &many = a.tokens < b.tokens ? b : a;
+  for (std::int64_t i = 0; i < few.tokens; ++i) {
+    const std::int64_t begin = few.begin + i * few.token_stride - many.begin, first_end = begin - many.row() + 1;
+    const std::int64_t next = first_end <= 0 ? 0 : (first_end + many.token_stride - 1) / many.token_stride;
+    if (next < many.tokens && next * many.token_stride < begin + few.row()) return true;
+  }
+  return false;
 }
 
 }  // namespace hypermla
