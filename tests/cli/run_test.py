@@ -100,7 +100,7 @@ class Profile(CommandCase):
     def test_compare(self):
         runs = [self.directory / name for name in ("a", "b")]
         for directory in runs:
-            self.succeed(*KERNEL, "--no_autotune", "--bench_runs=5", "--prof_type=event", f"--out_dir={directory}")
+            self.succeed(*KERNEL, "--no_autotune", "--bench_runs=7", "--prof_type=event", f"--out_dir={directory}")
         self.assertTrue(self.succeed("compare", runs[0], runs[0]).out.startswith("SAME: cold "))
         profile = json.loads((runs[0] / "profile.json").read_text())
         for factor, verdict, status in ((0.5, "FASTER", 0), (2, "SLOWER", 1)):

@@ -51,6 +51,24 @@ TEST(Compare, FasterAndSlowerInTimeAndCycles) {
   EXPECT_EQ(compare_profiles(recorded(), scaled(recorded(), 1.25)).verdict, Verdict::slower);
 }
 
+// The gate is "no regression, burst and sustained".
+TEST(Compare, SlowerInAnyTimeIsSlower) {
+  for (const bool sustained : {false, true}) {
+    Profile slow = recorded();
+    Times& times = sustained ? *slow.timing.sustained : slow.timing.burst;
+    for (double* time : {&times.median_us, &times.low_us, &times.high_us}) *time *= 2;
+    const Comparison result = compare_profiles(recorded(), slow);
+    EXPECT_EQ(result.times[0].verdict, Verdict::same);
+    EXPECT_EQ(result.verdict, Verdict::slower);
+    EXPECT_TRUE(contains(result.why, sustained ? "; SLOWER: sustained " : "; SLOWER: burst ")) << result.why;
+    EXPECT_EQ(compare_profiles(recorded(), scaled(slow, 0.8)).verdict, Verdict::unclear) << "and faster when cold";
+    EXPECT_EQ(compare_profiles(slow, recorded()).verdict, Verdict::same) << "the first decides else";
+    *slow.timing.sustained->sm_mhz /= 2;
+    EXPECT_EQ(compare_profiles(recorded(), slow).verdict, sustained ? Verdict::unclear : Verdict::slower)
+        << "as many cycles";
+  }
+}
+
 TEST(Compare, AClockThatMovedDecidesNothing) {
   // 20 % less time at a 25 % higher clock: as many cycles.
   const Comparison result = compare_profiles(recorded(), scaled(recorded(), 0.8, 1.25));
@@ -74,6 +92,9 @@ TEST(Compare, DeltasComeByRelevance) {
   const std::string text = render_comparison(result);
   EXPECT_EQ(text.rfind("SAME: cold ", 0), 0u);
   EXPECT_TRUE(contains(text, "| flash_mla_split_kv | tiling Bn | 64 | 128 | +100.0 % |"));
+  Profile before = recorded();
+  before.stages[0].tiling["ragged"] = false, changed.stages[0].tiling["ragged"] = true;
+  EXPECT_TRUE(contains(render_comparison(compare_profiles(before, changed)), "| tiling ragged | 0 | 1 | +100.0 % |"));
 }
 
 TEST(Compare, RefusesOtherProblems) {
@@ -107,20 +128,28 @@ TEST(Compare, ATimeThatIsNoneDecidesNothing) {
     EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), scaled(recorded(), factor)); }),
                          "the cold time of run B is"))
         << factor;
+  for (auto spoil : std::vector<void (*)(Times&)>{
+           [](Times& times) { times.low_us = times.median_us + 1; }, [](Times& times) { times.high_us = HUGE_VAL; },
+           [](Times& times) { times.low_us = 0; }, [](Times& times) { times.high_us = times.low_us; },
+           [](Times& times) { times.repetitions = 0; }}) {
+    Profile other = recorded();
+    spoil(other.timing.burst);
+    EXPECT_TRUE(contains(error_of([&] { compare_profiles(recorded(), other); }), "the burst time of run B is"));
+  }
   Profile torn = recorded();
   torn.stages[0].tiling["Bn"] = "wide";
   EXPECT_NO_THROW(compare_profiles(recorded(), torn)) << "of another type";
 }
 
 TEST(Compare, FewRepetitionsDecideNothing) {
-  for (const int few : {1, 4}) {
+  for (const int few : {1, 6}) {
     Profile a = recorded(), b = scaled(recorded(), 0.8);
     b.timing.cold.repetitions = few;
     const Comparison result = compare_profiles(a, b);
     EXPECT_EQ(result.verdict, Verdict::unclear) << few;
     EXPECT_EQ(result.times[0].cycles->verdict, Verdict::unclear) << few;
-    EXPECT_TRUE(contains(result.why, "repetitions are too few, profile with --bench_runs=5 or more")) << result.why;
-    EXPECT_EQ(compare_profiles(b, b).verdict, Verdict::same) << few;
+    EXPECT_TRUE(contains(result.why, "repetitions are too few, profile with --bench_runs=7 or more")) << result.why;
+    EXPECT_EQ(compare_profiles(b, b).verdict, Verdict::unclear) << few;
   }
 }
 
@@ -129,6 +158,12 @@ TEST(Compare, AsJson) {
   EXPECT_EQ(json["verdict"], "FASTER");
   EXPECT_EQ(json["time"]["cold"]["cycles_verdict"], "FASTER");
   EXPECT_EQ(json["time"]["burst"]["verdict"], "SAME");
+  const Times& burst = recorded().timing.burst;
+  EXPECT_EQ(json["time"]["burst"]["a_low_us"], burst.low_us);
+  EXPECT_EQ(json["time"]["burst"]["b_high_us"], burst.high_us);
+  EXPECT_TRUE(
+      contains(render_comparison(compare_profiles(recorded(), recorded())),
+               fmt::format("| burst | {:.1f} ({:.1f} to {:.1f}) |", burst.median_us, burst.low_us, burst.high_us)));
   EXPECT_FALSE(json["time"]["burst"].contains("cycles_verdict")) << "a burst knows no clock";
   EXPECT_EQ(json["bottleneck"], (Json{{"a", "latency-bound"}, {"b", "latency-bound"}}));
 }
@@ -139,6 +174,14 @@ TEST(Compare, OtherDevicesAreNamedAndCyclesLeftOut) {
   const Comparison result = compare_profiles(recorded(), other);
   EXPECT_EQ(result.note, "different devices: NVIDIA H200 and NVIDIA H100");
   EXPECT_FALSE(result.times[0].cycles);
+  EXPECT_EQ(result.verdict, Verdict::unclear);
+}
+
+TEST(Compare, ClocksThatOnlyOneRunHadLockedAreNoted) {
+  Profile a = recorded(), b = recorded();
+  a.clocks = Profile::Clocks{}, b.clocks = Profile::Clocks{1980, {}, true};
+  EXPECT_EQ(compare_profiles(a, b).note, "only run B had its clocks locked");
+  EXPECT_EQ(compare_profiles(b, b).note, "");
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ int compare_command(const Words& words) {
   bool json = false;
   CLI::App app(
       "Is run B faster than run A? A run is a directory below out/profiles, or its profile.json.\n"
+      "Cold times decide; SLOWER in another is SLOWER, or UNCLEAR where its clock moved or cold times are FASTER.\n"
+      "Runs of two devices are UNCLEAR.\n"
       "Exit status: 0 for SAME and FASTER, 1 for SLOWER, 3 for UNCLEAR.\n",
       "hypermla compare");
   app.add_option("RUN_A", a, "the run to compare with")->required();

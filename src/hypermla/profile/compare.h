@@ -10,8 +10,9 @@
 namespace hypermla {
 
 // By intervals, 5th to 95th percentile of the repetitions: apart is FASTER or SLOWER; medians within `noise` of each
-// other are SAME; anything else is UNCLEAR, and so is what fewer than five repetitions say. Said in time and, where
-// both runs know their clock, in cycles; when those two disagree, the clock decided and not the kernel: UNCLEAR.
+// other are SAME; anything else is UNCLEAR, and so is what fewer than seven repetitions or two devices say. Said in
+// time and, where both runs know their clock, in cycles; when those two disagree, the clock decided and not the
+// kernel: UNCLEAR.
 enum class Verdict { same, faster, slower, unclear };
 std::string verdict_name(Verdict verdict);  // "SAME", ...
 
@@ -28,7 +29,8 @@ struct Comparison {
   };
   struct Row {
     std::string time;  // "cold", "burst" or "sustained"
-    double a_us = 0, b_us = 0, change_percent = 0;
+    Interval a, b;     // in microseconds
+    double change_percent = 0;
     Verdict verdict = Verdict::unclear;
     std::optional<Cycles> cycles;  // where both runs are of one device and know their clock
     int repetitions = 0;           // of the run that has fewer
@@ -41,7 +43,7 @@ struct Comparison {
   std::string kernel_a, kernel_b;
   Json problem;
   std::string note;        // what makes them hard to compare; may be empty
-  std::vector<Row> times;  // the first decides
+  std::vector<Row> times;  // the first decides, unless another is SLOWER
   Verdict verdict = Verdict::unclear;
   std::string why;
   std::string bottleneck_a, bottleneck_b;  // empty where a run was not judged

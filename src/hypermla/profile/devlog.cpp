@@ -179,8 +179,8 @@ void add_changes(const Profile& now, const Profile& before, Figures& held) {
   for (const Comparison::Row& row : comparison.times) {
     held["%"].push_back(row.change_percent);
     if (row.cycles) held["%"].push_back(row.cycles->change_percent);
-    held["x"].push_back(row.a_us / row.b_us);
-    held["x"].push_back(row.b_us / row.a_us);
+    held["x"].push_back(row.a.median / row.b.median);
+    held["x"].push_back(row.b.median / row.a.median);
   }
   for (const Comparison::Delta& delta : comparison.deltas) held["%"].push_back(delta.change);
 }

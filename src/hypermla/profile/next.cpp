@@ -49,8 +49,8 @@ Json comparison_rows(const Comparison& comparison) {
   Json rows = Json::array();
   for (const Comparison::Row& row : comparison.times)
     rows.push_back({{"metric", row.time + ", us"},
-                    {"previous", row.a_us},
-                    {"current", row.b_us},
+                    {"previous", row.a.median},
+                    {"current", row.b.median},
                     {"change", fmt::format("{:+.1f} % ({})", row.change_percent, verdict_name(row.verdict))}});
   for (const Comparison::Delta& delta : comparison.deltas)
     rows.push_back({{"metric", delta.stage + ": " + delta.name},

@@ -145,8 +145,13 @@ struct Profile {
   std::vector<Opportunity> opportunities;
 };
 
-// Whether a run can have taken that: no time is 0, negative or infinite.
-inline bool is_possible(const Times& times) { return times.median_us > 0 && std::isfinite(times.median_us); }
+// Whether a run can have taken that: no time is 0, negative or infinite, and the median lies in the interval.
+inline bool is_possible(const Times& times) {
+  return times.repetitions >= 1 && times.low_us > 0 && times.low_us <= times.median_us &&
+         times.median_us <= times.high_us && std::isfinite(times.high_us);
+}
+// "9.5 us (9.1 to 9.9 us, 20 repetitions)"
+std::string to_text(const Times& times);
 
 Json to_json(const Profile& profile);
 // Throws Error naming what is missing or of another type.

@@ -187,6 +187,11 @@ void fields(auto& field, Profile& x) {
       "opportunities", x.opportunities, x.bottleneck.has_value())("files", x.files, !x.files.empty());
 }
 
+std::string to_text(const Times& times) {
+  return fmt::format("{:g} us ({:g} to {:g} us, {} repetitions)", times.median_us, times.low_us, times.high_us,
+                     times.repetitions);
+}
+
 Json to_json(const Profile& profile) {
   Profile copy = profile;  // `fields` serves both directions
   return Writer::to_json_of(copy);
@@ -209,7 +214,7 @@ Profile load_profile(const std::filesystem::path& path) {
     if (json.is_discarded()) fail("it is not JSON");
     Profile profile = profile_from_json(json);
     profile.timing.for_each([](const char* name, const Times& times) {
-      if (!is_possible(times)) fail("its {} time is {:g} us, which no run takes", name, times.median_us);
+      if (!is_possible(times)) fail("its {} time is {}, which no run takes", name, to_text(times));
     });
     return profile;
   } catch (const Error& error) {
