@@ -103,10 +103,12 @@ struct FakeCupti {
   static inline CUptiResult denied = CUPTI_SUCCESS;
   static inline CUpti_PmSampling_DecodeStopReason stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS;
   static inline bool enabled = false;
+  static inline std::size_t count = 3;
   static inline std::uint64_t interval = 0;
 
   static cupti::Library library() {
-    denied = CUPTI_SUCCESS, stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS, enabled = false;
+    denied = CUPTI_SUCCESS, stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS, enabled = false,
+    count = 3;
     constexpr CUptiResult ok = CUPTI_SUCCESS;
     cupti::Library fake{};
     fake.cuptiGetResultString = [](CUptiResult, const char** text) {
@@ -152,7 +154,7 @@ struct FakeCupti {
       return call->decodeStopReason = stop_reason, ok;
     };
     fake.cuptiPmSamplingGetCounterDataInfo = [](CUpti_PmSampling_GetCounterDataInfo_Params* call) {
-      return call->numCompletedSamples = 3, ok;
+      return call->numCompletedSamples = count, ok;
     };
     fake.cuptiPmSamplingCounterDataGetSampleInfo = [](CUpti_PmSampling_CounterData_GetSampleInfo_Params* call) {
       constexpr std::uint64_t kTimes[3][2] = {{7, 1010}, {1010, 1010}, {1010, 1020}};
@@ -189,6 +191,9 @@ TEST(Sampling, SaysWhyThereAreNone) {
   Sampler sampler(library, 0, 5000, 100);
   sampler.start();
   EXPECT_TRUE(contains(error_of([&] { sampler.stop(); }), "more samples came than CUPTI keeps"));
+  FakeCupti::stop_reason = CUPTI_PM_SAMPLING_DECODE_STOP_REASON_END_OF_RECORDS;
+  FakeCupti::count = 1;
+  EXPECT_TRUE(contains(error_of([&] { sampler.stop(); }), "no sample was taken")) << "but before the start";
 }
 
 TEST(Metrics, CsvFieldsSurvive) {
@@ -233,6 +238,8 @@ TEST(Ncu, RawPageByKernel) {
   EXPECT_DOUBLE_EQ(found[1].at("gpu__time_duration.sum"), 6784);
   EXPECT_TRUE(contains(error_of([] { parse_ncu_raw(kRaw, {"flash_attention"}); }), "ncu saw 0 of the 1 kernels"));
   EXPECT_TRUE(contains(error_of([] { parse_ncu_raw("==PROF== nothing\n", {"x"}); }), "holds no launch"));
+  EXPECT_TRUE(
+      contains(error_of([] { parse_ncu_raw("ID,Function Name\n,\n0,x\n", {"x"}); }), "no column 'Kernel Name'"));
 }
 
 TEST(Ncu, AdviceByEstimate) {
@@ -255,22 +262,23 @@ TEST(Ncu, SourceLinesAreMarked) {
 "Function Name","void hypermla::x<1>(float *)"
 "Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb",)csv"
                                       R"csv("stall_long_sb (Not Issued)"
-"2","  load();","-","-","97","50","1","96","300"
-"","","0x7f00","      LDG R1","97","50","1","96","300"
-"3","  sync();","-","-","3","10","3","0","0"
+"2","  load();","-","-","9,700","50","1","96","300"
+"","","0x7f00","      LDG R1","9,700","50","1","96","300"
+"3","  sync();","-","-","200","10","3","0","0"
 "File Path","/usr/include/cuda_tile.h"
 "Line No","Source","Address","Source","# Samples","Instructions Executed","stall_barrier","stall_long_sb",)csv"
                                       R"csv("stall_long_sb (Not Issued)"
-"9","x","-","-","1","1","1","0","0"
+"9","x","-","-","100","1","1","0","0"
 )csv");
   ASSERT_EQ(files.size(), 2u);
   ASSERT_EQ(files[0].lines.size(), 2u);
   EXPECT_EQ(files[0].lines[0].stall, "long_sb");
-  EXPECT_EQ(annotate_source("void x() {\n  load();\n  sync();\n}\n", files[0], "x"),
-            "// x: 100 samples of its warps. Columns: share of the samples, what they mostly wait for.\n"
+  EXPECT_EQ(total_samples(files), 10000) << "of the kernel, in whichever file";
+  EXPECT_EQ(annotate_source("void x() {\n  load();\n  sync();\n}\n", files[0], "x", total_samples(files)),
+            "// x: 10000 samples of its warps, 9900 of them here. Columns: share of all, what they mostly wait for.\n"
             "                                           | void x() {\n"
             ">>  97.0 % waits for global memory         |   load();\n"
-            "     3.0 % waits at a barrier              |   sync();\n"
+            "     2.0 % waits at a barrier              |   sync();\n"
             "                                           | }\n");
 }
 
@@ -431,6 +439,11 @@ esac
 // What the mode ncu leaves, by an ncu that answers each page in a line or two.
 TEST_F(OnAGpu, NcuLeavesItsReports) {
   dir.write("raw.csv", kRaw);
+  const std::string columns = "Line No,Source,# Samples,stall_wait\n";
+  dir.write("source.csv", "File Path,/b/kernels/a.cuh\n" + columns + "1,x,99,9\nFile Path,/b/kernels/b.cuh\n" +
+                              columns + "7,y,1,1\nFile Path,/b/kernels/c.cuh\n" + columns + "2,z,0,0\n");
+  for (const char* name : {"kernels/a.cuh", "kernels/b.cuh", "kernels/c.cuh"}) dir.write(name, "x\n");
+  tools.kernel_roots = {dir.path() / "kernels"};
   tools.ncu = dir.write_program("ncu", R"sh(#!/bin/sh
 case "$*" in
   *--version*) echo "Version 2025.3.1.0 (build 1)" ;;
@@ -441,7 +454,8 @@ case "$*" in
      echo '"ID","Kernel Name","Section Name","Rule Name","Rule Type","Rule Description","Estimated Speedup"'
      echo '"0","k","Occupancy","TheoreticalOccupancy","OPT","Few warps. More","63.56"' ;;
   *"--print-source sass"*) echo "counters per instruction" ;;
-  *"--page source"*) echo '"File Path","/usr/include/x.h"' ;;
+  *"--page source"*) cat ")sh" + (dir.path() / "source.csv").string() +
+                                           R"sh(" ;;
   *) while [ "$1" != -o ]; do shift; done; echo recorded > "$2.ncu-rep" ;;
 esac
 )sh")
@@ -450,11 +464,15 @@ esac
   EXPECT_EQ(result.profile.missing, "");
   EXPECT_EQ(read_file(result.directory / "report.ncu-rep"), "recorded\n");
   EXPECT_TRUE(contains(read_file(result.directory / "report-verbose.md"), "every section"));
-  EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "Few warps. (TheoreticalOccupancy, est. 64 %)"));
+  const std::string report = read_file(result.directory / "report.md");
+  EXPECT_TRUE(contains(report, "Few warps. (TheoreticalOccupancy, est. 64 %)"));
+  EXPECT_TRUE(contains(report, "| 1 | 99 % | fixed latency |") && contains(report, "| 7 | 1 % |")) << report;
   for (const char* kernel : {"flash_mla_split_kv", "flash_mla_split_kv_reduce"}) {
     const auto below = result.directory / kernel;
     EXPECT_TRUE(contains(read_file(below / "ncu-details.csv"), "TheoreticalOccupancy")) << kernel;
     EXPECT_EQ(read_file(below / "sass-metrics.csv"), "counters per instruction\n") << kernel;
+    EXPECT_TRUE(has(fmt::format("annotated-src/{}/a.cuh", kernel).c_str()));
+    EXPECT_FALSE(has(fmt::format("annotated-src/{}/c.cuh", kernel).c_str())) << "no sample is of it";
   }
 }
 
@@ -470,6 +488,14 @@ exit 1
     EXPECT_NE(result.profile.missing, "");
     EXPECT_TRUE(contains(read_file(result.directory / "report.md"), "ERR_NVGPUCTRPERM")) << profile_mode_name(mode);
   }
+}
+
+TEST_F(OnAGpu, AnErrorOfNcuWithoutAWordIsQuoted) {
+  tools.ncu = dir.write_program("ncu",
+                                "#!/bin/sh\n[ \"$1\" = --version ] && { echo Version 2; exit 0; }\n"
+                                "echo ==ERROR==\nexit 1\n")
+                  .string();
+  EXPECT_TRUE(contains(read_file(run(ProfileMode::ncu).directory / "report.md"), "ncu: ==ERROR=="));
 }
 
 TEST_F(OnAGpu, NsysWithoutAnyEngineKeepsTheTimes) {

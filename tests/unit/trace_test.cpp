@@ -40,10 +40,10 @@ Timeline example() {
   fill.kind = DeviceOperation::Kind::fill;
   fill.bytes = 2'000'000;
   timeline.operations.push_back(fill);
-  timeline.calls = {{"cuLaunchKernelEx", 990'000, 994'000, 42, 43, 1},
-                    {"cuLaunchKernelEx", 996'000, 998'000, 42, 43, 2},
-                    {"cuLaunchKernelEx", 998'500, 999'500, 42, 43, 3},
-                    {"cuCtxSynchronize", 999'600, 1'199'600, 42, 43, 9}};
+  timeline.calls = {{"cuLaunchKernelEx", 990'000, 994'000, 43, 1},
+                    {"cuLaunchKernelEx", 996'000, 998'000, 43, 2},
+                    {"cuLaunchKernelEx", 998'500, 999'500, 43, 3},
+                    {"cuCtxSynchronize", 999'600, 1'199'600, 43, 9}};
   timeline.ranges = {{"mla", 989'000, 999'550, 42, 43, {1, 2, 3}}};
   // Of 20 us; `latent` uses the tensor pipe in its second half only, and one lies across its end; `combine` works out
   // of the L2.
@@ -113,6 +113,25 @@ TEST(Timeline, GpuTraceHasTheColumnsOfNsysAndReadsBack) {
   again.operations = read;
   EXPECT_EQ(render_timeline(analyse(again)), render_timeline(analyse({timeline.operations, {}, {}, {}, {}})));
   EXPECT_TRUE(contains(error_of([] { parse_cuda_gpu_trace("a,b\n1,2\n"); }), "no column 'Start (ns)'"));
+}
+
+// nsys writes names in full, and operations too short for its clock; two of these at one time used to hang analyse().
+TEST(Timeline, GpuTraceOfNsys) {
+  const std::string columns = "Start (ns),Duration (ns),CorrId,GrdX,Bytes (MB),Strm,Name\n",
+                    fill = "2000,0,2,,0.0,7,[CUDA memset]\n";
+  const auto read = parse_cuda_gpu_trace(
+      columns + "1000,500,1,132,,7,\"void hypermla::cute::flash_mla<(hypermla::X)1, int>(const bf16 *, int)\"\n" +
+      fill + fill + "3000,9,3,,0.1,7,[CUDA memcpy Device-to-Device]\n");
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].name, "flash_mla");
+  EXPECT_EQ(read[1].name, "[CUDA memcpy Device-to-Device]");
+  for (const char* name : {"flash_mla", "hypermla::flash_mla", "void flash_mla<1>(int)", "flash_mla(a::b *)"})
+    EXPECT_EQ(stage_name(name), "flash_mla") << name;
+  for (const char* row : {"x,5,1,1,,7,k\n", "5,,1,1,,7,k\n", "5\n"})
+    EXPECT_TRUE(contains(error_of([&] { parse_cuda_gpu_trace(columns + row); }), "in row 1 of a report of nsys"))
+        << row;
+  EXPECT_TRUE(contains(error_of([] { parse_cuda_api_trace("Start (ns),Duration (ns),Name,CorrID\n1,-,x,1\n"); }),
+                       "'Duration (ns)' is '-'"));
 }
 
 TEST(Timeline, ApiSumIsSortedByTime) {

@@ -28,12 +28,8 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
 std::string readable(const char* symbol) {
   int status = 0;
   char* text = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
-  std::string name = status == 0 ? text : symbol;
+  const std::string name = stage_name(status == 0 ? text : symbol);
   std::free(text);
-  // "void hypermla::flash_attention<...>(...)": the arguments of the template say nothing in a timeline.
-  name = name.substr(0, name.find_first_of("<("));
-  if (const std::size_t space = name.rfind(' '); space != std::string::npos) name.erase(0, space + 1);
-  if (name.rfind("hypermla::", 0) == 0) name.erase(0, 10);
   return name;
 }
 
@@ -101,8 +97,8 @@ void add_record(ActivityLog& to, const CUpti_Activity* activity) {
       const char* name = nullptr;
       to.library->cuptiGetCallbackName(is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API,
                                        record.cbid, &name);
-      to.timeline.calls.push_back({name ? name : "unknown call", record.start, record.end, record.processId,
-                                   record.threadId, record.correlationId});
+      to.timeline.calls.push_back(
+          {name ? name : "unknown call", record.start, record.end, record.threadId, record.correlationId});
       return;
     }
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {

@@ -25,11 +25,16 @@ std::string complaint(const ProcessResult& result) {
   while (begin < all.size()) {
     const std::size_t end = std::min(all.find('\n', begin), all.size());
     const std::string line = all.substr(begin, end - begin);
-    if (line.find("==ERROR==") != std::string::npos) return line.substr(line.find("==ERROR==") + 10);
+    if (const std::size_t error = line.find("==ERROR== "); error != std::string::npos) return line.substr(error + 10);
     if (!line.empty()) last = line;
     begin = end + 1;
   }
   return last.empty() ? fmt::format("it ended with status {}", result.status) : last;
+}
+
+std::string without_thousands(std::string text) {
+  text.erase(std::remove(text.begin(), text.end(), ','), text.end());
+  return text;
 }
 
 }  // namespace
@@ -50,6 +55,8 @@ std::vector<std::map<std::string, double>> parse_ncu_raw(const std::string& csv,
   if (header + 2 >= rows.size()) fail("ncu's raw page holds no launch; was the kernel run?");
   const auto& names = rows[header];
   const auto kernel_column = std::find(names.begin(), names.end(), "Kernel Name") - names.begin();
+  if (std::size_t(kernel_column) == names.size())
+    fail("ncu's raw page has no column 'Kernel Name'; this version of ncu is not known here");
   std::vector<std::map<std::string, double>> result;
   for (std::size_t i = header + 2; i < rows.size() && result.size() < kernels.size(); ++i) {
     const auto& row = rows[i];
@@ -57,8 +64,7 @@ std::vector<std::map<std::string, double>> parse_ncu_raw(const std::string& csv,
       continue;
     std::map<std::string, double> values;
     for (std::size_t column = 0; column < row.size(); ++column) {
-      std::string text = row[column];
-      text.erase(std::remove(text.begin(), text.end(), ','), text.end());  // thousands
+      const std::string text = without_thousands(row[column]);
       char* end = nullptr;
       const double value = std::strtod(text.c_str(), &end);
       if (!text.empty() && *end == '\0') values[names[column]] = value;
@@ -117,7 +123,7 @@ std::vector<SourceSamples> parse_ncu_source(const std::string& csv) {
       line.number = std::atoi(row[0].c_str());
       double most = 0;
       for (std::size_t i = 1; i < row.size(); ++i) {
-        const double value = std::strtod(row[i].c_str(), nullptr);
+        const double value = std::strtod(without_thousands(row[i]).c_str(), nullptr);
         if (names[i] == "# Samples") line.samples = value;
         if (names[i] == "Instructions Executed") line.instructions = value;
         if (names[i].rfind("stall_", 0) == 0 && names[i].find(' ') == std::string::npos && value > most) {
@@ -160,16 +166,17 @@ std::string stall_text(const std::string& stall) {
   return found == stall_words().end() ? stall : found->second;
 }
 
-double total_samples(const SourceSamples& samples) {
+}  // namespace
+
+double total_samples(const std::vector<SourceSamples>& files) {
   double total = 0;
-  for (const auto& line : samples.lines) total += line.samples;
+  for (const SourceSamples& file : files)
+    for (const auto& line : file.lines) total += line.samples;
   return total;
 }
 
-}  // namespace
-
-std::string annotate_source(const std::string& source, const SourceSamples& samples, const std::string& kernel) {
-  const double total = total_samples(samples);
+std::string annotate_source(const std::string& source, const SourceSamples& samples, const std::string& kernel,
+                            double total) {
   std::map<int, SourceSamples::Line> lines;
   for (const auto& line : samples.lines) {
     auto& sum = lines[line.number];
@@ -178,7 +185,8 @@ std::string annotate_source(const std::string& source, const SourceSamples& samp
     sum.instructions += line.instructions;
   }
   std::string text = fmt::format(
-      "// {}: {:.0f} samples of its warps. Columns: share of the samples, what they mostly wait for.\n", kernel, total);
+      "// {}: {:.0f} samples of its warps, {:.0f} of them here. Columns: share of all, what they mostly wait for.\n",
+      kernel, total, total_samples({samples}));
   int number = 0;
   for (std::size_t begin = 0; begin < source.size();) {
     const std::size_t end = std::min(source.find('\n', begin), source.size());
@@ -266,19 +274,22 @@ std::string kernel_artifacts(const Frame& frame, const fs::path& report, const s
                         advice.gain_percent ? fmt::format(", est. {:.0f} %", *advice.gain_percent) : "");
   }
   if (shown == 0) text += "NVIDIA's rules have no advice.\n";
-  for (const SourceSamples& samples :
-       parse_ncu_source(export_page({"source", "--csv", "--print-source", "cuda,sass"}))) {
+  const std::vector<SourceSamples> files =
+      parse_ncu_source(export_page({"source", "--csv", "--print-source", "cuda,sass"}));
+  const double total = total_samples(files);
+  for (const SourceSamples& samples : files) {
     const fs::path file = own_source(tools.kernel_roots, samples.path);
-    if (file.empty()) continue;
+    if (file.empty() || total_samples({samples}) == 0) continue;
     const std::string source = read_file(file);
-    frame.write("annotated-src/" + kernel + "/" + file.filename().string(), annotate_source(source, samples, kernel));
+    frame.write("annotated-src/" + kernel + "/" + file.filename().string(),
+                annotate_source(source, samples, kernel, total));
     auto lines = samples.lines;
     std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.samples > b.samples; });
-    text += fmt::format("\n| line of {} | samples | mostly |\n|---|---|---|\n", file.filename().string());
+    text += fmt::format("\n| line of {} | of all samples | mostly |\n|---|---|---|\n", file.filename().string());
     for (std::size_t i = 0; i < std::min<std::size_t>(lines.size(), 5); ++i)
       if (lines[i].samples > 0)
-        text += fmt::format("| {} | {:.0f} % | {} |\n", lines[i].number,
-                            100 * lines[i].samples / total_samples(samples), stall_text(lines[i].stall));
+        text += fmt::format("| {} | {:.0f} % | {} |\n", lines[i].number, 100 * lines[i].samples / total,
+                            stall_text(lines[i].stall));
   }
   return text + "\n";
 }

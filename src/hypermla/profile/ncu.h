@@ -42,8 +42,11 @@ struct SourceSamples {
   std::vector<Line> lines;  // those that instructions come from
 };
 std::vector<SourceSamples> parse_ncu_source(const std::string& csv);
+double total_samples(const std::vector<SourceSamples>& files);
 
-// The source with the share of samples, the main reason to wait and a mark (>>) on every line with 5 % or more. Pure.
-std::string annotate_source(const std::string& source, const SourceSamples& samples, const std::string& kernel);
+// The source with the share of `total`, the samples of all files of the kernel, the main reason to wait and a mark (>>)
+// on every line with 5 % or more. Pure.
+std::string annotate_source(const std::string& source, const SourceSamples& samples, const std::string& kernel,
+                            double total);
 
 }  // namespace hypermla

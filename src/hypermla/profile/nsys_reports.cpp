@@ -32,8 +32,16 @@ class Table {
     const auto& fields = rows_[row + 1];
     return column != columns_.end() && column->second < fields.size() ? fields[column->second] : std::string();
   }
+  // 0 where there is no such field, as in a copy of a kernel's.
   std::uint64_t number(std::size_t row, const char* name) const {
     return std::strtoull(text(row, name).c_str(), nullptr, 10);
+  }
+  // What every row has.
+  std::uint64_t time(std::size_t row, const char* name) const {
+    const std::string digits = text(row, name);
+    if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos)
+      fail("'{}' is '{}' in row {} of a report of nsys, and no number; profile again", name, digits, row + 1);
+    return number(row, name);
   }
   // Megabytes as bytes.
   std::uint64_t bytes(std::size_t row, const char* name) const {
@@ -46,6 +54,11 @@ class Table {
 };
 
 }  // namespace
+
+std::string stage_name(std::string kernel) {
+  kernel.resize(std::min(kernel.size(), kernel.find_first_of("<(")));  // arguments of a template say nothing
+  return kernel.substr(kernel.find_last_of(" :") + 1);
+}
 
 std::string cuda_gpu_trace_csv(const Timeline& timeline) {
   std::string text =
@@ -75,8 +88,9 @@ std::vector<DeviceOperation> parse_cuda_gpu_trace(const std::string& csv) {
     auto number = [&](const char* name) { return int(table.number(row, name)); };
     DeviceOperation operation;
     operation.name = table.text(row, "Name");
-    operation.start = table.number(row, "Start (ns)");
-    operation.end = operation.start + table.number(row, "Duration (ns)");
+    operation.start = table.time(row, "Start (ns)");
+    operation.end = operation.start + table.time(row, "Duration (ns)");
+    if (operation.end == operation.start) continue;
     operation.correlation = std::uint32_t(table.number(row, "CorrId"));
     operation.device = std::uint32_t(table.number(row, "Device"));
     operation.context = std::uint32_t(table.number(row, "Ctx"));
@@ -84,6 +98,7 @@ std::vector<DeviceOperation> parse_cuda_gpu_trace(const std::string& csv) {
     operation.kind = !table.text(row, "GrdX").empty()                     ? Kind::kernel
                      : operation.name.find("memset") != std::string::npos ? Kind::fill
                                                                           : Kind::copy;
+    if (operation.kind == Kind::kernel) operation.name = stage_name(operation.name);
     operation.bytes = table.bytes(row, "Bytes (MB)");
     const char* const grid[] = {"GrdX", "GrdY", "GrdZ"};
     const char* const block[] = {"BlkX", "BlkY", "BlkZ"};
@@ -103,10 +118,9 @@ std::vector<DriverCall> parse_cuda_api_trace(const std::string& csv) {
   const Table table(csv, "cuda_api_trace", {"Start (ns)", "Duration (ns)", "Name", "CorrID"});
   std::vector<DriverCall> calls;
   for (std::size_t row = 0; row < table.size(); ++row) {
-    const std::uint64_t start = table.number(row, "Start (ns)");
-    calls.push_back({table.text(row, "Name"), start, start + table.number(row, "Duration (ns)"),
-                     std::uint32_t(table.number(row, "Pid")), std::uint32_t(table.number(row, "Tid")),
-                     std::uint32_t(table.number(row, "CorrID"))});
+    const std::uint64_t start = table.time(row, "Start (ns)");
+    calls.push_back({table.text(row, "Name"), start, start + table.time(row, "Duration (ns)"),
+                     std::uint32_t(table.number(row, "Tid")), std::uint32_t(table.number(row, "CorrID"))});
   }
   return calls;
 }

@@ -117,6 +117,7 @@ std::vector<CounterSample> Sampler::stop() {
     const std::vector<double> values = host_->evaluate(data_, i, names_);
     samples.push_back({info.startTimestamp, info.endTimestamp, values[0], values[1]});
   }
+  if (samples.empty()) fail("no sample was taken while the kernels ran");
   return samples;
 }
 

@@ -23,7 +23,7 @@ struct DeviceOperation {
 struct DriverCall {
   std::string name;
   std::uint64_t start = 0, end = 0;
-  std::uint32_t process = 0, thread = 0, correlation = 0;
+  std::uint32_t thread = 0, correlation = 0;
 };
 
 // A stage, as the host entered and left it.
@@ -50,12 +50,15 @@ struct Timeline {
 
 inline double microseconds(std::uint64_t nanoseconds) { return double(nanoseconds) * 1e-3; }
 std::vector<const DeviceOperation*> by_start(const Timeline& timeline);
+// What a stage is called, of its kernel's demangled name: "flash_mla" of "void hypermla::cute::flash_mla<...>(...)".
+std::string stage_name(std::string kernel);
 
 // The reports of `nsys stats` under its own column names, so that scripts read either.
 std::string cuda_gpu_trace_csv(const Timeline& timeline);
 std::string cuda_api_sum_csv(const Timeline& timeline);
 std::string nvtx_gpu_proj_trace_csv(const Timeline& timeline);
-// The operations of a cuda_gpu_trace report, ours or nsys'.
+// The operations of a cuda_gpu_trace report, ours or nsys', without those that took no time. Throws Error where a time
+// is no number.
 std::vector<DeviceOperation> parse_cuda_gpu_trace(const std::string& csv);
 // The calls of nsys' cuda_api_trace report.
 std::vector<DriverCall> parse_cuda_api_trace(const std::string& csv);
