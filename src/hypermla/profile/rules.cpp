@@ -14,13 +14,18 @@ constexpr int kRulesSchema = 1;
 
 }  // namespace
 
-Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, const char* name) try {
-  Rule rule{json.at(name), json.at("why"), {}};
+Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, bool is_class) try {
+  const std::set<std::string> known = signal_names();
+  Rule rule{json.at(is_class ? "class" : "name"), json.at("why"), {}};
   for (const Json& when : json.at("when")) {
-    const Judgement judgement{{when.at(0), when.at(1), when.at(2)}, when.at(3)};
-    if (const std::string& op = judgement.condition.op; op != "<" && op != ">=")
-      fail("{}: '{}' compares with '{}'; use < or >=", file, rule.name, op);
+    Judgement judgement{{when.at(0), when.at(1), when.at(2)}};
+    if (is_class) judgement.margin = when.at(3);
+    const auto& [signal, op, value] = judgement.condition;
+    if (op != "<" && op != ">=") fail("{}: '{}' compares with '{}'; use < or >=", file, rule.name, op);
     if (!(judgement.margin > 0)) fail("{}: '{}' has a margin that is not positive", file, rule.name);
+    if (!known.count(signal))
+      fail("{}: '{}' reads the signal '{}', which no profile has; did you mean '{}'?", file, rule.name, signal,
+           nearest(signal, {known.begin(), known.end()}));
     rule.when.push_back(judgement);
   }
   if (rule.when.empty()) fail("{}: '{}' has no condition", file, rule.name);
@@ -33,13 +38,14 @@ Rules Rules::parse(const Json& json, const std::string& name) try {
   if (json.value("schema", 0) != kRulesSchema)
     fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
   Rules rules;
-  auto parse_all = [&](const char* list, const char* rule_name) {
+  auto parse_all = [&](const char* list, bool classes) {
+    if (!json.contains(list) || !json[list].is_array()) fail("{} has no list '{}'", name, list);
     std::vector<Rule> parsed;
-    for (const Json& rule : json.value(list, Json::array())) parsed.push_back(parse_rule(rule, name, rule_name));
+    for (const Json& rule : json[list]) parsed.push_back(parse_rule(rule, name, classes));
     return parsed;
   };
-  rules.classes_ = parse_all("classes", "class");
-  rules.issues_ = parse_all("issues", "name");
+  rules.classes_ = parse_all("classes", true);
+  rules.issues_ = parse_all("issues", false);
   return rules;
 } catch (const Json::exception&) {
   fail("{} is not a file of profile rules; restore it from the repository", name);
@@ -59,15 +65,17 @@ Bottleneck Rules::classify(const Signals& signals) const {
   for (const Rule& rule : classes_) {
     if (!rule.holds(signals)) continue;
     double distance = HUGE_VAL;
+    bool counted = true;  // times and costs are no evidence of what a kernel waits for
     Bottleneck found{.kind = rule.name, .why = rule.why};
     for (const auto& [condition, margin] : rule.when) {
+      if (condition.signal.rfind("achieved_", 0) == 0) counted = false;
       distance = std::min(distance, std::abs(signals.at(condition.signal) - condition.value) / margin);
       found.evidence.push_back(condition.describe(signals));
     }
-    found.confidence = distance >= 1 ? "high" : distance >= 0.4 ? "medium" : "low";
+    found.confidence = distance >= 1 && counted ? "high" : distance >= 0.4 ? "medium" : "low";
     return found;
   }
-  return {.kind = "unknown", .confidence = "low", .why = "no rule applies to what was measured"};
+  return {.kind = "unknown", .confidence = "low", .why = "No rule applies to what was measured."};
 }
 
 std::vector<Issue> Rules::issues(const Signals& signals) const {
@@ -75,14 +83,6 @@ std::vector<Issue> Rules::issues(const Signals& signals) const {
   for (const Rule& rule : issues_)
     if (rule.holds(signals)) all.push_back({rule.name, rule.when.front().condition.describe(signals), rule.why});
   return all;
-}
-
-std::vector<std::string> Rules::signals() const {
-  std::set<std::string> names;
-  for (const auto* rules : {&classes_, &issues_})
-    for (const Rule& rule : *rules)
-      for (const Judgement& one : rule.when) names.insert(one.condition.signal);
-  return {names.begin(), names.end()};
 }
 
 std::vector<CardMatch> match_cards(const Profile& profile, const ProfileStage& stage, const Cards& cards) {

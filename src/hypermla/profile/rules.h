@@ -5,9 +5,9 @@
 //   classes   in order; the first whose conditions all hold names the bottleneck
 //   issues    all whose conditions hold: what stands out, in any class
 //
-// A condition is [signal, operator, value, margin]. One whose signal is missing does not hold. The confidence of a
-// class is how far the weakest of its conditions is from tipping over, in units of `margin`: high from 1, medium
-// from 0.4, else low.
+// A condition is [signal, operator, value], of a class [signal, operator, value, margin]. One whose signal is missing
+// does not hold. The confidence of a class is how far the weakest of its conditions is from tipping over, in units of
+// `margin`: high from 1, but not by time and cost alone; medium from 0.4, else low.
 #pragma once
 
 #include <filesystem>
@@ -28,8 +28,6 @@ class Rules {
   Bottleneck classify(const Signals& signals) const;
   // In the order of the file.
   std::vector<Issue> issues(const Signals& signals) const;
-  // All signals that some rule reads.
-  std::vector<std::string> signals() const;
 
  private:
   struct Judgement {
@@ -41,7 +39,7 @@ class Rules {
     std::vector<Judgement> when;
     bool holds(const Signals& signals) const;
   };
-  static Rule parse_rule(const Json& rule, const std::string& file, const char* name);
+  static Rule parse_rule(const Json& rule, const std::string& file, bool is_class);
 
   std::vector<Rule> classes_, issues_;
 };
