@@ -45,7 +45,7 @@ struct Logs {
   std::filesystem::path add(const DevlogTexts& texts = kTexts, bool with_baseline = true) {
     return add_devlog_entry(dir.path(), kVersion, texts, run, with_baseline ? std::optional(before) : std::nullopt);
   }
-  std::vector<std::string> lint() const { return lint_devlogs(dir.path(), {kVersion}); }
+  std::vector<std::string> lint() const { return lint_devlogs(dir.path(), {kVersion}, shipped_rules()); }
   TempDir dir;
   DevlogRun run{recorded(), ""}, before{recorded(), ""};
 };
@@ -91,6 +91,16 @@ TEST(Devlog, FiguresThatNoProfileHoldsAreRefused) {
   EXPECT_EQ(refusal("Tiles of 64 rows, s = 16, 3 stages."), "") << "no figures of a measurement";
   EXPECT_TRUE(contains(refusal("It takes 12.3 us."), "--insight says '12.3 us', which no profile of this entry holds"));
   EXPECT_TRUE(contains(refusal("It takes 12.3us."), "12.3us"));
+  const double burst = profile.timing.burst.median_us;
+  for (const char* unit : {"\u00b5s", "\u03bcs", " microseconds"})
+    EXPECT_EQ(refusal(fmt::format("{:.1f}{}", burst, unit)), "") << unit;
+  EXPECT_EQ(refusal(fmt::format("{:.7f} s, {},{:03} ns", burst / 1e6, int(std::lround(burst * 1e3)) / 1000,
+                                int(std::lround(burst * 1e3)) % 1000)),
+            "");
+  EXPECT_EQ(refusal("20 percent less, 1.25\u00d7, 1.25 times; at b=32 s=16 t = 4096 s = 1, 3 streams"), "");
+  for (const char* wrong : {"12.3 \u00b5s", "12.3 microseconds", "12 ns", "77 s", "77 percent", "7.7 times",
+                            "7.7\u00d7", "7777 TFLOPS", "1,777.5 us", "77 seconds"})
+    EXPECT_TRUE(contains(refusal(wrong), fmt::format("says '{}', which no profile", wrong))) << refusal(wrong);
   EXPECT_TRUE(contains(refusal("It is 1.25x.", false), "which no profile of this entry holds"));
   EXPECT_NE(refusal(fmt::format("{:.2f} us", profile.timing.burst.median_us + 0.01)), "") << "all digits count";
   const DevlogTexts invented = {"Less.", "It was to take 777 us.", "None."};
@@ -124,6 +134,9 @@ TEST(Devlog, LintFindsWhatIsWrong) {
     EXPECT_TRUE(contains(logs.lint()[0], expected)) << logs.lint()[0];
   };
   finds("| TFLOP/s | ", "| TFLOP/s | 9", "its measured half is not that of results/run.json");
+  finds("- Bottleneck: latency-bound", "- Bottleneck: compute-bound", "its measured half is not");
+  finds("- Insight:", "- Bottleneck: compute-bound\n- Insight:", "its measured half is not");
+  finds("- Insight:", "\n| metric | value | before | change |\n\n- Insight:", "its measured half is not");
   finds("../../results/run.json", "../../results/gone.json", "gone.json");
   finds("- Insight: The merge is short.", "", "'Insight' is missing");
   finds("kernels/cutile/mla/flash_mla_split_kv/", "kernels/cute/mla/flash_mla_split_kv/",
@@ -148,7 +161,7 @@ TEST(Devlog, AnEntryWithoutAProfileSaysWhy) {
         fmt::format("# x\n\n## Version v0 of {}\n\n- Location: `{}`\n- Changed: a\n- Why: b\n- Measured: {}\n{}"
                     "- Insight: c\n",
                     kVersion.kernel, kVersion.directory, measured, more));
-    const auto problems = lint_devlogs(logs.dir.path(), {version});
+    const auto problems = lint_devlogs(logs.dir.path(), {version}, shipped_rules());
     EXPECT_LE(problems.size(), 1u);
     return problems.empty() ? "" : problems[0];
   };
@@ -175,7 +188,7 @@ TEST(Devlog, OnlyADraftMayKeepItsProfileElsewhere) {
   const auto path = logs.add(kTexts, false);
   DevlogVersion version = kVersion;
   version.draft = true;
-  EXPECT_EQ(lint_devlogs(logs.dir.path(), {version}), (std::vector<std::string>{}));
+  EXPECT_EQ(lint_devlogs(logs.dir.path(), {version}, shipped_rules()), (std::vector<std::string>{}));
   ASSERT_EQ(logs.lint().size(), 1u);
   EXPECT_TRUE(contains(logs.lint()[0], "it has no profile"));
   // A link is all that has to be written by hand.
@@ -221,6 +234,36 @@ TEST(Devlog, FiguresFollowTheRecord) {
   EXPECT_TRUE(contains(after, "- Bottleneck: latency-bound"));
   EXPECT_EQ(after.substr(0, after.find("- Measured")), before.substr(0, before.find("- Measured")));
   EXPECT_EQ(after.substr(after.find("- Insight")), before.substr(before.find("- Insight")));
+}
+
+// Where people add items between those of the tool, or wrap lines as another system does, they keep them.
+TEST(Devlog, WhatPeopleWroteStays) {
+  Logs logs;
+  const auto path = logs.add();
+  std::string text = read_file(path);
+  const std::string first = "- Roofline: 99.\n  And a second line.\n\n| what | is |\n|---|---|\n| a | b |\n",
+                    second = "- Clocks: as found.\n\n```\n## No heading\n- Insight: none\n```\n";
+  text.insert(text.find("- Bottleneck:"), first + "\n");
+  text.insert(text.find("- Insight:"), second);
+  write_file_atomic(path, text);
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  Times& burst = logs.run.profile.timing.burst;
+  burst.low_us = burst.median_us = burst.high_us = 12345.6;
+  write_file_atomic(logs.run.path, to_json(logs.run.profile).dump());
+  EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()), (std::vector<std::string>{kVersion.kernel}));
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  const std::string after = read_file(path);
+  EXPECT_TRUE(contains(after, first + "\n" + second + "- Insight: The merge is short.\n")) << after;
+  std::string other_ends;
+  for (const char letter : after) other_ends += letter == '\n' ? std::string("\r\n") : std::string(1, letter);
+  write_file_atomic(path, other_ends);
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+}
+
+TEST(Devlog, ARateOfZeroHasNoChange) {
+  Logs logs;
+  logs.before.profile.timing.burst.gbps = 0;
+  EXPECT_TRUE(contains(read_file(logs.add()), "| 0.00 | - |\n"));
 }
 
 // What stands behind an entry is none of it, whatever the entry lacks; and one that is wrong stops no other.

@@ -101,18 +101,20 @@ int devlog_lint(const Words& words) {
       "that link no profile and do not say why.\n"
       "Exit status: 0 when nothing is wrong, else 1.\n",
       "hypermla devlog lint");
-  app.add_flag("--fix", fix, "first write the figures anew of entries whose profiles were linked or measured again");
+  app.add_flag("--fix", fix,
+               "first write the figures anew of entries whose profiles were linked, measured or judged again");
   app.add_option("--root", root, "a checkout whose docs/log is meant (default: where this program's sources are)");
   if (!parse(app, words)) return 0;
   const Environment environment = Environment::detect();
+  const Rules rules = Rules::load(environment.profile_tools.rules);
   std::size_t versions = 0;
   bool right = true;
   for (const Project& project : projects(environment, root)) {
     if (fix)
-      for (const std::string& kernel : refresh_devlogs(project.root, Rules::load(environment.profile_tools.rules)))
+      for (const std::string& kernel : refresh_devlogs(project.root, rules))
         fmt::print("{}: figures written anew; read its insight again\n", kernel);
     const bool own = project.root == environment.own_kernels.parent_path();
-    for (const std::string& problem : lint_devlogs(project.root, project.versions)) {
+    for (const std::string& problem : lint_devlogs(project.root, project.versions, rules)) {
       fmt::print("{}{}\n", own ? (project.root / "").string() : "", problem);
       right = false;
     }

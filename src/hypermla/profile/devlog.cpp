@@ -115,7 +115,7 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double value = values[i].value, old = baseline ? before[i].value : std::nan("");
     std::string change = "-";
-    if (std::isfinite(value) && std::isfinite(old))
+    if (std::isfinite(value) && std::isfinite(old) && (values[i].points || old != 0))
       change = values[i].points ? fmt::format("{:+.1f} points", value - old)
                                 : fmt::format("{:+.1f} %", 100 * (value / old - 1));
     text += fmt::format("| {} | {} | {} | {} |\n", values[i].name,
@@ -191,13 +191,28 @@ void require_held(const std::string& what, const std::string& text, Figures held
   for (const auto& [large, small] : {std::pair{"ms", "us"}, {"TB/s", "GB/s"}, {"GHz", "MHz"}})
     for (const double value : held[small]) held[large].push_back(value / 1000);
   for (const double value : held["J"]) held["mJ"].push_back(value * 1000);
+  for (const double value : held["us"]) {
+    held["ns"].push_back(value * 1000);
+    held["s"].push_back(value / 1e6);
+  }
 
-  // "128 x 256" are dimensions.
-  const Pattern figure(R"((\d+(?:\.(\d+))?)\s*(us|ms|%|x(?!\s*\d)|TFLOP/s|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\w/]))");
+  // "128 x 256" are dimensions, and "b=32 s=16" a problem.
+  const Pattern figure(
+      "(\\d+(?:,\\d{3})*(?:\\.(\\d+))?)\\s*"
+      "(ns|nanoseconds?|us|\u00b5s|\u03bcs|microseconds?|ms|milliseconds?|s|seconds?|%|percent|"
+      "(?:x|\u00d7|times)(?!\\s*\\d)|TFLOP/s|TFLOPS|TFLOPs|GB/s|TB/s|W|MHz|GHz|J|mJ)(?![\\w/]|\\s*=)");
+  const std::map<std::string, std::string> same = {
+      {"nanosecond", "ns"},  {"nanoseconds", "ns"},  {"\u00b5s", "us"},     {"\u03bcs", "us"},
+      {"microsecond", "us"}, {"microseconds", "us"}, {"millisecond", "ms"}, {"milliseconds", "ms"},
+      {"second", "s"},       {"seconds", "s"},       {"percent", "%"},      {"\u00d7", "x"},
+      {"times", "x"},        {"TFLOPS", "TFLOP/s"},  {"TFLOPs", "TFLOP/s"}};
   for (const auto& [at, said] : figure.search_all(text)) {
-    const double value = std::strtod(std::string(said[1]).c_str(), nullptr);  // too many digits: infinite
+    std::string number = said[1];
+    number.erase(std::remove(number.begin(), number.end(), ','), number.end());  // thousands
+    const double value = std::strtod(number.c_str(), nullptr);                   // too many digits: infinite
     const double step = std::pow(10.0, -double(said[2].length()));
-    const std::string unit = said[3];
+    const auto spelling = same.find(said[3]);
+    const std::string unit = spelling == same.end() ? said[3] : spelling->second;
     const std::vector<double>& all = held[unit];
     auto distance = [&](double one) { return std::abs(std::abs(one) - value); };
     const auto nearest_one =
@@ -231,9 +246,27 @@ struct Entry {
   }
 };
 
+// A log whose lines end as Unix' do; and the same with blanks for its fenced blocks, whose lines are no headings.
+std::string read_log(const fs::path& path) {
+  std::string log = read_file(path);
+  for (std::size_t at = 0; (at = log.find("\r\n", at)) != std::string::npos;) log.erase(at, 1);
+  return log;
+}
+std::string without_fences(std::string log) {
+  bool fenced = false;
+  for (std::size_t begin = 0; begin < log.size();) {
+    const std::size_t end = std::min(log.find('\n', begin), log.size());
+    const bool fence = log.compare(begin, 3, "```") == 0;
+    if (fence || fenced) std::fill(log.begin() + std::ptrdiff_t(begin), log.begin() + std::ptrdiff_t(end), ' ');
+    fenced ^= fence;
+    begin = end + 1;
+  }
+  return log;
+}
+
 std::vector<Entry> entries_of(const std::string& log) {
   std::vector<Entry> entries;
-  std::istringstream lines(log);
+  std::istringstream lines(without_fences(log));
   const Pattern heading(R"(## Version (v\d+) of (\S+))");
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {
@@ -282,12 +315,12 @@ fs::path linked_profile(const fs::path& root, const std::string& field) {
   return files.empty() ? fs::path() : files.front();
 }
 
-// The profiles that an entry links, not judged; nothing where it links none.
+// The profiles that an entry links, judged; nothing where it links none.
 struct Linked {
   DevlogRun run;
   std::optional<DevlogRun> baseline;
 };
-std::optional<Linked> linked_by(const fs::path& root, const Entry& entry) {
+std::optional<Linked> linked_by(const fs::path& root, const Entry& entry, const Rules& rules) {
   const fs::path run = linked_profile(root, entry.field("Measured"));
   if (run.empty()) return std::nullopt;
   const fs::path before = linked_profile(root, entry.field("Baseline"));
@@ -297,11 +330,21 @@ std::optional<Linked> linked_by(const fs::path& root, const Entry& entry) {
     fail("{} is a profile of {}; link one of {}", run.lexically_relative(root).string(), linked.run.profile.kernel,
          entry.kernel);
   if (linked.baseline) compare_profiles(linked.baseline->profile, linked.run.profile);  // of one problem, or a sentence
+  assess(linked.run.profile, rules, Cards());
   return linked;
 }
 
-bool has_figures_of(const fs::path& root, const Entry& entry, const Linked& linked) {
-  return entry.text.find(measured_half(root, linked.run, linked.baseline)) != std::string::npos;
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++found;
+  return found;
+}
+
+// Whether all that the tool writes stands there, and nothing that looks like it.
+bool is_of(const fs::path& root, const Entry& entry, const Linked& linked) {
+  return count(entry.text, measured_half(root, linked.run, linked.baseline)) == 1 && count(entry.text, kTable) == 1 &&
+         count("\n" + entry.text, "\n" + judgement(linked.run.profile)) == 1 &&
+         count("\n" + entry.text, "\n- Bottleneck:") == 1;
 }
 
 // What an entry without a profile lacks: a reason, or records that hold its figures. Throws Error naming it.
@@ -327,6 +370,22 @@ void require_exception(const fs::path& root, const Entry& entry, const DevlogVer
       held[unit].insert(held[unit].end(), values.begin(), values.end());
   }
   require_held("'Measured'", measured, held, "record");
+}
+
+// What stands between "Measured" and "Insight" beside what the tool writes there: its items, which a line that says why
+// there is no profile gives way to, and its table.
+std::string written_by_people(const std::string& part) {
+  const Pattern made("- (Measured|Baseline|Bottleneck|Not profiled):.*");
+  std::istringstream lines(part);
+  std::string kept;
+  bool in_item = false, in_table = false;
+  for (std::string line; std::getline(lines, line);) {
+    in_item = made.match(line) || (in_item && line.rfind("  ", 0) == 0);
+    in_table = line == kTable || (in_table && line.rfind("|", 0) == 0);
+    if (!in_item && !in_table && !(line.empty() && (kept.empty() || kept.ends_with("\n\n")))) kept += line + "\n";
+  }
+  while (kept.ends_with("\n\n")) kept.pop_back();
+  return kept;
 }
 
 }  // namespace
@@ -358,7 +417,7 @@ fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, co
   const FileDescriptor lock = lock_directory(path.parent_path());  // of two entries at once none is lost
   sweep_scratch(path.parent_path());
   for (const fs::path& log : logs_of(root))
-    for (const Entry& entry : entries_of(read_file(log)))
+    for (const Entry& entry : entries_of(read_log(log)))
       if (entry.kernel == version.kernel)
         fail("{} has an entry of {} already; edit its texts there", log.string(), version.kernel);
 
@@ -372,11 +431,12 @@ fs::path add_devlog_entry(const fs::path& root, const DevlogVersion& version, co
   return path;
 }
 
-std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<DevlogVersion>& versions) {
+std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<DevlogVersion>& versions,
+                                      const Rules& rules) {
   std::vector<std::string> problems;
   std::map<std::string, std::string> seen;  // kernel: its log
   for (const fs::path& log : logs_of(root)) {
-    for (const Entry& entry : entries_of(read_file(log))) {
+    for (const Entry& entry : entries_of(read_log(log))) {
       auto say = [&](const std::string& what) {
         problems.push_back(fmt::format("{}: the entry of {} {}: {}", log.lexically_relative(root).string(),
                                        entry.kernel, entry.version, what));
@@ -394,10 +454,10 @@ std::vector<std::string> lint_devlogs(const fs::path& root, const std::vector<De
       if (const std::string place = entry.field("Location"); !place.empty() && place != "`" + version->directory + "`")
         say("its location is " + version->directory);
       try {
-        const auto linked = linked_by(root, entry);
+        const auto linked = linked_by(root, entry, rules);
         if (!linked && !entry.field("Measured").empty()) require_exception(root, entry, *version);
-        if (linked && !has_figures_of(root, entry, *linked))
-          say(fmt::format("its measured half is not that of {}; `hypermla devlog lint --fix` writes it",
+        if (linked && !is_of(root, entry, *linked))
+          say(fmt::format("its measured half is not that of {}, once; `hypermla devlog lint --fix` writes it",
                           linked->run.path.lexically_relative(root).string()));
       } catch (const Error& error) {
         say(error.what());
@@ -418,19 +478,19 @@ std::vector<std::string> refresh_devlogs(const fs::path& root, const Rules& rule
   if (logs.empty()) return kernels;
   const FileDescriptor lock = lock_directory(logs.front().parent_path());
   for (const fs::path& log : logs) {
-    const std::string old = read_file(log);
+    const std::string old = read_log(log);
     std::string text = old;
     for (const Entry& entry : entries_of(old)) try {
-        auto linked = linked_by(root, entry);
-        if (!linked || has_figures_of(root, entry, *linked)) continue;
-        assess(linked->run.profile, rules, Cards());
-        // What people wrote stands before "Measured" and from "Insight" on.
-        const std::size_t heading = text.find(fmt::format("## Version {} of {}\n", entry.version, entry.kernel));
-        const std::size_t next = std::min(text.find("\n# ", heading), text.find("\n## ", heading));
-        const std::size_t begin = text.find("- Measured:", heading), end = text.find("- Insight:", heading);
-        if (end >= next || end < begin) continue;  // lint says what is missing
-        text.replace(begin, end - begin,
-                     measured_half(root, linked->run, linked->baseline) + judgement(linked->run.profile));
+        const auto linked = linked_by(root, entry, rules);
+        if (!linked || is_of(root, entry, *linked)) continue;
+        const std::string plain = without_fences(text);
+        const std::size_t heading = plain.find(fmt::format("## Version {} of {}\n", entry.version, entry.kernel));
+        const std::size_t next = std::min(plain.find("\n# ", heading), plain.find("\n## ", heading));
+        const std::size_t begin = plain.find("\n- Measured:", heading) + 1,
+                          end = plain.find("\n- Insight:", heading) + 1;
+        if (begin == 0 || end == 0 || end >= next || end < begin) continue;  // lint says what is missing
+        const std::string made = measured_half(root, linked->run, linked->baseline) + judgement(linked->run.profile);
+        text.replace(begin, end - begin, made + written_by_people(text.substr(begin, end - begin)));
         kernels.push_back(entry.kernel);
       } catch (const Error&) {  // lint says it
       }

@@ -13,8 +13,8 @@
 //   - Bottleneck: class, confidence, evidence
 //   - Insight: what the next version should know
 //
-// From "Measured" to "Bottleneck" everything comes from profiles; people write the rest. A version without a profile
-// has in its place
+// From "Measured" to "Bottleneck" everything comes from profiles; people write the rest, items of their own between
+// those, too. A version without a profile has in its place
 //
 //   - Measured: figures of a benchmark, each of them held by its [record](../../results/...); or none
 //   - Not profiled: why
@@ -49,8 +49,9 @@ struct DevlogTexts {
   std::string changed, why, insight;
 };
 
-// Throws Error where a text states a figure with a unit (us, ms, %, x, TFLOP/s, GB/s, TB/s, W, MHz, GHz, J, mJ) that no
-// field of the runs, or of one against the other, rounds to. `what` names the text.
+// Throws Error where a text states a figure with a unit (ns, us, ms, s, %, x, TFLOP/s, GB/s, TB/s, W, MHz, GHz, J, mJ,
+// or "microseconds", "percent", "times" and the like) that no field of the runs, or of one against the other, rounds
+// to. `what` names the text.
 void require_measured(const std::string& what, const std::string& text, const DevlogRun& run,
                       const std::optional<DevlogRun>& baseline);
 
@@ -62,12 +63,13 @@ std::filesystem::path add_devlog_entry(const std::filesystem::path& root, const 
                                        const std::optional<DevlogRun>& baseline);
 
 // What is wrong: versions without an entry; entries of no version, with a part missing, or with neither a profile nor a
-// reason why there is none; and figures that are not those of the profiles and records that an entry links. Sentences
-// that begin with the file.
-std::vector<std::string> lint_devlogs(const std::filesystem::path& root, const std::vector<DevlogVersion>& versions);
+// reason why there is none; and figures and bottlenecks that are not those of the profiles and records that an entry
+// links. Sentences that begin with the file.
+std::vector<std::string> lint_devlogs(const std::filesystem::path& root, const std::vector<DevlogVersion>& versions,
+                                      const Rules& rules);
 
 // Writes the measured half of entries anew whose linked profiles hold other figures now, as after a kernel was measured
-// again; what people wrote stays. Returns the kernels.
+// again, or are judged otherwise; what people wrote stays. Returns the kernels.
 std::vector<std::string> refresh_devlogs(const std::filesystem::path& root, const Rules& rules);
 
 // Whether docs/log has a log of that name: a version that was removed keeps its number.
