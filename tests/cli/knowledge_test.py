@@ -49,6 +49,25 @@ class Knowledge(CommandCase):
         self.assertIn("optimizations/cga.md: a trigger names the metric 'memory_cpt'", done.out)
         self.assertIn("did you mean 'memory_pct'?", done.out)
 
+    def test_all_that_is_wrong_is_listed(self):
+        """Whatever stops the index from being written, or a link from being followed."""
+        shutil.copytree(CHECKOUT / "docs", self.directory / "docs")
+        for name in ("kernels", "results", "src"):
+            (self.directory / name).symlink_to(CHECKOUT / name)
+        for name in ("cga", "split-kv"):
+            card = self.directory / f"docs/knowledge/optimizations/{name}.md"
+            card.write_text(re.sub('"id": "O', '"id": "X', card.read_text()))
+        done = run("kb", "lint", "--fix", f"--root={self.directory}")
+        self.assertEqual(done.status, 1, done)
+        for name in ("cga", "split-kv"):
+            self.assertEqual(done.out.count(f"optimizations/{name}.md: its id is 'X"), 1, done)
+
+    def test_a_profile_without_stages_is_refused(self):
+        profile = json.loads(RECORD.read_text())
+        profile["stages"] = []
+        (self.directory / "profile.json").write_text(json.dumps(profile))
+        self.assertIn("has no stage; profile it again", self.refuse("kb", "match", self.directory))
+
     def test_a_new_card_is_listed_and_incomplete(self):
         shutil.copytree(CHECKOUT / "docs", self.directory / "docs")
         root = f"--root={self.directory}"
@@ -147,6 +166,31 @@ class Next(CommandCase):
         self.succeed("devlog", "add", name, f"--profile={run_of[draft]}", f"--root={self.directory}",
                      "--changed=Nothing.", "--why=To test.", "--insight=None.")
 
+
+    def test_the_newest_run_with_counters_counts(self):
+        """Whatever mode counted; and the tenth run of a second is newer than the second."""
+        def add(mode, time, metrics):
+            profile = json.loads(RECORD.read_text())
+            for stage in profile["stages"] if not metrics else ():
+                del stage["metrics"]
+            place = self.directory / f"out/profiles/{mode}/cute.mla.flash_mla/b32/{time}"
+            place.mkdir(parents=True)
+            (place / "profile.json").write_text(json.dumps(profile))
+        newest = lambda: json.loads(self.succeed("next", "flash_mla", "--json").out)["profile"]["run"]
+        add("annotation", "20300102T000000Z", False)
+        self.assertTrue(newest().endswith("20300102T000000Z"))
+        for time in ("Z-2", "Z-10", "Z"):
+            add("ncu", f"20300101T000000{time}", True)
+        self.assertTrue(newest().endswith("ncu/cute.mla.flash_mla/b32/20300101T000000Z-10"), newest())
+
+    def test_a_version_that_is_not_built_keeps_its_number(self):
+        own = self.directory / "kernels"
+        shutil.copytree(CHECKOUT / "examples/own_kernels/kernels", own)
+        for path in (own, *own.rglob("*")):
+            path.chmod(path.stat().st_mode & ~0o022)
+        record = CHECKOUT / "results/nvidia-h200/flash_attention-b32-s32.json"
+        task = json.loads(self.succeed("next", "flash_attention", record, "--json", HYPERMLA_KERNELS=own).out)["task"]
+        self.assertIn("cutile.mla.flash_attention_v21", task["task"] + task["gates"][1]["command"])
 
     def test_the_sheet_says_how_to_start(self):
         task = json.loads(self.succeed("next", "flash_mla", RECORD, "--json").out)["task"]

@@ -40,7 +40,8 @@ TEST(Gain, StaysBelowTheRoofline) {
   EXPECT_EQ(gains(near), (std::vector<double>{20, 25, 25, 0}));
   near["roofline_fraction"] = 1.2;  // faster than the model: nothing to promise
   EXPECT_EQ(gains(near), (std::vector<double>{0, 0, 0, 0}));
-  for (const char* wrong : {"", "magic a 1", "toward a", "toward a b", "toward a 1 2"})
+  for (const char* wrong :
+       {"", "magic a 1", "toward a", "toward a b", "toward a 1 2", "toward a 0", "excess a -1", "share a 1.1"})
     EXPECT_NE(error_of([&] { Gain::parse(wrong); }), "") << wrong;
 }
 
@@ -151,6 +152,10 @@ TEST(Cards, LintFindsWhatIsWrong) {
   finds({{"triggers", Json::array()}}, "it has no trigger; give one, or say in 'no_trigger' why no metric shows it");
   finds({{"no_trigger", "None."}}, "it has a trigger; take out 'no_trigger'");
   finds({{"triggers", Json::array()}, {"no_trigger", ""}}, "its 'no_trigger' is empty");
+  finds({{"triggers", {{{"when", "waves < 1 and waves >= 1"}}}}}, "a trigger never holds: waves < 1 and >= 1");
+  finds({{"triggers", {{{"when", "waves < 1"}, {"gian", "toward waves 1"}}}}}, "a trigger has an unknown key 'gian'");
+  finds({{"refuted", {{{"for", "cute.mla.fast_v1"}, {"figure", "1 us"}, {"where", "docs/log/a.txt"}, {"wen", "x"}}}}},
+        "a refutation has an unknown key 'wen'; did you mean 'when'?");
   finds({{"triggers", 3}}, "a key of its front matter is missing or of another type");
   finds({{"colour", "red"}}, "unknown key 'colour'");
   finds({{"id", "A9"}}, "its id is 'A9'; there it is O and a number");
@@ -187,6 +192,7 @@ TEST(Cards, LintReadsThePage) {
   finds(replace("## Pitfalls", "## Traps"), "its sections are not, in this order");
   finds(replace("## Mechanism\n\nText.", "## Mechanism\n\n<!-- Why it works. -->"), "its section 'Mechanism' is empty");
   finds(replace("## Mechanism\n\nText.", "## Mechanism\n\n[a](../gone.md)"), "'../gone.md' leads nowhere");
+  finds(replace("## Mechanism\n\nText.", "## Mechanism\n\n[a](../#foo)"), "'../#foo': that is no page");
   finds(replace("## Affected metrics\n\nText.", "## Affected metrics\n\n`wave` rises."),
         "'Affected metrics' names the metric 'wave'");
   finds(replace("---\n", ""), "it does not begin with a front matter");
@@ -195,6 +201,15 @@ TEST(Cards, LintReadsThePage) {
   made.write("optimizations/late.md", card_text("O9", "Late"));
   ASSERT_EQ(made.lint().size(), 1u);
   EXPECT_TRUE(contains(made.lint()[0], "README.md: its index is not that of the cards"));
+}
+
+// `kb lint --fix` beside `kb add` leaves no card out.
+TEST(Cards, TheIndexIsWrittenByOneAtATime) {
+  Checkout made;
+  std::optional<FileDescriptor> lock(lock_directory(made.dir.path() / "docs/knowledge"));
+  std::future<void> other = std::async(std::launch::async, [&] { write_card_index(made.dir.path()); });
+  EXPECT_EQ(other.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  lock.reset();
 }
 
 TEST(Cards, ANewOneIsATemplateInTheIndex) {

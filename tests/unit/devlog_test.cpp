@@ -335,6 +335,12 @@ TEST(Next, ASummaryAndATask) {
   EXPECT_EQ(task["start"], "./hypermla clone cutile.mla.flash_mla_split_kv v3");
   EXPECT_EQ(task["gates"][0]["command"], task["start"]);
   EXPECT_TRUE(contains(task["gates"][1]["command"], "verify cutile.mla.flash_mla_split_kv_v3"));
+  const Json& same = task["gates"][5];  // what the next gate compares is of one problem
+  EXPECT_EQ(same["gate"], "profiled as the run was");
+  EXPECT_TRUE(contains(same["command"], "kernel cutile.mla.flash_mla_split_kv_v3 --b=32 --s=1 --t=4096 --h=128 "));
+  EXPECT_TRUE(contains(same["command"], " --dtype=bfloat16 ")) << same;
+  EXPECT_EQ(task["gates"][6]["command"],
+            "./hypermla compare results/run.json <that run of cutile.mla.flash_mla_split_kv_v3>");
   const std::string text = render_next_step(step);
   for (const char* part :
        {"# Profile: cutile.mla.flash_mla_split_kv v0 | b=32 s=1 t=4096", "| tensor % |",

@@ -68,6 +68,13 @@ TEST(Rules, SignalsFollowFromARecordedProfile) {
   EXPECT_DOUBLE_EQ(signals.at("causal"), 0);
 }
 
+TEST(Rules, ATilingThatIsDamagedIsNamed) {
+  Profile profile = load("output_decompression");
+  profile.stages[0].tiling["occupancy"] = "two";
+  EXPECT_EQ(error_of([&] { stage_signals(profile, profile.stages[0]); }),
+            "'occupancy' of output_decompression is \"two\", and no number; profile it again");
+}
+
 // The mode nsys counts nothing, but it samples.
 TEST(Rules, SamplesOfATimelineAreSignals) {
   Profile profile = load("output_decompression");

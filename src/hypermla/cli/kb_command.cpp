@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "hypermla/api/environment.h"
@@ -75,6 +76,7 @@ int kb_match(const Words& words) {
   if (!parse(app, words)) return 0;
   const Cards cards = load_cards(root);
   const Profile profile = load_profile(run);
+  if (profile.stages.empty()) fail("the profile of {} has no stage; profile it again", profile.kernel);
   Json stages = Json::array();
   for (const ProfileStage& stage : profile.stages) {
     if (!stage.group.empty()) continue;  // judged as a group
@@ -125,8 +127,15 @@ int kb_lint(const Words& words) {
   add_root(app, root);
   if (!parse(app, words)) return 0;
   const std::filesystem::path checkout = root_or_own(root);
-  if (fix) write_card_index(checkout);
-  const std::vector<std::string> problems = lint_cards(checkout, signal_names());
+  std::string unwritten;
+  if (fix) try {
+      write_card_index(checkout);
+    } catch (const Error& error) {
+      unwritten = error.what();
+    }
+  std::vector<std::string> problems = lint_cards(checkout, signal_names());
+  if (!unwritten.empty() && std::find(problems.begin(), problems.end(), unwritten) == problems.end())
+    problems.push_back(unwritten);
   for (const std::string& problem : problems) fmt::print("{}\n", problem);
   if (!problems.empty()) return 1;
   fmt::print("{} cards, nothing is wrong\n", Cards::load(checkout / "docs/knowledge").all().size());

@@ -15,18 +15,33 @@ namespace {
 
 namespace fs = std::filesystem;
 
+bool has_counters(const fs::path& run) try {
+  const Profile profile = load_profile(run);
+  return std::any_of(profile.stages.begin(), profile.stages.end(),
+                     [](const ProfileStage& stage) { return !stage.metrics.empty(); });
+} catch (const Error&) {  // said when it is the only one
+  return false;
+}
+
+// Of one second: <time>Z, <time>Z-2, .., <time>Z-10.
+std::pair<std::string, int> time_of(const std::string& run) {
+  const std::size_t end = run.find("Z-");
+  return end == std::string::npos ? std::pair(run, 1) : std::pair(run.substr(0, end + 1), std::atoi(&run[end + 2]));
+}
+
 // The newest run of one of these kernels below out/profiles/<mode>/<kernel>/<problem>/<time>/; those with counters come
 // before those without.
 std::string newest_run(const std::vector<KernelEntry>& entries, const std::string& asked) {
   std::string best;
-  std::pair<bool, std::string> newest;
+  std::pair<bool, std::pair<std::string, int>> newest;
   std::error_code absent;
   for (const auto& mode : fs::directory_iterator("out/profiles", absent))
     for (const KernelEntry& entry : entries)
       for (const auto& problem : fs::directory_iterator(mode.path() / entry.full_name(), absent))
         for (const auto& run : fs::directory_iterator(problem.path(), absent)) {
-          const std::pair key(mode.path().filename() == "annotation", run.path().filename().string());
-          if (!fs::exists(run.path() / "profile.json", absent) || key < newest) continue;
+          if (!fs::exists(run.path() / "profile.json", absent)) continue;
+          const std::pair key(has_counters(run.path()), time_of(run.path().filename()));
+          if (key < newest) continue;
           newest = key;
           best = run.path();
         }
@@ -82,6 +97,12 @@ int next_command(const Words& words) {
     if (one.design != entry->design || one.layer != entry->layer) continue;
     input.next_version = std::max(input.next_version, std::stoi(one.version.substr(1)) + 1);
     input.bases.emplace(one.language, one.full_name());
+  }
+  for (const fs::path unbuilt : environment.unbuilt_kernels()) {  // language/layer/design/version
+    const fs::path design = unbuilt.parent_path();
+    if (design.filename() == entry->design && design.parent_path().filename() == entry->layer)
+      input.next_version =
+          std::max(input.next_version, std::stoi(version_in(unbuilt.filename(), entry->design).substr(1)) + 1);
   }
   const auto had = [&](int version) {
     return has_devlog(environment.root, input.design, version) ||

@@ -52,6 +52,8 @@ std::string broken(const fs::path& from, const std::string& link) {
   const fs::path target = from / link.substr(0, hash);
   std::error_code unreadable;
   if (!fs::exists(target, unreadable)) return fmt::format("'{}' leads nowhere", link);
+  if (hash != std::string::npos && !fs::is_regular_file(target, unreadable))
+    return fmt::format("'{}': that is no page", link);
   if (hash != std::string::npos && !has_anchor(read_file(target), link.substr(hash + 1)))
     return fmt::format("'{}': there is no such heading", link);
   return "";
@@ -158,9 +160,18 @@ class Lint {
                             nearest(name, known_)));
   }
 
+  void check(const Card& card, const Predicate& when, const char* where) {
+    for (const Condition& one : when.conditions) {
+      require_metric(card, one.signal, where);
+      for (const Condition& other : when.conditions)
+        if (one.signal == other.signal && one.op == "<" && other.op == ">=" && one.value <= other.value)
+          say(card, fmt::format("{} never holds: {} < {:g} and >= {:g}", where, one.signal, one.value, other.value));
+    }
+  }
+
   void check(const Card& card, const std::map<std::string, const Card*>& ids) {
     for (const Card::Trigger& trigger : card.triggers) {
-      for (const Condition& one : trigger.when.conditions) require_metric(card, one.signal, "a trigger");
+      check(card, trigger.when, "a trigger");
       if (trigger.gain) require_metric(card, trigger.gain->signal, "a gain");
     }
     if (card.triggers.empty() && card.no_trigger.empty())
@@ -171,8 +182,7 @@ class Lint {
       if (!ids.count(other) || other == card.id)
         say(card, fmt::format("it interacts with '{}', which is no other card", other));
     for (const Card::Refutation& one : card.refuted) {
-      for (const Condition& condition : one.when ? one.when->conditions : std::vector<Condition>())
-        require_metric(card, condition.signal, "a refutation");
+      if (one.when) check(card, *one.when, "a refutation");
       if (!is_kernel(root_, one.kernel))
         say(card, fmt::format("it is refuted for '{}', which is no kernel; write language.layer.name", one.kernel));
       if (const std::string why = broken(root_, one.where); !why.empty()) say(card, "refuted: " + why);
@@ -236,6 +246,12 @@ void Lint::check_index() try {
   problems_.push_back(error.what());
 }
 
+// By whoever holds the lock on the cards.
+void write_index(const fs::path& root) {
+  sweep_scratch(root / kKnowledge);
+  write_file_atomic(root / kKnowledge / "README.md", with_index(root));
+}
+
 std::string new_card(const Card& card) {
   const std::map<std::string, const char*> hints = {
       {"When to apply", "Which kernels, and what their profiles show."},
@@ -262,8 +278,8 @@ std::vector<std::string> lint_cards(const fs::path& root, const std::set<std::st
 }
 
 void write_card_index(const fs::path& root) {
-  sweep_scratch(root / kKnowledge);
-  write_file_atomic(root / kKnowledge / "README.md", with_index(root));
+  const FileDescriptor lock = lock_directory(root / kKnowledge);  // a card that is being added is not left out
+  write_index(root);
 }
 
 fs::path add_card(const fs::path& root, const std::string& place, const std::string& title) {
@@ -303,7 +319,7 @@ fs::path add_card(const fs::path& root, const std::string& place, const std::str
   make_directories(path.parent_path());
   write_file_atomic(path, new_card(card));
   try {
-    write_card_index(root);
+    write_index(root);
   } catch (...) {
     fs::remove(path);
     throw;

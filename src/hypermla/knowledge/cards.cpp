@@ -17,6 +17,12 @@ const std::vector<std::string>& front_matter_keys() {
   return keys;
 }
 
+void require_keys(const Json& json, const std::vector<std::string>& keys, const char* where) {
+  for (const auto& [key, value] : json.items())
+    if (std::find(keys.begin(), keys.end(), key) == keys.end())
+      fail("{} has an unknown key '{}'; did you mean '{}'?", where, key, nearest(key, keys));
+}
+
 std::string one_of(const std::string& key, const std::string& value, const std::vector<std::string>& allowed) {
   if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
     fail("its {} is '{}'; choose one of: {}", key, value, fmt::join(allowed, ", "));
@@ -95,9 +101,7 @@ Card Cards::parse(const fs::path& file, const std::string& text) try {
   if (end == std::string::npos) fail("it does not begin with a front matter between two lines of ---");
   const Json json = Json::parse(text.substr(fence.size(), end - fence.size() + 1), nullptr, false);
   if (!json.is_object()) fail("its front matter is no JSON object");
-  for (const auto& [key, value] : json.items())
-    if (const auto& keys = front_matter_keys(); std::find(keys.begin(), keys.end(), key) == keys.end())
-      fail("its front matter has an unknown key '{}'; did you mean '{}'?", key, nearest(key, keys));
+  require_keys(json, front_matter_keys(), "its front matter");
   Card card;
   card.file = file;
   if (*file.begin() == "languages") card.language = std::next(file.begin())->string();
@@ -109,14 +113,18 @@ Card Cards::parse(const fs::path& file, const std::string& text) try {
   card.scope = sentence(json, "scope");
   card.control = one_of("control", json.at("control"), {"any", "block", "explicit"});
   card.source = one_of("source", json.at("source"), {"measured here", "external"});
-  for (const Json& trigger : json.at("triggers"))
+  for (const Json& trigger : json.at("triggers")) {
     card.triggers.push_back({Predicate::parse(trigger.at("when")),
                              trigger.contains("gain") ? std::optional(Gain::parse(trigger["gain"])) : std::nullopt});
+    require_keys(trigger, {"when", "gain"}, "a trigger");
+  }
   if (json.contains("no_trigger")) card.no_trigger = sentence(json, "no_trigger");
   json.at("interactions").get_to(card.interactions);
-  for (const Json& one : json.value("refuted", Json::array()))
+  for (const Json& one : json.value("refuted", Json::array())) {
     card.refuted.push_back({sentence(one, "for"), sentence(one, "figure"), sentence(one, "where"),
                             one.contains("when") ? std::optional(Predicate::parse(one["when"])) : std::nullopt});
+    require_keys(one, {"for", "figure", "where", "when"}, "a refutation");
+  }
   return card;
 } catch (const Json::exception&) {
   fail("{}: a key of its front matter is missing or of another type; src/hypermla/knowledge/cards.h describes them",

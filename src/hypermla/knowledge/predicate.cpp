@@ -68,6 +68,8 @@ Gain Gain::parse(const std::string& text) {
   if (words.size() != 3 || (words[0] != "toward" && words[0] != "excess" && words[0] != "share") ||
       !read_number(words[2], gain.parameter))
     fail("'{}' estimates no gain; write toward, excess or share, a metric and a number: 'toward tensor_pct 70'", text);
+  if (!(gain.parameter > 0) || (words[0] == "share" && gain.parameter > 1))
+    fail("'{}' estimates no gain; its number must be positive, and a share at most 1", text);
   gain.formula = words[0];
   gain.signal = words[1];
   return gain;

@@ -118,7 +118,11 @@ Json gates(const NextInput& input, const std::string& kernel, const std::string&
   for (const int queries : kTrialQueries)
     add(fmt::format("profiled at b=32 s={} t=4096", queries),
         fmt::format("kernel {} --b=32 --s={} --t=4096 --check", kernel, queries));
-  add("no regression", fmt::format("compare {} <run of {}>", word_of(input.run), kernel));
+  std::string flags;
+  for (const auto& [field, value] : input.profile.problem.items())
+    flags += " " + word_of(fmt::format("--{}={}", field, value.is_string() ? value.get<std::string>() : value.dump()));
+  add("profiled as the run was", fmt::format("kernel {}{} --check", kernel, flags));
+  add("no regression", fmt::format("compare {} <that run of {}>", word_of(input.run), kernel));
   add("the version has its entry", fmt::format("devlog add {} --profile=<run> --baseline={} --changed=.. --why=.. "
                                                "--insight=..",
                                                kernel, word_of(input.run)));
