@@ -124,6 +124,9 @@ class KernelFiles(CommandCase):
                          r"differ by .*; 1344 of 1344 elements compared are wrong")
         self.assertEqual(self.verify("--mode=1", "--rtol=0.006", "--atol=0").status, 0)
         self.assertEqual(self.verify("--mode=1", "--rtol=0.004", "--atol=0").status, 1)
+        # Where nothing is allowed, the worst is the largest difference, here that of the largest of 1344 numbers.
+        largest = re.search(r"expected ([\d.]+),", self.wrong("--mode=1", "--rtol=0", "--atol=0"))[1]
+        self.assertGreater(float(largest), 6.6)
 
     def test_integers_that_are_not_written_fail(self):
         """-1, all bits of which are set, is what lists of indices are filled up with."""

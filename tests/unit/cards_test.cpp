@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+#include <optional>
+
 #include "hypermla/base/fields.h"
 #include "hypermla/base/files.h"
 #include "hypermla/profile/profilers.h"

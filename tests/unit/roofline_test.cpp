@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <future>
 #include <random>
 
 #include "hypermla/base/error.h"
@@ -339,6 +340,18 @@ TEST_F(Overlay, SavingOneDeviceKeepsTheOthers) {
   save_measured(path(), "A", {{"read_GBps", 3.0}});
   EXPECT_EQ(load().find("A").peak_gbps, 3);
   EXPECT_EQ(load().find("B").peak_gbps, 2);
+}
+
+TEST_F(Overlay, SavingAtOnceLosesNothing) {
+  const auto save = [&](const std::string& name) {
+    for (int i = 0; i < 20; ++i) save_measured(path(), name + std::to_string(i), {{"read_GBps", 1.0}});
+  };
+  std::future<void> other = std::async(std::launch::async, save, "B");
+  save("A");
+  other.get();
+  const DeviceTable table = load();
+  for (int i = 0; i < 20; ++i)
+    for (const char* name : {"A", "B"}) EXPECT_TRUE(table.contains(name + std::to_string(i))) << name << i;
 }
 
 TEST_F(Overlay, AUserMayWriteAnEntryByHand) {

@@ -372,7 +372,7 @@ struct HostOutput {
   std::string bytes;
   std::int64_t width;  // elements of a row
   FileOutputError error;
-  double worst = -1;  // difference over what is allowed
+  std::pair<double, double> worst = {-1, 0};  // difference over what is allowed; the difference, where nothing is
   double value(std::int64_t i) const { return Values(bytes.data(), tensor->dtype)[i]; }
 };
 
@@ -412,8 +412,9 @@ void compare_row(HostOutput& output, std::int64_t row, const double* expected, d
     if (std::isnan(part) || (!right && !(part > 1))) part = HUGE_VAL;
     ++output.error.compared;
     output.error.wrong += !right;
-    if (part > output.worst) {
-      output.worst = part;
+    const std::pair badness(part, std::isnan(difference) ? HUGE_VAL : difference);
+    if (badness > output.worst) {
+      output.worst = badness;
       output.error.got = std::isnan(got) ? std::nan("") : got;  // without its sign
       output.error.expected = expected[j];
       output.error.allowed = allowed;

@@ -119,7 +119,6 @@ DeviceSpec device_spec_from_json(std::string_view name, const Json& entry) {
   read("peak_float16_float32_tflops", number(spec.float16_tflops));
   read("peak_float32_float32_tflops", number(spec.float32_tflops));
   read("peak_dram_bw_GBps", number(spec.peak_gbps));
-  read("l2_MB", number(spec.l2_mb));
   read("sm_count", [&](std::string_view key, const Json& value) {
     if (!(number_of(name, key, value) < 1e6))
       fail("device '{}': {} is {}, but no device has so many", name, key, value.dump());
@@ -187,6 +186,9 @@ const DeviceSpec& DeviceTable::of_arch(const std::string& arch) const {
 
 void save_measured(const std::filesystem::path& overlay, const std::string& name, const Json& measured) {
   check_measured(name, measured);
+  const std::filesystem::path directory = std::filesystem::absolute(overlay).parent_path();
+  make_directories(directory, Access::owner);
+  const FileDescriptor lock = lock_directory(directory);  // what another process measures meanwhile is not lost
   Json devices = Json::object();
   try {
     devices = parse_overlay(overlay);
@@ -195,7 +197,6 @@ void save_measured(const std::filesystem::path& overlay, const std::string& name
     std::filesystem::rename(overlay, overlay.string() + ".unusable", failed);
   }
   devices[name]["measured"] = measured;
-  if (overlay.has_parent_path()) make_directories(overlay.parent_path(), Access::owner);
   write_file_atomic(overlay, devices.dump(2) + "\n", Access::owner);
 }
 

@@ -4,7 +4,7 @@
 // One entry, by the name that the driver reports. Every key is optional:
 //   peak_{bfloat16,float16,float32}_float32_tflops  multiply-accumulate rate on that element type, fp32 accumulation
 //   peak_dram_bw_GBps                               memory bandwidth, 10^9 bytes per second
-//   sm_count, l2_MB                                 SMs (cores of a CPU); last-level cache
+//   sm_count                                        SMs; cores of a CPU
 //   arch                                            what kernels are compiled for: "sm_90"; a CPU has none
 //   note                                            where the figures come from
 //   measured                                        an object: see kMeasuredKeys
@@ -51,7 +51,6 @@ struct DeviceSpec {
   double float32_tflops = 0;
   double peak_gbps = 0;
   int sm_count = 0;
-  double l2_mb = 0;
   std::string arch;  // empty: not known, or a CPU
   std::string note;
   Json measured = Json::object();

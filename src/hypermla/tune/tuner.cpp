@@ -32,9 +32,10 @@ double median_of(const std::vector<double>& sorted) {
 
 // The narrowest pair of order statistics, as far from the lower as from the upper end, between which the true median
 // lies with a probability of 95 %; unbounded when there are too few samples for one. A sample is below the median with
-// probability 1/2, so the pair (k, n + 1 - k) misses it with probability 2 P(Binomial(n, 1/2) < k).
+// probability 1/2, so the pair (k, n + 1 - k) misses it with probability 2 P(Binomial(n, 1/2) < k). Of more than 1000
+// samples, whose 2^-n may be no number, the k of 1000 is taken: the pair is wider than it need be.
 std::pair<double, double> median_interval(const std::vector<double>& sorted) {
-  const std::size_t n = sorted.size();
+  const std::size_t n = std::min<std::size_t>(sorted.size(), 1000);
   std::size_t k = 0;
   double chance = std::pow(0.5, static_cast<double>(n));  // P(Binomial = k)
   for (double below = chance; 2 * below <= 0.05; below += chance) {
@@ -42,7 +43,7 @@ std::pair<double, double> median_interval(const std::vector<double>& sorted) {
     chance *= static_cast<double>(n - k + 1) / static_cast<double>(k);
   }
   if (k == 0) return {-kInfinity, kInfinity};
-  return {sorted[k - 1], sorted[n - k]};
+  return {sorted[k - 1], sorted[sorted.size() - k]};
 }
 
 }  // namespace

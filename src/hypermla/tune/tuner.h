@@ -64,7 +64,6 @@ class Tuner {
   // Takes a candidate out for now, and leaves nothing of it in the history: what failed was not the candidate.
   void skip(int index, std::string why);
 
-  bool done() const { return !next(); }
   std::optional<int> best() const;         // lowest median; empty when nothing was measured
   double median_seconds(int index) const;  // infinite when nothing was measured
   int measured() const;                    // how many candidates have samples and are not rejected
