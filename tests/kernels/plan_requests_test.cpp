@@ -398,6 +398,17 @@ TEST_F(PlanRequests, AShardIsPlannedByItsTokens) {
 }
 
 // Where the line of requests is cut most tiles have two parts; of equal pieces none is written long before the other.
+// 66 groups of two workers. One cut of a pass costs as much as an item; a pass in one piece has no parts.
+TEST_F(PlanRequests, AFewPassesLessThanGroupsAreCutWhereLengthsDiffer) {
+  std::vector<int> lengths(60);
+  for (int i = 0; i < 60; ++i) lengths[i] = 64 * (1 + i * 7 % 20);  // 10.5 blocks on average
+  const Result differ = plan<0>(lengths, 2, 132, 8192), equal = plan<0>(std::vector<int>(60, 64 * 11), 2, 132, 8192);
+  EXPECT_GT(differ.taken_up, 30);
+  EXPECT_LE(differ.load, 16);
+  EXPECT_EQ(equal.merges, 0);
+  EXPECT_EQ(equal.load, 11 + kCosts.overhead());
+}
+
 TEST_F(PlanRequests, PartsOfTheLineAreTakenUpAndPiecesAreMerged) {
   std::mt19937 random(7);
   std::vector<int> lengths(128);

@@ -6,7 +6,7 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kCopyThreads = 256;  // of a block of merge_states and of append
+inline constexpr int kCopyThreads = 256;  // of a block of merge_states and of each append
 inline constexpr int kMergeTurns = 2;     // rows of a thread of merge_states, which are loaded at once
 
 struct MergeStatesArguments {

@@ -10,7 +10,7 @@ namespace hypermla::cute {
 inline constexpr float kMostE4m3 = 448.0f;
 
 // Two numbers as e4m3, the first in the low byte: to nearest, ties to even, beyond 448 to 448. NaN stays NaN.
-__device__ __forceinline__ unsigned pack_e4m3(float low, float high) {
+__device__ __forceinline__ unsigned pack_two_e4m3(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   unsigned short packed;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
@@ -39,7 +39,7 @@ __device__ __forceinline__ Sixteen sixteen(uint4 first, uint4 second) {
 __device__ __forceinline__ uint4 e4m3_of(const Sixteen& x, float factor) {
   const auto four = [&](int i) {
     const float2 a = x.pairs[i], b = x.pairs[i + 1];
-    return pack_e4m3(a.x / factor, a.y / factor) | pack_e4m3(b.x / factor, b.y / factor) << 16;
+    return pack_two_e4m3(a.x / factor, a.y / factor) | pack_two_e4m3(b.x / factor, b.y / factor) << 16;
   };
   return make_uint4(four(0), four(2), four(4), four(6));
 }

@@ -1,7 +1,7 @@
-// Merges two partial attentions by their log-sum-exp. Memory bounds it: a thread takes 16 bytes of a row of each part,
-// and a block whole rows, so that a result may be written in place.
+// Merges two partial attentions by their log-sum-exp. Memory bounds it: a thread takes 16 bytes of each of kMergeTurns
+// rows of both parts, and a block whole rows, so that a result may be written in place.
 //
-// grid = ceil(rows / (2 * (256 / vectors))); 256 threads. Runs on every GPU from sm_80 on.
+// grid = ceil(rows / (kMergeTurns * (kCopyThreads / vectors))); kCopyThreads threads. Runs on every GPU from sm_80 on.
 #pragma once
 
 #include "cache_ops.h"

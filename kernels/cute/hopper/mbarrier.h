@@ -44,17 +44,4 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Whether barrier_wait would return at once.
-__device__ __forceinline__ bool barrier_test(u32 barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done;
-}
-
 }  // namespace hypermla::cute

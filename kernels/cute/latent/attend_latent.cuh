@@ -605,7 +605,7 @@ template <auto tiling, bool spare>
 __device__ __forceinline__ void load_queries(Shared<spare>& shared, const WorkItem& item, const LatentArguments& with,
                                              RingPlace<spare> place, u32 phase) {
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
-  const QueryPlace at(with, item, kTile);
+  const QueryBox at(with, item, kTile);
   barrier_wait(shared.queries_empty, phase);
   // Only now: the ring is less than two rounds behind this place, so a phase names one of them.
   if (spare) barrier_wait(shared.empty[place.at], place.phase ^ 1);

@@ -8,10 +8,10 @@
 namespace hypermla::cute::latent {
 
 // Where they begin in their maps, whose boxes have zeros behind the end of the request.
-struct QueryPlace {
+struct QueryBox {
   int inner, outer, end;
 
-  __device__ __forceinline__ QueryPlace(const LatentArguments& with, const WorkItem& item, int tile_rows) {
+  __device__ __forceinline__ QueryBox(const LatentArguments& with, const WorkItem& item, int tile_rows) {
     const unsigned row = item.first_row + item.row_tile * tile_rows, place = with.query_inner.divide(row);
     inner = row - place * with.query_inner.by;
     end = with.query_inner.divide(item.first_row + item.queries * with.heads);
@@ -27,7 +27,7 @@ struct QueryPlace {
 // `bytes` in all, which arrive at `full`. One thread.
 template <int tile_rows, int groups, int box_groups, u32 bytes>
 __device__ __forceinline__ void load_queries(u32 to, const WorkItem& item, const LatentArguments& with, u32 full) {
-  const QueryPlace at(with, item, tile_rows);
+  const QueryBox at(with, item, tile_rows);
   constexpr u32 kGroup = tile_rows * 128;
   barrier_expect(full, bytes);
 #pragma unroll

@@ -424,12 +424,12 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
 
     const unsigned even = static_cast<unsigned>(total + groups - 1) / static_cast<unsigned>(groups);
     const int range = max(static_cast<int>(even), overhead + 1);
-    // With more passes than groups nearly all that are cut have two parts: where one takes up the other, that costs as
-    // much as an item.
-    const bool taken_up = with.joins && all > groups;
+    // Where the kernel takes up one of two parts, a pass that is cut once costs an item more; parts of others are
+    // written and merged. With fewer passes than groups some are cut twice or more.
+    const int merged = with.joins ? min(3 * max(groups - all, 0), groups + all) : groups + min(groups, all);
+    const float merges = with.part_cost * static_cast<float>(merged * side);
     const float cost_of_line =
-        range + overhead + with.merge_cost +
-        (taken_up ? static_cast<float>(overhead) : with.part_cost * (groups + min(groups, all)) * side);
+        range + overhead + with.merge_cost + (with.joins ? max(static_cast<float>(overhead), merges) : merges);
 
     // The division `pieces`: the shortest length that makes no more pieces than groups, found by a search in which
     // every warp tries another length. But none that is shorter than the cheapest: the step takes the length of a
@@ -438,8 +438,15 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
     // fewer a tile has.
     int piece = 0, pieces = 0, pieces_of_longest = 0;
     if (!split && all > 0 && all <= groups) {
-      // Pieces that were counted to cost as much as whole passes, 10 blocks, took 2 less.
-      const float cost_uncut = longest + overhead, best_other = min(1.1f * cost_uncut, cost_of_line);
+      auto cost_of_pieces = [&](int length, int count) {  // a pass in one piece has no parts
+        const int parts = min(count, 2 * (count - all)) * side;
+        return length + overhead + with.merge_cost + with.part_cost * static_cast<float>(parts);
+      };
+      // Pieces that were counted to cost as much as whole passes, 10 blocks, took 2 less. So do they beside the line
+      // where lengths differ: then more of its cuts move to ends of passes, and ranges get longer.
+      const bool equal = total == all * (longest + overhead);
+      const float cost_uncut = longest + overhead,
+                  best_other = min(1.1f * cost_uncut, cost_of_line + (equal ? 0 : with.merge_cost));
       const int sum = total - overhead * all;
       auto cheapest = [&] {
         return min(longest, static_cast<int>(sqrtf(with.part_cost * static_cast<float>(side * sum)) + 0.2f));
@@ -457,8 +464,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           return static_cast<int>(__reduce_add_sync(~0u, count));
         };
         // None that costs more than the others, even if it made only one piece more than there are passes.
-        int low = 1, high = min(longest, static_cast<int>(best_other - overhead - with.merge_cost -
-                                                          with.part_cost * (all + 1) * side));
+        int low = 1, high = min(longest, static_cast<int>(best_other - cost_of_pieces(0, all + 1)));
         bool longer = false;  // which makes one piece more at least
 #pragma unroll 1
         for (int r = thread; r < b; r += kThreads) longer |= passes_of(r) > 0 && blocks_of(r) > high;
@@ -493,8 +499,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_requests(const __grid_
           if (found > 0) low += span * found / kWarps + 1;
         }
       }
-      const bool pays = piece + overhead + with.merge_cost + with.part_cost * pieces * side <= best_other;
-      if (piece == 0 || !pays) {
+      if (piece == 0 || cost_of_pieces(piece, pieces) > best_other) {
         piece = cost_uncut > cost_of_line ? 0 : longest;
         pieces = all;
         pieces_of_longest = 1;

@@ -49,9 +49,8 @@ struct LatentProblem {
     field("split", self.split,
           "tokens after which each request is cut, whatever its batch: bits do not depend on batch mates; 0: free");
     field("after", self.after,
-          "tokens behind these that a causal mask counts: query i sees t + after - s + i + 1 of them; ragged: at most, "
-          "see "
-          "after_lengths");
+          "tokens behind these that a causal mask counts: query i sees t + after - s + i + 1 of them; ragged: at most "
+          "(after_lengths)");
     field("tokens_first", self.tokens_first, "queries, output and log-sum-exp are [b,s,h,..] instead of [b,h,s,..]");
     field(
         "fp8", self.fp8,

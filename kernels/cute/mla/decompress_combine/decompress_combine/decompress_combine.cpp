@@ -8,9 +8,6 @@
 namespace hypermla::cute {
 namespace {
 
-constexpr int kTileRows = 64;
-constexpr unsigned kThreads = 320;
-
 class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCombineTiling> {
  public:
   void validate() const override {
@@ -56,14 +53,14 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
     // Padded rows are computed too.
     spec.executed = [at = problem, cost = spec.cost](const DecompressCombineTiling&) {
       const Tile tile(at);
-      return Cost{cost.flops * tile.count * kTileRows / (double(at.b) * at.s), cost.bytes};
+      return Cost{cost.flops * tile.count * kDecompressCombineRows / (double(at.b) * at.s), cost.bytes};
     };
     spec.launch = [at = problem, tensors](const DecompressCombineTiling& tiling) {
       const Tile tile(at);
       const int blocks = std::min(tiling.blocks, tile.count);
       KernelLaunch launch;
       launch.grid = {unsigned(blocks) * unsigned(at.h), 1, 1};
-      launch.shape = {kThreads, kDecompressCombineSharedBytes, 1, true};
+      launch.shape = {kDecompressCombineThreads, kDecompressCombineSharedBytes, 1, true};
       launch.arguments = [at, tensors, tile, blocks](void*) {
         auto data = [&](const char* name, int parts) { return parts ? tensors.at(name).data : nullptr; };
         const int M = at.latent_parts, R = at.decompressed_parts;
@@ -101,9 +98,9 @@ class DecompressCombinePlan : public AttentionPlan<CombineProblem, DecompressCom
   // fit.
   struct Tile {
     explicit Tile(const CombineProblem& at)
-        : per_requests(int(ceil_div(at.s, kTileRows))),
+        : per_requests(int(ceil_div(at.s, kDecompressCombineRows))),
           Bs(int(ceil_div(at.s, per_requests))),
-          Bb(std::min(kTileRows / Bs, at.b)),
+          Bb(std::min(kDecompressCombineRows / Bs, at.b)),
           count(per_requests * int(ceil_div(at.b, Bb))) {}
     int per_requests;  // tiles of the queries of Bb requests
     int Bs, Bb;        // queries, requests

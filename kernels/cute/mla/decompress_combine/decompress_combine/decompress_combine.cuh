@@ -36,8 +36,8 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kTileRows = 64, kSteps = 8, kStages = 6;  // kSteps: of 64 latent columns
-inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;         // 64 latent columns of the matrix
+inline constexpr int kTileRows = kDecompressCombineRows, kSteps = 8, kStages = 6;  // kSteps: of 64 latent columns
+inline constexpr u32 kMatrixStepBytes = 2 * kBoxBytes;                             // 64 latent columns of the matrix
 
 struct Shared {
   Array<Bytes<kMatrixStepBytes>, kSteps> matrix;
@@ -282,7 +282,8 @@ __device__ __forceinline__ void load_rows(Shared& shared, int consumer, const Co
 }
 
 template <CombineProblem problem, DecompressCombineTiling tiling>
-__global__ void __launch_bounds__(320, 1) decompress_combine(const __grid_constant__ DecompressCombineArguments with) {
+__global__ void __launch_bounds__(kDecompressCombineThreads, 1)
+    decompress_combine(const __grid_constant__ DecompressCombineArguments with) {
   static_assert(problem.d == 128 && problem.k == 512, "the layouts are made for 512 latent and 128 output columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);

@@ -7,7 +7,10 @@
 
 namespace hypermla::cute {
 
-inline constexpr unsigned kDecompressCombineSharedBytes = 229632;  // of a thread block, see the kernel's Shared
+// Of a thread block.
+inline constexpr unsigned kDecompressCombineThreads = 320;
+inline constexpr unsigned kDecompressCombineSharedBytes = 229632;  // see the kernel's Shared
+inline constexpr int kDecompressCombineRows = 64;                  // of a tile
 
 struct DecompressCombineTiling {
   int blocks = 1;

@@ -6,7 +6,7 @@
 // each request and column group is one copy. A list made by plan_prefixes says which. The tokens of a prefix may be cut
 // into parts.
 //
-// grid = min(tiles, multiprocessors); 384 threads, kTileSharedBytes of dynamic shared memory.
+// grid = min(tiles, multiprocessors); kTileThreads threads, kTileSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "decompressed/attend_tiles.cuh"
@@ -153,7 +153,8 @@ struct PrefixTiles : AnyTiles<problem> {
 
 // A query that sees no token gets o = 0 and lse = -inf. Causal: query i sees the tokens below length - s + i + 1.
 template <DecompressedProblem problem, FlashAttentionTiling tiling>
-__global__ void __launch_bounds__(384, 1) flash_attention(const __grid_constant__ FlashAttentionArguments with) {
+__global__ void __launch_bounds__(kTileThreads, 1)
+    flash_attention(const __grid_constant__ FlashAttentionArguments with) {
   static_assert(problem.d == 128 && problem.p == 64, "the layouts are made for 128 columns and 64 RoPE columns");
   if constexpr (problem.prefixes != 0)
     attend_tiles(PrefixTiles<problem>{{with}}, with.counter, [] { wait_for_previous(); });  // plan_prefixes

@@ -34,7 +34,7 @@ struct FlashAttentionArguments {
   const int* after_lengths = nullptr;  // [B] tokens that follow the prefix; null: `after` each
   float scale_log2 = 0;                // of the scores, times log2(e); positive
   int b = 0, h = 0, s = 0, t = 0;
-  int heads_per_section = 0;  // see TileOrder
+  int heads_per_section = 0;  // see HeadTiles (flash_attention.cuh)
   int after = 0;
 };
 

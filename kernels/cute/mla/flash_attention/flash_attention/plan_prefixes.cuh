@@ -8,14 +8,15 @@
 namespace hypermla::cute {
 
 template <PlanPrefixesProblem problem, PlanPrefixesTiling tiling>
-__global__ void __launch_bounds__(1024, 1) plan_prefixes(const __grid_constant__ PlanPrefixesArguments with) {
+__global__ void __launch_bounds__(tiling.threads, 1) plan_prefixes(const __grid_constant__ PlanPrefixesArguments with) {
+  constexpr int kThreads = tiling.threads, kWarps = kThreads / 32;
   const int b = with.b, s = with.s, prefixes = with.prefixes, parts = with.parts;
   __shared__ int of_request[kMaxPrefixRequests];
   __shared__ int requests[kMaxPrefixes], first_request[kMaxPrefixes], first_chunk[kMaxPrefixes];
   launch_next();
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();
-  for (int i = threadIdx.x; i < b; i += blockDim.x) of_request[i] = with.prefix[i];
+  for (int i = threadIdx.x; i < b; i += kThreads) of_request[i] = with.prefix[i];
   __syncthreads();
   // Calls visit(request, its place among the requests of the prefix) for those of one prefix; returns their number.
   auto for_requests = [&](int of_prefix, auto visit) {
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(1024, 1) plan_prefixes(const __grid_constant__
     }
     return found;
   };
-  for (int i = warp; i < prefixes; i += warps) {
+  for (int i = warp; i < prefixes; i += kWarps) {
     const int found = for_requests(i, [](int, int) {});
     if (lane == 0) requests[i] = found;
   }
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(1024, 1) plan_prefixes(const __grid_constant__
   }
   __syncthreads();
   Chunk* chunks = reinterpret_cast<Chunk*>(with.count + 1);
-  for (int i = warp; i < prefixes; i += warps) {
+  for (int i = warp; i < prefixes; i += kWarps) {
     const int first = first_request[i];
     for_requests(i, [&](int request, int place) { with.order[first + place] = request; });
     for (int j = lane; j < chunk_count(requests[i], s, parts); j += 32)

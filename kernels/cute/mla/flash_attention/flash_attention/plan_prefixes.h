@@ -39,13 +39,9 @@ constexpr Chunk chunk_at(int i, int prefix, int first, int requests, int tokens,
           first_block, part};
 }
 
-struct PlanPrefixesProblem {
-  int b = 0;
-
+struct PlanPrefixesProblem {  // all of it comes as arguments
   template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("b", self.b, "batch size");
-  }
+  static constexpr void fields(Self&, Visitor&&) {}
 };
 
 struct PlanPrefixesTiling {

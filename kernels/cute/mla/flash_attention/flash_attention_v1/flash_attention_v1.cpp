@@ -30,9 +30,8 @@ class FlashAttentionV1Plan : public AttentionPlan<DecompressedProblem, FlashAtte
     if (tiling.blocks < 0) fail("--blocks={} is not supported: choose how many, or 0 for all", tiling.blocks);
     if (items(tiling) > 1 << 30)
       fail(
-          "--b={} --h={} --s={} is not supported: it makes {} items of two heads and {} queries, and at most "
-          "1073741824 "
-          "are counted",
+          "--b={} --h={} --s={} is not supported: it makes {} items of two heads and {} queries, of which at most "
+          "1073741824 are counted",
           at.b, at.h, at.s, items(tiling), tiling.rows);
   }
 
