@@ -116,6 +116,13 @@ TEST(Cubin, ReadsTheResourcesOfItsKernel) {
   EXPECT_EQ(resources.registers, 168);
   EXPECT_EQ(resources.frame_bytes, 96);
   EXPECT_EQ(resources.shared_bytes, 49152);
+  EXPECT_FALSE(resources.allocates);
+}
+
+TEST(Cubin, KnowsWhatTakesMemoryFromTheHeap) {
+  std::vector<Section> sections = kernel_sections();
+  sections.push_back({".strtab", std::string("\0free\0__cuda_syscall_aligned_malloc\0", 36)});
+  EXPECT_TRUE(read_cubin(elf(sections)).allocates);
 }
 
 TEST(Cubin, ReadsTheSizesOfParametersInOrder) {

@@ -62,6 +62,7 @@ struct CubinResources {
   int registers = 0;
   int frame_bytes = 0;  // per thread; spills live here, and a kernel without a frame has none
   int shared_bytes = 0;
+  bool allocates = false;       // takes memory from the heap of the GPU while it runs
   std::vector<int> parameters;  // bytes of each, in order
 };
 CubinResources read_cubin(const std::string& cubin);

@@ -18,6 +18,7 @@ constexpr unsigned char kAttributeRegisterCount = 0x2f;
 // One for each parameter of a kernel: {index u32, position u16, offset u16, size}. The size is the upper 14 bits of a
 // u32, or, in the newer attribute, a u16.
 constexpr unsigned char kAttributeParameter = 0x17, kAttributeParameter2 = 0x45;
+constexpr const char* kAllocation = "__cuda_syscall_aligned_malloc";  // the driver's function
 constexpr unsigned char kFormatSized = 0x04;  // the payload follows; otherwise the u16 is the value
 
 template <class T>
@@ -77,6 +78,8 @@ CubinResources read_cubin(const std::string& cubin) {
   CubinResources result;
   for_each_section(cubin, [&](const std::string& name, const Elf64_Shdr& section) {
     if (name.rfind(".text.", 0) == 0) result.function = name.substr(6);
+    if (name == ".strtab")
+      result.allocates = cubin.substr(section.sh_offset, section.sh_size).find(kAllocation) != std::string::npos;
     if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0")
       result.shared_bytes = int(section.sh_size);
     const bool of_kernel = name.rfind(".nv.info.", 0) == 0;

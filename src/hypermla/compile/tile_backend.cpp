@@ -52,6 +52,11 @@ BackendOutput compile_tile(const fs::path& cuda_root, const BackendInput& input)
   output.files["remarks.txt"] = assembled.out + assembled.err;
   output.files["kernel.tileir.txt"] = run_process({(cuda_root / "bin/tileirdisasm").string(), ir_path}, options).out;
   const CubinResources resources = read_cubin(output.files["kernel.cubin"]);
+  if (resources.allocates)
+    throw CompileError(fmt::format(
+        "{} takes memory from the heap of the GPU, which costs tens of microseconds each time: a variable of it needs "
+        "an address, as one that a lambda captures by reference; capture it by value",
+        resources.function));
   output.report["artifact"] = "kernel.cubin";
   output.report["function"] = resources.function;
   output.report["registers"] = resources.registers;
