@@ -322,9 +322,14 @@ def prefill_ratios(row):
 
 
 def prefill():
-    return table(["row", "us", "FlashAttention-3 / ours"],
-                 [[f"`{row['row']}`", times(row["ours"]), both(prefill_ratios(row), ".2f")]
-                  for row in record("prefill")["rows"]])
+    """A line for each batch, with all heads of it."""
+    cells = {}
+    for row in record("prefill")["rows"]:
+        batch, heads = row["row"].rsplit("-h", 1)
+        cells.setdefault(batch, {})[heads] = f"{times(row['ours'])}, {both(prefill_ratios(row), '.2f')}"
+    heads = list(dict.fromkeys(h for of in cells.values() for h in of))
+    return table(["batch", *(f"{h} heads" for h in heads)],
+                 [[f"`{batch}`", *(of.get(h, "") for h in heads)] for batch, of in cells.items()])
 
 
 def cache():
