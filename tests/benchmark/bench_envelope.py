@@ -137,10 +137,10 @@ def main():
     arguments = flags.parse_args()
     envelope = Envelope(arguments)
     for s in arguments.s_values:
-        if not envelope.out_of_time():
+        if not envelope.limit.reached():
             envelope.case(f"s={s}", harness.problem_of(arguments, s=s))
     for b, s, h, prefix, own in () if arguments.no_prefixes else PREFIXES:
-        if not envelope.out_of_time():
+        if not envelope.limit.reached():
             problem = {**harness.problem_of(arguments), "b": b, "s": s, "h": h, "t": prefix + own}
             envelope.case(f"prefix {prefix} + {own}, b={b}, s={s}, h={h}", problem, {"prefix": prefix, "prefixes": 1})
     for s in arguments.ends:

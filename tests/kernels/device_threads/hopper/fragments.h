@@ -17,6 +17,9 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace hypermla::cute {
 
+// A GPU's passes over every NaN, glibc's returns a signalling one.
+inline float fmaxf(float x, float y) { return y > x || std::isnan(x) ? y : x; }
+
 template <DType dtype>
 unsigned pack(float low, float high) {
   return from_float(low, dtype) | unsigned{from_float(high, dtype)} << 16;
