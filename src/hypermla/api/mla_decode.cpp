@@ -6,6 +6,7 @@
 #include "hypermla/api/shared.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
 namespace {
@@ -92,9 +93,8 @@ void MlaDecode::plan(const int* lengths, const int* query_starts, int requests, 
          state_->options.max_requests);
   if (!lengths && requests > 0 && !state_->options.sparse)
     fail("lengths is missing: give the address of the requests' numbers of tokens");
-  for (const auto& [name, data] : {std::pair("lengths", lengths), {"query_starts", query_starts}})
-    if (reinterpret_cast<std::uintptr_t>(data) % alignof(int))
-      fail("{} must point to memory of the device that is aligned to 4 bytes", name);
+  require_aligned("lengths", lengths, 4);
+  require_aligned("query_starts", query_starts, 4);
   if (state_->options.shared_prefixes && requests > 0 && (!block_table || table_stride < 1))
     fail("block_table is missing: with shared_prefixes plan() takes the table of the step, too, and its stride");
   if (!state_->options.shared_prefixes && block_table)

@@ -3,6 +3,7 @@
 #include "hypermla/api/shared.h"
 #include "hypermla/plan/prefill.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
 namespace {
@@ -59,9 +60,8 @@ void MlaPrefill::plan(const int* query_starts, const int* token_starts, int requ
          state_->options.max_requests);
   if (requests > 0 && (!query_starts || !token_starts))
     fail("{} is missing: give the address of requests + 1 integers", query_starts ? "token_starts" : "query_starts");
-  for (const auto& [name, data] : {std::pair("query_starts", query_starts), {"token_starts", token_starts}})
-    if (reinterpret_cast<std::uintptr_t>(data) % alignof(int))
-      fail("{} must point to memory of the device that is aligned to 4 bytes", name);
+  require_aligned("query_starts", query_starts, 4);
+  require_aligned("token_starts", token_starts, 4);
   state_->kernels->plan(query_starts, token_starts, requests, stream);
   state_->planned = true;
 }

@@ -19,10 +19,6 @@ namespace {
 
 constexpr int kCachedLatent = 512, kCachedRope = 64, kHeadColumns = 128;
 
-void require_address(const char* name, const void* data, unsigned alignment = 16) {
-  if (!data || reinterpret_cast<std::uintptr_t>(data) % alignment)
-    fail("{} must point to memory of the device that is aligned to {} bytes", name, alignment);
-}
 void require_stride(const char* name, std::int64_t stride, int multiple = 8) {
   if (stride <= 0 || stride % multiple)
     fail("{}={} is not supported: it must be a positive multiple of {} elements", name, stride, multiple);

@@ -104,9 +104,7 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
                                                           {"cache_latent", with.cache_latent},
                                                           {"cache_rope", fp8 ? with.cache_latent : with.cache_rope},
                                                           {"o", with.o}};
-  for (const auto& [name, data] : pointers)
-    if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
-      fail("{} must point to memory of the device that is aligned to 16 bytes", name);
+  for (const auto& [name, data] : pointers) require_address(name, data);
   if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
   // Counts may say more than there is, so that where inputs end is not known here.
   for (const void* input : {with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope})
@@ -118,9 +116,7 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
                                                        {"sinks", with.sinks},
                                                        {"cache_scale", with.cache_scale},
                                                        {"q_scale", with.q_scale}};
-  for (const auto& [name, data] : words)
-    if (reinterpret_cast<std::uintptr_t>(data) % 4)
-      fail("{} must point to memory of the device that is aligned to 4 bytes", name);
+  for (const auto& [name, data] : words) require_aligned(name, data, 4);
   const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.token_stride", with.q_latent.token_stride},
                                                           {"q_latent.head_stride", with.q_latent.head_stride},
                                                           {"q_rope.token_stride", with.q_rope.token_stride},

@@ -30,8 +30,7 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
     fail("query_tokens={} and tokens={} are not supported: they must not be negative", with.query_tokens, with.tokens);
   const auto require = [&](const char* name, const void* data, std::int64_t token_stride, std::int64_t head_stride,
                            bool shared_heads) {
-    if (!data || reinterpret_cast<std::uintptr_t>(data) % 16)
-      fail("{} must point to memory of the device that is aligned to 16 bytes", name);
+    require_address(name, data);
     const auto stride = [&](const char* axis, std::int64_t value, bool or_zero) {
       if (value % 8 || value < 0 || (value == 0 && !or_zero))
         fail("{}.{}={} is not supported: it must be a positive multiple of 8 elements", name, axis, value);
@@ -49,8 +48,7 @@ void require_tensors(const MlaPrefillOptions& at, const MlaPrefillTensors& with)
       require(name, rows->data, rows->token_stride, rows->head_stride, rows == &with.k_rope);
   require("o", with.o, with.o_token_stride, with.o_head_stride, false);
   if (!with.lse) fail("lse is missing: give its address");
-  if (reinterpret_cast<std::uintptr_t>(with.lse) % 4)
-    fail("lse must point to memory of the device that is aligned to 4 bytes");
+  require_aligned("lse", with.lse, 4);
   for (const auto& [name, rows] : inputs)
     if (with.o == rows->data && (with.tokens > 0 || name[0] == 'q'))
       fail("o must have memory of its own: blocks read queries, keys and values after others have written");

@@ -32,6 +32,14 @@ inline void require_half_precision(DType dtype) {
   if (dtype != DType::bfloat16 && dtype != DType::float16)
     fail("--dtype={} is not supported: choose bfloat16 or float16", dtype_name(dtype));
 }
+// Memory of the device that is aligned to so many bytes; a tensor that is not given is, too.
+inline void require_aligned(const char* name, const void* data, unsigned bytes, bool missing = false) {
+  if (missing || reinterpret_cast<std::uintptr_t>(data) % bytes)
+    fail("{} must point to memory of the device that is aligned to {} bytes", name, bytes);
+}
+inline void require_address(const char* name, const void* data, unsigned bytes = 16) {
+  require_aligned(name, data, bytes, !data);
+}
 // Rows of an output, `width` elements each, do not overlap.
 inline void require_rows_apart(const char* name, std::int64_t tokens, std::int64_t token_stride, std::int64_t heads,
                                std::int64_t head_stride, std::int64_t width) {
