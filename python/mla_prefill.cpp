@@ -20,15 +20,16 @@ PrefillObject& as_prefill(PyObject* self) { return *reinterpret_cast<PrefillObje
 hypermla::MlaPrefill& prefill_of(PyObject* self) { return *as_prefill(self).prefill; }
 
 // MlaPrefill(device, workspace or None, dtype, (heads, max_requests, max_query_tokens, max_tokens), scale, (causal,
-// lse_base2, empty_lse_positive, accumulate))
+// lse_base2, empty_lse_positive, accumulate, batch_invariant))
 PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype;
   PyObject* workspace;
   hypermla::MlaPrefillOptions at;
   double scale;
-  int causal, base2, positive, accumulate;
-  if (!PyArg_ParseTuple(arguments, "sOs(iiii)d(pppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
-                        &at.max_query_tokens, &at.max_tokens, &scale, &causal, &base2, &positive, &accumulate))
+  int causal, base2, positive, accumulate, invariant;
+  if (!PyArg_ParseTuple(arguments, "sOs(iiii)d(ppppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
+                        &at.max_query_tokens, &at.max_tokens, &scale, &causal, &base2, &positive, &accumulate,
+                        &invariant))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
@@ -37,6 +38,7 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.lse_base2 = base2;
     at.empty_lse_positive = positive;
     at.accumulate = accumulate;
+    at.batch_invariant = invariant;
     std::unique_ptr<hypermla::DeviceHandle> handle;
     std::unique_ptr<hypermla::MlaPrefill> prefill;
     without_lock([&] { handle = std::make_unique<hypermla::DeviceHandle>(device); });

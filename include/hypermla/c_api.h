@@ -177,6 +177,8 @@ typedef struct hypermla_prefill_options {
   int32_t lse_base2;
   int32_t empty_lse_positive;
   int32_t accumulate;
+  int32_t batch_invariant;
+  int32_t reserved; /* 0; so that a member which a later version adds makes the struct larger */
 } hypermla_prefill_options;
 
 /* The tensors of one layer: members and their rules are those of MlaPrefillTensors in mla_prefill.h. Strides count

@@ -25,8 +25,9 @@ class MlaPrefill(Planned):
     request): the capacity. causal: query i of the n of a request with m tokens sees the first m - n + i + 1. scale: of
     the scores; 0: 1 / sqrt(192). lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a
     query that sees no token. accumulate: run() merges into what `out` and `lse` hold, attention of the same queries
-    over other tokens. workspace: a tensor of workspace_bytes of another MlaPrefill of the same options; None: memory of
-    its own. device: as MlaDecode's.
+    over other tokens. batch_invariant: the bits of a request's output do not depend on its batch; else tokens are cut
+    where a step has few queries and heads. workspace: a tensor of workspace_bytes of another MlaPrefill of the same
+    options; None: memory of its own. device: as MlaDecode's.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaPrefill was
     made: they are operators then (torch_operators.py).
@@ -35,14 +36,14 @@ class MlaPrefill(Planned):
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_query_tokens=8192, max_tokens=131072, dtype="bfloat16",
                  causal=True, scale=0.0, lse_base2=False, empty_lse_positive=False, device="auto", workspace=None,
-                 accumulate=False):
+                 accumulate=False, batch_invariant=False):
         self._workspace = workspace
         self._heads, self._accumulate = heads, accumulate
         self._take(_hypermla.MlaPrefill(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype),
             integers(heads=heads, max_requests=max_requests, max_query_tokens=max_query_tokens, max_tokens=max_tokens),
             scale, booleans(causal=causal, lse_base2=lse_base2, empty_lse_positive=empty_lse_positive,
-                            accumulate=accumulate)))
+                            accumulate=accumulate, batch_invariant=batch_invariant)))
 
     def plan(self, query_starts, token_starts, stream=None):
         """Divides a step's work. query_starts, token_starts: int32 [requests + 1], as engines' cu_seqlens_q and

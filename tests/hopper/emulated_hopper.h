@@ -40,9 +40,13 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct int2 {
   int x, y;
 };
+struct int4 {
+  int x, y, z, w;
+};
 struct uint2 {
   unsigned x, y;
 };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 struct uint4 {
   unsigned x, y, z, w;
 };
@@ -295,7 +299,8 @@ template <class T>
 T __ldg(const T* x) {
   return *x;
 }
-inline u64 atomicAdd(u64* x, u64 more) {
+template <class T>
+T atomicAdd(T* x, T more) {
   races::change_word(x);
   const races::Unwatched emulation;
   return std::exchange(*x, *x + more);

@@ -1,5 +1,5 @@
 // The planner of the prefill kernel for Hopper, run as C++ threads: every tile of 128 queries of every head must be
-// drawn once, with the tokens that its queries see.
+// drawn once, with the tokens that its queries see, or in parts that have each of these tokens once.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -18,7 +18,7 @@ class PlanPrefill : public testing::Test {
  protected:
   // Plans requests that begin at `starts`; returns the items.
   std::vector<PrefillItem> plan(const std::vector<int>& query_starts, const std::vector<int>& token_starts, int heads,
-                                int all_queries, int max_tokens) {
+                                int all_queries, int max_tokens, bool causal = true) {
     const int b = int(query_starts.size()) - 1;
     memory_.assign(2 + (b + 1) * sizeof(PrefillItem) / sizeof(PrefillList), PrefillList{});
     list_ = memory_.data();
@@ -30,7 +30,10 @@ class PlanPrefill : public testing::Test {
                                             .requests = b,
                                             .heads = heads,
                                             .all_queries = all_queries,
-                                            .max_tokens = max_tokens};
+                                            .max_tokens = max_tokens,
+                                            .causal = causal,
+                                            .processors = processors_,
+                                            .slots = slots_};
     block_.run(1, [&] { plan_prefill<kTiling>(arguments); });
     EXPECT_EQ(items[b].query, -7) << "written behind the end";
     EXPECT_EQ(list_->drawn, 0);
@@ -43,7 +46,7 @@ class PlanPrefill : public testing::Test {
     for (std::size_t r = 0; r + 1 < token_starts.size(); ++r)
       max_tokens = std::max(max_tokens, token_starts[r + 1] - token_starts[r]);
     const std::vector<PrefillItem> items =
-        plan(query_starts, token_starts, heads, std::max(1, query_starts.back()), max_tokens);
+        plan(query_starts, token_starts, heads, std::max(1, query_starts.back()), max_tokens, causal);
     EXPECT_EQ(list_->status, 0);
     for (std::size_t i = 1; i < items.size(); ++i)
       EXPECT_LE(items[i].tokens, items[i - 1].tokens * 9 / 8 + 128) << "long requests come first";
@@ -57,50 +60,75 @@ class PlanPrefill : public testing::Test {
           if (threadIdx.x == 0) item_of[index] = at;
         }
     });
-    std::map<int, int> request_of;  // by its first query
+    std::map<int, std::size_t> at_query;  // the items
+    for (std::size_t i = 0; i < items.size(); ++i) at_query[items[i].query] = i;
     long long tiles = 0;
+    std::size_t requests = 0;
     for (std::size_t r = 0; r + 1 < query_starts.size(); ++r) {
       if (query_starts[r + 1] == query_starts[r]) continue;
-      request_of[query_starts[r]] = int(r);
-      tiles += (query_starts[r + 1] - query_starts[r] + 127) / 128 * heads;
+      ++requests;
+      ASSERT_TRUE(at_query.count(query_starts[r]));
+      const PrefillItem& item = items[at_query[query_starts[r]]];
+      ASSERT_TRUE(item.parts >= 1 && item.parts <= kMaxPrefillParts);
+      tiles += (query_starts[r + 1] - query_starts[r] + 127) / 128 * heads * item.parts;
     }
     ASSERT_EQ(list_->tiles, tiles);
-    ASSERT_EQ(items.size(), request_of.size());
+    ASSERT_EQ(items.size(), requests);
     std::set<std::pair<int, int>> drawn;  // first query, head
+    std::set<int> slots;
     std::size_t i = 0;
-    int blocks = 1 << 30, first_head = 0;
+    int blocks = 1 << 30, first_head = 0, attended = 0;  // `attended`: blocks of a tile's parts before this one
     for (int index = 0; index < tiles; ++index) {
       while (i + 1 < items.size() && items[i + 1].first_tile <= index) ++i, blocks = 1 << 30;
       if (item_of.count(index)) {
         ASSERT_EQ(item_of[index], int(i));
       }
-      const PrefillTile tile = prefill_tile(items[i], index - items[i].first_tile, heads, causal);
-      const int r = request_of.at(items[i].query), row = tile.query - query_starts[r];
+      const int part = (index - items[i].first_tile) % items[i].parts,
+                number = (index - items[i].first_tile) / items[i].parts;
+      PrefillTile tile = prefill_tile(items[i], number, heads, causal);
+      if (items[i].parts > 1) cut_tile(tile, items[i], number, part);
+      const auto r = std::find(query_starts.rbegin(), query_starts.rend(), items[i].query).base() -
+                     query_starts.begin() - 1;  // the last that begins there: those before it have no queries
+      const int row = tile.query - query_starts[r];
       const int queries = query_starts[r + 1] - query_starts[r], tokens = token_starts[r + 1] - token_starts[r];
       ASSERT_EQ(row % 128, 0);
       ASSERT_EQ(tile.rows, std::min(128, queries - row));
       ASSERT_GT(tile.rows, 0);
-      ASSERT_EQ(tile.tokens, tokens);
-      ASSERT_EQ(tile.token, token_starts[r]);
       ASSERT_TRUE(tile.head >= 0 && tile.head < heads);
-      ASSERT_TRUE(drawn.emplace(tile.query, tile.head).second);
+      ASSERT_EQ(int(tile.parts), items[i].parts);
+      ASSERT_EQ(int(tile.part), part);
+      if (tile.part == 0) {
+        ASSERT_TRUE(drawn.emplace(tile.query, tile.head).second);
+        attended = 0;
+      }
+      ASSERT_TRUE(drawn.count({tile.query, tile.head})) << "a tile's parts follow each other";
+      ASSERT_EQ(tile.tokens, tokens - attended * 128);
+      ASSERT_EQ(tile.token, token_starts[r] + attended * 128);
+      if (tile.parts > 1) {
+        const int slot = int(tile.first_slot + tile.part);
+        ASSERT_TRUE(slot < slots_ && slots.insert(slot).second);
+        ASSERT_GE(tile.blocks, 4);
+      }
       int seen = 0;  // by some query of the tile
       for (int j = 0; j < tile.rows; ++j) {
         const int of_query = causal ? std::max(0, tokens - queries + row + j + 1) : tokens;
         if (causal) {
-          ASSERT_EQ(std::max(0, std::min(tile.tokens, tile.diagonal + j + 1)), of_query);
+          ASSERT_EQ(std::max(0, attended * 128 + std::min(tile.tokens, tile.diagonal + j + 1)), of_query);
         }
         seen = std::max(seen, of_query);
       }
-      ASSERT_EQ(tile.blocks, (seen + 127) / 128);
+      attended += tile.blocks;
+      if (tile.part + 1 < tile.parts) continue;
+      ASSERT_EQ(attended, (seen + 127) / 128);
       // A section's tiles of one row stand side by side, the longest row first.
       if (tile.head < first_head || tile.head >= first_head + items[i].section) blocks = 1 << 30;
       if (blocks == 1 << 30) first_head = tile.head;
-      ASSERT_LE(tile.blocks, blocks);
-      blocks = tile.blocks;
+      ASSERT_LE(attended, blocks);
+      blocks = attended;
     }
   }
 
+  int processors_ = 132, slots_ = prefill_slots(132);
   device_threads::Block block_{kTiling.threads};
   std::vector<PrefillList> memory_;
   PrefillList* list_ = nullptr;
@@ -121,6 +149,42 @@ TEST_F(PlanPrefill, EveryTileIsDrawnOnce) {
                                     << most_tokens << " tokens, " << heads << " heads");
     check(query_starts, token_starts, heads, i % 2);
   }
+}
+
+TEST_F(PlanPrefill, TokensAreCutWhereTilesAreFew) {
+  // Requests alike on 132 thread blocks, and into how many parts their tokens should be cut.
+  struct Case {
+    int requests, queries, tokens, heads, parts;
+    bool causal = false;
+  };
+  for (const Case& of : {Case{1, 512, 16384, 16, 2},  // 64 tiles of 128 blocks
+                         {1, 512, 16384, 16, 2, true},
+                         {2, 1, 30000, 16, 4},           // 32 of 235
+                         {1, 1, 1 << 20, 1, 5},          // as many as there are warps to try lengths, on a GPU 32
+                         {1, 512, 16384, 128, 1},        // 512: nearly four rounds
+                         {8, 1024, 1024, 128, 1, true},  // tiles enough
+                         {1, 1, 800, 16, 1},             // short ones
+                         {1, 1, 1024, 16, 2},
+                         {1, 4096, 4096, 1, 1, true}}) {  // the first tile sees little
+    std::vector<int> query_starts = {0}, token_starts = {0};
+    for (int r = 1; r <= of.requests; ++r) {
+      query_starts.push_back(r * of.queries);
+      token_starts.push_back(r * of.tokens);
+    }
+    SCOPED_TRACE(testing::Message() << of.requests << "x" << of.queries << " over " << of.tokens << ", " << of.heads);
+    check(query_starts, token_starts, of.heads, of.causal);
+    EXPECT_EQ(reinterpret_cast<const PrefillItem*>(list_ + 1)->parts, of.parts);
+    slots_ = 0;
+    check(query_starts, token_starts, of.heads, of.causal);
+    EXPECT_EQ(reinterpret_cast<const PrefillItem*>(list_ + 1)->parts, 1);
+    slots_ = prefill_slots(processors_);
+  }
+  // A long request among short ones: only its tokens are cut.
+  const std::vector<PrefillItem> items = plan({0, 128, 528, 656}, {0, 400, 800, 100800}, 16, 656, 1 << 20, true);
+  ASSERT_EQ(items.size(), 3u);
+  EXPECT_EQ(items[0].tokens, 100000);
+  EXPECT_GE(items[0].parts, 4);
+  EXPECT_EQ(items[1].parts + items[2].parts, 2);
 }
 
 TEST_F(PlanPrefill, HeadsOfASectionFitTheCache) {

@@ -447,6 +447,7 @@ class Prefill(unittest.TestCase):
         prefill = self.prefill()
         for wrong, said in ((lambda: self.prefill(heads=0), "heads=0"),
                             (lambda: self.prefill(accumulate=2), "^accumulate cannot be 2; give it True or False$"),
+                            (lambda: self.prefill(batch_invariant=None), "^batch_invariant cannot be None"),
                             (lambda: self.prefill(dtype="float32"), "float32"),
                             (lambda: prefill.plan(self.QUERIES.astype(numpy.int64), self.TOKENS), "int64"),
                             (lambda: prefill.plan(self.QUERIES, self.TOKENS[:2]), "token_starts must be"),

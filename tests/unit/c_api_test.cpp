@@ -421,6 +421,7 @@ TEST(CApiPrefill, EveryMemberOfTheOptionsArrives) {
   EXPECT_TRUE(contains(refused([](auto& at) { at.max_tokens = -1; }), "max_tokens=-1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.dtype = 2; }), "HYPERMLA_FLOAT16"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.scale = -1; }), "scale=-1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.reserved = 1; }), "options->reserved is 1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.size = 0; }), "hypermla_prefill_options_init()"));
 
   // Flags by what they change: the last token counts, base 2, +infinity of an empty request; and merged into ones.

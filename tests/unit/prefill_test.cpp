@@ -284,7 +284,10 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   MlaPrefillOptions options = {.max_requests = 100, .dtype = DType::float16};
   settle(options);
   const std::unique_ptr<PrefillKernels> kernels = plan->prefill(options);
-  EXPECT_EQ(kernels->workspace_bytes(), 256u + 100 * 32);
+  // On 132 multiprocessors, for three parts each: counters, log-sum-exps and outputs.
+  EXPECT_EQ(kernels->workspace_bytes(), (256u + 100 * 32 + 396 * 8 + 255) / 256 * 256 + 396 * 128 * 129 * 4);
+  options.batch_invariant = true;
+  EXPECT_EQ(plan->prefill(options)->workspace_bytes(), (256u + 100 * 32 + 255) / 256 * 256);
   const std::vector<KernelSource> sources = kernels->sources();
   ASSERT_EQ(sources.size(), 2u);
   EXPECT_TRUE(contains(sources[0].instance, "plan_prefill<hypermla::cute::PlanPrefillTiling{"));
@@ -441,10 +444,41 @@ TEST_F(MlaPrefillOnHopper, AStepWithoutTokensIsAnswered) {
   compare(prefill, step, batch);
 }
 
+// Few tiles of many tokens: each is cut into up to 32 parts. The largest scores come last, or the first part has them.
+TEST_F(MlaPrefillOnHopper, LongRequestsOfFewQueriesAreCut) {
+  for (int i = 0; i < 6; ++i) {
+    SCOPED_TRACE(testing::Message() << "batch " << i);
+    const MlaPrefillOptions options = {.heads = 1 + i % 3,
+                                       .max_requests = 8,
+                                       .max_query_tokens = 700,
+                                       .max_tokens = 30000,
+                                       .dtype = i == 4 ? DType::float16 : DType::bfloat16,
+                                       .causal = i % 2 == 0,
+                                       .lse_base2 = i % 3 == 1};
+    MlaPrefill prefill(options, DeviceHandle("cuda"));
+    const auto batch = [&](const Sizes& sizes, bool growing) {
+      return Batch(options, Layout(i % 3), sizes, 70 + i, growing);
+    };
+    const Step step = record(prefill, batch({{0, 300, 1, 200}, {0, 0, 0, 0}, 700, 31000}, false));
+    for (const auto& [queries, tokens] :
+         {std::pair<std::vector<int>, std::vector<int>>{{0, 1, 7, 0}, {0, 20000, 9000, 0}},
+          {{300, 0, 1, 200}, {1500, 0, 17000, 300}},
+          {{129, 5, 0, 3}, {5000, 7, 0, 1023}},
+          {{0, 0, 3, 0}, {0, 0, 29999, 0}}}) {
+      Batch now = batch({queries, tokens, 700, 31000}, i % 2 == 1);
+      compare(prefill, step, now);
+    }
+  }
+}
+
 TEST_F(MlaPrefillOnHopper, BitsDependOnNoNeighbour) {
   for (const bool causal : {false, true}) {
-    const MlaPrefillOptions options = {
-        .heads = 2, .max_requests = 3, .max_query_tokens = 400, .max_tokens = 900, .causal = causal};
+    const MlaPrefillOptions options = {.heads = 2,
+                                       .max_requests = 3,
+                                       .max_query_tokens = 400,
+                                       .max_tokens = 900,
+                                       .causal = causal,
+                                       .batch_invariant = true};
     MlaPrefill prefill(options, DeviceHandle("cuda"));
     Batch alone(options, Layout::dense, {{200}, {700}, 200, 700}, 50);
     Batch batch(options, Layout::dense, {{50, 200, 128}, {300, 700, 900}, 400, 1900}, 51);

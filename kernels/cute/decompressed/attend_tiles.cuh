@@ -22,6 +22,8 @@
 //
 //   dtype, causal       the types of the products, and the mask
 //   has_other_rows      whether the rows behind those of a tile may be another request's
+//   has_parts           whether a tile may be of some of its queries' tokens only: then it has is_part(tile),
+//                       store_part(..) and merge_parts(..), as prefill_parts.cuh has them
 //   with                the kernel's arguments: q_map, qpe_map, k_map, kpe_map, v_map, scale_log2
 //   Tile                what the scheduler hands over: up to 8 integers, among them `head` (negative: there are no more
 //                       tiles), `tokens` of the request, and how many `blocks` of them some query of the tile sees
@@ -62,6 +64,9 @@ namespace hypermla::cute {
 inline constexpr int kGroupRows = 64;         // queries of a warpgroup
 inline constexpr float kLargeSum = 16384.0f;  // of 32 weights: fp16 holds it, and so it holds each of them
 inline constexpr int kKeyStages = 3, kValueStages = 2;
+inline constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // of a thread
+static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * 168,
+              "a thread block starts with 168 for each thread; more would be waited for in vain");
 inline constexpr u32 kKeyBox = kBlock * 128;  // bytes of 64 columns of a token block
 
 struct Shared {
@@ -82,7 +87,7 @@ __device__ __forceinline__ Tile read_tile(const Shared& shared, u32& phase) {
   phase ^= 1;
   Tile tile;
 #pragma unroll
-  for (int i = 0; i < sizeof(Tile) / 16; ++i)
+  for (unsigned i = 0; i < sizeof(Tile) / 16; ++i)
     reinterpret_cast<int4*>(&tile)[i] = reinterpret_cast<const int4*>(shared.tile)[i];
   return tile;
 }
@@ -173,7 +178,7 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
   auto next_tile = [&] {
     Tile tile = read_tile<Tile>(shared, tile_phase);
 #pragma unroll
-    for (int i = 0; i < sizeof(Tile) / 4; ++i)
+    for (unsigned i = 0; i < sizeof(Tile) / 4; ++i)
       reinterpret_cast<int*>(&tile)[i] = uniform(reinterpret_cast<int*>(&tile)[i]);
     barrier_arrive(
         shared.tile_empty);  // every reader for itself, as every writer below: racecheck follows nothing else
@@ -287,9 +292,18 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     sum = sum_of_rows(sum);
     mma_wait<1>();
     products_done();
-    store_output(tile,
-                 {sum.x == 0.0f ? 0.0f : __fdividef(1.0f, sum.x), sum.y == 0.0f ? 0.0f : __fdividef(1.0f, sum.y)});
-    store_lse(tile, {tiles.lse_of(maximum.x, sum.x), tiles.lse_of(maximum.y, sum.y)});
+    const float2 inverse = {sum.x == 0.0f ? 0.0f : __fdividef(1.0f, sum.x),
+                            sum.y == 0.0f ? 0.0f : __fdividef(1.0f, sum.y)};
+    bool part = false;
+    if constexpr (Tiles::has_parts) part = tiles.is_part(tile);
+    if (!part) {
+      store_output(tile, inverse);
+      store_lse(tile, {tiles.lse_of(maximum.x, sum.x), tiles.lse_of(maximum.y, sum.y)});
+    } else if constexpr (Tiles::has_parts) {
+      // Here, beside the products: behind them the compiler would spill registers.
+      tiles.store_part(tile, row(), o, inverse, {log_sum(maximum.x, sum.x), log_sum(maximum.y, sum.y)});
+      tiles.merge_parts(tile, group, kGroup0 + group);
+    }
     mma_wait<0>();
     if (next.head < 0) break;
     tile = next;
@@ -384,10 +398,10 @@ __device__ __forceinline__ void attend_tiles(const Tiles tiles, int* counter, Be
   __syncthreads();
   begin();
   if (role < 2) {
-    take_registers<240>();
+    take_registers<kConsumerRegisters>();
     attend(shared, role, tiles);
   } else {
-    give_registers<24>();
+    give_registers<kProducerRegisters>();
     if (threadIdx.x == 256) load(shared, tiles);
     if (threadIdx.x / 32 == 9) draw(shared, tiles, counter);
   }

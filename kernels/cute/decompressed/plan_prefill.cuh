@@ -4,9 +4,13 @@
 // class comes first is left to chance; it changes no result. Starts that are negative or go beyond the capacity are cut
 // to it and reported. Where query starts fall there are no tiles: requests would share queries, and have more tiles in
 // all than an integer holds.
+//
+// Tiles are cut into parts where that lets the thread blocks end sooner, by an estimate that counts blocks of tokens.
+// Each warp makes it for another length of parts.
 #pragma once
 
-#include "latent/plan_requests.cuh"  // sum_before
+#include "hopper/constants.h"
+#include "latent/plan_requests.cuh"  // sums_before
 #include "prefill_list.h"
 
 namespace hypermla::cute {
@@ -21,70 +25,169 @@ __device__ __forceinline__ int length_class(int tokens) {
   return (__float_as_int(static_cast<float>(blocks)) >> 20) - (127 << 3) + 1;
 }
 
+// The blocks of tokens that some query sees: of a request's longest tile, and of its shortest.
+struct SeenBlocks {
+  int most, least;
+};
+__device__ __forceinline__ SeenBlocks seen_blocks(const PrefillItem& item, bool causal) {
+  const int most = (item.tokens + kBlock - 1) / kBlock;
+  if (!causal || item.queries <= kRows) return {most, most};
+  return {most, max(0, item.tokens - item.queries + 2 * kRows - 1) / kBlock};
+}
+
+inline constexpr int kLeastBlocks = 4;  // of a part
+
+// Into how many parts the tokens of a request's tiles are cut, for parts of up to `length` blocks.
+__device__ __forceinline__ int parts_for(SeenBlocks blocks, int length) {
+  const int parts =
+      1 + static_cast<int>(__fdividef(static_cast<float>(blocks.most) - 0.5f, static_cast<float>(length)));
+  return max(1, min(parts, min(blocks.least / kLeastBlocks, kMaxPrefillParts)));
+}
+
+// How long the attention takes with parts of up to `length` blocks: the longest of them, or the rounds in which thread
+// blocks attend as many as there are. Infinite where the slots do not suffice. All lanes of a warp, in turns over the
+// items, of which item(i) is number i.
+template <class Item>
+__device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& with, int items, Item item, int length) {
+  constexpr float kOfPart = 0.5f, kOfMerge = 2.0f, kOfMerged = 0.25f;  // in blocks; the last of each of a tile's parts
+  float blocks = 0.0f, tiles = 0.0f, slots = 0.0f;
+  int longest = 0, most_parts = 1;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < items; i += 32) {
+    const PrefillItem of = item(i);
+    if (of.queries == 0) continue;
+    const SeenBlocks seen = seen_blocks(of, with.causal);
+    const int parts = parts_for(seen, length);
+    const float count = static_cast<float>(prefill_row_tiles(of.queries)) * static_cast<float>(with.heads);
+    blocks += count * static_cast<float>(seen.most + seen.least) * 0.5f;
+    tiles += count * static_cast<float>(parts);
+    if (parts > 1) slots += count * static_cast<float>(parts);
+    longest = max(longest, (seen.most + parts - 1) / parts);
+    most_parts = max(most_parts, parts);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    blocks += __shfl_xor_sync(~0u, blocks, step);
+    tiles += __shfl_xor_sync(~0u, tiles, step);
+    slots += __shfl_xor_sync(~0u, slots, step);
+  }
+  longest = __reduce_max_sync(~0u, longest);
+  most_parts = __reduce_max_sync(~0u, most_parts);
+  if (slots > static_cast<float>(with.slots)) return kInfinity;
+  const float rounds = 1.0f + floorf(__fdividef(tiles - 0.5f, static_cast<float>(with.processors)));
+  const float time = fmaxf(static_cast<float>(longest), rounds * __fdividef(blocks, tiles));
+  return time + rounds * kOfPart + (most_parts > 1 ? kOfMerge + kOfMerged * static_cast<float>(most_parts) : 0.0f);
+}
+
 template <PlanPrefillTiling tiling>
 __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_constant__ PlanPrefillArguments with) {
   constexpr int kThreads = tiling.threads;
   static_assert(kThreads > kLengthClasses);
   __shared__ int of_class[kLengthClasses];  // requests; then where the next one of the class goes
   __shared__ short order[kMaxPlannedRequests];
-  __shared__ int sums[kThreads / 32], wrong;
+  __shared__ int sums[2][kThreads / 32], wrong, most_tokens;
+  __shared__ float times[kThreads / 32];
   const int thread = threadIdx.x, b = with.requests;
 
-  auto read = [&](int r) {
+  struct Request {
+    PrefillItem item;  // as far as it does not depend on others
+    int wrong;         // bits of PrefillStatus: what was cut
+  };
+  auto read = [&](int r) -> Request {
     const int query = with.query_starts[r], token = with.token_starts[r];
     const long long queries = static_cast<long long>(with.query_starts[r + 1]) - query,
                     tokens = static_cast<long long>(with.token_starts[r + 1]) - token;
     const bool falls = queries < 0, fit = query >= 0 && !falls && query + queries <= with.all_queries;
     const int used =
         token < 0 || tokens < 0 ? 0 : static_cast<int>(min(tokens, static_cast<long long>(with.max_tokens)));
-    return PrefillItem{
-        .first_tile = 0,
-        .section = 0,
-        .query = query,
-        .queries = fit ? static_cast<int>(queries) : 0,
-        .token = token,
-        .tokens = used,
-        .wrong = (fit ? 0 : kWrongQueryStarts) | (falls ? kFalls : 0) | (used == tokens ? 0 : kWrongTokenStarts),
-        .unused = 0};
+    return {{.first_tile = 0,
+             .section = 0,
+             .query = query,
+             .queries = fit ? static_cast<int>(queries) : 0,
+             .token = token,
+             .tokens = used,
+             .parts = 1,
+             .first_slot = 0},
+            (fit ? 0 : kWrongQueryStarts) | (falls ? kFalls : 0) | (used == tokens ? 0 : kWrongTokenStarts)};
   };
 
   launch_next();
   wait_for_previous();
   if (thread < kLengthClasses) of_class[thread] = 0;
-  if (thread == 0) wrong = 0;
+  if (thread == 0) wrong = most_tokens = 0;
   __syncthreads();
+#pragma unroll 1
   for (int r = thread; r < b; r += kThreads) {
-    const PrefillItem item = read(r);
-    if (item.queries > 0) atomicAdd(&of_class[length_class(item.tokens)], 1);
-    if (item.wrong) atomicOr(&wrong, item.wrong);
+    const auto [item, cut] = read(r);
+    if (item.queries > 0) {
+      atomicAdd(&of_class[length_class(item.tokens)], 1);
+      atomicMax(&most_tokens, item.tokens);
+    }
+    if (cut) atomicOr(&wrong, cut);
   }
   __syncthreads();
   const int own_class = kLengthClasses - 1 - thread;  // long requests first
-  const int place = sum_before<kThreads>(own_class >= 0 ? of_class[own_class] : 0, sums).before;
+  const int place = sum_before<kThreads>(own_class >= 0 ? of_class[own_class] : 0, sums[0]).before;
   if (own_class >= 0) of_class[own_class] = place;
   __syncthreads();
+#pragma unroll 1
   for (int r = thread; r < b; r += kThreads) {
-    const PrefillItem item = read(r);
+    const PrefillItem item = read(r).item;
     if (item.queries > 0) order[atomicAdd(&of_class[length_class(item.tokens)], 1)] = static_cast<short>(r);
   }
-  __syncthreads();
+  // In the order of the requests, not of the list: which of a class comes first must not decide where tokens are cut.
+  const int most_blocks = (most_tokens + kBlock - 1) / kBlock;
+  auto length_of = [&](int warp) {  // of parts: 1, 2, .. 8, 10, .. 16, 20, .. of the longest tile
+    const int parts = warp < 8 ? warp + 1 : warp < 12 ? 2 * warp - 6 : 4 * warp - 28;
+    return max(1, (most_blocks + parts - 1) / parts);
+  };
+  int length = 0;  // of parts; 0: nothing is cut
+  if (with.slots > 0 && most_blocks >= 2 * kLeastBlocks) {
+    const auto item = [&](int r) { return read(r).item; };
+    const float time = time_with_parts(with, b, item, length_of(thread / 32));
+    if (thread % 32 == 0) times[thread / 32] = time;
+    __syncthreads();
+    const int lane = thread % 32;
+    const int own = __float_as_int(lane < kThreads / 32 ? times[lane] : kInfinity);  // as ordered as the numbers are
+    const int least = __reduce_min_sync(~0u, own);
+    constexpr float kGain = 0.95f;  // what the time must fall to
+    if (__int_as_float(least) < kGain * times[0]) length = length_of(__ffs(__ballot_sync(~0u, own == least)) - 1);
+  } else {
+    __syncthreads();
+  }
 
   const int items = wrong & kFalls ? 0 : of_class[0];  // behind the last of the last class
   const int each = (items + kThreads - 1) / kThreads, first = min(items, thread * each),
             last = min(items, first + each);
-  int tiles = 0;
-  for (int i = first; i < last; ++i) tiles += prefill_row_tiles(read(order[i]).queries) * with.heads;
-  int at = sum_before<kThreads>(tiles, sums).before;
+  auto planned = [&](int i) {
+    PrefillItem item = read(order[i]).item;
+    if (length) item.parts = parts_for(seen_blocks(item, with.causal), length);
+    return item;
+  };
+  auto tiles_of = [&](const PrefillItem& item) { return prefill_row_tiles(item.queries) * with.heads * item.parts; };
+  auto slots_of = [&](const PrefillItem& item) { return item.parts > 1 ? tiles_of(item) : 0; };
+  int tiles = 0, slots = 0;
+#pragma unroll 1
   for (int i = first; i < last; ++i) {
-    PrefillItem item = read(order[i]);
-    item.first_tile = at;
-    const long long bytes = static_cast<long long>(max(item.tokens, 1)) * 2 * 128 * 2;  // keys and values of a head
-    item.section = static_cast<int>(
-        max(1ll, min((static_cast<long long>(tiling.section) << 20) / bytes, static_cast<long long>(with.heads))));
-    reinterpret_cast<PrefillItem*>(with.list + 1)[i] = item;
-    at += prefill_row_tiles(item.queries) * with.heads;
+    const PrefillItem item = planned(i);
+    tiles += tiles_of(item);
+    slots += slots_of(item);
   }
-  if (thread == kThreads - 1) *with.list = {.tiles = at, .items = items, .drawn = 0, .status = wrong & ~kFalls};
+  const SumsBefore<2> before = sums_before<kThreads, 2>({tiles, slots}, sums);
+  int at = before.before[0], slot = before.before[1];
+#pragma unroll 1
+  for (int i = first; i < last; ++i) {
+    PrefillItem item = planned(i);
+    item.first_tile = at;
+    item.first_slot = slot;
+    constexpr unsigned kTokenBytes = 2 * 128 * 2;  // key and value of a head
+    const unsigned fit = (unsigned{tiling.section} << 20) / kTokenBytes / static_cast<unsigned>(max(item.tokens, 1));
+    item.section = static_cast<int>(max(1u, min(fit, static_cast<unsigned>(with.heads))));
+    reinterpret_cast<PrefillItem*>(with.list + 1)[i] = item;
+    at += tiles_of(item);
+    slot += slots_of(item);
+  }
+  if (thread == kThreads - 1) *with.list = {.drawn = 0, .tiles = at, .items = items, .status = wrong & ~kFalls};
 }
 
 }  // namespace hypermla::cute

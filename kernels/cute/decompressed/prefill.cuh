@@ -5,11 +5,14 @@
 // A tile's boxes may reach into the next request: rows of queries that are not the tile's become zeros and are not
 // stored, keys behind the request's end are masked, and values there are overwritten with zeros.
 //
+// Where there are few tiles, the planner cuts the tokens of each into parts, which prefill_parts.cuh merges.
+//
 // grid = multiprocessors; kTileThreads threads, kTileSharedBytes of dynamic shared memory.
 #pragma once
 
 #include "attend_tiles.cuh"
 #include "prefill_items.cuh"
+#include "prefill_parts.cuh"
 
 namespace hypermla::cute {
 
@@ -17,22 +20,27 @@ template <PrefillProblem problem>
 struct PrefillTiles {
   using Tile = PrefillTile;
   static constexpr DType dtype = problem.dtype;
-  static constexpr bool causal = problem.causal, has_other_rows = true;
+  static constexpr bool causal = problem.causal, has_other_rows = true, has_parts = true;
 
   const PrefillArguments& with;
   int item = 0;  // of the last tile that was drawn
 
   __device__ __forceinline__ int count() const { return with.list->tiles; }
   __device__ __forceinline__ int draw(Shared& shared, int index) {
-    PrefillTile tile = {};
-    tile.head = -1;
-    if (index < count()) {
-      item = prefill_item_of(with.list, index, item);
-      const PrefillItem of = reinterpret_cast<const PrefillItem*>(with.list + 1)[item];
-      tile = prefill_tile(of, index - of.first_tile, with.heads, causal);
-      tile.rows = min(tile.rows, with.query_tokens - tile.query);
+    PrefillTile& tile = *reinterpret_cast<PrefillTile*>(shared.tile);
+    if (index >= count()) {
+      if (lane_id() == 0) tile.head = -1;
+      return -1;
     }
-    if (lane_id() == 0) *reinterpret_cast<PrefillTile*>(shared.tile) = tile;
+    item = prefill_item_of(with.list, index, item);
+    const PrefillItem& of = reinterpret_cast<const PrefillItem*>(with.list + 1)[item];
+    if (lane_id() == 0) {
+      const unsigned part = index - of.first_tile, parts = of.parts, number = part / parts;
+      tile = prefill_tile(of, number, with.heads, causal);
+      tile.rows = min(tile.rows, with.query_tokens - tile.query);
+      if (parts > 1) cut_tile(tile, of, number, part - number * parts);
+    }
+    __syncwarp();
     return tile.head;
   }
   __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
@@ -61,6 +69,22 @@ struct PrefillTiles {
     return sum == 0.0f ? with.empty_lse : (maximum + log2_fast(sum)) * with.lse_unit;
   }
   __device__ __forceinline__ float empty_lse() const { return with.empty_lse; }
+  __device__ __forceinline__ bool is_part(const Tile& tile) const { return tile.parts > 1; }
+  __device__ __forceinline__ void store_part(const Tile& tile, int row, const float* o, float2 factors,
+                                             float2 lse) const {
+    cute::store_part(with.parts, tile.first_slot + tile.part, row, o, factors, lse);
+  }
+  __device__ __forceinline__ void merge_parts(const Tile& tile, int group, int barrier) const {
+    if (!parts_are_complete(with.parts, tile, group, barrier)) return;
+    cute::merge_parts<kGroupRows>(with.parts, tile, group, [&](int row, float4 columns, float maximum, float sum) {
+      const long long to = place(tile, row);
+      if (to < 0) return;
+      const int lane = lane_id();
+      reinterpret_cast<uint2*>(o(tile, to))[lane] =
+          make_uint2(pack<dtype>(columns.x, columns.y), pack<dtype>(columns.z, columns.w));
+      if (lane == 0) *lse(tile, to) = lse_of(maximum, sum);
+    });
+  }
 };
 
 template <PrefillProblem problem>

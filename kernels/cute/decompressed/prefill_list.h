@@ -3,7 +3,8 @@
 //
 // The tiles of the list are numbered through. Requests follow each other by falling number of tokens, so that the last
 // wave is made of short tiles; causal tiles of a head likewise. The heads of a request form sections whose keys and
-// values fit L2 together; a section's tiles follow each other.
+// values fit L2 together; a section's tiles follow each other. Where there are fewer tiles than would keep all
+// multiprocessors busy, the tokens of tiles are cut into parts, which are numbered as tiles are.
 #pragma once
 
 #include "attend_tiles.h"
@@ -18,30 +19,42 @@ struct alignas(16) PrefillItem {
   int section;         // heads that are walked together
   int query, queries;  // its first one among all, and how many
   int token, tokens;   // likewise
-  int wrong;           // bits of PrefillStatus: what was cut
-  int unused;
+  int parts;           // of each tile's tokens
+  int first_slot;      // for parts: of its first tile's first one
 };
 enum PrefillStatus : int { kWrongTokenStarts = 1, kWrongQueryStarts = 2 };
 
 // Stands before the items.
 struct alignas(256) PrefillList {
-  int tiles;  // of all requests: less than 2^28 within the limits of MlaPrefillOptions
+  int drawn;  // tiles of a launch: 0 before it, and 0 after it
+  int tiles;  // of all requests, or their parts: less than 2^28 within the limits of MlaPrefillOptions
   int items;
-  int drawn;   // tiles of a launch: 0 before it, and 0 after it
   int status;  // bits of PrefillStatus, of the last plan
 };
 
-// As the scheduler hands it over.
+// As the scheduler hands it over. A part counts tokens from its own first one.
 struct alignas(16) PrefillTile {
-  int head;      // -1: no more tiles
-  int tokens;    // of the request
-  int blocks;    // of 128 tokens that some query sees
-  int rows;      // queries
-  int query;     // the first one among those of all requests
-  int token;     // the request's first one among those of all requests
-  int diagonal;  // causal: row r sees the first diagonal + r + 1 tokens, at most all
-  int unused;
+  int head;                                       // -1: no more tiles
+  int tokens;                                     // of the request
+  int blocks;                                     // of 128 tokens that some query sees, in a part its own
+  int rows;                                       // queries
+  int query;                                      // the first one among those of all requests
+  int token;                                      // the request's first one among those of all requests
+  int diagonal;                                   // causal: row r sees the first diagonal + r + 1 tokens, at most all
+  unsigned part : 6, parts : 6, first_slot : 20;  // which one of the tile's parts, and the slot of the first of them
 };
+
+// Where parts are stored, in slots of a tile each.
+struct PrefillParts {
+  float* o = nullptr;    // [slots, kRows, kPartColumns]
+  float* lse = nullptr;  // [slots, kRows], in log2
+  unsigned* arrived =
+      nullptr;  // [slots, 2]: parts of the tile whose first slot it is; 0 before a launch, and behind it
+};
+constexpr int kPartColumns = 128;
+constexpr int kMaxPrefillParts = 32;  // of a tile
+// The slots of a grid of so many thread blocks: 2 MiB for every 32 of them.
+constexpr int prefill_slots(int processors) { return 3 * processors; }
 
 constexpr int prefill_row_tiles(int queries) { return (queries + kRows - 1) / kRows; }
 
@@ -60,7 +73,22 @@ constexpr PrefillTile prefill_tile(const PrefillItem& item, int number, int head
           .query = item.query + row,
           .token = item.token,
           .diagonal = diagonal,
-          .unused = 0};
+          .part = 0,
+          .parts = 1,
+          .first_slot = 0};
+}
+
+// Leaves one of its parts of the tile of that number.
+constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, unsigned part) {
+  const unsigned blocks = tile.blocks, parts = item.parts, each = blocks / parts, more = blocks - each * parts;
+  const int first = part * each + (part < more ? part : more);  // the first `more` parts have a block more
+  tile.tokens -= first * kBlock;
+  tile.blocks = each + (part < more);
+  tile.token += first * kBlock;
+  tile.diagonal -= first * kBlock;
+  tile.part = part;
+  tile.parts = item.parts;
+  tile.first_slot = item.first_slot + number * item.parts;
 }
 
 struct PrefillProblem {
@@ -78,8 +106,9 @@ struct PrefillArguments {
   // Queries, keys and values [tokens, heads, 128] and [tokens, heads, 64], boxes of 128 rows and all columns.
   TensorMap q_map = {}, qpe_map = {}, k_map = {}, kpe_map = {}, v_map = {};
   PrefillList* list = nullptr;  // and the items behind it
-  void* o = nullptr;            // [query_tokens, heads, 128]
-  float* lse = nullptr;         // [query_tokens, heads]
+  PrefillParts parts;
+  void* o = nullptr;     // [query_tokens, heads, 128]
+  float* lse = nullptr;  // [query_tokens, heads]
   long long o_token_stride = 0, o_head_stride = 0, lse_token_stride = 0, lse_head_stride = 0;
   float scale_log2 = 0;  // of the scores, times log2(e); positive
   float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
@@ -108,6 +137,9 @@ struct PlanPrefillArguments {
   int heads = 0;
   int all_queries = 0;  // of all requests, at most
   int max_tokens = 0;   // of a request
+  int causal = 0;
+  int processors = 1;  // thread blocks of the attention
+  int slots = 0;       // for parts; 0: tiles are not cut
 };
 
 }  // namespace hypermla::cute

@@ -13,12 +13,19 @@ static_assert(int(cute::kWrongTokenStarts) == int(hypermla::kWrongTokenStarts) &
 std::string PrefillPlan::explain() const {
   return fmt::format(
       "the schedule of cute.mla.flash_attention, tiles of {} queries and blocks of {} tokens, on {} multiprocessors, "
-      "with a workspace of {:.3f} MB",
-      kRows, kBlock, processors_, workspace_bytes() / 1e6);
+      "{}, with a workspace of {:.3f} MB",
+      kRows, kBlock, processors_,
+      options_.batch_invariant ? "each over all tokens" : "whose tokens are cut where there are few of them",
+      workspace_bytes() / 1e6);
 }
 
-std::size_t PrefillPlan::workspace_bytes() const {
+// The list, then what starts as zeros with it, then what needs no start.
+std::size_t PrefillPlan::arrived_at() const {
   return sizeof(PrefillList) + std::size_t(options_.max_requests) * sizeof(PrefillItem);
+}
+std::size_t PrefillPlan::parts_at() const { return (arrived_at() + slots() * 2 * sizeof(unsigned) + 255) / 256 * 256; }
+std::size_t PrefillPlan::workspace_bytes() const {
+  return parts_at() + slots() * kRows * (kPartColumns + 1) * sizeof(float);
 }
 
 std::vector<KernelSource> PrefillPlan::sources() const {
@@ -40,17 +47,24 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   for (const KernelSource& source : sources()) entries.push_back(compiler.compile_ahead(source, device.info().arch));
   planner_ = load(device, entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
   attention_ = load(device, entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
-  device.fill(workspace, 0, workspace_bytes());  // without a plan there are no tiles
+  device.fill(workspace, 0, parts_at());  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
   plan_ = {.list = static_cast<PrefillList*>(workspace),
            .heads = at.heads,
            .all_queries = at.max_query_tokens,
-           .max_tokens = at.max_tokens};
-  with_ = {.list = plan_.list,
-           .scale_log2 = at.scale * std::numbers::log2e_v<float>,
-           .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
-           .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
-           .heads = at.heads};
+           .max_tokens = at.max_tokens,
+           .causal = at.causal,
+           .processors = processors_,
+           .slots = int(slots())};
+  char* const bytes = static_cast<char*>(workspace);
+  float* const lse = reinterpret_cast<float*>(bytes + parts_at());
+  with_ = {
+      .list = plan_.list,
+      .parts = {.o = lse + slots() * kRows, .lse = lse, .arrived = reinterpret_cast<unsigned*>(bytes + arrived_at())},
+      .scale_log2 = at.scale * std::numbers::log2e_v<float>,
+      .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+      .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
+      .heads = at.heads};
 }
 
 void PrefillPlan::plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) {

@@ -23,6 +23,10 @@ class PrefillPlan : public PrefillKernels {
 
  private:
   void set(const MlaPrefillTensors& with);
+  std::size_t slots() const { return options_.batch_invariant ? 0 : prefill_slots(processors_); }
+  // Bytes of the workspace before the counters of parts, and before the parts.
+  std::size_t arrived_at() const;
+  std::size_t parts_at() const;
 
   MlaPrefillOptions options_;
   int processors_;

@@ -21,7 +21,9 @@ hypermla_prefill_options default_prefill_options() {
           at.scale,
           at.lse_base2,
           at.empty_lse_positive,
-          at.accumulate};
+          at.accumulate,
+          at.batch_invariant,
+          0};
 }
 
 hypermla_prefill_tensors tensors_of(const hypermla_prefill_tensors* given) {
@@ -29,8 +31,11 @@ hypermla_prefill_tensors tensors_of(const hypermla_prefill_tensors* given) {
 }
 
 MlaPrefillOptions options_of(const hypermla_prefill_options* given) {
+  static_assert(offsetof(hypermla_prefill_options, reserved) + sizeof(std::int32_t) ==
+                sizeof(hypermla_prefill_options));
   const hypermla_prefill_options at =
       of_caller(given, default_prefill_options(), "options", "hypermla_prefill_options_init");
+  if (at.reserved) fail("options->reserved is {}; it must be 0", at.reserved);
   return {.heads = at.heads,
           .max_requests = at.max_requests,
           .max_query_tokens = at.max_query_tokens,
@@ -40,7 +45,8 @@ MlaPrefillOptions options_of(const hypermla_prefill_options* given) {
           .scale = at.scale,
           .lse_base2 = at.lse_base2 != 0,
           .empty_lse_positive = at.empty_lse_positive != 0,
-          .accumulate = at.accumulate != 0};
+          .accumulate = at.accumulate != 0,
+          .batch_invariant = at.batch_invariant != 0};
 }
 
 }  // namespace

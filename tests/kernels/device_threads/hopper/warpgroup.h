@@ -219,6 +219,12 @@ inline int __clz(unsigned x) { return std::countl_zero(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline int atomicAdd(int* x, int more) { return std::atomic_ref(*x).fetch_add(more); }
+inline int atomicMax(int* x, int value) {
+  int before = std::atomic_ref(*x).load();
+  while (before < value && !std::atomic_ref(*x).compare_exchange_weak(before, value)) {
+  }
+  return before;
+}
 inline int atomicOr(int* x, int bits) { return std::atomic_ref(*x).fetch_or(bits); }
 
 }  // namespace hypermla::cute
