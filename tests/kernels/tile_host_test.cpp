@@ -284,6 +284,19 @@ TEST_F(TileHostView, ATileOverAnInnerEdgeIsNoSingleRun) {
   EXPECT_EQ(std::count(data.begin(), data.end(), -1.0f), 2);
 }
 
+// Rows of 2 elements that overlap, 1 apart, in pages that are 5 apart.
+TEST_F(TileHostView, StridesMayBeAny) {
+  const ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent, 2> extents{3u, 3u};
+  const ct::strides<unsigned, ct::dynamic_extent, ct::dynamic_extent, 1> strides{5u, 1u};
+  const ct::tensor_span span{data.data(), ct::layout_strided_mapping{extents, strides}};
+  ct::partition_view rows{span, ct::shape<1, 2, 2>{}};
+  EXPECT_EQ(values(rows.load(1, 0, 0)), (std::vector{5.0f, 6.0f, 6.0f, 7.0f}));
+  EXPECT_EQ(values(rows.load_masked(2, 1, 0)), (std::vector{12.0f, 13.0f, 0.0f, 0.0f}));
+  EXPECT_EQ(values(rows.load_masked(3, 0, 0)), std::vector<float>(4, 0.0f));
+  rows.store_masked(ct::full<Tile<float, 1, 2, 2>>(-1.0f), 0, 1, 0);
+  EXPECT_EQ(std::count(data.begin(), data.end(), -1.0f), 2);
+}
+
 TEST_F(TileHostView, MaskedStoreLeavesOutWhatIsOutside) {
   view().store_masked(ct::full<Tile<float, 2, 4>>(-1.0f), 1, 1);
   EXPECT_EQ(data[14], -1.0f);

@@ -5,7 +5,22 @@
 
 namespace cuda::tiles {
 
-// A row-major tensor at `data`. The extents are what accesses are checked against, so state the true ones.
+// How far elements are apart, in elements; one that is `dynamic_extent` is given to the constructor.
+template <std::integral Index, std::size_t... Sizes>
+class strides : public extents<Index, Sizes...> {
+ public:
+  using extents<Index, Sizes...>::extents;
+};
+// Where the elements of a tensor lie.
+template <class Extents, class Strides>
+struct layout_strided_mapping {
+  layout_strided_mapping(Extents extents, Strides strides) noexcept : extents(extents), strides(strides) {}
+  Extents extents;
+  Strides strides;
+};
+
+// A tensor at `data`, row-major or by a mapping. The extents are what accesses are checked against, so state the true
+// ones.
 template <class Element, class Extents>
 class tensor_span {
  public:
@@ -14,13 +29,23 @@ class tensor_span {
   using extents_type = Extents;
   using index_type = typename Extents::index_type;
 
-  constexpr tensor_span(Element* data, Extents extents) noexcept : data_(data), extents_(extents) {}
+  constexpr tensor_span(Element* data, Extents extents) noexcept : data_(data), extents_(extents) {
+    std::size_t stride = 1;
+    for (std::size_t d = Extents::rank(); d-- > 0; stride *= extents.extent(d)) strides_[d] = stride;
+  }
+  template <class Strides>
+  constexpr tensor_span(Element* data, layout_strided_mapping<Extents, Strides> mapping) noexcept
+      : data_(data), extents_(mapping.extents) {
+    for (std::size_t d = 0; d < Extents::rank(); ++d) strides_[d] = mapping.strides.extent(d);
+  }
   constexpr Element* data_handle() const noexcept { return data_; }
   constexpr index_type extent(std::size_t dim) const noexcept { return extents_.extent(dim); }
+  constexpr std::size_t stride(std::size_t dim) const noexcept { return strides_[dim]; }
 
  private:
   Element* data_;
   Extents extents_;
+  std::array<std::size_t, Extents::rank()> strides_{};
 };
 
 // What load_masked puts where the tensor ends.
@@ -97,7 +122,6 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
   template <bool masked>
   Place locate(std::array<std::int64_t, kRank> index) const {
     Place place{span_.data_handle(), {}, {}, true};
-    std::size_t stride = 1;
     std::int64_t corner = 0;
     for (std::size_t d = kRank; d-- > 0;) {
       const std::int64_t size = Shape::static_extent(d), extent = span_.extent(d), first = index[d] * size;
@@ -107,9 +131,8 @@ requires(Shape::rank() == Span::extents_type::rank() && Shape::rank() > 0) class
       }
       place.valid[d] = static_cast<std::size_t>(std::clamp<std::int64_t>(extent - first, 0, size));
       place.whole = place.whole && place.valid[d] == static_cast<std::size_t>(size);
-      place.stride[d] = stride;
-      corner += first * static_cast<std::int64_t>(stride);
-      stride *= static_cast<std::size_t>(extent);
+      place.stride[d] = span_.stride(d);
+      corner += first * static_cast<std::int64_t>(span_.stride(d));
     }
     // A tile wholly beyond the edge has nothing to point to.
     if (std::find(place.valid.begin(), place.valid.end(), 0u) == place.valid.end()) place.corner += corner;
