@@ -247,8 +247,6 @@ TEST(MlaDecode, OneHeadHasAnyStride) {
     decode.run(tensors);
     step.check(step.o, step.lse);
     if (!*kernel) continue;
-    tensors.latent_token_stride = 504;
-    EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "latent_token_stride=504"));
     tensors.latent_token_stride = std::int64_t{1} << 33;
     EXPECT_TRUE(contains(error_of([&] { decode.run(tensors); }), "latent_token_stride=8589934592"));
   }

@@ -4,83 +4,45 @@
 //
 // A block owns Bq queries of Bh heads of a request, Bv value columns and one part of the request's tokens. The tokens
 // of a part follow each other; a request without tokens, or with fewer than its part begins at, leaves o = 0 and lse =
-// -inf. What lies behind a request's tokens, in the cache or in its row of the table, is not read.
+// -inf. What lies behind a request's tokens in its last page may be read, but changes nothing, even if it is NaN; what
+// lies behind in its row of the table is not read.
+//
+// The cache is one view of all pages, [pages, page, columns] by its strides, so that its tensor map is the same
+// throughout: a map that changed from page to page gave wrong tokens on an H200, and without TMA values reach shared
+// memory two bytes at a time, which took nine times as long.
 //
 // grid = (ceil(queries / Bq) * ceil(heads / Bh), parts * (512 / Bv), requests)
 #pragma once
 
 #include "cutile/weighted_rows.cuh"
 #include "decode.h"
+#include "strided_view.cuh"
 
 namespace hypermla {
 
-// Query tokens and their heads lie anywhere: (tokens, heads, columns) by two strides.
-struct DecodeRows {
-  long long token, head;
-};
-
-// Here and below, rows and tokens that do not exist are loaded as a tile behind the end of a view, which reads as
-// zeros. A view of 0 rows would not do: on Hopper it becomes a tensor map without an end.
-
-// Columns 0 to N of Bq query tokens from `token` on, of which there are `left`; zeros behind them.
-template <int Bq, int Bh, int N, class Element>
-inline auto load_rows(const Element* __restrict__ q, DecodeRows at, int heads, int head_tile, int token,
-                      int left) {  // (Bq Bh, N)
-  if constexpr (Bq == 1) {
-    const long long place = left > 0 ? token * at.token : 0;
-    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(heads),
-                                                                          ct::assume_divisible<8>(unsigned(at.head))};
-    return ct::partition_view{ct::tensor_span{ct::assume_aligned<16>(q + place), extents}, ct::shape<Bh, N>{}}
-        .load_masked(left > 0 ? head_tile : heads, 0);
-  } else {
-    return ct::cat(load_rows<Bq / 2, Bh, N>(q, at, heads, head_tile, token, left),
-                   load_rows<Bq / 2, Bh, N>(q, at, heads, head_tile, token + Bq / 2, left - Bq / 2),
-                   ct::integral_constant<0>{});
-  }
+// N columns of Bn tokens from `first` on, the `column`-th such, of a view of all pages; zeros for pages that are none
+// of the cache. In the last page of a request they are followed by what others left there.
+template <int Bn, int page, int N, class View>
+inline auto load_tokens(View view, const int* __restrict__ table, int pages, int first, int column) {  // (Bn, N)
+  const int entry = table[first / page];
+  const bool there = entry >= 0 && entry < pages;
+  return ct::reshape(view.load_masked(there ? entry : pages, first % page / Bn, column), ct::shape<Bn, N>{});
 }
-
-struct DecodeCache {
-  long long page, token;  // strides
-};
-
-// N columns of Bn tokens from `first` on, the `column`-th such; zeros behind the `length` tokens that there are, and
-// for pages that are none of the cache, which has `slots` tokens.
-template <int Bn, int page, int N, class Element>
-inline auto load_tokens(const Element* __restrict__ cache, DecodeCache at, const int* __restrict__ pages, int slots,
-                        int first, int length, int column) {  // (Bn, N)
-  if constexpr (Bn <= page) {
-    const int known = first < length ? first : length - 1, left = length - first, entry = pages[known / page];
-    const bool there = entry >= 0 && entry < slots / page;
-    const long long place = (there ? entry : 0) * at.page + known % page * at.token;
-    ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> extents{unsigned(left < 1    ? 1
-                                                                                   : left < Bn ? left
-                                                                                               : Bn),
-                                                                          ct::assume_divisible<8>(unsigned(at.token))};
-    ct::partition_view view{ct::tensor_span{ct::assume_aligned<16>(cache + place), extents}, ct::shape<Bn, N>{}};
-    // A tensor map that changes from step to step gave wrong tokens on an H200. Older GPUs, which have none, spill
-    // where they read this hint.
-    [[using cutile: hint(900, allow_tma = false), hint(1000, allow_tma = false), hint(1030, allow_tma = false),
-      hint(1100, allow_tma = false), hint(1200, allow_tma = false), hint(1210, allow_tma = false)]] auto tokens =
-        view.load_masked(left > 0 && there ? 0 : 1, column);
-    return tokens;
-  } else {
-    return ct::cat(load_tokens<Bn / 2, page, N>(cache, at, pages, slots, first, length, column),
-                   load_tokens<Bn / 2, page, N>(cache, at, pages, slots, first + Bn / 2, length, column),
-                   ct::integral_constant<0>{});
-  }
-}
-// The same for single tokens at any place: zeros for entries that are no token.
+// The same for single tokens at any place: zeros for entries that are no token. Of 64 tokens 16 bytes are loaded at
+// once, not 2. Of 32 that made it slower (32 x 128 columns: 8.7 ms, not 5.5).
 template <int N, class Element, class Slots, class Mask>
 inline auto gather_tokens(const Element* __restrict__ cache, long long stride, Slots slots, Mask there,
                           int column) {  // (Bn, N)
-  constexpr int Bn = Slots::shape_type::static_extent(0);
-  const auto columns = ct::iota<ct::tile<int, ct::shape<N>>>() + column * N;                               // (N)
-  const auto places = ct::element_cast<long long>(slots) * stride + ct::element_cast<long long>(columns);  // (Bn, N)
-  return ct::load_masked(cache + places, ct::broadcast<ct::shape<Bn, N>>(there), Element(0.0f));
+  constexpr int Bn = Slots::shape_type::static_extent(0), together = Bn == 64 ? 8 : 1;
+  const auto columns = ct::iota<ct::tile<int, ct::shape<N>>>() + column * N;  // (N)
+  const auto places = ct::element_cast<long long>(slots) * ct::assume_divisible<together>(stride) +
+                      ct::element_cast<long long>(columns);  // (Bn, N)
+  return ct::load_masked(ct::assume_aligned<2 * together>(cache) + places, ct::broadcast<ct::shape<Bn, N>>(there),
+                         Element(0.0f));
 }
 
 // q by its strides, cache [pages, page, ..] by its strides, table [requests, table_stride], step as plan_step() leaves
-// it -> o_part [parts, all_queries, heads, 512], lse_part [parts, all_queries, heads] in units of log2. part_tokens: a
+// it -> o_part [all_queries, parts, heads, 512], lse_part [all_queries, parts, heads] in units of log2. part_tokens: a
 // multiple of Bn after which every request is cut; 0: into `parts` equal ones. slots: tokens that the cache has.
 template <PagedDecodeProblem problem, PagedDecodeTiling tiling>
 [[using cutile: hint(0, occupancy = tiling.occupancy,
@@ -88,13 +50,12 @@ template <PagedDecodeProblem problem, PagedDecodeTiling tiling>
 attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_t<problem.dtype>* __restrict__ qpe_ptr,
              const element_t<problem.dtype>* __restrict__ z_ptr, const element_t<problem.dtype>* __restrict__ kpe_ptr,
              const int* __restrict__ table, const int* __restrict__ step, element_t<problem.dtype>* __restrict__ o_ptr,
-             float* __restrict__ lse_ptr, float scale_log2, int heads, int capacity, int all_queries, int parts,
-             int part_tokens, int slots, long long qc_token, long long qc_head, long long qpe_token, long long qpe_head,
+             float* __restrict__ lse_ptr, float scale_log2, int heads, int capacity, int parts, int part_tokens,
+             int slots, long long qc_token, long long qc_head, long long qpe_token, long long qpe_head,
              long long z_page, long long z_token, long long kpe_page, long long kpe_token, long long table_stride) {
   using Element = element_t<problem.dtype>;
   constexpr int Bh = tiling.Bh, Bq = tiling.Bq, Bm = Bq * Bh, Bn = tiling.Bn, Bv = tiling.Bv, Bk = tiling.Bk;
   constexpr int K = kDecodeLatent, P = kDecodeRope, page = problem.page;
-  constexpr auto dyn = ct::dynamic_extent;
   using Ends = ct::tile<int, ct::shape<Bm, 1>>;
   using Scores = ct::tile<float, ct::shape<Bm, Bn>>;
 
@@ -105,9 +66,18 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
   const int* const own = table + request * table_stride;
   const int left = queries - first_query;  // queries from the first one of this block on
 
-  auto qc = load_rows<Bq, Bh, K>(qc_ptr, {qc_token, qc_head}, heads, head_tile, first + first_query, left);  // (Bm, K)
-  auto qpe = load_rows<Bq, Bh, P>(qpe_ptr, {qpe_token, qpe_head}, heads, head_tile, first + first_query,
-                                  left);  // (Bm, P)
+  const int pages = slots / page, in_last_page = tokens > 0 ? (tokens - 1) % page + 1 : 1;
+  auto key_view = strided_view<1, Bn, Bk, K>(z_ptr, pages, page, z_page, z_token);
+  auto kpe_view = strided_view<1, Bn, P, P>(kpe_ptr, pages, page, kpe_page, kpe_token);
+  auto value_view = strided_view<1, Bn, Bv, K>(z_ptr, pages, page, z_page, z_token);
+  auto last_view = strided_view<1, Bn, Bv, K>(z_ptr, pages, in_last_page, z_page, z_token);
+  // Of this block's queries, of which none may exist.
+  const long long query = left > 0 ? first + first_query : 0;
+  const int own_queries = left > 0 ? left : 1, query_tile = left > 0 ? 0 : 1;
+  auto qc_view = strided_view<Bq, Bh, K, K>(qc_ptr + query * qc_token, own_queries, heads, qc_token, qc_head);
+  auto qpe_view = strided_view<Bq, Bh, P, P>(qpe_ptr + query * qpe_token, own_queries, heads, qpe_token, qpe_head);
+  auto qc = ct::reshape(qc_view.load_masked(query_tile, head_tile, 0), ct::shape<Bm, K>{});    // (Bm, K)
+  auto qpe = ct::reshape(qpe_view.load_masked(query_tile, head_tile, 0), ct::shape<Bm, P>{});  // (Bm, P)
   OnlineSoftmax<Bm, Bv> rows;
 
   const int last_query = first_query + (left < Bq ? left : Bq) - 1;
@@ -135,11 +105,11 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
       }
       scores = ct::select(ct::transpose(there), scores, ct::full<Scores>(-kInfinity));  // (Bm, Bn)
     } else {
-      auto kpe = load_tokens<Bn, page, P>(kpe_ptr, {kpe_page, kpe_token}, own, slots, j * Bn, tokens, 0);  // (Bn, P)
-      scores = ct::mma(qpe, ct::transpose(kpe), scores);                                                   // (Bm, Bn)
+      auto kpe = load_tokens<Bn, page, P>(kpe_view, own, pages, j * Bn, 0);  // (Bn, P)
+      scores = ct::mma(qpe, ct::transpose(kpe), scores);                     // (Bm, Bn)
       for (auto c : ct::irange(0, K / Bk)) {
-        auto key = load_tokens<Bn, page, Bk>(z_ptr, {z_page, z_token}, own, slots, j * Bn, tokens, c);  // (Bn, Bk)
-        scores = ct::mma(ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c), ct::transpose(key), scores);       // (Bm, Bn)
+        auto key = load_tokens<Bn, page, Bk>(key_view, own, pages, j * Bn, c);                     // (Bn, Bk)
+        scores = ct::mma(ct::extract(qc, ct::shape<Bm, Bk>{}, 0, c), ct::transpose(key), scores);  // (Bm, Bn)
       }
     }
     if (j >= whole_tiles) {
@@ -156,26 +126,25 @@ attend_pages(const element_t<problem.dtype>* __restrict__ qc_ptr, const element_
                                  ct::zeros<ct::tile<int, ct::shape<Bn, 1>>>());  // (Bn, 1)
       rows.add(weights, gather_tokens<Bv>(z_ptr, z_page, at, there, columns));
     } else {
-      auto value =
-          load_tokens<Bn, page, Bv>(z_ptr, {z_page, z_token}, own, slots, j * Bn, tokens, columns);  // (Bn, Bv)
-      rows.add(weights, value);
+      // Behind the last token come zeros, by a view of its own: a weight of 0 does not make a NaN harmless. Each branch
+      // loads: where a load before them served both, 32 requests of 4096 tokens and 128 heads took 135 us, not 85.
+      if (j * Bn + Bn <= tokens)
+        rows.add(weights, load_tokens<Bn, page, Bv>(value_view, own, pages, j * Bn, columns));
+      else
+        rows.add(weights, load_tokens<Bn, page, Bv>(last_view, own, pages, j * Bn, columns));
     }
   }
 
   auto o = ct::element_cast<Element>(rows.output());  // (Bm, Bv)
   auto lse = rows.lse_log2();                         // (Bm, 1)
-  ct::extents<unsigned, dyn, K> part_extents{unsigned(heads)};
-  ct::extents<unsigned, dyn> lse_extents{unsigned(heads)};
-  for (auto i : ct::irange(0, Bq)) {
-    const int tile = i < left ? head_tile : head_tiles;
-    const long long row = (long long)(part)*all_queries + (i < left ? first + first_query + i : 0);
-    ct::partition_view o_view{ct::tensor_span{ct::assume_aligned<16>(o_ptr + row * heads * K), part_extents},
-                              ct::shape<Bh, Bv>{}};
-    ct::partition_view lse_view{ct::tensor_span{lse_ptr + row * heads, lse_extents}, ct::shape<Bh>{}};
-    o_view.store_masked(ct::extract(o, ct::shape<Bh, Bv>{}, i, 0), tile, columns);
-    if (columns == 0)
-      lse_view.store_masked(ct::reshape(ct::extract(lse, ct::shape<Bh, 1>{}, i, 0), ct::shape<Bh>{}), tile);
-  }
+  const long long row = (query * parts + part) * heads;
+  auto o_view = strided_view<Bq, Bh, Bv, K>(o_ptr + row * K, own_queries, heads, parts * heads * K, K);
+  ct::extents<unsigned, ct::dynamic_extent, ct::dynamic_extent> lse_extents{unsigned(own_queries), unsigned(heads)};
+  ct::strides<unsigned, ct::dynamic_extent, 1> lse_strides{unsigned(parts * heads)};
+  ct::partition_view lse_view{ct::tensor_span{lse_ptr + row, ct::layout_strided_mapping{lse_extents, lse_strides}},
+                              ct::shape<Bq, Bh>{}};
+  o_view.store_masked(ct::reshape(o, ct::shape<Bq, Bh, Bv>{}), query_tile, head_tile, columns);
+  if (columns == 0) lse_view.store_masked(ct::reshape(lse, ct::shape<Bq, Bh>{}), query_tile, head_tile);
 }
 
 }  // namespace hypermla

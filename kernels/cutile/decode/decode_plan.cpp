@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numbers>
 
@@ -13,7 +14,7 @@
 namespace hypermla {
 namespace {
 
-constexpr int kMostParts = 256, kMergeHeads = 16, kMergeColumns = 512;
+constexpr int kMostParts = 256, kFewParts = 4, kMergedRows = 16;
 
 class PagedDecode : public DecodeKernels {
  public:
@@ -23,12 +24,18 @@ class PagedDecode : public DecodeKernels {
     const MlaDecodeOptions& at = options_;
     query_tiles_ = int(ceil_div(at.max_queries, tiling_.Bq));
     head_tiles_ = int(ceil_div(at.heads, tiling_.Bh));
-    const int blocks = int(ceil_div(at.max_tokens, tiling_.Bn));
     if (at.split) {
       parts_ = int(ceil_div(at.max_tokens, at.split));
-    } else {  // blocks of the capacity that fill the processors once
+    } else {
+      // Those by which a full step of usual lengths takes the least time, in steps of blocks: what a part costs beside
+      // its tokens is worth two.
       const double units = double(at.max_requests) * query_tiles_ * head_tiles_ * kDecodeLatent / tiling_.Bv;
-      parts_ = std::clamp(int(target.processors * tiling_.occupancy / units), 1, std::min(kMostParts / 4, blocks));
+      const int steps = int(ceil_div(std::min(at.max_tokens, 4096), tiling_.Bn));
+      const auto cost = [&](int parts) {
+        return std::ceil(units * parts / (target.processors * tiling_.occupancy)) * (ceil_div(steps, parts) + 2);
+      };
+      for (int parts = 2; parts <= std::min(kMostParts / 4, steps); ++parts)
+        if (cost(parts) < cost(parts_)) parts_ = parts;
     }
     if (parts_ > kMostParts)
       fail("split={} is not supported: {} tokens make {} parts, and at most {} are merged; choose a larger split",
@@ -85,34 +92,28 @@ class PagedDecode : public DecodeKernels {
     plan_->launch({1, 1, 1}, plan_arguments(lengths, query_starts, requests).pointers(), stream);
   }
 
-  void run(const MlaDecodeTensors& given, StreamHandle stream) override {
+  void run(const MlaDecodeTensors& with, StreamHandle stream) override {
     const MlaDecodeOptions& at = options_;
-    require_tensors(at, given);
-    MlaDecodeTensors with = given;
-    // The kernels tell rows from each other by heads or tokens, which lie apart by what fits 32 bits; one head by
-    // anything, as the caller said it.
-    if (at.heads == 1) {
-      with.q_latent.head_stride = with.o_head_stride = kDecodeLatent;
-      with.q_rope.head_stride = kDecodeRope;
-    }
-    const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.head_stride", with.q_latent.head_stride},
+    require_tensors(at, with);
+    const std::pair<const char*, std::int64_t> strides[] = {{"q_latent.token_stride", with.q_latent.token_stride},
+                                                            {"q_latent.head_stride", with.q_latent.head_stride},
+                                                            {"q_rope.token_stride", with.q_rope.token_stride},
                                                             {"q_rope.head_stride", with.q_rope.head_stride},
+                                                            {"latent_page_stride", with.latent_page_stride},
                                                             {"latent_token_stride", with.latent_token_stride},
+                                                            {"rope_page_stride", with.rope_page_stride},
                                                             {"rope_token_stride", with.rope_token_stride},
+                                                            {"o_token_stride", with.o_token_stride},
                                                             {"o_head_stride", with.o_head_stride}};
-    for (const auto& [name, stride] : strides) {
-      // Rows of one query or token are told from each other by it, too: they end where the next begin.
-      const int least = name[2] == 'r' || name[0] == 'r' ? kDecodeRope : kDecodeLatent;
-      if (stride > std::numeric_limits<unsigned>::max() || stride < least)
-        fail("{}={} is not supported by this kernel: it must be from {} to 2^32 - 1; copy the tensor first", name,
-             stride, least);
-    }
+    for (const auto& [name, stride] : strides)
+      if (stride > std::numeric_limits<unsigned>::max())
+        fail("{}={} is not supported by this kernel: it must be less than 2^32; copy the tensor first", name, stride);
     if (with.pages * at.page > std::numeric_limits<int>::max())
       fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
     attend_->launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),
                      unsigned(at.max_requests)},
                     attend_arguments(with).pointers(), stream);
-    merge_->launch({unsigned(at.max_query_tokens), ceil_div(at.heads, kMergeHeads), kDecodeLatent / kMergeColumns},
+    merge_->launch({unsigned(at.max_query_tokens), ceil_div(at.heads, kMergedRows / merged_at_once()), 1},
                    merge_arguments(with).pointers(), stream);
   }
 
@@ -124,25 +125,26 @@ class PagedDecode : public DecodeKernels {
   }
 
  private:
-  // GPUs with large blocks hold the whole accumulator of 64 rows, in which a few heads of several queries lie together;
-  // others hold less, or make the scores several times. Where tokens are gathered their pointers take registers. As
-  // compiled: no stack frames on sm_120, up to 96 bytes on sm_80 and sm_89 and up to 208 on sm_90 and sm_100.
+  // GPUs with large blocks hold the whole accumulator of 64 rows, fewer than which do not fill their tensor cores: some
+  // heads of several queries, or heads that there are not. Others hold less, or make the scores several times. The
+  // tokens of a step lie in one page. Stack frames, as compiled: none, but where tokens are gathered up to 56 bytes on
+  // sm_80 to sm_89, and 216 on sm_100.
   PagedDecodeTiling tiling(const Target& target) const {
-    const int heads = int(std::bit_ceil(unsigned(options_.heads))), page = at_compile_time().page;
-    if (!target.is_gpu()) {
-      const int Bh = std::clamp(heads, 16, 64);
-      return {Bh, queries_of(64 / Bh), 64, 512, 512, 1, 1};
-    }
+    const int heads = std::clamp(int(std::bit_ceil(unsigned(options_.heads))), 16, 64), page = at_compile_time().page;
+    const int Bq = queries_of(64 / heads), tokens = std::min(page, 64);
+    if (!target.is_gpu()) return {heads, Bq, page == 1 ? 64 : tokens, 512, 512, 1, 1};
     const Architecture gpu = architecture(target.arch);
+    if (page == 1 && gpu.has_large_blocks()) return {64, 1, 64, 256, 64, 8, 1};
     if (page == 1) return {32, 1, 32, gpu.tma ? 128 : 64, 64, 8, 1};
-    if (gpu.has_large_blocks()) {
-      const int Bh = std::clamp(heads, 16, 64);
-      return {Bh, queries_of(64 / Bh), 64, 512, 128, 8, 1};
-    }
+    if (gpu.has_large_blocks()) return {64 / Bq, Bq, tokens, 512, 128, 8, 1};
+    if (page == 16) return {64, 1, 16, 128, 64, 8, 1};
     if (gpu.is_small_blackwell()) return {32, 1, 32, 512, 128, 8, 1};
-    if (gpu.shared_kb >= 163) return {32, 1, page < 64 ? 32 : 64, 128, 128, 8, 1};
+    if (gpu.shared_kb >= 163) return {32, 1, 32, 128, 128, 8, 1};
     return {32, 1, 32, 64, 64, 8, 1};
   }
+  // Of few parts one after the other is read, of 16 heads; of many 8 at once, and never of one head: what tileiras 13.5
+  // makes of that is wrong (on an H200 where there is more than one token).
+  int merged_at_once() const { return parts_ > kFewParts ? 8 : 1; }
   int queries_of(int most) const { return std::clamp(int(std::bit_ceil(unsigned(options_.max_queries))), 1, most); }
   // Where tokens are chosen one by one, and where pages have one each, the kernel gathers.
   PagedDecodeProblem at_compile_time() const {
@@ -160,11 +162,11 @@ class PagedDecode : public DecodeKernels {
     // Tokens that are addressed by themselves are pages of one.
     const std::int64_t split_into = at.sparse || at.page == 1 ? at.page : 1;
     return Arguments(with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope, with.block_table, step_,
-                     o_part_, lse_part_, at.scale * std::numbers::log2e_v<float>, at.heads, at.max_requests,
-                     at.max_query_tokens, parts_, at.split, int(with.pages * at.page), with.q_latent.token_stride,
-                     with.q_latent.head_stride, with.q_rope.token_stride, with.q_rope.head_stride,
-                     with.latent_page_stride / split_into, with.latent_token_stride, with.rope_page_stride / split_into,
-                     with.rope_token_stride, with.table_stride);
+                     o_part_, lse_part_, at.scale * std::numbers::log2e_v<float>, at.heads, at.max_requests, parts_,
+                     at.split, int(with.pages * at.page), with.q_latent.token_stride, with.q_latent.head_stride,
+                     with.q_rope.token_stride, with.q_rope.head_stride, with.latent_page_stride / split_into,
+                     with.latent_token_stride, with.rope_page_stride / split_into, with.rope_token_stride,
+                     with.table_stride);
   }
   Arguments merge_arguments(const MlaDecodeTensors& with) const {
     const MlaDecodeOptions& at = options_;
@@ -185,10 +187,11 @@ class PagedDecode : public DecodeKernels {
             attend_arguments({}).sizes()};
   }
   KernelSource merge_source() const {
-    return {"merge_parts", header("merge_parts"),
-            fmt::format("hypermla::merge_parts<hypermla::DType::{}, {}, {}>", dtype_name(options_.dtype), kMergeHeads,
-                        kMergeColumns),
-            merge_arguments({}).sizes()};
+    return {
+        "merge_parts", header("merge_parts"),
+        fmt::format("hypermla::merge_parts<hypermla::DType::{}, {}, {}, {}>", dtype_name(options_.dtype),
+                    merged_at_once() == 1 ? kFewParts : kMostParts, merged_at_once(), kMergedRows / merged_at_once()),
+        merge_arguments({}).sizes()};
   }
 
   MlaDecodeOptions options_;
