@@ -1,7 +1,7 @@
 // Tiles of tensors that lie as their owner pleases.
 #pragma once
 
-#include "cutile/tile.h"
+#include "tile.h"
 
 namespace hypermla {
 

@@ -1,5 +1,6 @@
-// MlaPrefill: the plain reference on the CPU against attention_reference(), what is refused, and on a Hopper GPU the
-// kernel against the reference, with requests that change between the replays of a recording.
+// MlaPrefill: the plain reference on the CPU against attention_reference(), what is refused, the portable kernels on
+// the CPU, and on a Hopper GPU both kernels against the reference, with requests that change between the replays of a
+// recording.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "hypermla/api/shared.h"
 #include "hypermla/device/device.h"
 #include "hypermla/mla_prefill.h"
 #include "hypermla/plan/cases.h"
@@ -298,6 +300,71 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   EXPECT_FALSE(Registry::instance().find("cute.mla.flash_mla", "v0").make()->prefill(options));
 }
 
+// The kernels in CUDA Tile C++, which MlaPrefill takes on GPUs that have no others.
+struct Portable {
+  Portable(MlaPrefillOptions options, const std::shared_ptr<Device>& device) {
+    settle(options);
+    const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cutile.mla.flash_attention", "v0").make();
+    plan->target = Target::of(device->info());
+    kernels = plan->prefill(options);
+    workspace = Buffer(device, kernels->workspace_bytes());
+    kernels->prepare(shared().compiler, *device, workspace.data());
+  }
+  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream = nullptr) {
+    kernels->plan(query_starts, token_starts, requests, stream);
+  }
+  void run(const MlaPrefillTensors& tensors, StreamHandle stream = nullptr) { kernels->run(tensors, stream); }
+  void check() const { EXPECT_EQ(kernels->status(), 0); }
+
+  std::unique_ptr<PrefillKernels> kernels;
+  Buffer workspace;
+};
+
+TEST(PortablePrefill, AttendsToAnyMixOfRequestsAndLayouts) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  for (const Layout layout : {Layout::dense, Layout::views, Layout::heads_first})
+    for (const bool causal : {false, true}) {
+      const MlaPrefillOptions options = {.heads = 2,
+                                         .max_requests = 40,
+                                         .max_query_tokens = 400,
+                                         .max_tokens = 300,
+                                         .dtype = layout == Layout::views ? DType::float16 : DType::bfloat16,
+                                         .causal = causal,
+                                         .lse_base2 = layout == Layout::dense,
+                                         .empty_lse_positive = causal};
+      Portable prefill(options, device);
+      // Tiles that end within a request and with it, requests without queries or tokens, fewer tokens than queries.
+      for (const Sizes& sizes : {Sizes{{20, 0, 3, 130, 5, 64, 0}, {33, 8, 200, 140, 0, 30, 0}, 230, 420},
+                                 Sizes{std::vector<int>(40, 1), std::vector<int>(40, 7), 50, 290},
+                                 Sizes{{0, 0}, {5, 0}, 3, 9}, Sizes{{1, 200, 64, 128}, {300, 0, 64, 65}, 400, 440}}) {
+        Batch batch(options, layout, sizes, 80);
+        prefill.plan(batch.query_starts.data(), batch.token_starts.data(), int(sizes.queries.size()));
+        prefill.run(batch.tensors());
+        prefill.check();
+        batch.check();
+      }
+    }
+}
+
+TEST(PortablePrefill, WhatExceedsTheCapacityIsCutAndReported) {
+  const MlaPrefillOptions options = {.heads = 1, .max_requests = 3, .max_query_tokens = 10, .max_tokens = 100};
+  Portable prefill(options, make_cpu_device());
+  const auto status = [&](const std::vector<int>& query_starts, const std::vector<int>& token_starts) {
+    prefill.plan(query_starts.data(), token_starts.data(), 2);
+    Batch batch(options, Layout::dense, {{4, 6}, {50, 70}, 10, 120}, 81);
+    prefill.run(batch.tensors());
+    return prefill.kernels->status();
+  };
+  EXPECT_EQ(status({0, 4, 10}, {0, 50, 120}), 0);
+  EXPECT_EQ(status({0, 4, 11}, {0, 50, 120}), kWrongQueryStarts);
+  EXPECT_EQ(status({0, 4, 3}, {0, 50, 120}), kWrongQueryStarts);
+  EXPECT_EQ(status({-1, 4, 10}, {0, 50, 120}), kWrongQueryStarts);
+  EXPECT_EQ(status({0, 4, 10}, {0, 101, 120}), kWrongTokenStarts);
+  EXPECT_EQ(status({0, 4, 10}, {-3, 50, 20}), kWrongTokenStarts);
+  EXPECT_EQ(status({0, 1 << 30, -(1 << 30)}, {1 << 30, -(1 << 30), 0}), kWrongQueryStarts | kWrongTokenStarts);
+  EXPECT_EQ(status({5, 6, 7}, {2000000000, 2000000001, 2000000090}), 0);  // behind the tensors: nothing is read
+}
+
 class MlaPrefillOnHopper : public testing_support::OnHopper {
  protected:
   // A step on the device, recorded once for batches of the same sizes of tensors.
@@ -306,7 +373,8 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
     Buffer lse, query_starts, token_starts;
     std::unique_ptr<Recording> recording;
   };
-  Step record(MlaPrefill& prefill, const Batch& batch) const {
+  template <class Prefill>
+  Step record(Prefill& prefill, const Batch& batch) const {
     Step step;
     std::vector<void*> memory;
     for (const auto& buffer : batch.buffers) {
@@ -328,7 +396,8 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
   }
   // Replays over the contents of `batch`, which still has its poison, and compares with the CPU: what that leaves
   // untouched must have the bits of the poison.
-  void compare(MlaPrefill& prefill, const Step& step, Batch& batch) const {
+  template <class Prefill>
+  void compare(Prefill& prefill, const Step& step, Batch& batch) const {
     for (std::size_t i = 0; i < batch.buffers.size(); ++i)
       if (!batch.buffers[i].empty()) copy(step.buffers[i], batch.buffers[i]);
     copy(step.lse, batch.lse);
@@ -406,6 +475,35 @@ TEST_F(MlaPrefillOnHopper, RandomBatchesAreAsOnTheCpu) {
   }
 }
 
+TEST_F(MlaPrefillOnHopper, PortableKernelsAttendToTheSame) {
+  std::vector<MlaPrefillOptions> options;
+  std::vector<Portable> kernels;  // all are there before the first runs, for scripts/pack_gpu_checks.sh
+  for (int i = 0; i < 6; ++i) {
+    options.push_back({.heads = 1 + i % 3,
+                       .max_requests = 12,
+                       .max_query_tokens = i == 5 ? 60 : 2000,
+                       .max_tokens = 3000,
+                       .dtype = i == 4 ? DType::float16 : DType::bfloat16,
+                       .causal = i % 2 == 0,
+                       .lse_base2 = i % 3 == 1,
+                       .empty_lse_positive = i == 2});
+    kernels.emplace_back(options.back(), device_);
+  }
+  std::mt19937 random(3);
+  for (int i = 0; i < 6; ++i) {
+    SCOPED_TRACE(testing::Message() << "batch " << i);
+    const int rows = options[i].max_query_tokens - 10;
+    const auto batch = [&](unsigned seed, bool growing) {
+      return Batch(options[i], Layout(i % 3), random_sizes(random, 11, rows, 9000), seed, growing);
+    };
+    const Step step = record(kernels[i], batch(90, false));
+    for (int round = 0; round < 3; ++round) {
+      Batch now = batch(91 + round, round == 1);
+      compare(kernels[i], step, now);
+    }
+  }
+}
+
 TEST_F(MlaPrefillOnHopper, ManyHeadsShareTheMultiprocessors) {
   for (const bool causal : {false, true}) {
     const MlaPrefillOptions options = {
@@ -468,6 +566,22 @@ TEST_F(MlaPrefillOnHopper, LongRequestsOfFewQueriesAreCut) {
       Batch now = batch({queries, tokens, 700, 31000}, i % 2 == 1);
       compare(prefill, step, now);
     }
+  }
+}
+
+// Other work may use the workspace before a plan, and between a step's last run and the next plan.
+TEST_F(MlaPrefillOnHopper, APlanNeedsNothingOfTheWorkspace) {
+  const MlaPrefillOptions options = {.heads = 2, .max_requests = 4, .max_query_tokens = 400, .max_tokens = 20000};
+  Buffer workspace(device_, MlaPrefill::workspace_bytes(options, DeviceHandle("cuda")));
+  MlaPrefill prefill(options, DeviceHandle("cuda"), workspace.data());
+  const auto batch = [&](unsigned seed) {
+    return Batch(options, Layout::dense, {{3, 200}, {20000, 9000}, 400, 30000}, seed);
+  };
+  const Step step = record(prefill, batch(60));
+  for (int i = 0; i < 3; ++i) {
+    device_->fill(workspace.data(), 0xff >> i, prefill.workspace_bytes());
+    Batch now = batch(61 + i);
+    compare(prefill, step, now);
   }
 }
 

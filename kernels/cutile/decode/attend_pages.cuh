@@ -16,7 +16,7 @@
 
 #include "cutile/weighted_rows.cuh"
 #include "decode.h"
-#include "strided_view.cuh"
+#include "cutile/strided_view.cuh"
 
 namespace hypermla {
 

@@ -11,13 +11,15 @@ namespace {
 std::unique_ptr<PrefillKernels> attention_for(const MlaPrefillOptions& options, const Device& device) {
   if (!device.is_gpu()) return make_prefill_reference(options);
   const Target target = Target::of(device.info());
+  // By language: cute comes before cutile, which runs on all.
   for (const KernelEntry& entry : Registry::instance().all()) {
     if (!entry.runs_on(target.arch) || entry.draft) continue;
     const std::unique_ptr<KernelPlan> plan = entry.make();
     plan->target = target;
     if (std::unique_ptr<PrefillKernels> kernels = plan->prefill(options)) return kernels;
   }
-  fail("there are no prefill kernels for {} ({}) yet; a Hopper GPU or a CPU has some", device.info().name, target.arch);
+  fail("there are no prefill kernels for {} ({}); take a CPU, or a GPU that `hypermla --list` has kernels for",
+       device.info().name, target.arch);
 }
 
 std::unique_ptr<PrefillKernels> kernels_for(MlaPrefillOptions& options, const Device& device) {

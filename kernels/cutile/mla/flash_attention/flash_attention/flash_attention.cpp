@@ -1,5 +1,6 @@
 #include "flash_attention.h"
 
+#include "cutile/prefill/prefill_plan.h"
 #include "hypermla/plan/registry.h"
 #include "mla/attention_time.h"
 #include "mla/decompressed/decompressed_plan.h"
@@ -41,6 +42,14 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
       return Cost{cost.flops * padding(at.s, tiling.Bm) * padding(at.t, tiling.Bn), cost.bytes};
     };
     return std::make_unique<CtKernel>(std::move(spec));
+  }
+
+  std::unique_ptr<PrefillKernels> prefill(const MlaPrefillOptions& options) const override {
+    FlashAttentionPlan self = *this;
+    self.problem.s = options.max_query_tokens;
+    self.use_default_tiling();
+    const FlashAttentionTiling& of = self.tiling;
+    return make_portable_prefill(options, {of.Bm, of.Bn, of.num_warps, of.occupancy});
   }
 
   Path path() const override { return Path::decompressed; }
