@@ -24,9 +24,11 @@ class PlanPrefill : public testing::Test {
     list_ = memory_.data();
     auto* const items = reinterpret_cast<PrefillItem*>(list_ + 1);
     items[b].query = -7;
+    std::vector<unsigned> arrived(2 * slots_ + 1, 7);
     const PlanPrefillArguments arguments = {.query_starts = query_starts.data(),
                                             .token_starts = token_starts.data(),
                                             .list = list_,
+                                            .arrived = arrived.data(),
                                             .requests = b,
                                             .heads = heads,
                                             .all_queries = all_queries,
@@ -37,6 +39,8 @@ class PlanPrefill : public testing::Test {
     block_.run(1, [&] { plan_prefill<kTiling>(arguments); });
     EXPECT_EQ(items[b].query, -7) << "written behind the end";
     EXPECT_EQ(list_->drawn, 0);
+    EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0u), 2 * slots_);
+    EXPECT_EQ(arrived.back(), 7u);
     return {items, items + list_->items};
   }
 
@@ -163,8 +167,8 @@ TEST_F(PlanPrefill, TokensAreCutWhereTilesAreFew) {
                          {1, 1, 1 << 20, 1, 5},          // as many as there are warps to try lengths, on a GPU 32
                          {1, 512, 16384, 128, 1},        // 512: nearly four rounds
                          {8, 1024, 1024, 128, 1, true},  // tiles enough
-                         {1, 1, 800, 16, 1},             // short ones
-                         {1, 1, 1024, 16, 2},
+                         {1, 1, 1024, 16, 1},            // short ones
+                         {1, 1, 2000, 16, 4},
                          {1, 4096, 4096, 1, 1, true}}) {  // the first tile sees little
     std::vector<int> query_starts = {0}, token_starts = {0};
     for (int r = 1; r <= of.requests; ++r) {
@@ -185,6 +189,13 @@ TEST_F(PlanPrefill, TokensAreCutWhereTilesAreFew) {
   EXPECT_EQ(items[0].tokens, 100000);
   EXPECT_GE(items[0].parts, 4);
   EXPECT_EQ(items[1].parts + items[2].parts, 2);
+  // 128 tiles of its parts are one round: ten short requests fill what that leaves, they do not make more of them.
+  std::vector<int> query_starts = {0}, token_starts = {0};
+  for (int r = 0; r <= 10; ++r) {
+    query_starts.push_back(query_starts.back() + 128);
+    token_starts.push_back(token_starts.back() + (r ? 128 : 5600));
+  }
+  EXPECT_EQ(plan(query_starts, token_starts, 32, query_starts.back(), 5600).at(0).parts, 4);
 }
 
 TEST_F(PlanPrefill, HeadsOfASectionFitTheCache) {

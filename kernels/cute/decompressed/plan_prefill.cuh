@@ -45,12 +45,14 @@ __device__ __forceinline__ int parts_for(SeenBlocks blocks, int length) {
 }
 
 // How long the attention takes with parts of up to `length` blocks: the longest of them, or the rounds in which thread
-// blocks attend as many as there are. Infinite where the slots do not suffice. All lanes of a warp, in turns over the
-// items, of which item(i) is number i.
+// blocks attend as many as there are, or all work in equal shares. Tiles of up to half the length are in no round: they
+// fill what the others leave. Infinite where the slots do not suffice. All lanes of a warp, in turns over the items, of
+// which item(i) is number i.
 template <class Item>
 __device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& with, int items, Item item, int length) {
-  constexpr float kOfPart = 0.5f, kOfMerge = 2.0f, kOfMerged = 0.25f;  // in blocks; the last of each of a tile's parts
-  float blocks = 0.0f, tiles = 0.0f, slots = 0.0f;
+  // In blocks, as measured on an H200: a part that is stored, a whole tile, a merge, and each part that it merges.
+  constexpr float kOfPart = 3.0f, kOfTile = 0.5f, kOfMerge = 2.0f, kOfMerged = 0.6f;
+  float work = 0.0f, long_work = 0.0f, long_parts = 0.0f, slots = 0.0f;
   int longest = 0, most_parts = 1;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < items; i += 32) {
@@ -58,25 +60,35 @@ __device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& wit
     if (of.queries == 0) continue;
     const SeenBlocks seen = seen_blocks(of, with.causal);
     const int parts = parts_for(seen, length);
-    const float count = static_cast<float>(prefill_row_tiles(of.queries)) * static_cast<float>(with.heads);
-    blocks += count * static_cast<float>(seen.most + seen.least) * 0.5f;
-    tiles += count * static_cast<float>(parts);
-    if (parts > 1) slots += count * static_cast<float>(parts);
+    const float tiles = static_cast<float>(prefill_row_tiles(of.queries)) * static_cast<float>(with.heads);
+    const float all_parts = tiles * static_cast<float>(parts);
+    const float own =
+        tiles * static_cast<float>(seen.most + seen.least) * 0.5f + all_parts * (parts > 1 ? kOfPart : kOfTile);
+    work += own;
+    if (2 * seen.most > length) {
+      long_work += own;
+      long_parts += all_parts;
+    }
+    if (parts > 1) slots += all_parts;
     longest = max(longest, (seen.most + parts - 1) / parts);
     most_parts = max(most_parts, parts);
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
-    blocks += __shfl_xor_sync(~0u, blocks, step);
-    tiles += __shfl_xor_sync(~0u, tiles, step);
+    work += __shfl_xor_sync(~0u, work, step);
+    long_work += __shfl_xor_sync(~0u, long_work, step);
+    long_parts += __shfl_xor_sync(~0u, long_parts, step);
     slots += __shfl_xor_sync(~0u, slots, step);
   }
   longest = __reduce_max_sync(~0u, longest);
   most_parts = __reduce_max_sync(~0u, most_parts);
   if (slots > static_cast<float>(with.slots)) return kInfinity;
-  const float rounds = 1.0f + floorf(__fdividef(tiles - 0.5f, static_cast<float>(with.processors)));
-  const float time = fmaxf(static_cast<float>(longest), rounds * __fdividef(blocks, tiles));
-  return time + rounds * kOfPart + (most_parts > 1 ? kOfMerge + kOfMerged * static_cast<float>(most_parts) : 0.0f);
+  const float processors = static_cast<float>(with.processors);
+  const float rounds = 1.0f + floorf(__fdividef(long_parts - 0.5f, processors));
+  const float time = fmaxf(static_cast<float>(longest) + (most_parts > 1 ? kOfPart : kOfTile),
+                           fmaxf(rounds * __fdividef(long_work, long_parts), __fdividef(work, processors)));
+  // Whoever merges is late, and so the last to store its next part, too: it merges in every round.
+  return time + (most_parts > 1 ? rounds * (kOfMerge + kOfMerged * static_cast<float>(most_parts)) : 0.0f);
 }
 
 template <PlanPrefillTiling tiling>
@@ -115,6 +127,8 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
   wait_for_previous();
   if (thread < kLengthClasses) of_class[thread] = 0;
   if (thread == 0) wrong = most_tokens = 0;
+#pragma unroll 1
+  for (int i = thread; i < 2 * with.slots; i += kThreads) with.arrived[i] = 0;  // other work may have had the workspace
   __syncthreads();
 #pragma unroll 1
   for (int r = thread; r < b; r += kThreads) {

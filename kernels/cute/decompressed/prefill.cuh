@@ -72,7 +72,7 @@ struct PrefillTiles {
   __device__ __forceinline__ bool is_part(const Tile& tile) const { return tile.parts > 1; }
   __device__ __forceinline__ void store_part(const Tile& tile, int row, const float* o, float2 factors,
                                              float2 lse) const {
-    cute::store_part(with.parts, tile.first_slot + tile.part, row, o, factors, lse);
+    cute::store_part(with.parts, tile, row, o, factors, lse);
   }
   __device__ __forceinline__ void merge_parts(const Tile& tile, int group, int barrier) const {
     if (!parts_are_complete(with.parts, tile, group, barrier)) return;

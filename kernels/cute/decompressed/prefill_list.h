@@ -46,14 +46,13 @@ struct alignas(16) PrefillTile {
 
 // Where parts are stored, in slots of a tile each.
 struct PrefillParts {
-  float* o = nullptr;    // [slots, kRows, kPartColumns]
-  float* lse = nullptr;  // [slots, kRows], in log2
-  unsigned* arrived =
-      nullptr;  // [slots, 2]: parts of the tile whose first slot it is; 0 before a launch, and behind it
+  float* o = nullptr;           // [slots, kRows, kPartColumns]
+  float* lse = nullptr;         // [slots, kRows], in log2
+  unsigned* arrived = nullptr;  // [slots, 2]: parts of the tile whose first slot it is; 0 behind a plan, and a launch
 };
 constexpr int kPartColumns = 128;
 constexpr int kMaxPrefillParts = 32;  // of a tile
-// The slots of a grid of so many thread blocks: 2 MiB for every 32 of them.
+// The slots of a grid of so many thread blocks: 66 KB each, 26 MB for 132 thread blocks.
 constexpr int prefill_slots(int processors) { return 3 * processors; }
 
 constexpr int prefill_row_tiles(int queries) { return (queries + kRows - 1) / kRows; }
@@ -133,6 +132,7 @@ struct PlanPrefillArguments {
   const int* query_starts = nullptr;  // [requests + 1]
   const int* token_starts = nullptr;  // [requests + 1]
   PrefillList* list = nullptr;        // and the items behind it
+  unsigned* arrived = nullptr;        // of PrefillParts
   int requests = 0;
   int heads = 0;
   int all_queries = 0;  // of all requests, at most

@@ -11,16 +11,18 @@
 namespace hypermla::cute {
 
 // Rows `row` and row + 8 of a part, as the products leave them in `o` (hopper/rows.h), times `factors`. lse: in log2.
-__device__ __forceinline__ void store_part(const PrefillParts& parts, int slot, int row, const float* o, float2 factors,
-                                           float2 lse) {
-  const long long at = static_cast<long long>(slot) * kRows + row;
+// Only what the tile has: of few queries most rows are nobody's.
+__device__ __forceinline__ void store_part(const PrefillParts& parts, const PrefillTile& tile, int row, const float* o,
+                                           float2 factors, float2 lse) {
+  const long long at = static_cast<long long>(tile.first_slot + tile.part) * kRows + row;
+  const bool first = row < tile.rows, second = row + 8 < tile.rows;
   const int column = lane_id() & 3;
   float2* const to = reinterpret_cast<float2*>(parts.o + at * kPartColumns) + column;
   constexpr int kNextRow = 8 * kPartColumns / 2;
 #pragma unroll
   for (int i = 0; i < kPartColumns / 8; ++i) {
-    to[4 * i] = {o[4 * i] * factors.x, o[4 * i + 1] * factors.x};
-    to[4 * i + kNextRow] = {o[4 * i + 2] * factors.y, o[4 * i + 3] * factors.y};
+    if (first) to[4 * i] = {o[4 * i] * factors.x, o[4 * i + 1] * factors.x};
+    if (second) to[4 * i + kNextRow] = {o[4 * i + 2] * factors.y, o[4 * i + 3] * factors.y};
   }
   if (column == 0) {
     parts.lse[at] = lse.x;
@@ -50,9 +52,9 @@ __device__ __forceinline__ void merge_parts(const PrefillParts& parts, const Pre
                                             Store store) {
   constexpr int kAtOnce = 8;
   const int lane = lane_id(), warp = thread_id() >> 5 & 3;
+  const int first = group * rows + warp * (rows / 4), last = min(first + rows / 4, tile.rows);
 #pragma unroll 1
-  for (int i = 0; i < rows / 4; i += kAtOnce) {
-    const int row = group * rows + warp * (rows / 4) + i;
+  for (int row = first; row < last; row += kAtOnce) {
     float4 columns[kAtOnce] = {};
     float maximum[kAtOnce], sum[kAtOnce] = {};
 #pragma unroll

@@ -19,7 +19,7 @@ std::string PrefillPlan::explain() const {
       workspace_bytes() / 1e6);
 }
 
-// The list, then what starts as zeros with it, then what needs no start.
+// The list, counters of parts, and parts.
 std::size_t PrefillPlan::arrived_at() const {
   return sizeof(PrefillList) + std::size_t(options_.max_requests) * sizeof(PrefillItem);
 }
@@ -47,24 +47,23 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   for (const KernelSource& source : sources()) entries.push_back(compiler.compile_ahead(source, device.info().arch));
   planner_ = load(device, entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
   attention_ = load(device, entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
-  device.fill(workspace, 0, parts_at());  // without a plan there are no tiles
+  device.fill(workspace, 0, sizeof(PrefillList));  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
   plan_ = {.list = static_cast<PrefillList*>(workspace),
+           .arrived = reinterpret_cast<unsigned*>(static_cast<char*>(workspace) + arrived_at()),
            .heads = at.heads,
            .all_queries = at.max_query_tokens,
            .max_tokens = at.max_tokens,
            .causal = at.causal,
            .processors = processors_,
            .slots = int(slots())};
-  char* const bytes = static_cast<char*>(workspace);
-  float* const lse = reinterpret_cast<float*>(bytes + parts_at());
-  with_ = {
-      .list = plan_.list,
-      .parts = {.o = lse + slots() * kRows, .lse = lse, .arrived = reinterpret_cast<unsigned*>(bytes + arrived_at())},
-      .scale_log2 = at.scale * std::numbers::log2e_v<float>,
-      .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
-      .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
-      .heads = at.heads};
+  float* const lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + parts_at());
+  with_ = {.list = plan_.list,
+           .parts = {.o = lse + slots() * kRows, .lse = lse, .arrived = plan_.arrived},
+           .scale_log2 = at.scale * std::numbers::log2e_v<float>,
+           .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+           .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
+           .heads = at.heads};
 }
 
 void PrefillPlan::plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) {
