@@ -82,8 +82,8 @@ class HYPERMLA_API MlaCacheOps {
     const float* cache_scale = nullptr;  // float [1] on the device, of fp8_576 only: the factor
   };
 
-  // Keys k = z W_UK^T and values v = z W_UV of the first `tokens` tokens of a request, for all heads. On a GPU this
-  // needs Hopper. Table entries that name no page of the cache count as zeros there; on a CPU they throw Error.
+  // Keys k = z W_UK^T and values v = z W_UV of the first `tokens` tokens of a request, for all heads. Table entries
+  // that name no page of the cache count as zeros on a GPU; on a CPU they throw Error.
   struct Decompress {
     MlaCache cache = {};
     const int* block_table = nullptr;  // [pages of the tokens]: the request's row

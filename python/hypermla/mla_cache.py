@@ -78,7 +78,7 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
     cache: as append()'s. block_table: int32 [pages], the request's row. w_uk: [heads, 128, 512]; w_uv: [heads, 512,
     128]; either of the inner dimensions of each is dense. out: the pair k [tokens, heads, 192], whose last 64 columns
     are the rotary part, or [tokens, heads, 128] without it, and v [tokens, heads, 128]. Where they are made, `rope`
-    says which k. GPUs: Hopper.
+    says which k.
     """
     tokens, = integers(tokens=tokens)
     if out is None:

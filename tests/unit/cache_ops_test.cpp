@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "cache_cases.h"
+#include "cutile/cache/decompress_plan.h"
 #include "hypermla/api/environment.h"
+#include "hypermla/api/shared.h"
 #include "hypermla/plan/cache_ops.h"
 #include "support.h"
 
@@ -52,6 +54,20 @@ TEST(MlaCacheOps, AppendsInFp8WithOneFactor) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
     check_on_cpu(AppendCase(seed, 0, false, MlaCacheFormat::fp8_576));
+  }
+}
+
+// The kernels in CUDA Tile C++, which other GPUs than Hopper take, on the CPU. Of one type: they take long to compile.
+TEST(MlaCacheOps, PortableKernelsDecompressAPrefix) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  PortableDecompress kernels(DType::bfloat16, shared().compiler, *device);
+  for (unsigned seed = 0; seed < 16; ++seed) {
+    SCOPED_TRACE(seed);
+    DecompressCase of(seed, 0, seed % 8 ? 40 : 150);
+    if (of.dtype != DType::bfloat16) continue;
+    std::vector<unsigned char> bytes = of.memory.bytes;
+    kernels.run(of.on(reinterpret_cast<char*>(bytes.data())), nullptr);
+    of.compare(bytes);
   }
 }
 
@@ -171,7 +187,7 @@ TEST(MlaCacheOps, KernelsCompileWithoutSpills) {
   for (const std::string arch : {"sm_80", "sm_90", "sm_120"})
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
       const std::vector<KernelSource> sources = cache_sources(dtype, arch);
-      EXPECT_EQ(sources.size(), arch == "sm_90" ? 5u : 4u);
+      EXPECT_EQ(sources.size(), arch == "sm_90" ? 5u : 7u);
       for (const KernelSource& source : sources) {
         const CacheEntry entry = compiler.compile(source, arch);  // which compares the arguments
         EXPECT_EQ(entry.report.at("frame_bytes"), 0) << source.instance << " for " << arch;
@@ -235,6 +251,20 @@ TEST_F(MlaCacheOnAGpu, DecompressesAPrefix) {
   for (unsigned seed = 0; seed < 40 && !HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     check<DecompressCase>({DecompressCase(seed), DecompressCase(seed, 1)});
+  }
+}
+
+TEST_F(MlaCacheOnAGpu, PortableKernelsDecompressAPrefix) {
+  std::vector<PortableDecompress> kernels;
+  for (const DType dtype : {DType::bfloat16, DType::float16}) kernels.emplace_back(dtype, shared().compiler, *device_);
+  for (unsigned seed = 0; seed < 40 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    DecompressCase one(seed, 0, seed % 4 ? 150 : 40);
+    std::vector<unsigned char> bytes = one.memory.bytes;
+    const Buffer memory = copy_of(bytes);
+    kernels[one.dtype == DType::float16].run(one.on(static_cast<char*>(memory.data())), device_->stream());
+    device_->synchronize();
+    one.compare(back<unsigned char>(memory));
   }
 }
 

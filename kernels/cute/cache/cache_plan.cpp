@@ -4,7 +4,7 @@
 #include <limits>
 #include <numbers>
 
-#include "hypermla/base/error.h"
+#include "cutile/cache/decompress_plan.h"
 #include "hypermla/base/fields.h"
 #include "hypermla/device/architecture.h"
 #include "hypermla/device/tensor_map.h"
@@ -133,10 +133,26 @@ TensorMapShape weights_shape(const MlaCacheOps::Decompress& with, int product) {
 
 namespace {
 
+// In CUDA C++; decompress_prefix for Hopper only.
+std::vector<KernelSource> own_sources(DType dtype, const std::string& arch) {
+  const auto source = [&](const std::string& name, bool of_dtype, std::size_t bytes) {
+    const std::string dtypes = of_dtype ? fmt::format("<hypermla::DType::{}>", dtype_name(dtype)) : "";
+    return KernelSource{name, "cute/cache/" + name + ".cuh", "hypermla::cute::" + name + dtypes, {int(bytes)}};
+  };
+  std::vector<KernelSource> sources = {
+      source("merge_states", true, sizeof(MergeStatesArguments)), source("append", false, sizeof(AppendArguments)),
+      source("append_fp8", true, sizeof(AppendArguments)), source("append_fp8_576", true, sizeof(AppendArguments))};
+  if (architecture(arch).runs_cute)
+    sources.push_back(source("decompress_prefix", true, sizeof(DecompressPrefixArguments)));
+  return sources;
+}
+
 class CacheOps : public CacheKernels {
  public:
   CacheOps(DType dtype, Compiler& compiler, Device& device) : dtype_(dtype), processors_(device.info().processors) {
-    const std::vector<KernelSource> sources = cache_sources(dtype, device.info().arch);
+    if (!architecture(device.info().arch).runs_cute)
+      portable_ = std::make_unique<PortableDecompress>(dtype, compiler, device);
+    const std::vector<KernelSource> sources = own_sources(dtype, device.info().arch);
     std::vector<std::shared_future<CacheEntry>> entries;
     for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
     const LaunchShape shapes[] = {
@@ -164,7 +180,7 @@ class CacheOps : public CacheKernels {
   }
 
   void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle stream) override {
-    if (!functions_[kDecompress]) fail("decompress_prefix runs on a Hopper GPU or on a CPU; this GPU is another one");
+    if (portable_) return portable_->run(with, stream);
     DecompressPrefixArguments arguments = arguments_of(with, processors_);
     for (const int product : {0, 1})
       arguments.weights[product] =
@@ -181,24 +197,18 @@ class CacheOps : public CacheKernels {
 
   DType dtype_;
   int processors_;
-  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress, kFunctions };  // as cache_sources() has them
+  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress, kFunctions };  // as own_sources() has them
   std::unique_ptr<Function> functions_[kFunctions];
+  std::unique_ptr<PortableDecompress> portable_;
 };
 
 }  // namespace
 }  // namespace cute
 
 std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch) {
-  const auto source = [&](const std::string& name, bool of_dtype, std::size_t bytes) {
-    const std::string dtypes = of_dtype ? fmt::format("<hypermla::DType::{}>", dtype_name(dtype)) : "";
-    return KernelSource{name, "cute/cache/" + name + ".cuh", "hypermla::cute::" + name + dtypes, {int(bytes)}};
-  };
-  std::vector<KernelSource> sources = {source("merge_states", true, sizeof(cute::MergeStatesArguments)),
-                                       source("append", false, sizeof(cute::AppendArguments)),
-                                       source("append_fp8", true, sizeof(cute::AppendArguments)),
-                                       source("append_fp8_576", true, sizeof(cute::AppendArguments))};
-  if (architecture(arch).runs_cute)
-    sources.push_back(source("decompress_prefix", true, sizeof(cute::DecompressPrefixArguments)));
+  std::vector<KernelSource> sources = cute::own_sources(dtype, arch);
+  if (!architecture(arch).runs_cute)
+    for (KernelSource& source : PortableDecompress::sources(dtype)) sources.push_back(std::move(source));
   return sources;
 }
 

@@ -28,7 +28,7 @@ std::unique_ptr<CacheKernels> make_cache_reference(DType dtype, const Device& de
 // On a GPU, compiled and loaded (kernels/cute/cache/cache_plan.cpp).
 std::unique_ptr<CacheKernels> make_cache_kernels(DType dtype, Compiler& compiler, Device& device);
 
-// What is compiled for it: merge_states, append in each form of a cache and, for Hopper, decompress_prefix.
+// What is compiled for it: merge_states, append in each form of a cache, and decompress_prefix, for Hopper or portable.
 std::vector<KernelSource> cache_sources(DType dtype, const std::string& arch);
 
 }  // namespace hypermla
