@@ -584,6 +584,16 @@ class EngineTest(unittest.TestCase):
             config.scheduler_config.max_num_seqs = 256
             self.assertEqual(_longest_decode(config, False, 128), longest)
 
+    def test_other_gpus_than_hopper_decode_without_long_requests(self):
+        from hypermla.vllm.backend import _longest_decode, _settle_graphs
+
+        for capability, longest, any_batch in ((9, 0), 128, True), ((8, 9), 4, False), ((12, 0), 4, False):
+            with (mock.patch("torch.cuda.is_available", return_value=True),
+                  mock.patch("torch.cuda.get_device_capability", return_value=capability)):
+                config = config_of(drafts=3, graphs=CUDAGraphMode.FULL)
+                self.assertEqual(_longest_decode(config, False, 128), longest)
+                self.assertEqual(_settle_graphs(config), any_batch)
+
     def test_what_is_refused(self):
         self.assertEqual(reasons(), "")
         with set_current_vllm_config(config_of(hypermla_fp8_queries=True)):
@@ -603,8 +613,8 @@ class EngineTest(unittest.TestCase):
                             (dict(has_sink=True), "no attention sinks"),
                             (dict(head_size=320), "not for 320"),
                             (dict(block_size=8), "block_size not supported"),
-                            (dict(capability=(10, 0)), "run on Hopper"),
-                            (dict(capability=(8, 0)), "run on Hopper"),
+                            (dict(capability=(7, 5)), "from compute capability 8.0 on"),
+                            (dict(capability=(8, 9), kv_cache_dtype="fp8"), "in FP8 on Hopper only"),
                             (dict(use_pcp=True), "PCP not supported")):
             with self.subTest(wrong):
                 self.assertIn(said, reasons(**wrong))
@@ -614,6 +624,12 @@ class EngineTest(unittest.TestCase):
                 found = reasons()
                 self.assertIn(said, found)
                 self.assertEqual(bool(found), bool(said))
+        for capability in (8, 0), (8, 9), (10, 0), (12, 0):
+            self.assertEqual(reasons(capability), "")
+            for wrong, said in ((dict(shards=2), "among Hopper GPUs only"),
+                                (dict(hypermla_shared_prefixes=True), "needs a Hopper GPU")):
+                with set_current_vllm_config(config_of(**wrong)):
+                    self.assertIn(said, reasons(capability))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
         for wrong, cache, name in ((dict(), "fp8", "a cache in FP8"), (dict(shards=2), "auto", "decode context")):
             with set_current_vllm_config(config_of(**wrong, hypermla_shared_prefixes=True)):

@@ -30,6 +30,12 @@ FIXED_SPLIT_BYTES = 288 << 20  # for partial outputs, where every request is cut
 # Requests of so many queries are decodes, too: short continuations of a long context, of which the latent path reads
 # the cache once and the decompressed path decompresses all.
 SHORT_EXTEND = 128
+HOPPER = 9, 0  # the compute capability that the kernels in CUDA C++ are for; the portable ones run from 8.0 on
+
+
+def _is_portable():
+    """Whether the GPU at hand has the portable kernels alone."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER
 
 
 def _drafted_queries(config):
@@ -81,7 +87,7 @@ def _settle_graphs(config):
     alone: where a drafter's differ it becomes FULL, unless layers of another backend, which vLLM asks too, would take
     that back."""
     largest = _largest_graph(config)
-    if (envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
+    if (_is_portable() or envs.VLLM_BATCH_INVARIANT or config.parallel_config.decode_context_parallel_size > 1
             or config.parallel_config.prefill_context_parallel_size > 1
             or largest is None or largest > MlaDecode.MAX_QUERIES):
         return False
@@ -166,7 +172,7 @@ class HyperMLABackend(MLACommonBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability):
-        return (capability.major, capability.minor) == (9, 0)
+        return (capability.major, capability.minor) >= (8, 0)
 
     @classmethod
     def supports_batch_invariance(cls):
@@ -199,7 +205,10 @@ class HyperMLABackend(MLACommonBackend):
         if head_size != LATENT + ROPE:
             return f"HyperMLA's kernels are made for 512 latent and 64 RoPE columns, not for {head_size} in all"
         if device_capability is not None and not cls.supports_compute_capability(device_capability):
-            return "HyperMLA's decoding kernels run on Hopper (compute capability 9.0)"
+            return "HyperMLA's decoding kernels run from compute capability 8.0 on"
+        portable = device_capability is not None and (device_capability.major, device_capability.minor) != HOPPER
+        if portable and kv_cache_dtype in FP8:
+            return "HyperMLA reads caches in FP8 on Hopper only; leave --kv-cache-dtype out"
         config = get_current_vllm_config_or_none()
         if config is None or config.model_config is None:
             return None
@@ -207,6 +216,10 @@ class HyperMLABackend(MLACommonBackend):
             return "hypermla_fp8_queries rounds queries beside a cache in FP8; add --kv-cache-dtype fp8"
         if _asked(config, "fp8_queries") and envs.VLLM_BATCH_INVARIANT:
             return "with VLLM_BATCH_INVARIANT=1 queries stay as they are; leave hypermla_fp8_queries out"
+        if portable and config.parallel_config.decode_context_parallel_size > 1:
+            return "HyperMLA shares a context among Hopper GPUs only; leave --decode-context-parallel-size out"
+        if portable and _asked(config, "shared_prefixes"):
+            return "hypermla_shared_prefixes needs a Hopper GPU; leave it out"
         apart = {"a cache in FP8": kv_cache_dtype in FP8, "VLLM_BATCH_INVARIANT=1": envs.VLLM_BATCH_INVARIANT,
                  "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1}
         if _asked(config, "shared_prefixes") and any(apart.values()):
@@ -250,6 +263,8 @@ def _longest_decode(config, any_batch, heads):
     """Queries of the longest request that decodes; heads: those of all shards."""
     usual = _drafted_queries(config)
     if envs.VLLM_BATCH_INVARIANT:  # one kernel for all, where bits may not depend on which other requests a step has
+        return usual
+    if _is_portable():  # whose blocks are those of the capacity, most of which longer requests would leave idle
         return usual
     if any_batch:
         return max(usual, SHORT_EXTEND, _largest_graph(config) or 0)
@@ -344,6 +359,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._plans = Plans(name)
         # Loads the kernels now, not when the first request waits for them.
         logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
+        if _is_portable():
+            logger.warning_once("HyperMLA decodes by portable kernels here, which an H200 alone has verified; "
+                                "`hypermla verify cutile.mla.flash_mla_split_kv` does so on this GPU")
         scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
         cache = FP8[0] if kv_cache_spec.dtype.itemsize == 1 else "auto"
         self._kinds = [_kind(vllm_config, heads, self.page_size, float(scale), cache) for scale in scales]
