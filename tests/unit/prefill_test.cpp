@@ -294,7 +294,7 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   ASSERT_EQ(sources.size(), 2u);
   EXPECT_TRUE(contains(sources[0].instance, "plan_prefill<hypermla::cute::PlanPrefillTiling{"));
   EXPECT_TRUE(contains(sources[1].instance,
-                       "prefill<hypermla::cute::PrefillProblem{.dtype = hypermla::DType::float16, "
+                       "prefill<hypermla::PrefillProblem{.dtype = hypermla::DType::float16, "
                        ".causal = true}>"));
   EXPECT_EQ(prefill_sources(*plan).size(), 4u);  // both of causal and not
   EXPECT_FALSE(Registry::instance().find("cute.mla.flash_mla", "v0").make()->prefill(options));

@@ -150,16 +150,11 @@ std::vector<KernelSource> own_sources(DType dtype, const std::string& arch) {
 class CacheOps : public CacheKernels {
  public:
   CacheOps(DType dtype, Compiler& compiler, Device& device) : dtype_(dtype), processors_(device.info().processors) {
-    if (!architecture(device.info().arch).runs_cute)
-      portable_ = std::make_unique<PortableDecompress>(dtype, compiler, device);
-    const std::vector<KernelSource> sources = own_sources(dtype, device.info().arch);
-    std::vector<std::shared_future<CacheEntry>> entries;
-    for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
-    const LaunchShape shapes[] = {
-        {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}};
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      functions_[i] = load(device, entries[i].get(), shapes[i]);
-    }
+    const std::string& arch = device.info().arch;
+    functions_ = load_all(
+        compiler, device, own_sources(dtype, arch),
+        {{kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}});
+    if (!architecture(arch).runs_cute) portable_ = std::make_unique<PortableDecompress>(dtype, compiler, device);
   }
 
   void merge_states(const MlaCacheOps::Merge& with, StreamHandle stream) override {
@@ -197,9 +192,9 @@ class CacheOps : public CacheKernels {
 
   DType dtype_;
   int processors_;
-  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress, kFunctions };  // as own_sources() has them
-  std::unique_ptr<Function> functions_[kFunctions];
-  std::unique_ptr<PortableDecompress> portable_;
+  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress };  // as own_sources() has them
+  std::vector<std::unique_ptr<Function>> functions_;
+  std::unique_ptr<PortableDecompress> portable_;  // in place of kDecompress
 };
 
 }  // namespace

@@ -8,8 +8,8 @@
 #pragma once
 
 #include "attend_tiles.h"
-#include "hypermla/dtype.h"
 #include "hypermla/tensor_map.h"
+#include "mla/decompressed/prefill.h"
 
 namespace hypermla::cute {
 
@@ -89,17 +89,6 @@ constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, 
   tile.parts = item.parts;
   tile.first_slot = item.first_slot + number * item.parts;
 }
-
-struct PrefillProblem {
-  DType dtype = DType::bfloat16;
-  bool causal = true;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
-    field("causal", self.causal, "query i of n sees the tokens up to tokens - n + i only");
-  }
-};
 
 struct PrefillArguments {
   // Queries, keys and values [tokens, heads, 128] and [tokens, heads, 64], boxes of 128 rows and all columns.

@@ -3,6 +3,7 @@
 #include <limits>
 #include <numbers>
 
+#include "hypermla/plan/status.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla::cute {
@@ -43,10 +44,11 @@ std::vector<KernelSource> PrefillPlan::sources() const {
 
 void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   device_ = device.shared_from_this();
-  std::vector<std::shared_future<CacheEntry>> entries;
-  for (const KernelSource& source : sources()) entries.push_back(compiler.compile_ahead(source, device.info().arch));
-  planner_ = load(device, entries[0].get(), {unsigned(PlanPrefillTiling{}.threads), 0, 1, true});
-  attention_ = load(device, entries[1].get(), {kTileThreads, kTileSharedBytes, 1, true});
+  std::vector<std::unique_ptr<Function>> functions =
+      load_all(compiler, device, sources(),
+               {{unsigned(PlanPrefillTiling{}.threads), 0, 1, true}, {kTileThreads, kTileSharedBytes, 1, true}});
+  planner_ = std::move(functions[0]);
+  attention_ = std::move(functions[1]);
   device.fill(workspace, 0, sizeof(PrefillList));  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
   plan_ = {.list = static_cast<PrefillList*>(workspace),
@@ -116,11 +118,6 @@ void PrefillPlan::run(const MlaPrefillTensors& with, StreamHandle stream) {
   attention_->launch({unsigned(processors_), 1, 1}, arguments, stream);
 }
 
-int PrefillPlan::status() const {
-  device_->synchronize();
-  PrefillList list;
-  device_->copy_to_host(&list, plan_.list, sizeof(list));
-  return list.status;
-}
+int PrefillPlan::status() const { return read_status(*device_, &plan_.list->status); }
 
 }  // namespace hypermla::cute

@@ -6,6 +6,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/plan/executable.h"
+#include "hypermla/plan/status.h"
 
 namespace hypermla::cute {
 namespace {
@@ -236,11 +237,6 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
   attention_->launch({unsigned(spec_.workers), 1, 1}, arguments, stream);
 }
 
-int LatentDecode::status() const {
-  device_->synchronize();
-  int status = 0;
-  device_->copy_to_host(&status, plan_.status, sizeof status);
-  return status;
-}
+int LatentDecode::status() const { return read_status(*device_, plan_.status); }
 
 }  // namespace hypermla::cute

@@ -6,11 +6,10 @@
 #pragma once
 
 #include "cutile/strided_view.cuh"
+#include "decompress_pages.h"
 #include "tile.h"
 
 namespace hypermla {
-
-inline constexpr int kTokensOfBlock = 64;
 
 // The rows of the cache in which a block's tokens lie.
 template <int Bm>

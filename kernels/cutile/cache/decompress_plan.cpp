@@ -1,14 +1,11 @@
 #include "cutile/cache/decompress_plan.h"
 
-#include <limits>
-
-#include "hypermla/base/error.h"
+#include "cutile/cache/decompress_pages.h"
 #include "hypermla/plan/executable.h"
+#include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
 namespace {
-
-constexpr int kTokensOfBlock = 64;  // as in decompress_pages.cuh
 
 // In the order of the kernels' parameters.
 Arguments product_arguments(const MlaCacheOps::Decompress& with, const MlaCacheOps::Decompress::Weights& w,
@@ -37,23 +34,18 @@ std::vector<KernelSource> PortableDecompress::sources(DType dtype) {
           source("repeat_rope", "", rope_arguments({}))};
 }
 
-PortableDecompress::PortableDecompress(DType dtype, Compiler& compiler, Device& device) {
-  const std::vector<KernelSource> all = sources(dtype);
-  for (const KernelSource& source : all) compiler.compile_ahead(source, device.info().arch);
-  for (int i = 0; i < kFunctions; ++i) functions_[i] = load(device, compiler.compile(all[i], device.info().arch));
-}
+PortableDecompress::PortableDecompress(DType dtype, Compiler& compiler, Device& device)
+    : functions_(load_all(compiler, device, sources(dtype))) {}
 
 void PortableDecompress::run(const MlaCacheOps::Decompress& with, StreamHandle stream) {
-  const std::pair<const char*, std::int64_t> strides[] = {
-      {"w_uk", std::max(with.w_uk.row_stride, with.w_uk.column_stride)},
-      {"w_uv", std::max(with.w_uv.row_stride, with.w_uv.column_stride)},
-      {"k", with.k.token_stride},
-      {"v", with.v.token_stride},
-      {"k_rope", with.k_rope.data ? with.k_rope.token_stride : 0}};
-  for (const auto& [name, stride] : strides)
-    if (stride > std::numeric_limits<unsigned>::max())
-      fail("{} with a stride of {} elements is not supported by this kernel: it must be less than 2^32", name, stride);
-  const Grid grid = {unsigned((with.tokens + kTokensOfBlock - 1) / kTokensOfBlock), unsigned(with.heads), 1};
+  require_32_bit_stride("w_uk.row_stride", with.w_uk.row_stride);
+  require_32_bit_stride("w_uk.column_stride", with.w_uk.column_stride);
+  require_32_bit_stride("w_uv.row_stride", with.w_uv.row_stride);
+  require_32_bit_stride("w_uv.column_stride", with.w_uv.column_stride);
+  require_32_bit_stride("k.token_stride", with.k.token_stride);
+  require_32_bit_stride("v.token_stride", with.v.token_stride);
+  if (with.k_rope.data) require_32_bit_stride("k_rope.token_stride", with.k_rope.token_stride);
+  const Grid grid = {ceil_div(with.tokens, kTokensOfBlock), unsigned(with.heads), 1};
   functions_[with.w_uk.column_stride == 1 ? kLatentInnermost : kLatentOuter]->launch(
       grid, product_arguments(with, with.w_uk, with.k).pointers(), stream);
   functions_[with.w_uv.row_stride == 1 ? kLatentInnermost : kLatentOuter]->launch(

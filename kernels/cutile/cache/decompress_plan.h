@@ -20,8 +20,8 @@ class PortableDecompress {
   void run(const MlaCacheOps::Decompress& with, StreamHandle stream);
 
  private:
-  enum { kLatentOuter, kLatentInnermost, kRope, kFunctions };  // as sources() has them
-  std::unique_ptr<Function> functions_[kFunctions];
+  enum { kLatentOuter, kLatentInnermost, kRope };  // as sources() has them
+  std::vector<std::unique_ptr<Function>> functions_;
 };
 
 }  // namespace hypermla

@@ -9,6 +9,7 @@
 #include "cutile/decode/decode.h"
 #include "hypermla/base/error.h"
 #include "hypermla/base/fields.h"
+#include "hypermla/plan/status.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -69,13 +70,10 @@ class PagedDecode : public DecodeKernels {
 
   void prepare(Compiler& compiler, Device& device, void* workspace) override {
     device_ = device.shared_from_this();
-    for (const KernelSource& source : sources()) compiler.compile_ahead(source, device.info().arch);
-    const auto load = [&](const KernelSource& source) {
-      return hypermla::load(device, compiler.compile(source, device.info().arch));
-    };
-    plan_ = load(plan_source());
-    attend_ = load(attend_source());
-    merge_ = load(merge_source());
+    std::vector<std::unique_ptr<Function>> functions = load_all(compiler, device, sources());
+    plan_ = std::move(functions[0]);
+    attend_ = std::move(functions[1]);
+    merge_ = std::move(functions[2]);
 
     char* const base = static_cast<char*>(workspace);
     device.fill(base, 0, request_of_at_);  // without a plan there is no work
@@ -105,9 +103,7 @@ class PagedDecode : public DecodeKernels {
                                                             {"rope_token_stride", with.rope_token_stride},
                                                             {"o_token_stride", with.o_token_stride},
                                                             {"o_head_stride", with.o_head_stride}};
-    for (const auto& [name, stride] : strides)
-      if (stride > std::numeric_limits<unsigned>::max())
-        fail("{}={} is not supported by this kernel: it must be less than 2^32; copy the tensor first", name, stride);
+    for (const auto& [name, stride] : strides) require_32_bit_stride(name, stride);
     if (with.pages * at.page > std::numeric_limits<int>::max())
       fail("pages={} is not supported: the cache has more than 2147483647 tokens", with.pages);
     attend_->launch({unsigned(query_tiles_ * head_tiles_), unsigned(parts_ * kDecodeLatent / tiling_.Bv),
@@ -117,12 +113,7 @@ class PagedDecode : public DecodeKernels {
                    merge_arguments(with).pointers(), stream);
   }
 
-  int status() const override {
-    device_->synchronize();
-    int status = 0;
-    device_->copy_to_host(&status, status_, sizeof status);
-    return status;
-  }
+  int status() const override { return read_status(*device_, status_); }
 
  private:
   // GPUs with large blocks hold the whole accumulator of 64 rows, fewer than which do not fill their tensor cores: some

@@ -2,22 +2,11 @@
 // template arguments, by the device compilers.
 #pragma once
 
-#include "hypermla/dtype.h"
+#include "mla/decompressed/prefill.h"
 
 namespace hypermla {
 
 inline constexpr int kPrefillColumns = 128, kPrefillRope = 64;
-
-struct PrefillProblem {
-  DType dtype = DType::bfloat16;
-  bool causal = true;
-
-  template <class Self, class Visitor>
-  static constexpr void fields(Self& self, Visitor&& field) {
-    field("dtype", self.dtype, "type of queries, keys, values and output");
-    field("causal", self.causal, "query i of n sees the first tokens - n + i + 1 tokens");
-  }
-};
 
 struct PrefillTiling {
   int Bm = 64;

@@ -6,6 +6,7 @@
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/fields.h"
+#include "hypermla/plan/status.h"
 #include "hypermla/plan/typed_plan.h"
 
 namespace hypermla {
@@ -27,12 +28,9 @@ class PortablePrefill : public PrefillKernels {
 
   void prepare(Compiler& compiler, Device& device, void* workspace) override {
     device_ = device.shared_from_this();
-    for (const KernelSource& source : sources()) compiler.compile_ahead(source, device.info().arch);
-    const auto load = [&](const KernelSource& source) {
-      return hypermla::load(device, compiler.compile(source, device.info().arch));
-    };
-    place_ = load(place_source());
-    attend_ = load(attend_source());
+    std::vector<std::unique_ptr<Function>> functions = load_all(compiler, device, sources());
+    place_ = std::move(functions[0]);
+    attend_ = std::move(functions[1]);
     device.fill(workspace, 0, workspace_bytes());  // without a plan no request has queries
     status_ = static_cast<int*>(workspace);
     places_ = reinterpret_cast<int*>(static_cast<char*>(workspace) + kPlacesAt);
@@ -46,24 +44,17 @@ class PortablePrefill : public PrefillKernels {
     require_tensors(options_, given);
     MlaPrefillTensors with = given;
     if (with.tokens == 0) with.k_nope = with.k_rope = with.v = with.q_nope;  // not read, but views need memory
-    const std::pair<const char*, std::int64_t> strides[] = {
-        {"q_nope", with.q_nope.token_stride}, {"q_rope", with.q_rope.token_stride},
-        {"k_nope", with.k_nope.token_stride}, {"k_rope", with.k_rope.token_stride},
-        {"v", with.v.token_stride},           {"o", with.o_token_stride}};
-    for (const auto& [name, stride] : strides)
-      if (stride > std::numeric_limits<unsigned>::max())
-        fail("{}.token_stride={} is not supported by this kernel: it must be less than 2^32; copy the tensor first",
-             name, stride);
+    require_32_bit_stride("q_nope.token_stride", with.q_nope.token_stride);
+    require_32_bit_stride("q_rope.token_stride", with.q_rope.token_stride);
+    require_32_bit_stride("k_nope.token_stride", with.k_nope.token_stride);
+    require_32_bit_stride("k_rope.token_stride", with.k_rope.token_stride);
+    require_32_bit_stride("v.token_stride", with.v.token_stride);
+    require_32_bit_stride("o_token_stride", with.o_token_stride);
     const unsigned blocks = unsigned(options_.max_query_tokens / tiling_.Bm + options_.max_requests);
     attend_->launch({blocks, unsigned(options_.heads), 1}, attend_arguments(with).pointers(), stream);
   }
 
-  int status() const override {
-    device_->synchronize();
-    int status = 0;
-    device_->copy_to_host(&status, status_, sizeof status);
-    return status;
-  }
+  int status() const override { return read_status(*device_, status_); }
 
  private:
   static constexpr std::size_t kPlacesAt = 256;

@@ -22,6 +22,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
 from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
+from hypermla.vllm import HOPPER
 from hypermla.vllm.plans import Capacity, Plans
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
@@ -30,11 +31,10 @@ FIXED_SPLIT_BYTES = 288 << 20  # for partial outputs, where every request is cut
 # Requests of so many queries are decodes, too: short continuations of a long context, of which the latent path reads
 # the cache once and the decompressed path decompresses all.
 SHORT_EXTEND = 128
-HOPPER = 9, 0  # the compute capability that the kernels in CUDA C++ are for; the portable ones run from 8.0 on
 
 
 def _is_portable():
-    """Whether the GPU at hand has the portable kernels alone."""
+    """Whether the GPU at hand has the portable kernels alone, which run from compute capability 8.0 on."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER
 
 

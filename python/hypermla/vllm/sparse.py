@@ -19,6 +19,7 @@ from hypermla.compat._queries import takes_strides
 from hypermla.compat.flash_mla import (FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache,
                                        load_sparse_kernels)
 from hypermla.mla_decode import LATENT, ROPE
+from hypermla.vllm import HOPPER
 
 logger = init_logger("vllm.hypermla")
 
@@ -48,7 +49,7 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability):
-        return (capability.major, capability.minor) == (9, 0)
+        return (capability.major, capability.minor) == HOPPER
 
 
 class HyperMLASparseMetadataBuilder(FlashMLASparseMetadataBuilder):

@@ -33,6 +33,17 @@ std::unique_ptr<Function> load(Device& device, const CacheEntry& entry, const La
   return device.load(entry.path(entry.report.at("artifact")), entry.report.at("function"), shape);
 }
 
+std::vector<std::unique_ptr<Function>> load_all(Compiler& compiler, Device& device,
+                                                const std::vector<KernelSource>& sources,
+                                                const std::vector<LaunchShape>& shapes) {
+  std::vector<std::shared_future<CacheEntry>> entries;
+  for (const KernelSource& source : sources) entries.push_back(compiler.compile_ahead(source, device.info().arch));
+  std::vector<std::unique_ptr<Function>> functions;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    functions.push_back(load(device, entries[i].get(), i < shapes.size() ? shapes[i] : LaunchShape()));
+  return functions;
+}
+
 void TiledKernel::prepare(Compiler& compiler, Device& device) {
   entry_ = compiler.compile(source(tiling_), device.info().arch);
   KernelLaunch launch = launch_(tiling_);

@@ -28,6 +28,10 @@ class ConcurrentKernels;
 
 // What was compiled, on a device.
 std::unique_ptr<Function> load(Device& device, const CacheEntry& entry, const LaunchShape& shape = {});
+// Kernels that are found in the cache, or compiled side by side. `shapes`: of each, where they do not choose their own.
+std::vector<std::unique_ptr<Function>> load_all(Compiler& compiler, Device& device,
+                                                const std::vector<KernelSource>& sources,
+                                                const std::vector<LaunchShape>& shapes = {});
 
 class Executable {
  public:

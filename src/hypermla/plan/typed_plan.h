@@ -40,6 +40,11 @@ inline void require_aligned(const char* name, const void* data, unsigned bytes, 
 inline void require_address(const char* name, const void* data, unsigned bytes = 16) {
   require_aligned(name, data, bytes, !data);
 }
+// Kernels in CUDA Tile C++ count strides in 32 bits: else their loads would not be TMA's.
+inline void require_32_bit_stride(const char* name, std::int64_t stride) {
+  if (stride >> 32)
+    fail("{}={} is not supported by this kernel: it must be less than 2^32; copy the tensor first", name, stride);
+}
 // Rows of an output, `width` elements each, do not overlap.
 inline void require_rows_apart(const char* name, std::int64_t tokens, std::int64_t token_stride, std::int64_t heads,
                                std::int64_t head_stride, std::int64_t width) {
