@@ -36,13 +36,13 @@ foreach(package libfmt-dev nlohmann-json3-dev libcli11-dev)
     install(FILES ${notice} DESTINATION ${HYPERMLA_DATA_DIR}/licenses RENAME ${package} COMPONENT runtime)
   endif()
 endforeach()
-# What MlaDecode runs on GPUs, compiled: a machine without compilers runs it, and nobody waits for a compiler.
+# What engines' calls run on GPUs, compiled: a machine without compilers runs it, and nobody waits for a compiler.
 set(compile_for "")
 if(SKBUILD AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/installed.txt)  # ./hypermla has installed the compilers
   set(compile_for sm_90)
 endif()
 set(HYPERMLA_COMPILE_FOR "${compile_for}" CACHE STRING
-    "GPUs, such as sm_90, for which an installation brings decoding and cache kernels compiled; needs requirements.txt")
+    "GPUs, such as sm_90, for which an installation brings what engines call compiled; needs requirements.txt")
 if(HYPERMLA_COMPILE_FOR)
   set(compiled ${PROJECT_BINARY_DIR}/compiled)
   file(GLOB_RECURSE compiled_from CONFIGURE_DEPENDS kernels/*.h kernels/*.cuh)

@@ -456,6 +456,11 @@ def vllm_runs(name, graphs, kind="plain"):
             and all(run.get(key, VLLM_USUAL[key]) == value for key, value in wanted.items())]
 
 
+def vllm_decodes(run):
+    """Its rows of decoding whose requests have as many queries as each other."""
+    return [row for row in run["rows"] if not row["mixed"] and not row.get("new")]
+
+
 def vllm_middle(values):
     """The median of rounds, each the median of its runs."""
     found = [statistics.median(one) for one in values if one and None not in one]
@@ -472,10 +477,9 @@ def vllm_steps_of(runs):
     some steps have one, of the whole step where none has."""
     found = {}
     for run in runs:
-        for row in run["rows"]:
-            if not row["mixed"]:
-                shape = -run["heads"], run["drafts"], row["context"], row["batch"]
-                found.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
+        for row in vllm_decodes(run):
+            shape = -run["heads"], run["drafts"], row["context"], row["batch"]
+            found.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
     steps = {}
     for (heads, drafts, context, batch), of in sorted(found.items()):
         cells = steps[-heads, drafts, batch, context] = {}
@@ -646,14 +650,36 @@ def vllm_engine(name, kind="plain"):
     """Another record of vLLM's engine: graph, whole step and builder of each row without mixed drafts."""
     shapes = {}
     for run in vllm_runs(name, VLLM_DECODE, kind):
-        for row in run["rows"]:
-            if not row["mixed"]:
-                shape = -run["heads"], run["drafts"], row["context"], row["batch"]
-                shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
+        for row in vllm_decodes(run):
+            shape = -run["heads"], run["drafts"], row["context"], row["batch"]
+            shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
     backends = [name for name in VLLM_BACKENDS if any(name in of for of in shapes.values())]
     return table(["heads, drafts, context, requests", *backends],
                  [[f"{-heads}, {drafts}, {context}, {batch}", *(vllm_whole(of).get(name, "") for name in backends)]
                   for (heads, drafts, context, batch), of in sorted(shapes.items())])
+
+
+def vllm_prompts(name):
+    """Steps of prompts: milliseconds in kernels, the least of several in bold, in attention, and of the whole step."""
+    shapes = {}
+    for run in vllm_runs(name, VLLM_DECODE):
+        for row in run["rows"]:
+            if row.get("new"):
+                shape = -run["heads"], row["context"], row["batch"], row["new"]
+                shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
+    backends, lines = [name for name in VLLM_BACKENDS if any(name in of for of in shapes.values())], []
+    for (heads, context, batch, new), of in sorted(shapes.items()):
+        kernels, attention = ({backend: next((row[key] for row in rows if key in row), None)
+                               for backend, rows in of.items()} for key in ("kernels_ms", "attention_ms"))
+        least = min((ms for ms in kernels.values() if ms is not None), default=None)
+        cells = []
+        for backend in backends:
+            ms = kernels.get(backend)
+            bold = "**" if ms == least else ""
+            cells.append("" if ms is None else f"{bold}{ms:.2f}{bold} ({attention[backend]:.2f}), "
+                         f"{vllm_middle([row['wall_ms'] for row in of[backend]]):.1f}")
+        lines.append([f"{-heads}, {batch} x {new}" + (f" over {context}" if context else ""), *cells])
+    return table(["heads, requests x new tokens", *backends], lines)
 
 
 def vllm_attention():
@@ -779,8 +805,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_other, engine_between, engine_pairs_in_all, engine_pairs, engine_fp8,
                                            prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
                                            vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
-                                           vllm_engine, vllm_attention, sglang_steps, sglang_beside, sglang_agreement,
-                                           sparse_bf16, context_parallel, waiting, runs)}
+                                           vllm_engine, vllm_prompts, vllm_attention, sglang_steps, sglang_beside,
+                                           sglang_agreement, sparse_bf16, context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

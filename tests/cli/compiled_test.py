@@ -45,12 +45,12 @@ class Compiled(CommandCase):
         self.assertEqual(code[at + 1] & 0xFFF, 0x94E)
         self.assertEqual(code[at + 1] >> 24, 16 * (len(code) - at - 2))
 
-    def test_kernels_of_caches_are_among_them(self):
-        """On a GPU that has no decoding kernels of its own: beside the portable ones, which do not spill there."""
+    def test_kernels_of_prefill_and_caches_are_among_them(self):
+        """On a GPU that has no kernels of its own: portable ones, which do not spill there."""
         done = self.succeed("compile", "all", "--decode", "--arch=sm_120", "--forbid_spills")
         self.assertEqual({line.split()[0] for line in done.out.splitlines()[:-1]},
                          {"append", "append_fp8", "append_fp8_576", "merge_states", "decompress_pages", "repeat_rope",
-                          "plan_step", "attend_pages", "merge_parts"})
+                          "plan_step", "attend_pages", "merge_parts", "place_requests", "attend_requests"})
 
     def test_without_them_the_kernels_are_missed(self):
         shutil.rmtree(self.root / "compiled")

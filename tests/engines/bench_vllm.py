@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Decodes with the real vLLM engine, over a small model of DeepSeek-V3's shape with random weights: do its attention
-backends agree, and how long does a step take?
+"""Decodes and prefills with the real vLLM engine, over a small model of DeepSeek-V3's shape with random weights: do its
+attention backends agree, and how long does a step take?
 
     tests/engines/bench_vllm.py --list
     tests/engines/bench_vllm.py --record=vllm.json --seconds=540     # and once more: goes on where it stopped
@@ -21,7 +21,8 @@ ones, but 20 turns or 20 seconds of them at most. `turns` says how many there we
 where it is less than 8, the whole step says little.
 
 Times: medians of runs, each the median of its steps, by events around the replayed graph; the host's time in the
-metadata builder and, without graphs, in one layer's forward call. Behind all runs, since a process that has profiled
+metadata builder and, without graphs, in one layer's forward call. Steps of prompts, new tokens of each request behind
+contexts that the prefix cache keeps, are timed as a whole. Behind all runs, since a process that has profiled
 stays slower: attention by the kernels that PyTorch's profiler sees, planners outside of the graph among them, those
 that overlap once, and the pauses around them. Agreement: log-probabilities of greedy texts of 32 tokens, against ours,
 and of prompts alone against the same prompts in one batch, which is the noise to compare with.
@@ -44,7 +45,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from vllm_worker import (DEFAULT_GRAPHS, difference, driver_versions, host_us, median, missing_plugins,
+from vllm_worker import (DEFAULT_GRAPHS, Shape, difference, driver_versions, host_us, median, missing_plugins,
                          without_paths)
 
 WORKER = pathlib.Path(__file__).resolve().with_name("vllm_worker.py")
@@ -70,7 +71,7 @@ class Part(NamedTuple):
     name: str
     heads: int
     drafts: int  # n-gram drafts of a step
-    shapes: tuple  # (requests, tokens of context, whether requests have 0, 1, .. and all drafts in turn)
+    shapes: tuple  # of Shape
     backends: tuple = (OURS, FLASH_ATTN, FLASHMLA)
     graphs: str = DECODE_GRAPHS  # cudagraph_mode; NONE: without; DEFAULT_GRAPHS: as vLLM has it, torch.compile, too
     rounds: int = 2  # of all processes; the second in reverse order
@@ -84,9 +85,9 @@ class Part(NamedTuple):
     contexts_shared: bool = False  # and the contexts: decode context parallelism
 
 
-def shapes(batches, contexts, mixed=(False,)):
+def shapes(batches, contexts, mixed=(False,), new=0):
     """Long contexts first: the shorter ones are in the prefix cache then."""
-    return tuple((batch, context, one) for context in sorted(contexts, reverse=True)
+    return tuple(Shape(batch, context, one, new) for context in sorted(contexts, reverse=True)
                  for batch in sorted(batches, reverse=True) for one in mixed)
 
 
@@ -96,6 +97,8 @@ BOTH = shapes((32, 128), (4096,), (False, True))
 SAMPLES = shapes((64, 128, 512), (8192,))
 LISTS = shapes((1, 32, 128), (8192,))  # of 2048 tokens
 LONG = shapes((1, 8), (65536,)) + shapes((32,), (8192,))
+PROMPTS = (shapes((1, 8), (8192, 32768), new=512) + shapes((1,), (0,), new=16384) + shapes((1, 8), (0,), new=2048)
+           + shapes((64,), (0,), new=256))
 PARTS = (
     Part("h128-d0", 128, 0, ALL),
     Part("h16-d0", 16, 0, ALL),
@@ -125,6 +128,8 @@ PARTS = (
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
     Part("h16-sparse-fp8", 16, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
+    Part("h128-prompts", 128, 0, PROMPTS, (OURS, FLASH_ATTN)),
+    Part("h16-prompts", 16, 0, PROMPTS, (OURS, FLASH_ATTN)),
     Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),
     Part("h128-two-contexts", 128, 0, LONG, rounds=1, gpus=2, contexts_shared=True),
 )
@@ -177,15 +182,15 @@ def run_of(record, part, backend, number):
 
 
 def shape_of(row):
-    return row["batch"], row["context"], row["mixed"]
+    return Shape(row["batch"], row["context"], row["mixed"], row.get("new", 0))
 
 
 def missing(record, part, backend, number, at):
     """(shapes, whether agreement) that are asked for and that the record lacks."""
     run = run_of(record, part.name, backend, number) or {"rows": []}
     have = {shape_of(row) for row in run["rows"]}
-    wanted = [shape for shape in part.shapes if (not at.batches or shape[0] in at.batches)
-              and (not at.contexts or shape[1] in at.contexts)]
+    wanted = [shape for shape in part.shapes if (not at.batches or shape.batch in at.batches)
+              and (not at.contexts or shape.context in at.contexts)]
     agreement = number == 0 and part.graphs == DECODE_GRAPHS and part.layers == LAYERS and "alone" not in run
     return [shape for shape in wanted if shape not in have], agreement
 
@@ -348,7 +353,8 @@ class Worker:
 
 def take_turns(workers, shape, host, until):
     """{backend: its row}; of processes that end, none."""
-    of_shape, errors, turns = dict(zip(("batch", "context", "mixed"), shape)), {}, []
+    of_shape = {name: value for name, value in shape._asdict().items() if name != "new" or value}
+    errors, turns = {}, []
 
     def ask(what, backends):
         found = {backend: workers[backend].ask(what, shape) for backend in backends if backend not in errors}
@@ -433,7 +439,8 @@ def told(one):
     rest = ", ".join(f"{name} {one[name]}" for name in ("queries", "builder_us", "forward_us", "turns", "fast",
                                                         "attention_ms", "kernels_ms", "pause_before_us",
                                                         "pause_behind_us") if one.get(name) is not None)
-    return f"b={one['batch']} context={one['context']}{' mixed' * one['mixed']}: {shown}, {rest}"
+    new = f" new={one['new']}" if one.get("new") else ""
+    return f"b={one['batch']} context={one['context']}{new}{' mixed' * one['mixed']}: {shown}, {rest}"
 
 
 def main():

@@ -16,6 +16,7 @@ import re
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "python/hypermla/vllm"
 CLASSES = {"backend": ("HyperMLABackend", "HyperMLADecodeMetadata", "HyperMLAMetadataBuilder", "HyperMLAImpl"),
+           "prefill": ("HyperMLAPrefill",),
            "sparse": ("HyperMLASparseBackend", "HyperMLASparseMetadataBuilder", "HyperMLASparseImpl")}  # by module
 
 

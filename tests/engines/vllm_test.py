@@ -24,7 +24,7 @@ if importlib.util.find_spec("vllm") is None:
 
 sys.path.insert(0, str(BUILD / "python"))
 import hypermla.vllm
-from hypermla import MlaDecode
+from hypermla import MlaDecode, MlaPrefill
 
 assert not {"vllm", "torch"} & set(sys.modules), "the package imports an engine or PyTorch before it is used"
 
@@ -32,6 +32,7 @@ import torch
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
@@ -69,7 +70,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
         speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
                                                  method=method)
         if drafts else None,
-        attention_config=types.SimpleNamespace(use_prefill_query_quantization=False))
+        attention_config=types.SimpleNamespace(use_prefill_query_quantization=False, mla_prefill_backend=None))
 
 
 def reasons(capability=(9, 0), **changed):
@@ -81,15 +82,15 @@ def reasons(capability=(9, 0), **changed):
                                                    **{**asked, **changed}))
 
 
-def impl_of(config):
+def impl_of(config, kv_b_proj=None):
     with set_current_vllm_config(config):
         return Impl(HEADS, LATENT + ROPE, SCALE, 1, None, None, config.cache_config.cache_dtype, None, "decoder", None,
                     q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE,
-                    qk_head_dim=NOPE + ROPE, v_head_dim=128, kv_b_proj=None)
+                    qk_head_dim=NOPE + ROPE, v_head_dim=128, kv_b_proj=kv_b_proj)
 
 
-class Prefill:
-    """In place of the backend of prefills, which are not ours."""
+class NoPrefill:
+    """In place of a backend of prefills, where there are none."""
 
     def clone(self):
         return self
@@ -110,11 +111,11 @@ def dcp_manager():
     return mock.create_autospec(MLADCPManager, instance=True)
 
 
-def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None):
+def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None, prefill=None):
     names = ["layer.0", "layer.1"]
     for name in names:
         config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
-            prefill_backend=Prefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
+            prefill_backend=prefill or NoPrefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
             qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager(),
             impl=impl or types.SimpleNamespace())
     dtype = torch.bfloat16 if config.cache_config.cache_dtype == "auto" else torch.uint8
@@ -639,6 +640,192 @@ class EngineTest(unittest.TestCase):
             with set_current_vllm_config(config):
                 Impl(HEADS, 576, SCALE, 1, None, 128, "auto", None, "decoder", None, q_lora_rank=None, kv_lora_rank=512,
                      qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
+
+
+class WithoutGpu:
+    """What vLLM's classes call on GPUs alone while they prefill, in PyTorch."""
+
+    MODULE = "vllm.model_executor.layers.attention.mla_attention"
+
+    def __enter__(self):
+        from vllm import _custom_ops
+
+        empty, zeros = torch.empty, torch.zeros
+        unpinned = lambda make: lambda *shape, pin_memory=False, **options: make(*shape, **options)
+        self.patches = [mock.patch.object(torch, "empty", unpinned(empty)),
+                        mock.patch.object(torch, "zeros", unpinned(zeros)),
+                        mock.patch(f"{self.MODULE}.PIN_MEMORY", False, create=True),
+                        mock.patch("vllm.utils.torch_utils.PIN_MEMORY", False, create=True),
+                        mock.patch.object(_custom_ops, "gather_and_maybe_dequant_cache", self.gather),
+                        mock.patch(f"{self.MODULE}.merge_attn_states", self.merge),
+                        mock.patch(f"{self.MODULE}.mask_empty_context", self.require_masked, create=True)]
+        for patch in self.patches:
+            patch.start()
+
+    def __exit__(self, *_):
+        for patch in self.patches:
+            patch.stop()
+
+    @staticmethod
+    def gather(src_cache, dst, block_table, cu_seq_lens, token_to_seq, num_tokens, kv_cache_dtype, scale,
+               seq_starts=None):
+        for i in range(num_tokens):
+            request = token_to_seq[i]
+            at = int(i - cu_seq_lens[request] + seq_starts[request])
+            dst[i] = src_cache[block_table[request, at // src_cache.shape[1]], at % src_cache.shape[1]]
+
+    @staticmethod
+    def require_masked(lse, output, query_starts, token_starts):
+        """0.26 masks rows without a token; ours are."""
+        for begin, end, tokens in zip(query_starts, query_starts[1:], token_starts.diff()):
+            assert tokens or (torch.isneginf(lse[:, begin:end]).all() and not output[begin:end].any())
+
+    @staticmethod
+    def merge(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None,
+              prefill_tokens_with_context=None):
+        lse = torch.logaddexp(prefix_lse, suffix_lse)
+        parts = [(torch.exp(of - lse).nan_to_num(0).T[..., None] * o)  # of -inf and -inf
+                 for o, of in ((prefix_output.float(), prefix_lse), (suffix_output.float(), suffix_lse))]
+        merged = sum(parts)
+        if prefill_tokens_with_context is not None:  # behind them the prefix has none
+            merged[prefill_tokens_with_context:] = suffix_output[prefill_tokens_with_context:]
+        output.copy_(merged)
+        if output_lse is not None:
+            output_lse.copy_(lse)
+
+
+class PrefillTest(unittest.TestCase):
+    def setUp(self):
+        self.Prefill = MLAPrefillBackendEnum.CUSTOM.get_class()
+        self.generator = torch.Generator().manual_seed(5)
+        self.weights = self.normal(HEADS * (NOPE + 128), LATENT) / math.sqrt(LATENT)
+
+    def normal(self, *shape):
+        return torch.randn(shape, generator=self.generator).bfloat16()
+
+    def made(self, config):
+        return self.Prefill(num_heads=HEADS, scale=SCALE, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
+                            qk_rope_head_dim=ROPE, v_head_dim=128, vllm_config=config)
+
+    def impl_of(self, config):
+        project = mock.Mock(side_effect=lambda rows: (rows @ self.weights.T,), weight=self.weights)
+        impl = impl_of(config, project)
+        impl.dcp_world_size = 1  # vLLM's layer sets it
+        return impl
+
+    def decompressed(self, rows):
+        """Keys [tokens, heads, 192] and values [tokens, heads, 128] of latent rows [tokens, 576]."""
+        both = (rows[:, :LATENT] @ self.weights.T).float().view(-1, HEADS, NOPE + 128)
+        rope = rows[:, None, LATENT:].float().expand(-1, HEADS, -1)
+        return torch.cat([both[..., :NOPE], rope], dim=-1), both[..., NOPE:]
+
+    def run_step(self, builder, impl, batch):
+        """A step of prompts alone through vLLM's calls, against a direct computation."""
+        cache = self.normal(batch.blocks, 3, batch.block, LATENT + ROPE)[:, 1]
+        new = self.normal(sum(batch.queries), LATENT + ROPE)
+        q = self.normal(len(new), HEADS, NOPE + ROPE)
+        output = torch.full((len(new), HEADS * 128), math.nan).bfloat16()
+        with WithoutGpu():
+            metadata = builder.build(0, batch.common())
+            self.assertEqual((metadata.num_decodes, metadata.num_prefills), (0, len(batch.tokens)))
+            for _ in range(2):  # layers
+                impl.forward_mha(q, new[:, :LATENT], new[:, None, LATENT:], cache, metadata, torch.ones(1),
+                                 output=output)
+        row = 0
+        for request, (tokens, queries) in enumerate(zip(batch.tokens, batch.queries)):
+            context = tokens - queries
+            pages = batch.table[request][:-(-tokens // batch.block)].long()
+            rows = torch.cat([cache[pages].reshape(-1, LATENT + ROPE)[:context], new[row:row + queries]])
+            k, v = self.decompressed(rows)
+            scores = torch.einsum("qhd,khd->hqk", q[row:row + queries].float(), k) * SCALE
+            seen = torch.ones(queries, tokens, dtype=torch.bool).tril(context)
+            expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), v)
+            found = output[row:row + queries].view(queries, HEADS, 128).float()
+            self.assertTrue(torch.allclose(found, expected, atol=2e-2, rtol=2e-2), f"request {request}")
+            row += queries
+        return metadata
+
+    def step(self, tokens, queries, workspace=None):
+        config = config_of()
+        impl = self.impl_of(config)
+        builder = builder_of(config, prefill=self.made(config), impl=impl)
+        if workspace:
+            builder.chunked_prefill_workspace_size = workspace
+        with mock.patch.object(MlaPrefill, "plan", autospec=True, side_effect=MlaPrefill.plan) as plan:
+            self.run_step(builder, impl, Batch(tokens, queries))
+        return plan.call_count
+
+    def test_new_prompts(self):
+        self.assertEqual(self.step([140, 200, 131], [140, 200, 131]), 1)  # a plan for both layers
+
+    def test_contexts(self):
+        self.assertEqual(self.step([500, 333, 131], [140, 300, 131]), 2)
+
+    def test_contexts_in_chunks(self):
+        """Each has a plan of its own in each layer; requests without a context, and some that have ended."""
+        plans = self.step([500, 160, 131], [140, 140, 131], workspace=256)
+        self.assertGreaterEqual(plans, 1 + 2 * 2)
+
+    def test_a_builder_loads_the_kernels(self):
+        config = config_of()
+        layers = self.made(config)
+        with mock.patch.object(self.Prefill, "_prefill", autospec=True, side_effect=self.Prefill._prefill) as made:
+            builder_of(config, prefill=layers)
+            self.assertEqual(made.call_count, 2)
+        self.assertNotIn("_new_tokens", vars(layers))
+
+    def test_keys_and_outputs_of_other_backends_are_vllms(self):
+        """Such as a command line names."""
+        class Other(NoPrefill):
+            def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
+                self.keys, self.out = k, out
+                return torch.zeros(*q.shape[:2], 128, dtype=q.dtype)
+
+        config = config_of()
+        other, impl = Other(), self.impl_of(config)
+        builder = builder_of(config, prefill=other, impl=impl)
+        new, q, output = self.normal(140, LATENT + ROPE), self.normal(140, HEADS, NOPE + ROPE), torch.ones(140, 512)
+        with WithoutGpu():
+            metadata = builder.build(0, Batch([140], [140]).common())
+            impl.forward_mha(q, new[:, :LATENT], new[:, None, LATENT:], None, metadata, torch.ones(1), output=output)
+        self.assertEqual(tuple(other.keys.shape), (140, HEADS, NOPE + ROPE))
+        self.assertFalse(output.any())
+
+    def test_it_is_the_default_on_hopper(self):
+        custom, flash = MLAPrefillBackendEnum.CUSTOM, MLAPrefillBackendEnum.FLASH_ATTN
+
+        def chosen(capability, named=None):
+            config = config_of()
+            config.attention_config.mla_prefill_backend = named
+            with (mock.patch("torch.cuda.is_available", return_value=capability is not None),
+                  mock.patch("torch.cuda.get_device_capability", return_value=capability)):
+                impl_of(config)
+            return config.attention_config.mla_prefill_backend
+
+        self.assertEqual(chosen((9, 0)), custom)
+        self.assertEqual(chosen((9, 0), flash), flash)
+        self.assertIsNone(chosen((10, 0)))
+        self.assertIsNone(chosen(None))
+        with mock.patch.object(hypermla.vllm.backend, "PREFILL_BACKEND", "another.Prefill"):
+            self.assertIsNone(chosen((9, 0)))
+
+    def test_what_is_refused(self):
+        from vllm.v1.attention.backends.mla.prefill.base import MLADimensions
+        from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
+
+        def refused(capability=(9, 0), columns=(NOPE, ROPE, 128), requests=8, dtype=torch.bfloat16):
+            names = "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+            with set_current_vllm_config(config_of(requests=requests)):
+                return " ".join(self.Prefill.validate_configuration(
+                    DeviceCapability(*capability),
+                    MLAPrefillSelectorConfig(dtype=dtype, mla_dimensions=MLADimensions(**dict(zip(names, columns))))))
+
+        self.assertEqual(refused(), "")
+        self.assertEqual(refused(dtype=torch.float16), "")
+        self.assertIn("compute capability 10.0", refused((10, 0)))
+        self.assertIn("qk_nope_head_dim=192", refused(columns=(192, 64, 256)))
+        self.assertIn("float32", refused(dtype=torch.float32))
+        self.assertIn("lower --max-num-seqs", refused(requests=2049))
 
 
 class SparseTest(unittest.TestCase):

@@ -18,13 +18,23 @@ import sys
 import threading
 import time
 import zlib
+from typing import NamedTuple
 
 VOCABULARY = 1024
 GREEDY_TOKENS = 32
 DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's cudagraph_mode, where it is not asked for another
 # Parts of the names of kernels that are attention. Writing the cache is not.
-ATTENTION = ("mla", "latent", "plan_requests", "flash_fwd", "FlashAttn", "prepare_varlen", "sparse_attn",
+ATTENTION = ("mla", "latent", "plan_requests", "prefill", "flash_fwd", "FlashAttn", "prepare_varlen", "sparse_attn",
              "_fwd_grouped", "_fwd_kernel_stage", "combine")
+
+
+class Shape(NamedTuple):
+    """Of a step."""
+
+    batch: int  # requests
+    context: int  # tokens of each, which the prefix cache keeps
+    mixed: bool = False  # requests have 0, 1, .. and all drafts in turn
+    new: int = 0  # new tokens of each request in a step of prompts; 0: the step decodes
 
 
 def directory_of_model(directory, heads, layers, sparse):
@@ -93,10 +103,11 @@ class Engine:
         from vllm import LLM
 
         queries = 1 + at["drafts"]
-        batches = {batch for batch, _, _ in at["shapes"]}
+        shapes = [Shape(*shape) for shape in at["shapes"]]
+        batches = {shape.batch for shape in shapes}
         sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *batches}}
-        sizes |= {mixed_queries(batch, queries) for batch, _, mixed in at["shapes"] if mixed}
-        tokens = max([16384, *(2048 + context for _, context, _ in at["shapes"])])
+        sizes |= {mixed_queries(shape.batch, queries) for shape in shapes if shape.mixed}
+        tokens = max([16384 + 64, *(2048 + shape.context + shape.new for shape in shapes)])
         arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
                      "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1,
                      "gpu_memory_utilization": 0.28, "max_model_len": tokens,
@@ -230,6 +241,26 @@ class Engine:
         return {"steps": len(wall), "wall_ms": median(wall), "graph_ms": median(graph), "replays": median(replays),
                 "queries": median(queries), "builder_us": median([1e6 * one for one in built]),
                 "forward_us": median([1e6 * one for one in forward])}
+
+    def time_prompts(self, prompts):
+        """Of prompts until each has its first token; in one step, if no more than max_num_batched_tokens are new."""
+        self.clear()
+        begin = time.perf_counter()
+        self.generate(prompts, 1)
+        self.torch.cuda.synchronize()
+        wall = time.perf_counter() - begin
+        steps = [tokens / requests for requests, tokens in self.batches if requests]
+        return {"steps": len(steps), "wall_ms": round(1e3 * wall, 4), "graph_ms": None, "replays": 0,
+                "queries": median(steps), "builder_us": median([1e6 * one for one in self.built]), "forward_us": None}
+
+    def profile_prompts(self, prompts):
+        """Milliseconds of time_prompts() in kernels, and in those of attention."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            self.generate(prompts, 1)
+            self.torch.cuda.synchronize()
+        return times_of(spans_of(profiler), 1)
 
     def profile_decode(self, prompts):
         """Milliseconds of a decoding step in kernels and in those of attention, planners outside of the graph among
@@ -432,9 +463,10 @@ def main():
         put("texts", texts=together)
         put("alone", **difference(alone, together))
     # Every token occurs, so that an n-gram drafter always finds one.
-    most = max([batch for batch, _, _ in at["shapes"]], default=0)
+    shapes = [Shape(*shape) for shape in at["shapes"]]
+    most = max([shape.batch for shape in shapes], default=0)
     shuffled = [torch.randperm(VOCABULARY, generator=generator).tolist() for _ in range(most)]
-    rows = [some + tokens(max(context for _, context, _ in at["shapes"])) for some in shuffled]
+    rows = [some + tokens(max(shape.context for shape in shapes)) for some in shuffled]
     gc.collect()
     gc.freeze()
     put("done")
@@ -443,18 +475,26 @@ def main():
         if asked["do"] == "end":
             break
         stay_on(own(asked["cpus"]))
-        batch, context, engine.mixed = asked["shape"]
+        batch, context, engine.mixed, new = Shape(*asked["shape"])
         these = [row[:context + 1] for row in rows[:batch]]
         if at["samples"]:
             these = samples_of(rows[0][:context], [row[:1] for row in rows[:batch]])
+
+        def unseen():
+            """Prompts whose contexts the prefix cache has, and nothing behind them."""
+            return [row[:context] + tokens(new) for row in rows[:batch]]
+
+        def timed():
+            return engine.time_prompts(unseen()) if new else engine.time_decode(these, at["steps"])
+
         try:
             if asked["do"] == "prepare":  # the prefix cache, and a run that does not count
                 engine.generate(these, 1)
-                engine.time_decode(these, at["steps"])
+                timed()
             elif asked["do"] == "time":
-                put("run", **with_host_us(lambda: engine.time_decode(these, at["steps"])))
+                put("run", **with_host_us(timed))
             else:
-                put("profile", **engine.profile_decode(these))
+                put("profile", **(engine.profile_prompts(unseen()) if new else engine.profile_decode(these)))
         except Exception as error:  # the next shape may work
             put("error", error=repr(error)[:500])
         put("done")

@@ -36,13 +36,13 @@ class Bench(unittest.TestCase):
         if agreement:
             text = [{"ids": [1, 2], "logprobs": [{"1": -0.5}, {"2": -0.25 if backend == "CUSTOM" else -0.5}]}]
             found += [{"what": "texts", "texts": text}, {"what": "alone", **vllm_worker.difference(text, text)}]
-        for batch, context, mixed in wanted:
-            if batch == 32 and self.broken:
+        for shape in wanted:
+            if shape.batch == 32 and self.broken:
                 said = "exit status 1; FileNotFoundError: '/home/someone/a.json' is away"
                 found.append({"what": "failed", "said": said})
                 break
-            found.append({"what": "row", "batch": batch, "context": context, "mixed": mixed, "replays": 1,
-                          "graph_ms": [1.0, 2.0], "wall_ms": [2.0, 3.0]})
+            found.append({"what": "row", **shape._asdict(), "replays": 1, "graph_ms": [1.0, 2.0],
+                          "wall_ms": [2.0, 3.0]})
         return found
 
     def run_bench(self, *words, broken=False, gpus=1):
@@ -158,7 +158,7 @@ class Bench(unittest.TestCase):
         host, self.looks = bench_vllm.Host(), []
         host.look = lambda: self.looks.append(len(runs))
         with mock.patch.multiple(bench_vllm, **{"TURNS": 2, "MOST_TURNS": 4, **limits}):
-            rows = bench_vllm.take_turns({one: Worker(one) for one in "ab"}, (1, 4096, False), host, math.inf)
+            rows = bench_vllm.take_turns({one: Worker(one) for one in "ab"}, bench_vllm.Shape(1, 4096), host, math.inf)
         return rows, "".join(runs)
 
     def test_backends_take_turns_until_enough_are_fast(self):
@@ -167,7 +167,13 @@ class Bench(unittest.TestCase):
         self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 10], [10, 11]))
         self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([1, 3], [2, 4]))
         self.assertEqual((rows["a"]["turns"], rows["a"]["fast"], bench_vllm.shape_of(rows["a"])),
-                         (2, 2, (1, 4096, False)))
+                         (2, 2, bench_vllm.Shape(1, 4096)))
+
+    def test_a_step_of_prompts_is_another_row(self):
+        self.run_bench("--parts", "h16-prompts", "--backends", "CUSTOM", "--rounds=1", "--batches", "1")
+        self.assertEqual([(shape.context, shape.new) for shape in self.asked[0][3]],
+                         [(32768, 512), (8192, 512), (0, 16384), (0, 2048)])
+        self.assertEqual(bench_vllm.shape_of({"batch": 1, "context": 0, "mixed": False, "new": 9}).new, 9)
 
     def test_a_turn_that_is_slow_for_one_counts_for_none(self):
         rows, runs = self.take_turns([10, 19, 10, 10, 10, 10])
@@ -218,7 +224,7 @@ class Bench(unittest.TestCase):
         status, record, said = self.run_bench(*words)
         self.assertEqual(status, 0)
         self.assertEqual([one[2:] for one in self.asked],
-                         [(number, [(32, 4096, False), (1, 4096, False)], False) for number in (0, 1)])
+                         [(number, [*map(bench_vllm.Shape, (32, 1), (4096, 4096))], False) for number in (0, 1)])
         self.assertEqual([row["batch"] for row in record["runs"][0]["rows"]], [1, 32, 128])
         self.assertNotIn("failed", record["runs"][0])
         self.assertIn("0 processes are left", said)
@@ -241,16 +247,18 @@ class Bench(unittest.TestCase):
             self.run_bench("--parts", "h16-d3")
 
     def test_what_the_parts_cover(self):
-        plain = {(part.heads, part.drafts, *shape) for part in bench_vllm.PARTS for shape in part.shapes
+        plain = {(part.heads, part.drafts, shape) for part in bench_vllm.PARTS for shape in part.shapes
                  if part.graphs == bench_vllm.DECODE_GRAPHS}
         for heads in (16, 128):
             for batch in (1, 32, 128, 256):
                 for context in (2048, 4096):
-                    self.assertIn((heads, 0, batch, context, False), plain)
-            self.assertIn((heads, 0, 1, 32768, False), plain)
+                    self.assertIn((heads, 0, bench_vllm.Shape(batch, context)), plain)
+            self.assertIn((heads, 0, bench_vllm.Shape(1, 32768)), plain)
+            for context in (0, 8192):
+                self.assertTrue(any((heads, 0, context) == (*one[:2], one[2].context) and one[2].new for one in plain))
             for drafts in (3, 7):
-                self.assertIn((heads, drafts, 32, 4096, False), plain)
-        self.assertTrue(any(mixed for part in bench_vllm.PARTS for _, _, mixed in part.shapes))
+                self.assertIn((heads, drafts, bench_vllm.Shape(32, 4096)), plain)
+        self.assertTrue(any(shape.mixed for part in bench_vllm.PARTS for shape in part.shapes))
         self.assertEqual(len({part.name for part in bench_vllm.PARTS}), len(bench_vllm.PARTS))
 
     def test_texts_are_compared_up_to_where_they_part(self):

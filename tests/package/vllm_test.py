@@ -54,7 +54,7 @@ class Interface(unittest.TestCase):
         for plugin in plugins.values():
             module, function = plugin.split(":")
             self.assertTrue(callable(getattr(importlib.import_module(module), function)))
-        for path in hypermla.vllm.BACKEND, hypermla.vllm.SPARSE_BACKEND:
+        for path in hypermla.vllm.BACKEND, hypermla.vllm.PREFILL_BACKEND, hypermla.vllm.SPARSE_BACKEND:
             module, _, name = path.rpartition(".")
             self.assertIn(name, vllm_interface.CLASSES[module.removeprefix("hypermla.vllm.")])
             self.assertIn(name, FUNCTIONS)
@@ -88,7 +88,7 @@ class Interface(unittest.TestCase):
 
 
 class Register(unittest.TestCase):
-    """With what stands in for vLLM's registry: an enumeration of backends, whose paths are kept here."""
+    """With what stands in for vLLM's registries: enumerations of backends, whose paths are kept here."""
 
     def setUp(self):
         self.paths, self.said, self.envs = {}, [], types.SimpleNamespace(VLLM_PLUGINS=None)
@@ -109,12 +109,15 @@ class Register(unittest.TestCase):
             __getitem__ = lambda self, name: self.__members__[name]
 
         self.backends = Backends("AttentionBackendEnum", (), {"CUSTOM": Backends.__members__["CUSTOM"]})
+        prefills = types.SimpleNamespace(CUSTOM=Backend("CUSTOM of prefills"))
         logger = types.SimpleNamespace(warning=lambda *text: self.said.append("warning"),
                                        info=lambda *text: self.said.append("info"))
         stand_ins = {"vllm": types.SimpleNamespace(envs=self.envs),
                      "vllm.logger": types.SimpleNamespace(init_logger=lambda name: logger),
                      "vllm.v1.attention.backends.registry": types.SimpleNamespace(
-                         AttentionBackendEnum=self.backends, register_backend=self.put)}
+                         AttentionBackendEnum=self.backends, register_backend=self.put),
+                     "vllm.v1.attention.backends.mla.prefill.registry": types.SimpleNamespace(
+                         MLAPrefillBackendEnum=prefills, register_mla_prefill_backend=self.put)}
         patch = mock.patch.dict(sys.modules, stand_ins)
         patch.start()
         self.addCleanup(patch.stop)
@@ -128,16 +131,18 @@ class Register(unittest.TestCase):
     def test_any_number_of_times(self):
         for _ in range(2):
             hypermla.vllm.register()
-        self.assertEqual((self.paths, self.said), ({"CUSTOM": hypermla.vllm.BACKEND}, []))
+        ours = {"CUSTOM": hypermla.vllm.BACKEND, "CUSTOM of prefills": hypermla.vllm.PREFILL_BACKEND}
+        self.assertEqual((self.paths, self.said), (ours, []))
         self.backends.register = None  # vLLM 0.33's has it
         for _ in range(2):
             hypermla.vllm.register()
-        self.assertEqual(self.paths, dict.fromkeys(("CUSTOM", "HYPERMLA"), hypermla.vllm.BACKEND))
+        self.assertEqual(self.paths, ours | {"HYPERMLA": hypermla.vllm.BACKEND})
 
     def test_another_plug_in_keeps_its_custom(self):
-        self.paths["CUSTOM"] = "another.Backend"
+        taken = dict.fromkeys(("CUSTOM", "CUSTOM of prefills"), "another.Backend")
+        self.paths.update(taken)
         hypermla.vllm.register()
-        self.assertEqual((self.paths, self.said), ({"CUSTOM": "another.Backend"}, ["warning"]))
+        self.assertEqual((self.paths, self.said), (taken, ["warning"] * 2))
 
     def test_sparse_kernels_are_put_in_place_where_they_are_listed(self):
         for self.envs.VLLM_PLUGINS in None, [], ["hypermla"]:

@@ -296,7 +296,7 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   EXPECT_TRUE(contains(sources[1].instance,
                        "prefill<hypermla::PrefillProblem{.dtype = hypermla::DType::float16, "
                        ".causal = true}>"));
-  EXPECT_EQ(prefill_sources(*plan).size(), 4u);  // both of causal and not
+  EXPECT_EQ(prefill_sources(*plan, DType::float16).size(), 4u);  // both of causal and not
   EXPECT_FALSE(Registry::instance().find("cute.mla.flash_mla", "v0").make()->prefill(options));
 }
 

@@ -1,8 +1,9 @@
 """vLLM's three classes of an attention backend, over MlaDecode: 0.26 to 0.33 by one code path.
 
-vLLM's common classes of MLA do all that is not decoding: they divide a batch into decodes and prefills, prefill, write
-the cache, and project. Requests with at most reorder_batch_threshold queries are decodes. What differs between the
-releases is looked for where it is used, never by a version's number.
+vLLM's common classes of MLA do all that is not attention: they divide a batch into decodes and prefills, write the
+cache, and project. Requests with at most reorder_batch_threshold queries are decodes. What differs between the
+releases is looked for where it is used, never by a version's number. Prefills are MlaPrefill's (prefill.py) unless
+attention_config names another backend of prefills.
 """
 
 import copy
@@ -19,11 +20,13 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
                                                                 MLACommonImpl, MLACommonMetadata,
                                                                 MLACommonMetadataBuilder, QueryLenSupport)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
 from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
-from hypermla.vllm import HOPPER
+from hypermla.vllm import HOPPER, PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
+from hypermla.vllm.prefill import NOPE, VALUE, HyperMLAPrefill, device_name
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
@@ -36,6 +39,17 @@ SHORT_EXTEND = 128
 def _is_portable():
     """Whether the GPU at hand has the portable kernels alone, which run from compute capability 8.0 on."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER
+
+
+def _prefill_too(config, dimensions):
+    """Has layers of these columns (NoPE, RoPE, values) prefill by our kernels, too, on Hopper and unless the command
+    line names a backend. vLLM chooses one after it has made a layer's implementation."""
+    custom = MLAPrefillBackendEnum.CUSTOM
+    if (config.attention_config.mla_prefill_backend is None and dimensions == (NOPE, ROPE, VALUE)
+            and torch.cuda.is_available() and not _is_portable()
+            and custom.is_overridden() and custom.get_path() == PREFILL_BACKEND):
+        logger.info_once("""HyperMLA prefills, too; -ac '{"mla_prefill_backend": "FLASH_ATTN"}' declines""")
+        config.attention_config.mla_prefill_backend = custom
 
 
 def _drafted_queries(config):
@@ -301,11 +315,6 @@ def _kind(config, heads, page, scale, cache):
     return heads, page, config.model_config.dtype, scale, cache_format, _rounds_queries(config, heads, cache)
 
 
-def _device_name(device):
-    index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
-    return device.type if index is None else f"{device.type}:{index}"
-
-
 # What HyperMLAImpl.reserve_workspace() holds until there is a builder, by device.
 _reserved: dict[str, Plans] = {}
 
@@ -348,7 +357,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
         shards = self.dcp_world_size
         heads *= shards
-        name = _device_name(device)
+        name = device_name(device)
         self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
@@ -436,6 +445,8 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         # Else queries stay bfloat16 beside a cache in FP8, too.
         self.supports_quant_query_input = config is not None and _rounds_queries(
             config, num_heads * config.parallel_config.decode_context_parallel_size, self.kv_cache_dtype)
+        if config is not None:
+            _prefill_too(config, (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim))
         if envs.VLLM_BATCH_INVARIANT and config is not None:
             _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
@@ -448,7 +459,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         config = copy.copy(config)
         config.compilation_config = copy.copy(config.compilation_config)  # which is not to change yet
         shards = config.parallel_config.decode_context_parallel_size
-        heads, name = self.num_heads * shards, _device_name(torch.device(config.device_config.device))
+        heads, name = self.num_heads * shards, device_name(torch.device(config.device_config.device))
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
         kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype)
         for capacity in _capacities(config, _settle_graphs(config), heads, shards, name):
@@ -466,3 +477,20 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
                                      layer._k_scale.view(1),
                                      layer._q_scale.view(1) if self.supports_quant_query_input else None)
         return step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
+
+    def forward_mha(self, q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale=None):
+        """Attention of prompts, by vLLM: over the new tokens and, in chunks, over their contexts, decompressed. Our
+        backend of prefills reads keys in the two parts in which they are, where others want a copy with the RoPE
+        columns of every head, and writes outputs to their place."""
+        prefill = attn_metadata.prefill
+        self._keys_in_parts = isinstance(prefill.prefill_backend, HyperMLAPrefill)
+        if not self._keys_in_parts or prefill.chunked_context is not None:
+            return super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output,
+                                       output_scale)
+        decompressed = self.kv_b_proj(kv_c_normed)[0].view(-1, self.num_heads, NOPE + VALUE)
+        prefill.prefill_backend.run_prefill_new_tokens(q, (decompressed[..., :NOPE], k_pe), decompressed[..., NOPE:],
+                                                       False, out=output.view(-1, self.num_heads, VALUE))
+
+    def _concat_k_nope_k_pe(self, k_nope, k_pe):
+        """What vLLM's forward_mha() hands to the backend of prefills as keys."""
+        return (k_nope, k_pe) if self._keys_in_parts else super()._concat_k_nope_k_pe(k_nope, k_pe)

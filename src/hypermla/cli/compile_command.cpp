@@ -63,7 +63,7 @@ int compile_command(const Words& words) {
                "every tiling that the tuner may try, not only the default, and the kernels of MlaPrefill");
   app.add_flag("--cases", cases, "everything that `hypermla verify` runs, for a machine without compilers");
   app.add_flag("--decode", decode,
-               "everything that MlaDecode and MlaCacheOps run, for an installation without compilers");
+               "everything that MlaDecode, MlaPrefill and MlaCacheOps run, for an installation without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
   std::vector<KernelEntry> entries;  // of the first target; none: all kernels
   if (name != "all") {
@@ -100,10 +100,14 @@ int compile_command(const Words& words) {
     const auto add = [&](const std::vector<KernelSource>& more) {
       sources.insert(sources.end(), more.begin(), more.end());
     };
-    // Neither `verify` nor MlaDecode plans for the figures of a device, as configure() does.
+    // Neither `verify` nor an engine's calls plan for the figures of a device, as configure() does.
     const auto called = [&](const KernelEntry& entry) {
       if (cases) return verification_sources(entry, target);
-      return decode_sources(*plan_with(entry, on, {}));
+      const std::unique_ptr<KernelPlan> plan = plan_with(entry, on, {});
+      std::vector<KernelSource> called_by_engines = decode_sources(*plan);
+      for (const DType dtype : {DType::bfloat16, DType::float16})
+        for (KernelSource& source : prefill_sources(*plan, dtype)) called_by_engines.push_back(std::move(source));
+      return called_by_engines;
     };
     if (!entries.empty()) {
       // Throws where its language does not compile.
@@ -115,7 +119,7 @@ int compile_command(const Words& words) {
         const auto [entry, plan, chosen] = configure(entries, on, said);
         entries = {entry};  // for the other targets, too
         add(cases || decode ? called(entry) : kernel_sources(*plan, candidates));
-        if (candidates) add(prefill_sources(*plan));
+        if (candidates) add(prefill_sources(*plan, plan->dtype()));
       }
     } else {
       if (!decode && language != "cute") sources = ceiling_sources();  // of `hypermla device --measure`
@@ -131,7 +135,7 @@ int compile_command(const Words& words) {
           continue;
         }
         const std::unique_ptr<KernelPlan> plan = plan_with(entry, on, {});
-        if (candidates) add(prefill_sources(*plan));
+        if (candidates) add(prefill_sources(*plan, plan->dtype()));
         for (const Json& problem : representative_problems(*plan))
           add(kernel_sources(*configure({entry}, on, {.problem = problem}).plan, candidates));
       }

@@ -160,10 +160,10 @@ std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates
   return sources;
 }
 
-std::vector<KernelSource> prefill_sources(const KernelPlan& plan) {
+std::vector<KernelSource> prefill_sources(const KernelPlan& plan, DType dtype) {
   std::vector<KernelSource> sources;
   for (const bool causal : {false, true}) {
-    MlaPrefillOptions options{.dtype = plan.dtype(), .causal = causal};
+    MlaPrefillOptions options{.dtype = dtype, .causal = causal};
     settle(options);
     if (const std::unique_ptr<PrefillKernels> prefill = plan.prefill(options))
       for (KernelSource& source : prefill->sources()) sources.push_back(std::move(source));

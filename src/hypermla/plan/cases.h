@@ -19,8 +19,8 @@ bool tries_all_tilings(const Json& correctness_case);
 
 // The kernels of a plan with its present problem: with the present tilings, or also with every candidate.
 std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates);
-// The kernels of its prefill(), for its type.
-std::vector<KernelSource> prefill_sources(const KernelPlan& plan);
+// The kernels of its prefill() for a type, causal or not.
+std::vector<KernelSource> prefill_sources(const KernelPlan& plan, DType dtype);
 // What MlaDecode compiles of a plan: for any number of heads, queries and requests, both types and all pages; cut at
 // every 512 tokens times a power of two, or freely; dense, or sparse with both forms of the cache; in bfloat16 and cut
 // freely also for GPUs that share contexts, and with shared prefixes. Dense attention is causal here, as all

@@ -1,0 +1,113 @@
+"""vLLM's backend of prefills (`mla_prefill_backend` of its attention_config) over MlaPrefill: 0.26 to 0.33 by one code
+path. New tokens see each other causally; what the cache holds of their requests comes in chunks, which all of them see,
+and vLLM merges the parts by their log-sum-exps.
+"""
+
+import functools
+from typing import ClassVar
+
+import torch
+from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
+from vllm.logger import init_logger
+from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
+
+from hypermla.mla_decode import ROPE, MlaDecode
+from hypermla.mla_prefill import VALUE, MlaPrefill
+from hypermla.vllm import HOPPER
+
+logger = init_logger("vllm.hypermla")
+
+NOPE = 128
+
+
+def device_name(device):
+    index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
+    return device.type if index is None else f"{device.type}:{index}"
+
+
+class HyperMLAPrefill(MLAPrefillBackend):
+    supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
+        MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
+
+    @staticmethod
+    def get_name():
+        return "CUSTOM"
+
+    @classmethod
+    def supports_compute_capability(cls, device_capability):
+        return device_capability is not None and (device_capability.major, device_capability.minor) == HOPPER
+
+    @classmethod
+    def validate_configuration(cls, device_capability, selector_config):
+        config = get_current_vllm_config_or_none()
+        requests = 0 if config is None else config.scheduler_config.max_num_seqs
+        too_many = [f"HyperMLA prefills at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs"]
+        return (super().validate_configuration(device_capability, selector_config)
+                + too_many * (requests > MlaDecode.MAX_REQUESTS))
+
+    def clone(self):
+        """The one that a builder of steps keeps: its kernels are loaded now, not when the first prompt waits."""
+        made = super().clone()
+        logger.info_once("HyperMLA prefills new tokens: %s", made._new_tokens.explain())
+        made._context  # noqa: B018
+        return made
+
+    @functools.cached_property
+    def _new_tokens(self):
+        return self._prefill(causal=True)
+
+    @functools.cached_property
+    def _context(self):
+        return self._prefill(causal=False)
+
+    def _prefill(self, causal):
+        config, most = self.vllm_config, MlaDecode.MAX_TOKENS  # of which nothing is made: more than a step has
+        return MlaPrefill(heads=self.num_heads, max_requests=config.scheduler_config.max_num_seqs,
+                          max_query_tokens=most, max_tokens=most, dtype=config.model_config.dtype, causal=causal,
+                          scale=self.scale, batch_invariant=envs.VLLM_BATCH_INVARIANT,
+                          device=device_name(torch.device(config.device_config.device)))
+
+    def prepare_metadata(self, prefill_metadata):
+        """Plans a step's new tokens for all layers."""
+        super().prepare_metadata(prefill_metadata)
+        self._planned = None  # the token starts of the chunk that _context is planned for
+        starts = prefill_metadata.query_start_loc
+        self._new_tokens.plan(starts, starts)
+
+    def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
+        """q, k: [tokens, heads, 192], k also as the pair [tokens, heads, 128] and [tokens, 1, 64]; v: [tokens, heads,
+        128]; any strides. Returns the output [tokens, heads, 128] and, if it is asked for, the log-sum-exp [heads,
+        tokens] in the natural logarithm."""
+        o, lse = self._run(self._new_tokens, q, k, v, out)
+        return (o, lse) if return_softmax_lse else o
+
+    def run_prefill_context_chunk(self, q, k, v, chunk=None, chunk_idx=None, out=None):
+        """Attention of new tokens over a chunk of their requests' contexts: of `chunk` in 0.33, before of number
+        `chunk_idx` of the step. As run_prefill_new_tokens(), with the log-sum-exp: -inf of a request without tokens in
+        the chunk."""
+        if chunk is not None:
+            query_starts, token_starts = chunk.query_start_loc, chunk.cu_seq_lens
+        else:
+            step = self._prefill_metadata
+            query_starts, token_starts = step.query_start_loc, step.chunked_context.cu_seq_lens[chunk_idx]
+        at = token_starts.data_ptr()
+        if self._planned != at:  # once a step where there is one chunk, as long contexts have several
+            self._planned = None
+            self._context.plan(query_starts, token_starts)
+            self._planned = at
+        return self._run(self._context, q, k, v, out)
+
+    def _run(self, prefill, q, k, v, out):
+        tokens, heads = q.shape[:2]
+        if isinstance(k, tuple):
+            k = k[0], k[1].expand(-1, heads, -1)
+        if out is None:
+            out = q.new_empty((tokens, heads, VALUE))
+        lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
+        prefill.run(q, k, v, out=out, lse=lse.T)
+        return out, lse
+
+    def supports_out(self):
+        """0.33: run_prefill_..() write to `out`."""
+        return True
