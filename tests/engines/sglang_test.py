@@ -2,11 +2,13 @@
 not installed; `./test --engines` installs it.
 
 What needs a GPU there is stood in for: FlashMLA's kernels, which the backend replaces; FlashInfer's wrappers, by
-hypermla.compat.flashinfer; the Triton kernel that writes the cache; the kernel that rounds queries; and pinned memory.
+hypermla.compat.flashinfer; the Triton kernels that write the cache, list its slots and merge attention; the kernel that
+rounds queries; and pinned memory.
 """
 
 import ast
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 import itertools
@@ -18,6 +20,7 @@ import tempfile
 import tomllib
 import types
 import unittest
+import weakref
 from unittest import mock
 
 import bench_sglang
@@ -41,8 +44,14 @@ from sglang.kernels.ops.quantization import fp8_kernel
 from sglang.srt import plugins, server_args
 from sglang.srt.layers.attention import attention_registry, flashinfer_mla_backend
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor import cuda_graph_config
+from sglang.srt.model_executor import forward_batch_deepseek_mha_mixin as mha_batch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import context as breakable
+from sglang.srt.models.deepseek_common import attention_backend_handler
+from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mha
+from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 from sglang.srt.runtime_context import get_context
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.test.kits.attention_unittest.attention_methods import mla_attention as kit
@@ -336,6 +345,10 @@ class Backend(unittest.TestCase):
         with (mock.patch("hypermla.sglang.backend.get_parallel", lambda: types.SimpleNamespace(attn_dcp_size=2)),
               self.assertRaisesRegex(ValueError, "decode context parallelism")):
             Case(64, [9])
+        same = types.SimpleNamespace(deterministic=types.SimpleNamespace(enable_deterministic_inference=True))
+        with (mock.patch("hypermla.sglang.backend.get_exec", lambda: same),
+              self.assertRaisesRegex(ValueError, "does not take --enable-deterministic-inference")):
+            Case(64, [9])
         runner = Runner(64, 1)
         runner.model_config.hf_config = types.SimpleNamespace(text_config=types.SimpleNamespace(index_topk=2048))
         with self.assertRaisesRegex(ValueError, "start with SGLANG_PLUGINS=hypermla,hypermla_sparse"):
@@ -344,6 +357,344 @@ class Backend(unittest.TestCase):
         runner.model_config.kv_lora_rank = 256
         with self.assertRaisesRegex(ValueError, r"not \(256, 64\)"):
             attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
+
+
+class OnGrid:
+    """Stands for a kernel of Triton."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __getitem__(self, grid):
+        return self.function
+
+
+def list_slots(req_to_token, requests, lengths, starts, firsts, slots, stride, **options):
+    """Of the requests' tokens, one request after the other, each from its first token on."""
+    for row, (request, length, start) in enumerate(zip(requests.tolist(), lengths.tolist(), starts.tolist())):
+        first = 0 if firsts is None else int(firsts[row])
+        slots[start:start + length] = req_to_token[request, first:first + length]
+
+
+def list_chunk(req_to_token, requests, firsts, lengths, starts, slots, stride):
+    list_slots(req_to_token, requests, lengths, starts, firsts, slots, stride)
+
+
+def merge_state(one, one_lse, other, other_lse, out, lse):
+    """What SGLang's kernel computes: log-sum-exps are natural, [tokens, heads]."""
+    assert all(tensor.is_contiguous() for tensor in (one, one_lse, other, other_lse))
+    lse.copy_(torch.logaddexp(one_lse, other_lse))
+    out.copy_(one.float() * (one_lse - lse).exp()[..., None] + other.float() * (other_lse - lse).exp()[..., None])
+
+
+class Layer(forward_mha.DeepseekMHAForwardMixin):
+    """SGLang's attention of a layer in its MHA form, with given queries and latent tokens instead of projections."""
+
+    def __init__(self, heads, scaling=0.07):
+        self.rotary_emb = self.q_lora_rank = None
+        self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim = 512, 128, 64, 128
+        self.qk_head_dim, self.num_local_heads, self.use_dsa, self.dcp_size = 192, heads, False, 1
+        self.current_attention_backend, self.kv_cache_dtype = "hypermla", "auto"
+        self.flashinfer_mla_disable_ragged, self.disable_chunked_prefix_cache = False, False
+        self.chunked_prefix_cache_threshold = 1
+        self.attn_mha = RadixAttention(num_heads=heads, head_dim=192, scaling=scaling, num_kv_heads=heads, layer_id=0,
+                                       v_head_dim=128)
+        self.weights = (torch.randn(512, heads * 256) / 20).to(DTYPE)
+        self.kv_a_layernorm = lambda latent: latent
+        self.q_proj, self.o_proj = lambda q: (q.clone(),), lambda o: (o, None)
+        self.kv_b_proj = lambda latent: (latent @ self.weights,)
+
+    def attend(self, q, tokens, batch):
+        """As SGLang calls a layer. Returns the form that it takes, and the outputs [tokens, heads, 128]."""
+        method = attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla")(self, batch)
+        form = {AttnForwardMethod.MHA_ONE_SHOT: "one_shot", AttnForwardMethod.MHA_CHUNKED_KV: "chunked_kv"}[method]
+        self.kv_a_proj_with_mqa = lambda hidden: (tokens.clone(),)
+        given = getattr(self, f"forward_normal_{form}_prepare")(None, q, batch, None)
+        return form, getattr(self, f"forward_normal_{form}_core")(*given).view(-1, self.num_local_heads, 128)
+
+    def direct(self, q, tokens):
+        """Of one request, in double precision: q [queries, heads, 192], the last query sees all of the tokens."""
+        kv = (tokens[:, :512].to(DTYPE) @ self.weights).view(-1, self.num_local_heads, 256).double()
+        rope = tokens[:, None, 512:].double().expand(-1, self.num_local_heads, -1)
+        k, v = torch.cat([kv[..., :128], rope], -1), kv[..., 128:]
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k) * self.attn_mha.scaling
+        hidden = torch.arange(len(tokens)) > torch.arange(len(tokens) - len(q), len(tokens))[:, None]
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+class Prefills(Case):
+    """Requests with prefixes in the cache, and new tokens."""
+
+    def __init__(self, prefixes, page=16, heads=HEADS, flags=None, **changes):
+        def backend(runner):
+            """SGLang's kit switches off what is to be seen here."""
+            runner.model_config.qk_nope_head_dim = runner.model_config.v_head_dim = 128
+            get_context().override("test", **{"flashinfer_mla_disable_ragged": False,
+                                              "disable_chunked_prefix_cache": False, **(flags or {})})
+            return attention_registry.ATTENTION_BACKENDS["hypermla"](runner)
+
+        super().__init__(page, prefixes, heads=heads, backend=backend, **changes)
+
+    def step(self, new, mode=ForwardMode.EXTEND, padding=0):
+        """A batch of so many new tokens of each request, whose slots still hold NaN, and tokens that pad it."""
+        ends = [length + more for length, more in zip(self.lengths, new)]
+        slots = [self.slots(request)[end - more:end] for request, (end, more) in enumerate(zip(ends, new))]
+        batch = ForwardBatch(
+            forward_mode=mode, batch_size=len(new), input_ids=torch.zeros(sum(new)).long(),
+            req_pool_indices=self.requests, seq_lens=torch.tensor(ends), seq_lens_cpu=torch.tensor(ends),
+            out_cache_loc=torch.cat([*slots, torch.zeros(padding).long()]), seq_lens_sum=sum(ends))
+        batch.extend_seq_lens, batch.extend_seq_lens_cpu = torch.tensor(new, dtype=torch.int32), list(new)
+        batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = torch.tensor(self.lengths), list(self.lengths)
+        return batch
+
+    def run(self, new, batch=None, scalings=(0.07,), padding=0):
+        """A step of a layer for each scale. Returns the forms that SGLang takes."""
+        batch = batch or self.step(new, padding=padding)
+        self.backend.init_forward_metadata(batch)
+        return {self.layer_of(scaling, batch, new, padding) for scaling in scalings}
+
+    def layer_of(self, scaling, batch, new, padding=0):
+        layer, count = Layer(self.heads, scaling), sum(new)
+        q, tokens = torch.randn(count + padding, self.heads, 192).to(DTYPE), torch.randn(count + padding, 576).to(DTYPE)
+        q[count:] = tokens[count:] = torch.nan  # nobody may read it, and nothing may come of it
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            form, o = layer.attend(q, tokens, batch)
+        own = [self.tokens(request, length + more) for request, (length, more) in enumerate(zip(self.lengths, new))]
+        expected = torch.cat([layer.direct(*pair) for pair in zip(q[:count].split(new), own)])
+        torch.testing.assert_close(o[:count].double(), expected, atol=0.03, rtol=0)
+        assert (o[count:] == 0).all()
+        return form
+
+
+class Prefill(unittest.TestCase):
+    def setUp(self):
+        stand_ins = contextlib.ExitStack()
+        self.addCleanup(stand_ins.close)
+
+        def stand_in(*names, **options):
+            return stand_ins.enter_context(mock.patch.object(*names, **options))
+
+        stand_in(mha_batch, "create_flashinfer_kv_indices_triton", OnGrid(list_slots))
+        stand_in(mha_batch, "create_chunked_prefix_cache_kv_indices", OnGrid(list_chunk))
+        stand_in(forward_mha, "merge_state_v2", merge_state, create=True)  # 0.5.17
+        with contextlib.suppress(ImportError):  # later ones
+            from sglang.srt.layers.attention import merge_state as merges
+            from sglang.srt.mem_cache import kv_index_translator
+
+            stand_in(kv_index_translator, "create_flashinfer_kv_indices_triton", OnGrid(list_slots))
+            stand_in(merges, "merge_state", merge_state)
+        self.flashinfer = stand_in(flashinfer_mla_backend.FlashInferMLAAttnBackend, "init_forward_metadata")  # plans
+        self.plans, planned = [], hypermla.MlaPrefill.plan
+
+        def plan(its, *starts):
+            self.plans.append(tuple(part.tolist() for part in starts))
+            planned(its, *starts)
+
+        stand_in(hypermla.MlaPrefill, "plan", plan)
+
+    def capacity(self, tokens):
+        """Up to so many tokens of prefixes are decompressed at once."""
+        return mock.patch.dict(os.environ, SGLANG_MAX_KV_CHUNK_CAPACITY=str(tokens))
+
+    def test_new_tokens(self):
+        """One plan for all layers, and none of FlashInfer's."""
+        for page in (1, 64):
+            self.plans.clear()
+            self.assertEqual(Prefills([0, 0, 0], page).run([70, 1, 33], scalings=[0.07] * 3), {"one_shot"})
+            self.assertEqual(self.plans, [([0, 70, 71, 104],) * 2])
+        with self.capacity(50):
+            self.assertEqual(Prefills([0, 0]).run([40, 20]), {"chunked_kv"})  # without any chunk
+        self.flashinfer.assert_not_called()
+
+    def test_new_tokens_behind_prefixes_that_are_decompressed_with_them(self):
+        self.assertEqual(Prefills([64, 0, 7]).run([30, 5, 60], scalings=[0.07] * 2), {"one_shot"})
+        self.assertEqual(self.plans, [([0, 30, 35, 95], [0, 94, 99, 166])])
+        case = Prefills([100, 17, 3])
+        self.assertEqual(case.run([1, 40, 1], case.step([1, 40, 1], ForwardMode.MIXED)), {"one_shot"})
+        self.flashinfer.assert_not_called()
+
+    def test_prefixes_in_chunks(self):
+        """Of which some have no tokens of a request. The chunks of a step share a MlaPrefill, which is planned for the
+        one at hand; a single one is planned once."""
+        with self.capacity(60):  # 20 tokens of each of three requests
+            self.assertEqual(Prefills([64, 0, 25]).run([30, 5, 18], scalings=[0.07] * 2), {"chunked_kv"})
+        new, chunks = [0, 30, 35, 53], ([0, 20, 20, 40], [0, 20, 20, 25], [0, 20, 20, 20], [0, 4, 4, 4])
+        self.assertEqual(self.plans, [(new, new)] + [(new, chunk) for chunk in chunks] * 2)
+        self.plans.clear()
+        with self.capacity(80):
+            self.assertEqual(Prefills([40, 3]).run([30, 20], scalings=[0.07] * 3), {"chunked_kv"})
+        self.assertEqual(self.plans, [([0, 30, 50], [0, 30, 50]), ([0, 30, 50], [0, 40, 43])])
+        self.flashinfer.assert_not_called()
+
+    def test_a_batch_may_be_padded(self):
+        """By tokens, whose rows come to 0, and by requests without queries. New memory may hold anything."""
+        self.enterContext(mock.patch.object(
+            torch.Tensor, "new_empty", lambda like, *shape, dtype=None: like.new_full(
+                shape if isinstance(shape[0], int) else shape[0], torch.nan, dtype=dtype)))
+        with self.capacity(60):
+            self.assertEqual(Prefills([33, 20]).run([30, 5], padding=5), {"chunked_kv"})
+        self.assertEqual(Prefills([0, 0]).run([30, 5], padding=5), {"one_shot"})
+        case = Prefills([40, 3])
+        batch = case.step([30, 20], padding=2)
+        batch.extend_seq_lens = torch.cat([batch.extend_seq_lens, torch.zeros(2).int()])
+        batch.seq_lens = torch.cat([batch.seq_lens, torch.ones(2).long()])
+        slots = [case.slots(request)[:end] for request, end in enumerate((70, 23))]
+        batch.mha_one_shot_kv_indices = torch.cat([*slots, torch.zeros(2).long()])
+        self.assertEqual(case.run([30, 20], batch, padding=2), {"one_shot"})
+        self.assertEqual(self.plans[-1], ([0, 30, 50, 50, 50], [0, 70, 93, 94, 95]))
+
+    def test_a_cache_in_fp8(self):
+        """From which tokens are decompressed at once with their prefixes."""
+        case = Prefills([64, 0, 7], fp8=True)
+        self.assertEqual(case.run([30, 5, 60]), {"one_shot"})
+        self.assertTrue(case.backend.is_fp8_kvcache)
+
+    def test_steps_follow_each_other(self):
+        """Also of one batch with other contents, of two batches in turns, of one backend and of two, and with layers of
+        different scales."""
+        case = Prefills([0, 20])
+        batch = case.step([30, 5])
+        case.run([30, 5], batch)
+        case.lengths = [30, 25]
+        vars(batch).update({**vars(case.step([7, 9])), "mha_one_shot_kv_indices": None, "num_prefix_chunks": None})
+        case.run([7, 9], batch, scalings=(0.07, 0.2))
+        with self.capacity(40):
+            cases = [Prefills([40, 3]), Prefills([5, 50])]
+            batches = [case.step([11, 12]) for case in cases]
+            for case, batch in zip(cases, batches):
+                case.backend.init_forward_metadata(batch)
+            for case, batch in [*zip(cases, batches)] * 2:
+                self.assertEqual(case.layer_of(0.07, batch, [11, 12]), "chunked_kv")
+        batches = [case.step(new) for new in ([5, 6], [8, 1])]
+        for batch in batches:
+            case.backend.init_forward_metadata(batch)
+        for batch in batches:
+            self.assertEqual(case.layer_of(0.07, batch, batch.extend_seq_lens_cpu), "one_shot")
+
+    def test_a_step_is_forgotten_with_its_batch(self):
+        """Its hidden states would take memory until the next prefill."""
+        case = Prefills([20])
+        batch = case.step([30])
+        kept = weakref.ref(batch)
+        case.run([30], batch)
+        del batch
+        self.assertIsNone(kept())
+
+    def test_kernels_are_loaded_at_the_start(self):
+        from hypermla.sglang import prefill
+
+        prefill.say.cache_clear()
+        with (self.assertLogs("hypermla.sglang.prefill", "INFO") as logs,
+              mock.patch.object(prefill, "_attention", functools.cache(prefill._Attention)),
+              mock.patch.object(hypermla, "MlaPrefill", side_effect=hypermla.MlaPrefill) as made):
+            causal = lambda: [call.kwargs["causal"] for call in made.call_args_list]
+            cases = [Prefills([9], page) for page in (1, 16)]  # as of a target and of its drafter
+            self.assertEqual(causal(), [True, False])
+            with self.capacity(10):
+                cases[0].run([5], scalings=[cases[0].runner.model_config.scaling])
+            self.assertEqual(causal(), [True, False])
+            Prefills([9], heads=2, flags={"disable_chunked_prefix_cache": True})
+            self.assertEqual(causal(), [True, False, True])
+            with mock.patch("hypermla.sglang.backend.check_cuda_graph_backend", lambda *given: given != (
+                    cuda_graph_config.Phase.PREFILL, cuda_graph_config.Backend.DISABLED)):
+                cases = [Prefills([9]) for _ in range(2)]
+        texts = [record.getMessage() for record in logs.records]
+        self.assertEqual(texts[0], "HyperMLA prefills over decompressed keys and values: a plain reference in fp32: "
+                                   "this device is a CPU")
+        self.assertIn("--cuda-graph-backend-prefill disabled", texts[1])
+        self.assertEqual(len(texts), 2)
+
+    def test_flashinfer_has_what_is_left(self):
+        """It plans when its first layer comes, once."""
+        case = Prefills([20, 9])
+        batch, runs = case.step([8, 4]), mock.Mock(side_effect=lambda q, q_rope, ckv, kpe, out: out.zero_())
+        case.backend.forward_metadata = types.SimpleNamespace(use_ragged=False,
+                                                              prefill_wrapper=types.SimpleNamespace(run=runs))
+        q, kv = torch.zeros(12, HEADS, 576, dtype=DTYPE), torch.zeros(12, 1, 576, dtype=DTYPE)
+        for layers in 2, 3:
+            case.backend.init_forward_metadata(batch)
+            self.flashinfer.assert_not_called()
+            for _ in range(layers):
+                case.backend.forward(q, kv, kv[..., :512], case.layer, batch)
+            self.flashinfer.assert_called_once_with(batch)
+            self.assertEqual(runs.call_count, layers)
+            self.flashinfer.reset_mock()
+            runs.reset_mock()
+        with mock.patch.object(breakable, "_in_breakable_cuda_graph", True):  # between graphs
+            case.backend.init_forward_metadata(batch)
+            self.flashinfer.assert_called_once_with(batch)
+            case.backend.forward(q, kv, kv[..., :512], case.layer, batch)
+        self.flashinfer.assert_called_once_with(batch)
+        self.assertEqual(self.plans, [])
+
+    def test_what_a_plan_does_not_take_is_flashinfers(self):
+        """With a plan of its own for prefixes, at once and in chunks."""
+        from hypermla.sglang import prefill
+
+        def flashinfers(q, k, v, layer, batch):
+            o = q[..., :128].contiguous()
+            return (o, q[..., 0].float().contiguous()) if batch.mha_return_lse else o
+
+        for limit, changes in (("MAX_REQUESTS", {}), ("MAX_QUERY_TOKENS", {}), ("MAX_TOKENS", {}),
+                               (None, {"logit_cap": 30.0})):
+            for capacity, calls in (1000, 1), (40, 3):
+                with (self.subTest(limit=limit, capacity=capacity), self.capacity(capacity),
+                      mock.patch.object(prefill, limit or "MAX_TOKENS", 2 if limit else 1000)):
+                    case = Prefills([20, 9, 4])
+                    batch, layer = case.step([8, 4, 2]), Layer(HEADS)
+                    vars(layer.attn_mha).update(changes)
+                    chunks = case.backend.mha_chunk_kv_cache = mock.Mock()
+                    chunks.forward.side_effect = flashinfers
+                    case.backend.init_forward_metadata(batch)
+                    with forward_context(ForwardContext(attn_backend=case.backend)):
+                        for _ in range(2):
+                            layer.attend(torch.zeros(14, HEADS, 192).to(DTYPE), torch.zeros(14, 576).to(DTYPE), batch)
+                    self.flashinfer.assert_called_once_with(batch)
+                    chunks.update_wrapper.assert_called_once_with(batch, False)
+                    self.assertEqual((chunks.forward.call_count, self.plans), (2 * calls, []))
+                    self.flashinfer.reset_mock()
+
+    def test_only_what_the_plan_says_is_taken(self):
+        case = Prefills([20, 9])
+        batch, layer = case.step([8, 4]), RadixAttention(HEADS, 192, 0.1, HEADS, 0, v_head_dim=128)
+        batch.mha_one_shot = True
+        q, k = torch.zeros(12, HEADS, 192, dtype=DTYPE), torch.zeros(41, HEADS, 192, dtype=DTYPE)
+        takes = case.backend._prefill.takes
+        self.assertTrue(takes(q, k, layer, batch))
+        for given in (q[:11], k), (q, k[:40]), (q.half(), k), (q, None):
+            self.assertFalse(takes(*given, layer, batch))
+        batch.mha_one_shot = False
+        self.assertTrue(takes(q, k[:12], layer, batch))
+        self.assertFalse(takes(q, k[:11], layer, batch))
+        for name, other in ("head_dim", 576), ("v_head_dim", 192), ("tp_k_head_num", 1), ("tp_q_head_num", 8):
+            with mock.patch.object(layer, name, other):
+                self.assertFalse(takes(q, k, layer, batch), name)
+        for asked in {"save_kv_cache": True}, {"save_kv_cache": False, "q_rope": q}:  # other forms
+            with mock.patch.object(flashinfer_mla_backend.FlashInferMLAAttnBackend, "forward_extend") as flashinfers:
+                o = case.backend.forward_extend(q, k, k[..., :128], layer, batch, **asked)
+            self.assertIs(o, flashinfers.return_value)
+
+    def test_where_flashinfer_does_all(self):
+        from hypermla.sglang import backend
+
+        case = Prefills([9])
+        self.assertIsNotNone(case.backend._prefill)
+        self.assertIsNone(case.backend.__class__(case.runner, skip_prefill=True)._prefill)
+        with mock.patch.object(torch.cuda, "get_device_capability", lambda device: (10, 0)):
+            case.backend.req_to_token = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"))
+            self.assertIsNone(backend._prefill(case.backend, case.runner))
+        with (mock.patch.object(backend.decompressed, "Prefill", side_effect=hypermla.Error("no compiler")),
+              self.assertLogs("hypermla.sglang.backend", "WARNING") as logs):
+            self.assertIsNone(Prefills([9]).backend._prefill)
+        self.assertIn("HyperMLA leaves prefill to FlashInfer: no compiler", logs.output[0])
+        self.assertIsNone(Case(16, [9]).backend._prefill)  # values of 512 columns
+        case = Prefills([9], flags={"flashinfer_mla_disable_ragged": True})
+        self.assertIsNone(case.backend._prefill)
+        case.backend.init_forward_metadata(case.step([5]))
+        self.flashinfer.assert_called_once()
+        with mock.patch.object(flashinfer_mla_backend.FlashInferMLAAttnBackend, "init_mha_chunk_metadata") as chunks:
+            case.backend.init_mha_chunk_metadata("batch")
+        chunks.assert_called_once_with("batch", False)
 
 
 class Plugin(unittest.TestCase):
@@ -395,7 +746,7 @@ class Plugin(unittest.TestCase):
             self.assertEqual(names, ["fa3"])
 
     def test_layers_hand_queries_in_two_parts(self):
-        from sglang.srt.models.deepseek_common import attention_backend_handler, utils
+        from sglang.srt.models.deepseek_common import utils
 
         Case(64, [9])
         self.assertIn("hypermla", utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)

@@ -19,7 +19,8 @@ from support import BUILD, CHECKOUT
 sys.path.insert(0, str(BUILD / "python"))
 import hypermla.sglang
 
-SOURCES = [CHECKOUT / "python/hypermla/sglang" / name for name in ("__init__.py", "backend.py", "sparse.py")]
+SOURCES = [CHECKOUT / "python/hypermla/sglang" / name
+           for name in ("__init__.py", "backend.py", "sparse.py", "prefill.py")]
 RECORDS = sglang_interface.recorded()
 REQUESTS = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs"
 SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
@@ -38,7 +39,7 @@ class Interface(unittest.TestCase):
 
         nodes = [node for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))]
         either = [(imported(node.body), imported(node.handlers)) for node in nodes
-                  if isinstance(node, ast.Try) and node.handlers]
+                  if isinstance(node, ast.Try) and imported(node.handlers)]
         always = imported(nodes) - {name for pair in either for names in pair for name in names}
         self.assertGreater(len(always), 8)
         self.assertEqual(len(either), 1)
@@ -66,7 +67,7 @@ class Interface(unittest.TestCase):
                     self.assertEqual(own[:len(base)], base, (version, method.name))
                     self.assertGreaterEqual(len(method.args.defaults), len(own) - len(base), (version, method.name))
         self.assertEqual(checked, {"init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state",
-                                   "forward_decode", "forward_extend", "common_template"})
+                                   "init_mha_chunk_metadata", "forward_decode", "forward_extend", "common_template"})
 
     def test_what_stands_around_others_takes_the_same(self):
         """What is named comes first."""

@@ -1,5 +1,6 @@
 """The attention backend behind `--attention-backend hypermla`, of SGLang 0.5.17 to 0.5.23: decoding, verification of
-drafts and extension of drafts by MlaDecode; prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
+drafts and extension of drafts by MlaDecode; prefill over decompressed keys and values by MlaPrefill (prefill.py), other
+prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
 
 A step is planned once, outside of the CUDA graph and on the device, and all layers of the graph run that plan. One
 MlaDecode for each number of queries (1, and that of drafts) serves every batch size, because its kernel, grid and
@@ -7,14 +8,18 @@ workspace follow from its capacity alone.
 """
 
 import logging
+import weakref
 
 import torch
 from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
+from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
+from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import is_in_breakable_cuda_graph
+from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import is_in_tc_piecewise_cuda_graph
 from sglang.srt.models.deepseek_common import utils as deepseek
 from sglang.srt.models.deepseek_common.attention_backend_handler import (AttentionBackendRegistry,
                                                                          handle_attention_flashinfer)
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
 try:
     from sglang.kernels.ops.attention.kv_indices import (create_flashmla_kv_indices_triton,
@@ -25,12 +30,13 @@ except ImportError:  # before 0.5.23
 import hypermla
 from hypermla.compat._queries import ROUNDED_HEADS, takeable
 from hypermla.mla_decode import PAGES
-from hypermla.sglang import NAME
+from hypermla.sglang import HOPPER, NAME
+from hypermla.sglang import prefill as decompressed
 
 _log = logging.getLogger(__name__)
 
-# Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And how
-# prefill is computed: as where FlashInfer computes it.
+# Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And which
+# form prefill has: that of FlashInfer, which computes the absorbed one.
 if NAME not in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
     deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS.append(NAME)
 AttentionBackendRegistry.register(NAME, handle_attention_flashinfer)
@@ -84,12 +90,14 @@ class HyperMlaBackend(FlashMLABackend):
         self._steps = {}  # by queries of a request
         self._planned = None  # queries, lengths and table of the step
         self.lender = None  # another backend, planned for the same batch before, whose table has all pages of this one
+        self._prefill = _prefill(self, model_runner)  # None: by FlashInfer alone
+        self._waiting = []  # plans of FlashInfer: the base's methods, and for which batches
 
     # --- planning: outside of graphs ---
 
     def init_forward_metadata(self, forward_batch):
         if self._is_prefill(forward_batch):
-            return super().init_forward_metadata(forward_batch)
+            return self._begin_prefill(forward_batch)
         queries, lengths = self._queries_and_lengths(forward_batch, eager=True)
 
         def table():
@@ -125,6 +133,24 @@ class HyperMlaBackend(FlashMLABackend):
         self._graph_requests = max(max_bs, self._graph_requests)
         if self.num_draft_tokens:
             self._verify_mask = _verify_mask(self, max_bs)
+
+    def init_mha_chunk_metadata(self, forward_batch, disable_flashinfer_ragged=False):
+        """Before the first layer that has a prefix decompressed, at once or in chunks."""
+        if self._prefill is None:
+            super().init_mha_chunk_metadata(forward_batch, disable_flashinfer_ragged)
+        else:
+            self._waiting.append((FlashMLABackend.init_mha_chunk_metadata, weakref.ref(forward_batch)))
+
+    def _begin_prefill(self, forward_batch):
+        """FlashInfer's plans wait for the device, and most steps need none: each is made when a layer asks for it. What
+        runs between graphs does, in the absorbed form."""
+        self._waiting = []
+        if self._prefill is not None:
+            self._prefill.begin()
+            if not (is_in_tc_piecewise_cuda_graph() or is_in_breakable_cuda_graph()):
+                self._waiting.append((FlashMLABackend.init_forward_metadata, weakref.ref(forward_batch)))
+                return
+        super().init_forward_metadata(forward_batch)
 
     def _is_prefill(self, forward_batch):
         mode = forward_batch.forward_mode
@@ -188,6 +214,12 @@ class HyperMlaBackend(FlashMLABackend):
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, q_rope=None, k_rope=None):
         if self._is_prefill(forward_batch):
+            if (self._prefill is not None and q_rope is None and not save_kv_cache
+                    and self._prefill.takes(q, k, layer, forward_batch)):
+                return self._prefill.run(q, k, v, layer, forward_batch)
+            waiting, self._waiting = self._waiting, []
+            for plan, batch in waiting:
+                plan(self, batch() or forward_batch)
             # Not FlashMLA's, which takes queries in one part only.
             return super(FlashMLABackend, self).forward_extend(q, k, v, layer, forward_batch, save_kv_cache,
                                                                q_rope=q_rope, k_rope=k_rope)
@@ -275,6 +307,26 @@ def _text_config(runner):
     return getattr(config, "text_config", config)
 
 
+def _prefill(backend, runner):
+    """What MlaPrefill does of a backend's prefill; None: nothing of it."""
+    config, device = runner.model_config, backend.req_to_token.device
+    columns = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    if (backend.skip_prefill or columns != (decompressed.NOPE, decompressed.ROPE, decompressed.VALUE)
+            or get_exec().kernel.flashinfer_mla_disable_ragged  # all in the absorbed form
+            or device.type == "cuda" and torch.cuda.get_device_capability(device) != HOPPER):
+        return None
+    try:
+        prefill = decompressed.Prefill(backend.num_local_heads, backend.q_data_type, config.scaling, str(device),
+                                       chunks=backend.enable_chunk_kv)
+    except hypermla.Error as error:  # an installation without these kernels and without compilers
+        _log.warning("HyperMLA leaves prefill to FlashInfer: %s", error)
+        return None
+    if not check_cuda_graph_backend("prefill", "disabled"):
+        decompressed.say("What SGLang captures of prefill has the absorbed form, by FlashInfer; "
+                         "--cuda-graph-backend-prefill disabled leaves it to HyperMLA, too.")
+    return prefill
+
+
 def _require_supported(runner):
     """Raises ValueError, which SGLang shows before it serves, for a model or flags that the backend does not take."""
     config = runner.model_config
@@ -296,6 +348,9 @@ def _require_supported(runner):
                          "--enable-unified-memory off")
     if get_parallel().attn_dcp_size > 1:
         raise ValueError(f"--attention-backend {NAME} does not take decode context parallelism yet; leave it off")
+    if get_exec().deterministic.enable_deterministic_inference:  # SGLang asks for one of two backends alone
+        raise ValueError(f"--attention-backend {NAME} does not take --enable-deterministic-inference: the form of a "
+                         "prefill and the parts of a decode follow from the batch; leave it off")
     # An n-gram drafter fills up its drafts with more first ones: a tree, also with one branch.
     if (get_spec().speculative_eagle_topk or 0) > 1 or get_spec().speculative_algorithm == "NGRAM":
         raise ValueError(_TREES)

@@ -1,0 +1,139 @@
+"""Prefill over decompressed keys and values by MlaPrefill, as the MHA path of SGLang's DeepSeek models asks for it: of
+new tokens, of these behind a prefix that is decompressed with them, and of chunks of a prefix, which SGLang merges by
+their natural log-sum-exps.
+
+A step is planned when its first layer comes, because no earlier call says which of the three it is, or whether it is
+none of them.
+"""
+
+import functools
+import logging
+import weakref
+
+import torch
+
+import hypermla
+from hypermla.mla_decode import ROPE
+from hypermla.mla_prefill import VALUE
+
+NOPE = 128  # columns of a head
+# A MlaPrefill's largest capacity. It costs 32 bytes a request; for queries and tokens, nothing.
+MAX_REQUESTS, MAX_QUERY_TOKENS, MAX_TOKENS = 2048, 1 << 24, 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class _Attention:
+    """A MlaPrefill, and what it was planned for last. Layers of several backends (of the drafter, of the two batches
+    that SGLang overlaps) follow each other on one stream, so that one workspace is enough for them: who finds another's
+    plan makes his own again, in a few microseconds."""
+
+    def __init__(self, heads, dtype, scale, device, causal):
+        self.prefill = hypermla.MlaPrefill(
+            heads=heads, max_requests=MAX_REQUESTS, max_query_tokens=MAX_QUERY_TOKENS, max_tokens=MAX_TOKENS,
+            dtype=dtype, scale=scale, device=device, causal=causal)
+        self.planned = None
+
+    def plan(self, step, which, batch):
+        if self.planned != (step, which):
+            self.prefill.plan(step.query_starts, step.token_starts(which, batch))
+            self.planned = step, which
+
+
+_attention = functools.cache(_Attention)
+
+
+@functools.cache
+def say(text):
+    """Once a process, however many backends there are."""
+    _log.info(text)
+
+
+def _starts(lengths):
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=starts[1:])
+    return starts
+
+
+class _Step:
+    """Of a batch, what all of its plans share. It keeps nothing alive that belongs to the batch."""
+
+    def __init__(self, batch):
+        new, prefixes = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
+        self.batch = weakref.ref(batch)
+        self.fits = False
+        if new is None or prefixes is None or len(batch.extend_seq_lens) > MAX_REQUESTS:
+            return
+        self.queries, self.tokens = sum(new), sum(new) + sum(prefixes)
+        most = max((one + before for one, before in zip(new, prefixes)), default=0)
+        self.fits = self.queries <= MAX_QUERY_TOKENS and most <= MAX_TOKENS
+        self.query_starts = _starts(batch.extend_seq_lens)
+
+    def token_starts(self, which, batch):
+        if which == "new":
+            return self.query_starts
+        if which == "whole":
+            return _starts(batch.seq_lens[:len(batch.extend_seq_lens)])
+        return batch.prefix_chunk_cu_seq_lens[which]
+
+    def tokens_of(self, which, batch):
+        """At least so many keys and values there are."""
+        if which == "new":
+            return self.queries
+        return self.tokens if which == "whole" else batch.prefix_chunk_num_tokens[which]
+
+
+def _which(batch):
+    """Whose keys and values a layer hands over: of "new" tokens, of "whole" requests, or of the chunk of that number of
+    their prefixes."""
+    if batch.attn_attend_prefix_cache:
+        return batch.prefix_chunk_idx
+    return "whole" if batch.mha_one_shot else "new"
+
+
+class Prefill:
+    """Of one backend. scale: of the scores, as the model's configuration has it. chunks: whether prefixes may come in
+    chunks. Their kernels are loaded now, not when the first request waits for them."""
+
+    def __init__(self, heads, dtype, scale, device, chunks):
+        self._heads, self._dtype, self._device, self._chunks = heads, dtype, device, chunks
+        self._step = None
+        for causal in (True, False)[:1 + chunks]:
+            explained = self._attention(scale, causal).prefill.explain()
+            say(f"HyperMLA prefills over decompressed keys and values: {explained}")
+
+    def _attention(self, scale, causal):
+        return _attention(self._heads, self._dtype, scale, self._device, causal)
+
+    def begin(self):
+        """A step begins, maybe of a batch that was there before, with other contents."""
+        self._step = None
+
+    def _step_of(self, batch):
+        if self._step is None or self._step.batch() is not batch:
+            self._step = _Step(batch)
+        return self._step
+
+    def takes(self, q, k, layer, batch):
+        """Whether run() does this call."""
+        if (k is None or (layer.head_dim, layer.v_head_dim) != (NOPE + ROPE, VALUE) or layer.logit_cap
+                or {layer.tp_q_head_num, layer.tp_k_head_num} != {self._heads} or q.dtype != self._dtype):
+            return False
+        which, step = _which(batch), self._step_of(batch)
+        return (step.fits and (self._chunks or not batch.attn_attend_prefix_cache)
+                and len(q) >= step.queries and len(k) >= step.tokens_of(which, batch))
+
+    def run(self, q, k, v, layer, batch):
+        """The attention of a layer: [tokens, heads, 128]; with float32 [tokens, heads] where SGLang merges it."""
+        which, step = _which(batch), self._step_of(batch)
+        attention = self._attention(layer.scaling, causal=not batch.attn_attend_prefix_cache)
+        attention.plan(step, which, batch)
+        q = q.view(-1, self._heads, NOPE + ROPE)
+        k, v = k.view(-1, self._heads, NOPE + ROPE).to(q.dtype), v.view(-1, self._heads, VALUE).to(q.dtype)
+        out = q.new_empty((len(q), self._heads, VALUE))
+        lse = q.new_empty((len(q), self._heads), dtype=torch.float32)
+        attention.prefill.run(q, k, v, out=out, lse=lse)
+        if len(q) > step.queries:  # what pads a batch; later layers compute with it
+            out[step.queries:] = 0
+            lse[step.queries:] = 0
+        return (out, lse) if batch.mha_return_lse else out
