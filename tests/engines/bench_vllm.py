@@ -128,8 +128,8 @@ PARTS = (
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
     Part("h16-sparse-fp8", 16, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
-    Part("h128-prompts", 128, 0, PROMPTS, (OURS, FLASH_ATTN)),
-    Part("h16-prompts", 16, 0, PROMPTS, (OURS, FLASH_ATTN)),
+    Part("h128-prompts", 128, 0, PROMPTS),
+    Part("h16-prompts", 16, 0, PROMPTS),
     Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),
     Part("h128-two-contexts", 128, 0, LONG, rounds=1, gpus=2, contexts_shared=True),
 )

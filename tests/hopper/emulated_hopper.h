@@ -305,6 +305,12 @@ T atomicAdd(T* x, T more) {
   const races::Unwatched emulation;
   return std::exchange(*x, *x + more);
 }
+template <class T>
+T atomicCAS(T* x, T wanted, T value) {
+  races::change_word(x);
+  const races::Unwatched emulation;
+  return *x == wanted ? std::exchange(*x, value) : *x;
+}
 inline void __syncthreads() { emulated::meet(0, emulated::Threads::all().count()); }
 
 }  // namespace hypermla::cute

@@ -71,7 +71,7 @@ struct Case {
 
     std::vector<float> parts_o((slots + 1) * kRows * kPartColumns, std::nanf("")),
         parts_lse((slots + 1) * kRows, std::nanf(""));
-    std::vector<unsigned> arrived(2 * (slots + 1));
+    std::vector<unsigned long long> arrived(slots + 1);
     const auto map = [&](const std::uint16_t* data, int n, int stride, int columns, int of_heads) {
       return emulated::map_of(
           {dtype,
@@ -102,7 +102,7 @@ struct Case {
       std::fill(o.begin(), o.end(), kNan);
       emulated::run(blocks, kTileThreads, [&] { prefill<problem>(with); });
       EXPECT_EQ(list.drawn, 0);
-      for (const unsigned count : arrived) EXPECT_EQ(count, 0u);
+      for (const unsigned long long count : arrived) EXPECT_EQ(count, 0u);
       compare<problem>(q, kv, rope, o, lse);
     }
   }
@@ -175,8 +175,11 @@ TEST(HopperKernels, PrefillMergesParts) {
   of.blocks = 3;
   of.growing = true;
   of.check<kCausal>();
-  Case one{{{1, 1200, 9}}, 1, 9};  // a block for each part
+  // A thread block for each part. Here none of them sees the others at work: the last one merges all shares.
+  Case one{{{1, 1200, 9}}, 1, 9};
   one.check<kChunk>();
+  Case more{{{100, 700, 3}, {2, 130, 2}}, 2, 10};
+  more.check<kCausal>();
 }
 
 }  // namespace

@@ -30,8 +30,7 @@
 //   count()             of all tiles
 //   draw(shared, index) the scheduler's warp writes tile number `index`; returns its head
 //   take_queries(shared, ring, tile)
-//                       the producer loads the queries of a tile that has blocks, and arrives at tile_empty when it
-//                       needs no more of what draw() wrote
+//                       the producer loads the queries of a tile that has blocks
 //   first_block(tile), token(tile, block), head(tile), rope_head(tile)
 //                       the tokens of the tile, as coordinates in the maps
 //   seen(tile, row), seen_by_all(tile, first_row)
@@ -311,7 +310,9 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
 }
 
 // The warp that draws tiles: the first by its place in the grid, the others from the counter, one ahead of the math
-// warpgroups. Every tile is followed by one draw, and the last of all to draw leaves the counter at 0.
+// warpgroups, but not before the producer is at the last block of the present tile. A thread block that drew earlier
+// would take a tile which another could begin before, and short tiles behind long ones would even out nothing. Every
+// tile is followed by one draw, and the last of all to draw leaves the counter at 0.
 template <class Tiles>
 __device__ __forceinline__ void draw(Shared& shared, Tiles tiles, int* counter) {
   const int count = tiles.count();
@@ -366,7 +367,9 @@ __device__ __forceinline__ void load(Shared& shared, const Tiles tiles) {
     tiles.take_queries(shared, key_ring, tile);
     load_values();
     const int first = tiles.first_block(tile);
+    if (tile.blocks == 0) barrier_arrive(shared.tile_empty);
     for (int block = first + tile.blocks - 1; block >= first; --block) {
+      if (block == first) barrier_arrive(shared.tile_empty);
       const int token = tiles.token(tile, block);
       load_rows(shared, key_ring, tiles.with.k_map, tiles.with.kpe_map, token, tiles.head(tile), tiles.rope_head(tile));
       load_values();

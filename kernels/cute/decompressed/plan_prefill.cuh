@@ -35,13 +35,11 @@ __device__ __forceinline__ SeenBlocks seen_blocks(const PrefillItem& item, bool 
   return {most, max(0, item.tokens - item.queries + 2 * kRows - 1) / kBlock};
 }
 
-inline constexpr int kLeastBlocks = 4;  // of a part
-
 // Into how many parts the tokens of a request's tiles are cut, for parts of up to `length` blocks.
 __device__ __forceinline__ int parts_for(SeenBlocks blocks, int length) {
   const int parts =
       1 + static_cast<int>(__fdividef(static_cast<float>(blocks.most) - 0.5f, static_cast<float>(length)));
-  return max(1, min(parts, min(blocks.least / kLeastBlocks, kMaxPrefillParts)));
+  return max(1, min(parts, min(blocks.least, kMaxPrefillParts)));
 }
 
 // How long the attention takes with parts of up to `length` blocks: the longest of them, or the rounds in which thread
@@ -50,10 +48,12 @@ __device__ __forceinline__ int parts_for(SeenBlocks blocks, int length) {
 // which item(i) is number i.
 template <class Item>
 __device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& with, int items, Item item, int length) {
-  // In blocks, as measured on an H200: a part that is stored, a whole tile, a merge, and each part that it merges.
-  constexpr float kOfPart = 3.0f, kOfTile = 0.5f, kOfMerge = 2.0f, kOfMerged = 0.6f;
-  float work = 0.0f, long_work = 0.0f, long_parts = 0.0f, slots = 0.0f;
-  int longest = 0, most_parts = 1;
+  // In blocks, as measured on an H200: a part that is stored, and a whole tile; a merge by one thread block, and what
+  // all rows of a warpgroup take more, and each part of them; a merge by those of all parts, and what each takes more.
+  constexpr float kOfPart = 2.0f, kOfTile = 0.5f, kOfMerge = 1.0f, kOfRows = 1.0f, kOfMerged = 0.4f, kOfShare = 1.0f,
+                  kOfShares = 0.1f;
+  float work = 0.0f, all_tiles = 0.0f, long_work = 0.0f, long_parts = 0.0f, slots = 0.0f, longest = 0.0f;
+  float merge = 0.0f, shared_merge = 0.0f;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < items; i += 32) {
     const PrefillItem of = item(i);
@@ -65,30 +65,37 @@ __device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& wit
     const float own =
         tiles * static_cast<float>(seen.most + seen.least) * 0.5f + all_parts * (parts > 1 ? kOfPart : kOfTile);
     work += own;
+    all_tiles += all_parts;
     if (2 * seen.most > length) {
       long_work += own;
       long_parts += all_parts;
     }
-    if (parts > 1) slots += all_parts;
-    longest = max(longest, (seen.most + parts - 1) / parts);
-    most_parts = max(most_parts, parts);
+    if (parts > 1) {
+      const float rows = static_cast<float>(min(of.queries, kRows / 2)) / static_cast<float>(kRows / 2);
+      merge = fmaxf(merge, kOfMerge + rows * (kOfRows + kOfMerged * static_cast<float>(parts)));
+      shared_merge = fmaxf(shared_merge, kOfShare + kOfShares * static_cast<float>(parts));
+      slots += all_parts;
+    }
+    longest = fmaxf(longest, static_cast<float>((seen.most + parts - 1) / parts));
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     work += __shfl_xor_sync(~0u, work, step);
+    all_tiles += __shfl_xor_sync(~0u, all_tiles, step);
     long_work += __shfl_xor_sync(~0u, long_work, step);
     long_parts += __shfl_xor_sync(~0u, long_parts, step);
     slots += __shfl_xor_sync(~0u, slots, step);
+    longest = fmaxf(longest, __shfl_xor_sync(~0u, longest, step));
+    merge = fmaxf(merge, __shfl_xor_sync(~0u, merge, step));
+    shared_merge = fmaxf(shared_merge, __shfl_xor_sync(~0u, shared_merge, step));
   }
-  longest = __reduce_max_sync(~0u, longest);
-  most_parts = __reduce_max_sync(~0u, most_parts);
   if (slots > static_cast<float>(with.slots)) return kInfinity;
   const float processors = static_cast<float>(with.processors);
   const float rounds = 1.0f + floorf(__fdividef(long_parts - 0.5f, processors));
-  const float time = fmaxf(static_cast<float>(longest) + (most_parts > 1 ? kOfPart : kOfTile),
+  const float time = fmaxf(longest + (merge > 0.0f ? kOfPart : kOfTile),
                            fmaxf(rounds * __fdividef(long_work, long_parts), __fdividef(work, processors)));
   // Whoever merges is late, and so the last to store its next part, too: it merges in every round.
-  return time + (most_parts > 1 ? rounds * (kOfMerge + kOfMerged * static_cast<float>(most_parts)) : 0.0f);
+  return time + (all_tiles <= processors ? shared_merge : rounds * merge);
 }
 
 template <PlanPrefillTiling tiling>
@@ -128,7 +135,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
   if (thread < kLengthClasses) of_class[thread] = 0;
   if (thread == 0) wrong = most_tokens = 0;
 #pragma unroll 1
-  for (int i = thread; i < 2 * with.slots; i += kThreads) with.arrived[i] = 0;  // other work may have had the workspace
+  for (int i = thread; i < with.slots; i += kThreads) with.arrived[i] = 0;  // other work may have had the workspace
   __syncthreads();
 #pragma unroll 1
   for (int r = thread; r < b; r += kThreads) {
@@ -156,7 +163,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     return max(1, (most_blocks + parts - 1) / parts);
   };
   int length = 0;  // of parts; 0: nothing is cut
-  if (with.slots > 0 && most_blocks >= 2 * kLeastBlocks) {
+  if (with.slots > 0 && most_blocks > 1) {
     const auto item = [&](int r) { return read(r).item; };
     const float time = time_with_parts(with, b, item, length_of(thread / 32));
     if (thread % 32 == 0) times[thread / 32] = time;
@@ -196,7 +203,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     item.first_slot = slot;
     constexpr unsigned kTokenBytes = 2 * 128 * 2;  // key and value of a head
     const unsigned fit = (unsigned{tiling.section} << 20) / kTokenBytes / static_cast<unsigned>(max(item.tokens, 1));
-    item.section = static_cast<int>(max(1u, min(fit, static_cast<unsigned>(with.heads))));
+    item.section = heads_of_section(with.heads, max(1u, min(fit, static_cast<unsigned>(with.heads))));
     reinterpret_cast<PrefillItem*>(with.list + 1)[i] = item;
     at += tiles_of(item);
     slot += slots_of(item);

@@ -38,13 +38,12 @@ struct PrefillTiles {
       const unsigned part = index - of.first_tile, parts = of.parts, number = part / parts;
       tile = prefill_tile(of, number, with.heads, causal);
       tile.rows = min(tile.rows, with.query_tokens - tile.query);
-      if (parts > 1) cut_tile(tile, of, number, part - number * parts);
+      if (parts > 1) cut_tile(tile, of, number, part - number * parts, count() <= static_cast<int>(gridDim.x));
     }
     __syncwarp();
     return tile.head;
   }
   __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
-    barrier_arrive(shared.tile_empty);
     if (tile.blocks > 0) load_rows(shared, ring, with.q_map, with.qpe_map, tile.query, tile.head, tile.head);
   }
   __device__ __forceinline__ int first_block(const Tile&) const { return 0; }
@@ -75,8 +74,7 @@ struct PrefillTiles {
     cute::store_part(with.parts, tile, row, o, factors, lse);
   }
   __device__ __forceinline__ void merge_parts(const Tile& tile, int group, int barrier) const {
-    if (!parts_are_complete(with.parts, tile, group, barrier)) return;
-    cute::merge_parts<kGroupRows>(with.parts, tile, group, [&](int row, float4 columns, float maximum, float sum) {
+    cute::merge_parts(with.parts, tile, group, barrier, [&](int row, float4 columns, float maximum, float sum) {
       const long long to = place(tile, row);
       if (to < 0) return;
       const int lane = lane_id();

@@ -34,21 +34,25 @@ struct alignas(256) PrefillList {
 
 // As the scheduler hands it over. A part counts tokens from its own first one.
 struct alignas(16) PrefillTile {
-  int head;                                       // -1: no more tiles
-  int tokens;                                     // of the request
-  int blocks;                                     // of 128 tokens that some query sees, in a part its own
-  int rows;                                       // queries
-  int query;                                      // the first one among those of all requests
-  int token;                                      // the request's first one among those of all requests
-  int diagonal;                                   // causal: row r sees the first diagonal + r + 1 tokens, at most all
-  unsigned part : 6, parts : 6, first_slot : 20;  // which one of the tile's parts, and the slot of the first of them
+  int head;      // -1: no more tiles
+  int tokens;    // of the request
+  int blocks;    // of 128 tokens that some query sees, in a part its own
+  int rows;      // queries
+  int query;     // the first one among those of all requests
+  int token;     // the request's first one among those of all requests
+  int diagonal;  // causal: row r sees the first diagonal + r + 1 tokens, at most all
+  // Which one of the tile's parts, whether every part of the list has a thread block of its own, and the slot of the
+  // tile's first part.
+  unsigned part : 6, parts : 6, together : 1, first_slot : 19;
 };
 
 // Where parts are stored, in slots of a tile each.
 struct PrefillParts {
-  float* o = nullptr;           // [slots, kRows, kPartColumns]
-  float* lse = nullptr;         // [slots, kRows], in log2
-  unsigned* arrived = nullptr;  // [slots, 2]: parts of the tile whose first slot it is; 0 behind a plan, and a launch
+  float* o = nullptr;    // [slots, kRows, kPartColumns]
+  float* lse = nullptr;  // [slots, kRows], in log2
+  // [slots]: that of a tile's first slot is of its first 64 rows, the next one of its others: see prefill_parts.cuh.
+  // 0 behind a plan, and a launch.
+  unsigned long long* arrived = nullptr;
 };
 constexpr int kPartColumns = 128;
 constexpr int kMaxPrefillParts = 32;  // of a tile
@@ -74,11 +78,12 @@ constexpr PrefillTile prefill_tile(const PrefillItem& item, int number, int head
           .diagonal = diagonal,
           .part = 0,
           .parts = 1,
+          .together = 0,
           .first_slot = 0};
 }
 
 // Leaves one of its parts of the tile of that number.
-constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, unsigned part) {
+constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, unsigned part, bool together) {
   const unsigned blocks = tile.blocks, parts = item.parts, each = blocks / parts, more = blocks - each * parts;
   const int first = part * each + (part < more ? part : more);  // the first `more` parts have a block more
   tile.tokens -= first * kBlock;
@@ -87,6 +92,7 @@ constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, 
   tile.diagonal -= first * kBlock;
   tile.part = part;
   tile.parts = item.parts;
+  tile.together = together;
   tile.first_slot = item.first_slot + number * item.parts;
 }
 
@@ -118,10 +124,10 @@ struct PlanPrefillTiling {
 };
 
 struct PlanPrefillArguments {
-  const int* query_starts = nullptr;  // [requests + 1]
-  const int* token_starts = nullptr;  // [requests + 1]
-  PrefillList* list = nullptr;        // and the items behind it
-  unsigned* arrived = nullptr;        // of PrefillParts
+  const int* query_starts = nullptr;      // [requests + 1]
+  const int* token_starts = nullptr;      // [requests + 1]
+  PrefillList* list = nullptr;            // and the items behind it
+  unsigned long long* arrived = nullptr;  // of PrefillParts
   int requests = 0;
   int heads = 0;
   int all_queries = 0;  // of all requests, at most

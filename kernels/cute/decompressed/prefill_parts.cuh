@@ -1,6 +1,7 @@
 // Tiles of the prefill kernel whose tokens are cut into parts (prefill_list.h). A thread block stores its part in fp32;
 // that which stores a tile's last one merges all of them by their log-sum-exps, in their order, so that the bits of the
-// output do not depend on which was last. The two consumer warpgroups, of 64 rows each, do so apart from each other.
+// output do not depend on which was last. Where every part has a thread block of its own, these wait for each other,
+// and each merges a share of the rows. The two consumer warpgroups, of 64 rows each, do so apart from each other.
 #pragma once
 
 #include "hopper/constants.h"
@@ -9,6 +10,10 @@
 #include "prefill_list.h"
 
 namespace hypermla::cute {
+
+// How long a part waits for the others, about 0.3 ms: not all may have found a multiprocessor, since a stream may have
+// fewer than the device. The last one to arrive merges the share of one that leaves.
+inline constexpr unsigned kPartsPatience = 1 << 19;  // clocks
 
 // Rows `row` and row + 8 of a part, as the products leave them in `o` (hopper/rows.h), times `factors`. lse: in log2.
 // Only what the tile has: of few queries most rows are nobody's.
@@ -30,59 +35,124 @@ __device__ __forceinline__ void store_part(const PrefillParts& parts, const Pref
   }
 }
 
-// Whether the warpgroup, all of whose threads call it behind store_part(), has stored the last of the tile's parts.
-__device__ __forceinline__ bool parts_are_complete(const PrefillParts& parts, const PrefillTile& tile, int group,
-                                                   int barrier) {
-  named_sync(barrier, 128);
-  bool last = false;
-  if ((thread_id() & 127) == 0) {
-    fence_all();
-    unsigned* const arrived = parts.arrived + 2 * tile.first_slot + group;
-    last = atomicAdd(arrived, 1u) == static_cast<unsigned>(tile.parts - 1);
-    if (last) *arrived = 0;  // for the next launch
-    fence_all();
+// How a warpgroup goes on when it has stored its part, as one thread of it finds out.
+struct PartsLeft {
+  bool complete = false;   // all parts are there
+  unsigned shares_of = 0;  // other parts whose thread blocks did not wait: bits
+};
+
+// The low half of `arrived` counts parts that are stored and then, of tiles whose parts run together, those that have
+// seen that all are; its high half are bits of those that did not wait for it. The last one leaves 0 for the next
+// launch.
+__device__ __forceinline__ PartsLeft arrive(unsigned long long* arrived, const PrefillTile& tile) {
+  const auto low = [](unsigned long long x) { return static_cast<unsigned>(x); };
+  const auto high = [](unsigned long long x) { return static_cast<unsigned>(x >> 32); };
+  fence_all();
+  const unsigned parts = tile.parts;
+  unsigned long long before = atomicAdd(arrived, 1ull);
+  PartsLeft found = {.complete = low(before) == parts - 1};
+  if (found.complete) found.shares_of = high(before);
+  if (!tile.together) {
+    if (found.complete) *arrived = 0;
+  } else {
+    const unsigned start = static_cast<unsigned>(clock64());
+    while (!found.complete) {
+      const unsigned long long now = load_acquire(arrived);
+      found.complete = low(now) >= parts;
+      if (!found.complete && static_cast<unsigned>(clock64()) - start >= kPartsPatience &&
+          atomicCAS(arrived, now, now | 1ull << (32 + tile.part)) == now)
+        break;
+    }
+    if (found.complete) {
+      before = atomicAdd(arrived, 1ull);
+      if (low(before) + 1 + __popc(high(before)) == 2 * parts) *arrived = 0;
+    }
   }
-  return named_any(barrier, 128, last);
+  fence_all();
+  return found;
 }
 
-// Merges the rows of a warpgroup. store(row, columns, maximum, sum): 4 columns for each lane of a warp, and the maximum
-// and sum of which the row's log-sum-exp is made.
-template <int rows, class Store>
-__device__ __forceinline__ void merge_parts(const PrefillParts& parts, const PrefillTile& tile, int group,
-                                            Store store) {
-  constexpr int kAtOnce = 8;
-  const int lane = lane_id(), warp = thread_id() >> 5 & 3;
-  const int first = group * rows + warp * (rows / 4), last = min(first + rows / 4, tile.rows);
+// Merges a share of the rows of a warpgroup, from `row` on, each warp every `step`-th. store(row, columns, maximum,
+// sum): 4 columns for each lane of a warp, and the maximum and sum of which the row's log-sum-exp is made.
+template <class Store>
+__device__ __forceinline__ void merge_rows(const PrefillParts& parts, const PrefillTile& tile, int row, int step,
+                                           int end, Store store) {
+  constexpr int kAtOnce = 4;  // rows, and parts: as many loads as registers are free for are on their way
+  const int lane = lane_id(), count = tile.parts;
 #pragma unroll 1
-  for (int row = first; row < last; row += kAtOnce) {
+  for (; row < end; row += kAtOnce * step) {
     float4 columns[kAtOnce] = {};
     float maximum[kAtOnce], sum[kAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) maximum[j] = kLeastScore;
 #pragma unroll 1
-    for (int part = 0; part < tile.parts; ++part) {
+    for (int part = 0; part < count; part += kAtOnce) {
       const long long at = static_cast<long long>(tile.first_slot + part) * kRows + row;
-      const float lses = load_at_once<float>(parts.lse + at + lane % kAtOnce, true);
-      float4 more[kAtOnce];
+      const int of_part = lane / kAtOnce % kAtOnce, of_row = lane % kAtOnce * step;  // this lane's log-sum-exp
+      const float lses =
+          load_at_once<float>(parts.lse + at + of_part * kRows + of_row, part + of_part < count && row + of_row < end);
+      float4 more[kAtOnce][kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        more[j] = load_at_once<float4>(parts.o + (at + j) * kPartColumns + 4 * lane, true);
+      for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j)
+          more[k][j] = load_at_once<float4>(parts.o + (at + k * kRows + j * step) * kPartColumns + 4 * lane,
+                                            part + k < count && row + j * step < end);
+      }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const float lse = __shfl_sync(~0u, lses, j), top = fmaxf(maximum[j], lse);
-        const float before = exp2_fast(maximum[j] - top), weight = exp2_fast(lse - top);
-        columns[j] = {columns[j].x * before + more[j].x * weight, columns[j].y * before + more[j].y * weight,
-                      columns[j].z * before + more[j].z * weight, columns[j].w * before + more[j].w * weight};
-        sum[j] = sum[j] * before + weight;
+        float weight[kAtOnce], top = maximum[j];
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          weight[k] = __shfl_sync(~0u, lses, k * kAtOnce + j);
+          if (part + k >= count) weight[k] = -kInfinity;
+          top = fmaxf(top, weight[k]);
+        }
+        const float before = exp2_fast(maximum[j] - top);
         maximum[j] = top;
+        sum[j] *= before;
+        columns[j] = {columns[j].x * before, columns[j].y * before, columns[j].z * before, columns[j].w * before};
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          weight[k] = exp2_fast(weight[k] - top);
+          sum[j] += weight[k];
+          columns[j].x += more[k][j].x * weight[k];
+          columns[j].y += more[k][j].y * weight[k];
+          columns[j].z += more[k][j].z * weight[k];
+          columns[j].w += more[k][j].w * weight[k];
+        }
       }
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const float by = sum[j] == 0.0f ? 0.0f : __fdividef(1.0f, sum[j]);
-      store(row + j, float4{columns[j].x * by, columns[j].y * by, columns[j].z * by, columns[j].w * by}, maximum[j],
-            sum[j]);
+      if (row + j * step < end)
+        store(row + j * step, float4{columns[j].x * by, columns[j].y * by, columns[j].z * by, columns[j].w * by},
+              maximum[j], sum[j]);
     }
+  }
+}
+
+// What follows store_part(), of all threads of a warpgroup.
+template <class Store>
+__device__ __forceinline__ void merge_parts(const PrefillParts& parts, const PrefillTile& tile, int group, int barrier,
+                                            Store store) {
+  constexpr int kWarps = 4, kGroupRows = kRows / 2;
+  const int first = group * kGroupRows, end = min(first + kGroupRows, tile.rows);
+  if (first >= end) return;
+  named_sync(barrier, 128);
+  PartsLeft found;
+  if ((thread_id() & 127) == 0) found = arrive(parts.arrived + tile.first_slot + group, tile);
+  if (!named_any(barrier, 128, found.complete)) return;
+  const int shares = tile.together ? tile.parts : 1, warp = thread_id() >> 5 & (kWarps - 1);
+  const auto merge = [&](int share) {
+    merge_rows(parts, tile, first + warp + kWarps * share, kWarps * shares, end, store);
+  };
+  merge(tile.together ? tile.part : 0);
+  if (named_any(barrier, 128, found.shares_of != 0)) {
+#pragma unroll 1
+    for (int share = 0; share < shares; ++share)
+      if (named_any(barrier, 128, found.shares_of >> share & 1)) merge(share);
   }
 }
 

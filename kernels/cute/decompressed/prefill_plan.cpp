@@ -24,7 +24,9 @@ std::string PrefillPlan::explain() const {
 std::size_t PrefillPlan::arrived_at() const {
   return sizeof(PrefillList) + std::size_t(options_.max_requests) * sizeof(PrefillItem);
 }
-std::size_t PrefillPlan::parts_at() const { return (arrived_at() + slots() * 2 * sizeof(unsigned) + 255) / 256 * 256; }
+std::size_t PrefillPlan::parts_at() const {
+  return (arrived_at() + slots() * sizeof(*PrefillParts{}.arrived) + 255) / 256 * 256;
+}
 std::size_t PrefillPlan::workspace_bytes() const {
   return parts_at() + slots() * kRows * (kPartColumns + 1) * sizeof(float);
 }
@@ -52,7 +54,7 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   device.fill(workspace, 0, sizeof(PrefillList));  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
   plan_ = {.list = static_cast<PrefillList*>(workspace),
-           .arrived = reinterpret_cast<unsigned*>(static_cast<char*>(workspace) + arrived_at()),
+           .arrived = reinterpret_cast<unsigned long long*>(static_cast<char*>(workspace) + arrived_at()),
            .heads = at.heads,
            .all_queries = at.max_query_tokens,
            .max_tokens = at.max_tokens,

@@ -69,7 +69,6 @@ struct HeadTiles : AnyTiles<problem> {
     return tile.head;
   }
   __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
-    barrier_arrive(shared.tile_empty);
     if (tile.blocks > 0) load_rows(shared, ring, with.q_map, with.qpe_map, tile.row, tile.head, tile.head);
   }
   __device__ __forceinline__ int first_block(const Tile&) const { return 0; }
@@ -111,22 +110,20 @@ struct PrefixTiles : AnyTiles<problem> {
     return head;
   }
   __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
-    if (tile.blocks > 0) {
-      const u32 to = shared.keys[ring.stage];
-      const u32 full = ring.full();
-      ring.wait_until_empty();
-      const int rows = min(with.s, kRows);
-      barrier_expect(full, tile.requests * rows * 384);
-      u32 place = to;
-      const int* head = shared.heads;
-      for (int i = 0; i < tile.requests; ++i, ++head, place += rows * 128) {
-        tma_load(place, with.q_map, tile.row, 0, *head, full);
-        tma_load(place + kKeyBox, with.q_map, tile.row, 1, *head, full);
-        tma_load(place + 2 * kKeyBox, with.qpe_map, tile.row, 0, *head, full);
-      }
-      ring.next();
+    if (tile.blocks == 0) return;
+    const u32 to = shared.keys[ring.stage];
+    const u32 full = ring.full();
+    ring.wait_until_empty();
+    const int rows = min(with.s, kRows);
+    barrier_expect(full, tile.requests * rows * 384);
+    u32 place = to;
+    const int* head = shared.heads;
+    for (int i = 0; i < tile.requests; ++i, ++head, place += rows * 128) {
+      tma_load(place, with.q_map, tile.row, 0, *head, full);
+      tma_load(place + kKeyBox, with.q_map, tile.row, 1, *head, full);
+      tma_load(place + 2 * kKeyBox, with.qpe_map, tile.row, 0, *head, full);
     }
-    barrier_arrive(shared.tile_empty);
+    ring.next();
   }
   __device__ __forceinline__ int first_block(const Tile& tile) const { return tile.first_block; }
   // Queries see the tokens of their request behind the prefix, too.
