@@ -156,7 +156,11 @@ PyType_Spec prefill_spec = {"hypermla._hypermla.MlaPrefill", sizeof(PrefillObjec
 
 bool add_mla_prefill(PyObject* module) {
   PyObject* type = PyType_FromSpec(&prefill_spec);
-  const bool added = type && PyModule_AddObjectRef(module, "MlaPrefill", type) == 0;
+  PyObject* limits = Py_BuildValue("(iiii)", hypermla::MlaPrefill::kMaxHeads, hypermla::MlaPrefill::kMaxRequests,
+                                   hypermla::MlaPrefill::kMaxQueryTokens, hypermla::MlaPrefill::kMaxTokens);
+  const bool added = type && PyModule_AddObjectRef(module, "MlaPrefill", type) == 0 &&
+                     PyModule_AddObjectRef(module, "PREFILL_LIMITS", limits) == 0;
+  Py_XDECREF(limits);
   Py_XDECREF(type);
   return added;
 }

@@ -30,9 +30,9 @@ namespace hypermla {
 
 struct MlaPrefillOptions {
   int heads = 128;                // of queries, keys and values on this device
-  int max_requests = 1;           // of a step, padding included: at most 2048
+  int max_requests = 1;           // of a step, padding included
   int max_query_tokens = 8192;    // queries of all requests of a step
-  int max_tokens = 131072;        // of a request: at most 1048576
+  int max_tokens = 131072;        // of a request
   DType dtype = DType::bfloat16;  // of queries, keys, values and output: bfloat16 or float16
   bool causal = true;
   float scale = 0;                  // of the scores, from 2^-60 to 2^60; 0: 1 / sqrt(128 + 64)
@@ -75,6 +75,10 @@ struct MlaPrefillTensors {
 
 class HYPERMLA_API MlaPrefill {
  public:
+  // The largest capacity. On Hopper a workspace has 32 bytes for each request, nothing for queries and tokens unless
+  // `accumulate` is on.
+  static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueryTokens = 1 << 24, kMaxTokens = 1 << 20;
+
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
   // aligned to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it;
   // null: memory of its own. Throws Error for options without a meaning.

@@ -173,6 +173,10 @@ class MlaDecode:
             q_scale: Any = None) -> tuple[Any, Any]: ...
 
 class MlaPrefill:
+    MAX_HEADS: int
+    MAX_REQUESTS: int
+    MAX_QUERY_TOKENS: int
+    MAX_TOKENS: int
     handle: int | None
     order: Any
     def __init__(self, heads: int = 128, max_requests: int = 1, max_query_tokens: int = 8192, max_tokens: int = 131072,

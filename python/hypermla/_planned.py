@@ -5,6 +5,9 @@ import sys
 from hypermla._hypermla import Error
 
 
+HOPPER = 9, 0  # the compute capability that the kernels in CUDA C++ are for
+
+
 class Planned:
     handle = order = None  # what torch_operators.py names it by
 

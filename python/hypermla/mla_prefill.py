@@ -5,7 +5,7 @@ from hypermla._errors import booleans, integers, raises_error
 from hypermla._hypermla import Error
 from hypermla._planned import Planned, parts
 
-VALUE = 128
+NOPE, VALUE = 128, 128  # columns of a head
 
 
 class MlaPrefill(Planned):
@@ -22,16 +22,19 @@ class MlaPrefill(Planned):
     raises TypeError.
 
     heads: of queries, keys and values on this device. max_requests, max_query_tokens (of a step), max_tokens (of a
-    request): the capacity. causal: query i of the n of a request with m tokens sees the first m - n + i + 1. scale: of
-    the scores; 0: 1 / sqrt(192). lse_base2: the log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a
-    query that sees no token. accumulate: run() merges into what `out` and `lse` hold, attention of the same queries
-    over other tokens. batch_invariant: the bits of a request's output do not depend on its batch; else tokens are cut
-    where a step has few queries and heads. workspace: a tensor of workspace_bytes of another MlaPrefill of the same
-    options; None: memory of its own. device: as MlaDecode's.
+    request): the capacity, at most MAX_HEADS and so on; on Hopper the largest costs 64 KB. causal: query i of the n of
+    a request with m tokens sees the first m - n + i + 1. scale: of the scores; 0: 1 / sqrt(192). lse_base2: the
+    log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a query that sees no token. accumulate: run()
+    merges into what `out` and `lse` hold, attention of the same queries over other tokens. batch_invariant: the bits of
+    a request's output do not depend on its batch; else tokens are cut where a step has few queries and heads.
+    workspace: a tensor of workspace_bytes of another MlaPrefill of the same options; None: memory of its own. device:
+    as MlaDecode's.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaPrefill was
     made: they are operators then (torch_operators.py).
     """
+
+    MAX_HEADS, MAX_REQUESTS, MAX_QUERY_TOKENS, MAX_TOKENS = _hypermla.PREFILL_LIMITS  # of a capacity
 
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_query_tokens=8192, max_tokens=131072, dtype="bfloat16",

@@ -586,7 +586,8 @@ class Prefill(unittest.TestCase):
         prefill.say.cache_clear()
         with (self.assertLogs("hypermla.sglang.prefill", "INFO") as logs,
               mock.patch.object(prefill, "_attention", functools.cache(prefill._Attention)),
-              mock.patch.object(hypermla, "MlaPrefill", side_effect=hypermla.MlaPrefill) as made):
+              mock.patch.object(hypermla.MlaPrefill, "__init__", autospec=True,
+                                side_effect=hypermla.MlaPrefill.__init__) as made):
             causal = lambda: [call.kwargs["causal"] for call in made.call_args_list]
             cases = [Prefills([9], page) for page in (1, 16)]  # as of a target and of its drafter
             self.assertEqual(causal(), [True, False])
@@ -629,8 +630,6 @@ class Prefill(unittest.TestCase):
 
     def test_what_a_plan_does_not_take_is_flashinfers(self):
         """With a plan of its own for prefixes, at once and in chunks."""
-        from hypermla.sglang import prefill
-
         def flashinfers(q, k, v, layer, batch):
             o = q[..., :128].contiguous()
             return (o, q[..., 0].float().contiguous()) if batch.mha_return_lse else o
@@ -639,7 +638,7 @@ class Prefill(unittest.TestCase):
                                (None, {"logit_cap": 30.0})):
             for capacity, calls in (1000, 1), (40, 3):
                 with (self.subTest(limit=limit, capacity=capacity), self.capacity(capacity),
-                      mock.patch.object(prefill, limit or "MAX_TOKENS", 2 if limit else 1000)):
+                      mock.patch.object(hypermla.MlaPrefill, limit or "MAX_TOKENS", 2 if limit else 1000)):
                     case = Prefills([20, 9, 4])
                     batch, layer = case.step([8, 4, 2]), Layer(HEADS)
                     vars(layer.attn_mha).update(changes)

@@ -8,7 +8,6 @@ import inspect
 import logging
 
 NAME = "hypermla"
-HOPPER = 9, 0  # the compute capability that the kernels in CUDA C++ are for
 PAGE = 64  # tokens, where the command line names none
 SPARSE = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 

@@ -28,9 +28,11 @@ except ImportError:  # before 0.5.23
     from sglang.kernels.ops.attention.utils import (create_flashmla_kv_indices_triton, get_num_kv_index_blocks_flashmla)
 
 import hypermla
+from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_HEADS, takeable
-from hypermla.mla_decode import PAGES
-from hypermla.sglang import HOPPER, NAME
+from hypermla.mla_decode import PAGES, ROPE
+from hypermla.mla_prefill import NOPE, VALUE
+from hypermla.sglang import NAME
 from hypermla.sglang import prefill as decompressed
 
 _log = logging.getLogger(__name__)
@@ -311,7 +313,7 @@ def _prefill(backend, runner):
     """What MlaPrefill does of a backend's prefill; None: nothing of it."""
     config, device = runner.model_config, backend.req_to_token.device
     columns = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
-    if (backend.skip_prefill or columns != (decompressed.NOPE, decompressed.ROPE, decompressed.VALUE)
+    if (backend.skip_prefill or columns != (NOPE, ROPE, VALUE)
             or get_exec().kernel.flashinfer_mla_disable_ragged  # all in the absorbed form
             or device.type == "cuda" and torch.cuda.get_device_capability(device) != HOPPER):
         return None

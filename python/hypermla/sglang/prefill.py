@@ -12,13 +12,8 @@ import weakref
 
 import torch
 
-import hypermla
 from hypermla.mla_decode import ROPE
-from hypermla.mla_prefill import VALUE
-
-NOPE = 128  # columns of a head
-# A MlaPrefill's largest capacity. It costs 32 bytes a request; for queries and tokens, nothing.
-MAX_REQUESTS, MAX_QUERY_TOKENS, MAX_TOKENS = 2048, 1 << 24, 1 << 20
+from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +24,9 @@ class _Attention:
     plan makes his own again, in a few microseconds."""
 
     def __init__(self, heads, dtype, scale, device, causal):
-        self.prefill = hypermla.MlaPrefill(
-            heads=heads, max_requests=MAX_REQUESTS, max_query_tokens=MAX_QUERY_TOKENS, max_tokens=MAX_TOKENS,
-            dtype=dtype, scale=scale, device=device, causal=causal)
+        self.prefill = MlaPrefill(heads=heads, max_requests=MlaPrefill.MAX_REQUESTS,
+                                  max_query_tokens=MlaPrefill.MAX_QUERY_TOKENS, max_tokens=MlaPrefill.MAX_TOKENS,
+                                  dtype=dtype, scale=scale, device=device, causal=causal)
         self.planned = None
 
     def plan(self, step, which, batch):
@@ -62,11 +57,11 @@ class _Step:
         new, prefixes = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
         self.batch = weakref.ref(batch)
         self.fits = False
-        if new is None or prefixes is None or len(batch.extend_seq_lens) > MAX_REQUESTS:
+        if new is None or prefixes is None or len(batch.extend_seq_lens) > MlaPrefill.MAX_REQUESTS:
             return
         self.queries, self.tokens = sum(new), sum(new) + sum(prefixes)
         most = max((one + before for one, before in zip(new, prefixes)), default=0)
-        self.fits = self.queries <= MAX_QUERY_TOKENS and most <= MAX_TOKENS
+        self.fits = self.queries <= MlaPrefill.MAX_QUERY_TOKENS and most <= MlaPrefill.MAX_TOKENS
         self.query_starts = _starts(batch.extend_seq_lens)
 
     def token_starts(self, which, batch):

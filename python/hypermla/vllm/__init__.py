@@ -7,7 +7,6 @@ Importing this module imports neither vLLM nor PyTorch.
 BACKEND = "hypermla.vllm.backend.HyperMLABackend"
 PREFILL_BACKEND = "hypermla.vllm.prefill.HyperMLAPrefill"
 SPARSE_BACKEND = "hypermla.vllm.sparse.HyperMLASparseBackend"
-HOPPER = 9, 0  # the compute capability that the kernels in CUDA C++ are for
 REPLACED = "FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE"  # vLLM's choice over a cache in 16 bits, and in FP8
 
 

@@ -22,11 +22,13 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
+from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
-from hypermla.vllm import HOPPER, PREFILL_BACKEND
+from hypermla.mla_prefill import NOPE, VALUE
+from hypermla.vllm import PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
-from hypermla.vllm.prefill import NOPE, VALUE, HyperMLAPrefill, device_name
+from hypermla.vllm.prefill import HyperMLAPrefill, device_name
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 

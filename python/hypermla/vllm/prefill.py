@@ -12,13 +12,11 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 
-from hypermla.mla_decode import ROPE, MlaDecode
-from hypermla.mla_prefill import VALUE, MlaPrefill
-from hypermla.vllm import HOPPER
+from hypermla._planned import HOPPER
+from hypermla.mla_decode import ROPE
+from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 logger = init_logger("vllm.hypermla")
-
-NOPE = 128
 
 
 def device_name(device):
@@ -42,9 +40,9 @@ class HyperMLAPrefill(MLAPrefillBackend):
     def validate_configuration(cls, device_capability, selector_config):
         config = get_current_vllm_config_or_none()
         requests = 0 if config is None else config.scheduler_config.max_num_seqs
-        too_many = [f"HyperMLA prefills at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs"]
+        too_many = [f"HyperMLA prefills at most {MlaPrefill.MAX_REQUESTS} requests at once; lower --max-num-seqs"]
         return (super().validate_configuration(device_capability, selector_config)
-                + too_many * (requests > MlaDecode.MAX_REQUESTS))
+                + too_many * (requests > MlaPrefill.MAX_REQUESTS))
 
     def clone(self):
         """The one that a builder of steps keeps: its kernels are loaded now, not when the first prompt waits."""
@@ -62,10 +60,11 @@ class HyperMLAPrefill(MLAPrefillBackend):
         return self._prefill(causal=False)
 
     def _prefill(self, causal):
-        config, most = self.vllm_config, MlaDecode.MAX_TOKENS  # of which nothing is made: more than a step has
-        return MlaPrefill(heads=self.num_heads, max_requests=config.scheduler_config.max_num_seqs,
-                          max_query_tokens=most, max_tokens=most, dtype=config.model_config.dtype, causal=causal,
-                          scale=self.scale, batch_invariant=envs.VLLM_BATCH_INVARIANT,
+        config = self.vllm_config
+        return MlaPrefill(heads=self.num_heads, max_requests=MlaPrefill.MAX_REQUESTS,
+                          max_query_tokens=MlaPrefill.MAX_QUERY_TOKENS, max_tokens=MlaPrefill.MAX_TOKENS,
+                          dtype=config.model_config.dtype, causal=causal, scale=self.scale,
+                          batch_invariant=envs.VLLM_BATCH_INVARIANT,
                           device=device_name(torch.device(config.device_config.device)))
 
     def prepare_metadata(self, prefill_metadata):

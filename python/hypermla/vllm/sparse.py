@@ -15,11 +15,11 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.mla.flashmla_sparse import (MIN_HEADS_FOR_BF16_PREFILL, FlashMLASparseBackend,
                                                              FlashMLASparseImpl, FlashMLASparseMetadataBuilder)
 
+from hypermla._planned import HOPPER
 from hypermla.compat._queries import takes_strides
 from hypermla.compat.flash_mla import (FlashMLASchedMeta, flash_mla_sparse_fwd, flash_mla_with_kvcache,
                                        load_sparse_kernels)
 from hypermla.mla_decode import LATENT, ROPE
-from hypermla.vllm import HOPPER
 
 logger = init_logger("vllm.hypermla")
 

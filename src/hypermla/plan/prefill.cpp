@@ -15,10 +15,10 @@ void settle(MlaPrefillOptions& at) {
   auto within = [](const char* name, int value, int most) {
     if (value < 1 || value > most) fail("{}={} is not supported: it must be from 1 to {}", name, value, most);
   };
-  within("heads", at.heads, 1024);
-  within("max_requests", at.max_requests, 2048);
-  within("max_query_tokens", at.max_query_tokens, 1 << 24);
-  within("max_tokens", at.max_tokens, 1 << 20);
+  within("heads", at.heads, MlaPrefill::kMaxHeads);
+  within("max_requests", at.max_requests, MlaPrefill::kMaxRequests);
+  within("max_query_tokens", at.max_query_tokens, MlaPrefill::kMaxQueryTokens);
+  within("max_tokens", at.max_tokens, MlaPrefill::kMaxTokens);
   require_half_precision(at.dtype);
   if (!is_scale(at.scale))
     fail("scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(128 + 64)", at.scale);
