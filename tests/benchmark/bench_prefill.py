@@ -28,7 +28,7 @@ from harness import SCALE, TOLERANCE, torch  # noqa: E402
 MIXED = (4096, 37, 2500, 600, 150, 1200, 9, 75, 300, 1, 1800, 1024)
 ROW = re.compile(r"(?:mixed|([1-9]\d*)x([1-9]\d*)(?:over([1-9]\d*)(-chunk)?)?)-h([1-9]\d*)")
 ROWS = ("1x8192", "8x1024", "mixed", "1x512over16384-chunk", "1x16384", "4x4096", "32x256", "8x512over4096",
-        "8x512over4096-chunk", "2x1over30000")
+        "8x512over4096-chunk", "2x1over30000", "1x2048", "3x200over5000", "1x100over2000")
 
 
 class Batch:

@@ -335,6 +335,85 @@ class PrefillOnAGpu(Prefill):
         self.same(expected, (o, lse))
 
 
+class SGLangPrefill(unittest.TestCase):
+    """The calls of SGLang's layers, without SGLang: tests/engines/sglang_test.py has them."""
+    DEVICE, HEADS, PREFIXES, NEW = "cpu", 2, (64, 0, 25, 9), (30, 5, 18, 1)
+    SCALE, PADDING = 0.1, 3
+
+    def setUp(self):
+        from hypermla.sglang.prefill import Prefill
+
+        torch.manual_seed(4)
+        self.prefill = Prefill(self.HEADS, torch.bfloat16, self.SCALE, self.DEVICE, chunks=True)
+        self.layer = types.SimpleNamespace(head_dim=192, v_head_dim=128, logit_cap=0.0, tp_q_head_num=self.HEADS,
+                                           tp_k_head_num=self.HEADS, scaling=self.SCALE)
+        self.tokens = [old + new for old, new in zip(self.PREFIXES, self.NEW)]
+        self.k, self.v = ([self.rows(count, columns) for count in self.tokens] for columns in (192, 128))
+        self.q = self.rows(sum(self.NEW) + self.PADDING, 192)
+        self.q[sum(self.NEW):] = torch.nan
+
+    def rows(self, count, columns):
+        return torch.randn((count, self.HEADS, columns), device=self.DEVICE).bfloat16()
+
+    def begin(self, **more):
+        """A batch. SGLang keeps it while its layers run, and says by its attributes what a layer asks for."""
+        class Batch(types.SimpleNamespace):
+            pass  # with weak references
+
+        lengths = lambda values: torch.tensor(values, dtype=torch.int32, device=self.DEVICE)
+        self.prefill.begin()
+        return Batch(**{"extend_seq_lens": lengths(self.NEW), "extend_seq_lens_cpu": list(self.NEW),
+                        "extend_prefix_lens_cpu": list(self.PREFIXES), "seq_lens": lengths(self.tokens),
+                        "attn_attend_prefix_cache": False, "mha_one_shot": False, "mha_return_lse": False,
+                        "prefix_chunk_idx": None, "prefix_chunk_cu_seq_lens": None, "prefix_chunk_num_tokens": None,
+                        **more})
+
+    def call(self, batch, first, counts):
+        """Over so many tokens of each request from its `first` one on. NaN lies behind the last one."""
+        parts = [torch.cat([*(one[begin:begin + count] for one, begin, count in zip(of, first, counts)),
+                            of[0].new_full((5, *of[0].shape[1:]), torch.nan)]) for of in (self.k, self.v)]
+        self.assertTrue(self.prefill.takes(self.q, parts[0], self.layer, batch))
+        return self.prefill.run(self.q, *parts, self.layer, batch)
+
+    def agree(self, o):
+        self.assertFalse(o[sum(self.NEW):].any())  # which pads the batch
+        for rows, q, k, v, new in zip(o[:sum(self.NEW)].split(self.NEW), self.q[:sum(self.NEW)].split(self.NEW), self.k,
+                                      self.v, self.NEW):
+            scores = torch.einsum("qhc,thc->hqt", q.float(), k.float()) * self.SCALE
+            seen = torch.ones_like(scores[0], dtype=torch.bool).tril(len(k) - new)
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            expected = torch.einsum("hqt,thc->qhc", weights, v.float())
+            torch.testing.assert_close(rows.float(), expected, atol=0.03, rtol=0)
+
+    def test_prefixes_are_decompressed_with_new_tokens(self):
+        batch = self.begin(mha_one_shot=True)
+        for _ in range(2):  # layers
+            self.agree(self.call(batch, [0] * 4, self.tokens))
+
+    def test_prefixes_come_in_chunks(self):
+        size = max(self.PREFIXES) // 3 + 1
+        firsts = [[min(i * size, prefix) for prefix in self.PREFIXES] for i in range(4)]
+        counts = [[end - first for first, end in zip(*two)] for two in zip(firsts, firsts[1:])]
+        starts = torch.tensor([[0, *row] for row in counts], device=self.DEVICE).cumsum(1).int()
+        batch = self.begin(mha_return_lse=True, prefix_chunk_cu_seq_lens=starts,
+                           prefix_chunk_num_tokens=[sum(row) for row in counts])
+        for _ in range(2):
+            batch.attn_attend_prefix_cache = False
+            o, lse = self.call(batch, self.PREFIXES, self.NEW)
+            batch.attn_attend_prefix_cache = True
+            for batch.prefix_chunk_idx, (first, count) in enumerate(zip(firsts, counts)):
+                more, of_more = self.call(batch, first, count)
+                merged = torch.logaddexp(lse, of_more)
+                o = o * (lse - merged).exp()[..., None] + more * (of_more - merged).exp()[..., None]
+                lse = merged
+            self.agree(o)
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "there is no GPU")
+class SGLangPrefillOnAGpu(SGLangPrefill):
+    DEVICE, HEADS, PREFIXES, NEW = "cuda:0", 128, (3000, 0, 700, 129), (1500, 257, 1, 900)
+
+
 class CacheOperators(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(2)
