@@ -679,6 +679,10 @@ class Prefill(unittest.TestCase):
         case = Prefills([9])
         self.assertIsNotNone(case.backend._prefill)
         self.assertIsNone(case.backend.__class__(case.runner, skip_prefill=True)._prefill)
+        case.runner.prefill_attention_backend_str = "fa3"
+        self.assertIsNone(backend._prefill(case.backend, case.runner))
+        case.runner.prefill_attention_backend_str = "hypermla"
+        self.assertIsNotNone(backend._prefill(case.backend, case.runner))
         with mock.patch.object(torch.cuda, "get_device_capability", lambda device: (10, 0)):
             case.backend.req_to_token = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"))
             self.assertIsNone(backend._prefill(case.backend, case.runner))

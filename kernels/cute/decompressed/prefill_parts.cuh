@@ -11,9 +11,9 @@
 
 namespace hypermla::cute {
 
-// How long a part waits for the others, about 0.3 ms: not all may have found a multiprocessor, since a stream may have
-// fewer than the device. The last one to arrive merges the share of one that leaves.
-inline constexpr unsigned kPartsPatience = 1 << 19;  // clocks
+// How long a part waits for the others, about 40 us, some twenty times what parts differ by: not all may have found a
+// multiprocessor, since a stream may have fewer than the device. The last one merges the share of one that leaves.
+inline constexpr unsigned kPartsPatience = 1 << 16;  // clocks
 
 // Rows `row` and row + 8 of a part, as the products leave them in `o` (hopper/rows.h), times `factors`. lse: in log2.
 // Only what the tile has: of few queries most rows are nobody's.

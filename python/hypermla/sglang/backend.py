@@ -314,6 +314,7 @@ def _prefill(backend, runner):
     config, device = runner.model_config, backend.req_to_token.device
     columns = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     if (backend.skip_prefill or columns != (NOPE, ROPE, VALUE)
+            or getattr(runner, "prefill_attention_backend_str", NAME) != NAME  # SGLang's hybrid mode
             or get_exec().kernel.flashinfer_mla_disable_ragged  # all in the absorbed form
             or device.type == "cuda" and torch.cuda.get_device_capability(device) != HOPPER):
         return None

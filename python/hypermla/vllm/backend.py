@@ -352,7 +352,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         layers = [vllm_config.compilation_config.static_forward_context[name] for name in layer_names]
         # Of this device: a layer may have those of all devices, as Kimi-K3's.
         heads = next(of.num_heads for of in (getattr(layers[0], "impl", None), layers[0]) if hasattr(of, "num_heads"))
-        # Before vLLM's own constructor, which reads it.
+        # Loads the kernels now, not when the first request waits for them; of prefill, in vLLM's own constructor.
+        logger.info_once("HyperMLA loads its kernels; those never compiled before take a few seconds each")
+        # Before that constructor, which reads it.
         self.reorder_batch_threshold = _longest_decode(
             vllm_config, any_batch, heads * vllm_config.parallel_config.decode_context_parallel_size)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
@@ -368,8 +370,6 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             if hasattr(layer, "impl"):
                 layer.impl.reserves = False
         self._plans = Plans(name)
-        # Loads the kernels now, not when the first request waits for them.
-        logger.info_once("HyperMLA loads its decoding kernels; those never compiled before take a few seconds each")
         if _is_portable():
             logger.warning_once("HyperMLA decodes by portable kernels here, which an H200 alone has verified; "
                                 "`hypermla verify cutile.mla.flash_mla_split_kv` does so on this GPU")

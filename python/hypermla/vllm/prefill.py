@@ -91,7 +91,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
             step = self._prefill_metadata
             query_starts, token_starts = step.query_start_loc, step.chunked_context.cu_seq_lens[chunk_idx]
         at = token_starts.data_ptr()
-        if self._planned != at:  # once a step where there is one chunk, as long contexts have several
+        if self._planned != at:  # a step of one chunk is planned once, one of several in each layer, 3 us a chunk
             self._planned = None
             self._context.plan(query_starts, token_starts)
             self._planned = at
