@@ -774,6 +774,14 @@ class PrefillTest(unittest.TestCase):
             self.assertEqual(made.call_count, 2)
         self.assertNotIn("_new_tokens", vars(layers))
 
+    def test_batch_invariance(self):
+        for invariant in False, True:
+            with (mock.patch("vllm.envs.VLLM_BATCH_INVARIANT", invariant),
+                  mock.patch.object(MlaPrefill, "__init__", autospec=True, side_effect=MlaPrefill.__init__) as made):
+                self.made(config_of()).clone()
+            self.assertEqual([(call.kwargs["causal"], call.kwargs["batch_invariant"]) for call in made.call_args_list],
+                             [(True, invariant), (False, invariant)])
+
     def test_keys_and_outputs_of_other_backends_are_vllms(self):
         """Such as a command line names."""
         class Other(NoPrefill):
