@@ -107,7 +107,7 @@ class Engine:
         batches = {shape.batch for shape in shapes}
         sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *batches}}
         sizes |= {mixed_queries(shape.batch, queries) for shape in shapes if shape.mixed}
-        tokens = max([16384 + 64, *(2048 + shape.context + shape.new for shape in shapes)])
+        tokens = max([16384, *(2048 + shape.context + shape.new for shape in shapes)])
         arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
                      "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1,
                      "gpu_memory_utilization": 0.28, "max_model_len": tokens,

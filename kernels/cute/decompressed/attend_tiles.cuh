@@ -60,7 +60,6 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kGroupRows = 64;         // queries of a warpgroup
 inline constexpr float kLargeSum = 16384.0f;  // of 32 weights: fp16 holds it, and so it holds each of them
 inline constexpr int kKeyStages = 3, kValueStages = 2;
 inline constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // of a thread

@@ -3,8 +3,9 @@
 
 namespace hypermla::cute {
 
-inline constexpr int kRows = 128;   // queries of a tile
-inline constexpr int kBlock = 128;  // tokens of a block
+inline constexpr int kRows = 128;      // queries of a tile
+inline constexpr int kGroupRows = 64;  // of them, of each of the two consumer warpgroups
+inline constexpr int kBlock = 128;     // tokens of a block
 inline constexpr unsigned kTileThreads = 384;
 inline constexpr unsigned kTileSharedBytes = 213632;  // of a thread block, see the kernels' Shared
 

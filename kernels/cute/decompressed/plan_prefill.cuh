@@ -71,7 +71,7 @@ __device__ __forceinline__ float time_with_parts(const PlanPrefillArguments& wit
       long_parts += all_parts;
     }
     if (parts > 1) {
-      const float rows = static_cast<float>(min(of.queries, kRows / 2)) / static_cast<float>(kRows / 2);
+      const float rows = static_cast<float>(min(of.queries, kGroupRows)) / static_cast<float>(kGroupRows);
       merge = fmaxf(merge, kOfMerge + rows * (kOfRows + kOfMerged * static_cast<float>(parts)));
       shared_merge = fmaxf(shared_merge, kOfShare + kOfShares * static_cast<float>(parts));
       slots += all_parts;

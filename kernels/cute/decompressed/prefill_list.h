@@ -50,8 +50,8 @@ struct alignas(16) PrefillTile {
 struct PrefillParts {
   float* o = nullptr;    // [slots, kRows, kPartColumns]
   float* lse = nullptr;  // [slots, kRows], in log2
-  // [slots]: that of a tile's first slot is of its first 64 rows, the next one of its others: see prefill_parts.cuh.
-  // 0 behind a plan, and a launch.
+  // [slots]: that of a tile's first slot is of its first kGroupRows rows, the next one of its others: see
+  // prefill_arrival.cuh. 0 behind a plan, and a launch.
   unsigned long long* arrived = nullptr;
 };
 constexpr int kPartColumns = 128;

@@ -97,7 +97,7 @@ __device__ __forceinline__ void merge_rows(const PrefillParts& parts, const Pref
 template <class Store>
 __device__ __forceinline__ void merge_parts(const PrefillParts& parts, const PrefillTile& tile, int group, int barrier,
                                             Store store) {
-  constexpr int kWarps = 4, kGroupRows = kRows / 2;
+  constexpr int kWarps = 4;
   const int first = group * kGroupRows, end = min(first + kGroupRows, tile.rows);
   if (first >= end) return;
   named_sync(barrier, 128);

@@ -22,13 +22,14 @@ from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
+from hypermla import _tensors
 from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 from hypermla.mla_prefill import NOPE, VALUE
 from hypermla.vllm import PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
-from hypermla.vllm.prefill import HyperMLAPrefill, device_name
+from hypermla.vllm.prefill import HyperMLAPrefill
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
@@ -361,7 +362,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
         shards = self.dcp_world_size
         heads *= shards
-        name = device_name(device)
+        name = _tensors.device_name(device)
         self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
@@ -461,7 +462,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         config = copy.copy(config)
         config.compilation_config = copy.copy(config.compilation_config)  # which is not to change yet
         shards = config.parallel_config.decode_context_parallel_size
-        heads, name = self.num_heads * shards, device_name(torch.device(config.device_config.device))
+        heads, name = self.num_heads * shards, _tensors.device_name(config.device_config.device)
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
         kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype)
         for capacity in _capacities(config, _settle_graphs(config), heads, shards, name):

@@ -19,11 +19,6 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 logger = init_logger("vllm.hypermla")
 
 
-def device_name(device):
-    index = device.index if device.index is not None or device.type == "cpu" else torch.cuda.current_device()
-    return device.type if index is None else f"{device.type}:{index}"
-
-
 class HyperMLAPrefill(MLAPrefillBackend):
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
@@ -38,17 +33,18 @@ class HyperMLAPrefill(MLAPrefillBackend):
 
     @classmethod
     def validate_configuration(cls, device_capability, selector_config):
+        reasons = super().validate_configuration(device_capability, selector_config)
         config = get_current_vllm_config_or_none()
-        requests = 0 if config is None else config.scheduler_config.max_num_seqs
-        too_many = [f"HyperMLA prefills at most {MlaPrefill.MAX_REQUESTS} requests at once; lower --max-num-seqs"]
-        return (super().validate_configuration(device_capability, selector_config)
-                + too_many * (requests > MlaPrefill.MAX_REQUESTS))
+        if config is not None and config.scheduler_config.max_num_seqs > MlaPrefill.MAX_REQUESTS:
+            reasons.append(f"HyperMLA prefills at most {MlaPrefill.MAX_REQUESTS} requests at once; lower "
+                           "--max-num-seqs")
+        return reasons
 
     def clone(self):
         """The one that a builder of steps keeps: its kernels are loaded now, not when the first prompt waits."""
         made = super().clone()
-        logger.info_once("HyperMLA prefills new tokens: %s", made._new_tokens.explain())
-        made._context  # noqa: B018
+        new_tokens, _ = made._new_tokens, made._context
+        logger.info_once("HyperMLA prefills new tokens: %s", new_tokens.explain())
         return made
 
     @functools.cached_property
@@ -65,7 +61,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
                           max_query_tokens=MlaPrefill.MAX_QUERY_TOKENS, max_tokens=MlaPrefill.MAX_TOKENS,
                           dtype=config.model_config.dtype, causal=causal, scale=self.scale,
                           batch_invariant=envs.VLLM_BATCH_INVARIANT,
-                          device=device_name(torch.device(config.device_config.device)))
+                          device=config.device_config.device)
 
     def prepare_metadata(self, prefill_metadata):
         """Plans a step's new tokens for all layers."""

@@ -199,9 +199,9 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
   }
   int heads_per_section(const FlashAttentionTiling& at) const {
     const std::int64_t head_bytes = std::int64_t{problem.t} * 2 * problem.d * dtype_bytes(problem.dtype);
-    const int heads = problem.b * problem.h;
-    return heads_of_section(heads,
-                            int(std::clamp<std::int64_t>((std::int64_t{at.section} << 20) / head_bytes, 1, heads)));
+    const std::int64_t heads = std::int64_t{problem.b} * problem.h;
+    const std::int64_t fit = (std::int64_t{at.section} << 20) / head_bytes;
+    return heads_of_section(int(heads), int(std::clamp<std::int64_t>(fit, 1, heads)));
   }
 
   // {section}: about half of an H200's L2 first.
