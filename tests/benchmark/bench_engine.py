@@ -90,7 +90,8 @@ def random_rows(count, seed):
 def rows_of_fp8():
     """Caches in FP8, under queries in FP8, which FlashMLA takes, and in bfloat16."""
     for batch in (*(f"b{b}-q1-t4096-h{h}" for b in (128, 32) for h in (128, 64, 32, 16)), "b32-q4-t4096-h128",
-                  "b32-q16-t4096-h128", "b1-q1-t8192-h16", "b8-q1-t4096-h16", "b8-q1-t4096-h32", "b16-q1-t1024-h128",
+                  "b32-q16-t4096-h128", "b1-q1-t8192-h16", "b8-q1-t4096-h16", "b8-q1-t4096-h32", "b10-q1-t2828-h32",
+                  "b3-q1-t894-h40", "b8-q3-t4096-h16", "b32-q3-t4096-h16", "b16-q1-t1024-h128",
                   "normal-b128-q1-t4096-h16", "normal-b40-q1-t1500-h128", "heavy-b96-q1-t4096-h64",
                   "mixed-b32-q1to8-t4096-h16"):
         yield from (f"{batch}-{form}" for form in ("e4m3", "fp8"))

@@ -810,16 +810,17 @@ inline float operand_element_e4m3(u32 operand, int line_bytes, int row, int k) {
   return e4m3_to_float(*operand_place_e4m3(operand, line_bytes, row, k));
 }
 // These products are made at once, but read until they are waited for, as the others do.
-inline void read_beside_e4m3(u32 operand, int line_bytes) {
+inline void read_beside_e4m3(u32 operand, int line_bytes, int rows = 64) {
   if (threadIdx.x % 32) return;
-  for (int row = 0; row < 64; ++row)
+  for (int row = 0; row < rows; ++row)
     for (int k = 0; k < 32; k += 16)
       races::reads_beside(emulated::agent_of_products(), operand_place_e4m3(operand, line_bytes, row, k), 16);
 }
-inline void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_bytes, int accumulate) {
+template <int n>
+void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_bytes, int accumulate) {
   const races::Unwatched emulation;
-  read_beside_e4m3(b, line_bytes);
-  for (int i = 0; i < 16; ++i) {  // columns of the thread, in pairs
+  read_beside_e4m3(b, line_bytes, n);
+  for (int i = 0; i < n / 4; ++i) {  // columns of the thread, in pairs
     float sums[2] = {};
     for (int k = 0; k < 32; ++k) {
       const float y = operand_element_e4m3(b, line_bytes, i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, k);
@@ -840,11 +841,12 @@ void mma_e4m3(float* d, u32 a, u32 b, int accumulate) {
   read_beside_e4m3(a, kBytes);
   for (int half = 0; half < 2; ++half)
     for (int k = 0; k < 32; ++k) rows[half][k] = operand_element_e4m3(a, kBytes, row + 8 * half, k);
-  multiply_e4m3(d, rows, b, kBytes, accumulate);
+  multiply_e4m3<64>(d, rows, b, kBytes, accumulate);
 }
 // a (PTX, "Register fragments for wgmma.mma_async.m64nNk32"): four bytes of a register follow each other along k;
 // registers 0 and 1 are rows t / 4 and t / 4 + 8 of k = 4 (t % 4) .., 2 and 3 those of k = 16 + 4 (t % 4) ..
-inline void mma_e4m3(float* d, const u32* a, u32 b) {
+template <int n>
+void mma_e4m3(float* d, const u32* a, u32 b) {
   float rows[2][32];
   const int group = threadIdx.x % 32 / 4 * 4;
   for (int i = 0; i < 4; ++i)
@@ -853,7 +855,7 @@ inline void mma_e4m3(float* d, const u32* a, u32 b) {
       for (int e = 0; e < 4; ++e)
         rows[i % 2][i / 2 * 16 + 4 * lane + e] = e4m3_to_float(static_cast<unsigned char>(word >> 8 * e));
     }
-  multiply_e4m3(d, rows, b, 64, 1);
+  multiply_e4m3<n>(d, rows, b, 64, 1);
 }
 
 }  // namespace hypermla::cute

@@ -18,8 +18,8 @@ struct Case : latent_case::Case {
   // Outputs of many tokens are small beside the tolerance of each, so they are compared as one vector, too: rounding
   // the weights to e4m3 makes 2e-4 of it.
   template <class Kernel>
-  void check(const Kernel& kernel) const {
-    EXPECT_LE(latent_case::Case::check(64, 2, 512, kernel), 4e-4);
+  void check(const Kernel& kernel, int rows = 64) const {
+    EXPECT_LE(latent_case::Case::check(rows, 2, 512, kernel), 4e-4);
   }
 };
 
@@ -35,6 +35,31 @@ TEST(HopperKernels, FlashMlaV2IsTheDefinition) {
   Case longer(128, 16);  // once round the ring and further, and items of one block between others
   longer.lengths = {770, 20, 1000, 64};
   longer.check(with_128);
+}
+
+TEST(HopperKernels, FlashMlaV2TakesFewRows) {
+  constexpr LatentProblem of_64 = of_page(64);
+  const auto of_16_rows = [](const LatentArguments& with) { flash_mla_v2<of_64, {16}>(with); };
+  const auto of_32_rows = [](const LatentArguments& with) { flash_mla_v2<of_64, {32}>(with); };
+  const auto of_48_rows = [](const LatentArguments& with) { flash_mla_v2<of_64, {48}>(with); };
+  Case(64, 4).check(of_16_rows, 16);
+  Case(64, 12).check(of_48_rows, 48);
+  Case two_axes(64, 8);
+  two_axes.two_axes = two_axes.with_sinks = true;
+  two_axes.lengths = {370, 20, 500, 64};
+  two_axes.queries = {4, 1, 3, 2};
+  two_axes.sharp = 16;
+  two_axes.check(of_32_rows, 32);
+  Case parts(64, 16);  // two, three and seven
+  parts.lengths = {150, 200, 450};
+  parts.queries = {3, 1, 2};
+  parts.parts = {2, 3, 7};
+  parts.workers = 2;
+  parts.check(of_48_rows, 48);
+  parts.queries = {2, 1, 2};
+  parts.check(of_32_rows, 32);
+  parts.queries = {1, 1, 1};
+  parts.check(of_16_rows, 16);
 }
 
 TEST(HopperKernels, FlashMlaV2RaisesItsMaximaLate) {

@@ -198,7 +198,7 @@ TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
       continue;
     EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
   }
-  EXPECT_EQ(attention.size(), 2u * 2 * 4);  // tilings, shards, pages
+  EXPECT_EQ(attention.size(), 5u * 2 * 4);  // tilings, shards, pages
 }
 
 std::unique_ptr<KernelPlan> plan_of(const char* name, const Json& problem) {
@@ -406,12 +406,10 @@ TEST(SparseDecode, TheFastestIsTaken) {
     options.fp8_queries = true;
     return fastest_for(options, device);
   };
-  for (const int heads : {8, 16}) {
-    for (const int requests : {1, 4, 32}) EXPECT_EQ(of_e4m3(heads, requests), "cute.mla.flash_mla_v4") << requests;
-    EXPECT_EQ(of_e4m3(heads, 128), "cute.mla.flash_mla_v2");
-    EXPECT_EQ(of_e4m3(heads, 128, "NVIDIA H100 80GB HBM3"), "cute.mla.flash_mla_v2");
-  }
-  for (const int requests : {1, 32}) EXPECT_EQ(of_e4m3(64, requests), "cute.mla.flash_mla_v2");
+  for (const int heads : {8, 16, 40, 64})
+    for (const int requests : {1, 4, 32, 128})
+      for (const char* device : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"})
+        EXPECT_EQ(of_e4m3(heads, requests, device), "cute.mla.flash_mla_v2") << heads << " " << requests;
   for (const int requests : {1, 128}) {
     EXPECT_EQ(fastest_for(dense_options(as_queries, 16, requests, 131072)), "cute.mla.flash_mla_v1");
     EXPECT_EQ(fastest_for(dense_options(as_queries, 128, requests, 131072)), "cute.mla.flash_mla");
@@ -554,7 +552,7 @@ TEST(SparseDecode, AGpuMultipliesE4m3) {
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
   for (const char* kernel : {"cute.mla.flash_mla_v2", "cute.mla.flash_mla_v4"})
-    for (const int heads : {3, 16, 128})
+    for (const int heads : {3, 16, 24, 40, 128})
       for (const bool with_sinks : {false, true}) {
         MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
         options.fp8_queries = true;

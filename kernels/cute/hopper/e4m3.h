@@ -56,23 +56,38 @@ __device__ __forceinline__ void load_transposed(u32 (&a)[4], u32 shared) {
 }
 
 // clang-format off
-#define HYPERMLA_E4M3_NAMES                                                                              \
+#define HYPERMLA_E4M3_NAMES_8 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+#define HYPERMLA_E4M3_NAMES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+#define HYPERMLA_E4M3_NAMES_24                                                                           \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+  "%22, %23}, "
+#define HYPERMLA_E4M3_NAMES_32                                                                           \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
 #define HYPERMLA_E4M3_LIST(i)                                                                                 \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define HYPERMLA_E4M3_SUMS \
-  HYPERMLA_E4M3_LIST(0), HYPERMLA_E4M3_LIST(8), HYPERMLA_E4M3_LIST(16), HYPERMLA_E4M3_LIST(24)
-#define HYPERMLA_E4M3_SHARED(HIGH)                                                                       \
-  asm volatile(                                                                                          \
-      "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                              \
-      "setp.ne.b32 p, %34, 0;\n"                                                                         \
-      "mov.b64 a, {%32, " HIGH "};\n"                                                                    \
-      "mov.b64 b, {%33, " HIGH "};\n"                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES "a, b, p, 1, 1;\n}"     \
-      : HYPERMLA_E4M3_SUMS                                                                               \
+#define HYPERMLA_E4M3_LIST_8 HYPERMLA_E4M3_LIST(0)
+#define HYPERMLA_E4M3_LIST_16 HYPERMLA_E4M3_LIST_8, HYPERMLA_E4M3_LIST(8)
+#define HYPERMLA_E4M3_LIST_24 HYPERMLA_E4M3_LIST_16, HYPERMLA_E4M3_LIST(16)
+#define HYPERMLA_E4M3_LIST_32 HYPERMLA_E4M3_LIST_24, HYPERMLA_E4M3_LIST(24)
+#define HYPERMLA_E4M3_SHARED(HIGH)                                                                        \
+  asm volatile(                                                                                           \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\n"                                                               \
+      "setp.ne.b32 p, %34, 0;\n"                                                                          \
+      "mov.b64 a, {%32, " HIGH "};\n"                                                                     \
+      "mov.b64 b, {%33, " HIGH "};\n"                                                                     \
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES_32 "a, b, p, 1, 1;\n}"  \
+      : HYPERMLA_E4M3_LIST_32                                                                             \
       : "r"(a), "r"(b), "r"(accumulate))
+#define HYPERMLA_E4M3_REGISTERS(N, COUNT, A0, A1, A2, A3, B)                                              \
+  asm volatile(                                                                                           \
+      "{\n.reg .b64 b;\n"                                                                                 \
+      "mov.b64 b, {%" #B ", 0x80000020};\n"                                                               \
+      "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES_##COUNT             \
+      "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, 1, 1, 1;\n}"                                          \
+      : HYPERMLA_E4M3_LIST_##COUNT                                                                        \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
 // clang-format on
 
 // d (64 x 64) += a (64 x 32) b (32 x 64), both in shared memory; accumulate == 0: d = a b.
@@ -82,20 +97,27 @@ __device__ __forceinline__ void mma_e4m3(float* d, u32 a, u32 b, int accumulate)
   if constexpr (line == Line::bytes_64) HYPERMLA_E4M3_SHARED("0x80000020");
 }
 
-// The same with a in registers and b of lines of 64 bytes. Thread t holds rows r and r + 8 (wgmma.h): a[0] and a[1]
-// their columns 4 (t % 4) to 4 (t % 4) + 3, a[2] and a[3] those 16 further on.
+// d (64 x n) += a (64 x 32) b (32 x n), a in registers and b of lines of 64 bytes. Thread t holds rows r and r + 8
+// (wgmma.h): a[0] and a[1] their columns 4 (t % 4) to 4 (t % 4) + 3, a[2] and a[3] those 16 further on.
+template <int n>
 __device__ __forceinline__ void mma_e4m3(float* d, const u32* a, u32 b) {
-  asm volatile(
-      "{\n.reg .b64 b;\n"
-      "mov.b64 b, {%36, 0x80000020};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES "{%32, %33, %34, %35}, b, 1, 1, 1;\n}"
-      : HYPERMLA_E4M3_SUMS
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+  static_assert(n == 16 || n == 32 || n == 48 || n == 64);
+  if constexpr (n == 16) HYPERMLA_E4M3_REGISTERS(16, 8, 8, 9, 10, 11, 12);
+  if constexpr (n == 32) HYPERMLA_E4M3_REGISTERS(32, 16, 16, 17, 18, 19, 20);
+  if constexpr (n == 48) HYPERMLA_E4M3_REGISTERS(48, 24, 24, 25, 26, 27, 28);
+  if constexpr (n == 64) HYPERMLA_E4M3_REGISTERS(64, 32, 32, 33, 34, 35, 36);
 }
 
+#undef HYPERMLA_E4M3_REGISTERS
 #undef HYPERMLA_E4M3_SHARED
-#undef HYPERMLA_E4M3_SUMS
+#undef HYPERMLA_E4M3_LIST_32
+#undef HYPERMLA_E4M3_LIST_24
+#undef HYPERMLA_E4M3_LIST_16
+#undef HYPERMLA_E4M3_LIST_8
 #undef HYPERMLA_E4M3_LIST
-#undef HYPERMLA_E4M3_NAMES
+#undef HYPERMLA_E4M3_NAMES_32
+#undef HYPERMLA_E4M3_NAMES_24
+#undef HYPERMLA_E4M3_NAMES_16
+#undef HYPERMLA_E4M3_NAMES_8
 
 }  // namespace hypermla::cute

@@ -1,6 +1,7 @@
 #include "cute/latent/decode_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numbers>
 
@@ -24,11 +25,14 @@ PlanRequestsArguments planner_arguments(const LatentVersion& version, const Work
                                         const RequestLimits& limits) {
   if (lists.workers > kMaxWorkers)
     fail("{} multiprocessors are not supported: work is planned for at most {}", lists.workers, kMaxWorkers);
+  if (!std::has_single_bit(unsigned(version.rows)) && std::int64_t{limits.heads} * limits.queries > version.rows)
+    fail("tiles of {} rows are not supported for {} heads and {} queries: one has to hold them all", version.rows,
+         limits.heads, limits.queries);
   return {.items = lists.items,
           .merges = lists.merges,
           .status = lists.status,
           .heads = limits.heads,
-          .tile_rows = version.rows,
+          .tile_rows = int(std::bit_ceil(unsigned(version.rows))),  // which a tile of others holds whole
           .workers = lists.workers,
           .rounds = lists.rounds,
           .queries = limits.queries,

@@ -225,7 +225,7 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
     for (const int page : {1, 16, 32, 64, 128})
       add({.heads = 16, .max_requests = requests, .max_tokens = 131072, .page = page, .shared_prefixes = true});
   // Queries in FP8.
-  for (const int heads : {16, 32, 128, 256})
+  for (const int heads : {16, 32, 48, 128, 256})
     for (const int shards : {1, 2})
       for (const int page : {16, 32, 64, 128})
         add({.heads = heads,

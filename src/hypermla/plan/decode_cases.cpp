@@ -84,6 +84,11 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
       {{.heads = 96, .max_queries = 2, .dtype = DType::float16}, long_ones, few, true, true},
       {{.heads = 32, .max_queries = 4}, long_ones, drafts, true},
   };
+  // Numbers of rows for which queries in FP8 have tiles of their own.
+  const DecodeCase few_rows[] = {
+      {{.heads = 8, .max_queries = 4}, lengths, drafts, true, true},
+      {{.heads = 12, .max_queries = 4, .page = 32}, lengths, drafts},
+  };
   const DecodeCase sparse[] = {
       {{.heads = 16, .page = 16}, lengths, {}},
       {{.heads = 3, .page = 16, .empty_lse_positive = true}, lengths, one, true},
@@ -105,6 +110,8 @@ std::vector<DecodeCase> decode_cases(const std::string& kernel, const KernelPlan
     if (form.sparse) of_form.assign(std::begin(sparse), std::end(sparse));
     if (form.format == as_queries && !form.sparse && plan.target.is_gpu())
       of_form.insert(of_form.end(), std::begin(many_tokens), std::end(many_tokens));
+    if (form.fp8_queries && plan.target.is_gpu())
+      of_form.insert(of_form.end(), std::begin(few_rows), std::end(few_rows));
     for (DecodeCase& of : of_form) {
       MlaDecodeOptions& at = of.options;
       if (form.format != as_queries && (at.dtype == DType::float16 || at.shared_prefixes)) continue;

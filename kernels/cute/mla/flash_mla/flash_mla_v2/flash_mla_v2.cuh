@@ -1,5 +1,6 @@
 // FlashMLA for Hopper over a cache in FP8 with one factor for all tokens, and queries in FP8: all products are of e4m3,
-// at twice the rate of bfloat16, and nothing is widened. Rows, work items and merges are those of flash_mla (v0).
+// at twice the rate of bfloat16, and nothing is widened. Rows, work items and merges are those of flash_mla (v0), but a
+// tile has N = 16, 32, 48 or 64 rows.
 //
 // wgmma takes bytes only where both operands run along their lines. So queries and keys are multiplied where they lie,
 // rows on M. The values' tokens, which have to run along the lines for O = P Z, run across them. That product is
@@ -26,9 +27,12 @@
 // divided by the sum of the rounded weights, so that a row of few large ones, or of many equal ones, is exact for any
 // rounding; the log-sum-exp is of the weights before.
 //
-// Shared memory (struct E4m3Shared): queries, 4 boxes of 64 rows x 128 bytes and one of 64 bytes (RoPE) | 5 token
-// blocks of 64 tokens in the same form, a ring | barriers, row values. Once the scores of a block are done, its weights
-// (64 rows x 64 bytes) replace its RoPE box.
+// Of a tile of fewer rows the scores, whose rows are on M, are products of 64. The other rows are what lies behind a
+// box of queries, and nobody uses what comes of them.
+//
+// Shared memory (struct E4m3Shared): queries, 4 boxes of N rows x 128 bytes and one of 64 bytes (RoPE) | 5 token blocks
+// of 64 tokens in the same form, a ring | barriers, row values. Once the scores of a block are done, its weights (64
+// rows x 64 bytes) replace its RoPE box.
 //
 // Pages of 64 or 128 tokens are loaded like a dense cache, those of 16 or 32 as boxes of a page. What lies behind the
 // end of a request is not loaded; its scores are hidden, and its values are zeroed after them, since 0 * NaN is NaN.
@@ -88,11 +92,12 @@ struct Cursor {
 };
 
 // The warpgroup of the scores: scores and weights of all blocks.
-template <auto problem>
+template <auto problem, int N>
 __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArguments& with) {
   const float scale_log2 = latent::scale_log2_of(with, *with.q_scale * *with.cache_scale);
   const u32 q = operand_k_major(shared.queries);
-  const u32 q_rope = operand_k_major(shared.queries + kRopeAt);
+  constexpr u32 kQueryBox = N * 128;
+  const u32 q_rope = operand_k_major(shared.queries + kBoxes * kQueryBox);
   const u32 key = operand_k_major(shared.slots);
   float p[2][32];                // (64, 64) scores, then weights, of a block and the next one
   float2 maximum, sum, rounded;  // of rows r and r + 8
@@ -105,9 +110,9 @@ __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArg
   for (int number = 0;;) {  // of the item; an address would need two registers
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
-    const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
+    const int tile_row = uniform(item.row_tile) * N, queries = uniform(item.queries);
     const latent::SeenTokens<problem> seen(with, item, queries, tokens);
-    const int rows = queries * with.heads - tile_row;  // from the tile's first row on
+    const int rows = min(queries * with.heads - tile_row, N);  // of the tile
     maximum = {latent::first_maximum(row(), rows), latent::first_maximum(row() + 8, rows)};
     sum = rounded = {};
     int block = begin;
@@ -118,8 +123,8 @@ __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArg
       if (box < kBoxes) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int offset = box * kNextBox + i * 2;
-          mma_e4m3<Line::bytes_128>(scores, q + offset, keys + offset, box + i != 0);
+          mma_e4m3<Line::bytes_128>(scores, q + box * (kQueryBox >> 4) + i * 2, keys + box * kNextBox + i * 2,
+                                    box + i != 0);
         }
       } else {
 #pragma unroll
@@ -227,13 +232,13 @@ __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArg
 }
 
 // A warpgroup of the values: `half` of the output's columns.
-template <auto problem>
+template <auto problem, int N>
 __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArguments& with, int half) {
-  float o[4][32];       // (256, 64) of the warpgroup, O^T: 64 columns each
+  float o[4][N / 2];    // (256, N) of the warpgroup, O^T: 64 columns each
   u32 values[3][2][4];  // (64, 64) Z^T each as the A operand: [32 tokens]
   const u32 key = operand_k_major(shared.slots);
   Cursor at;
-  auto pin_outputs = [&] { pin<128>(&o[0][0]); };
+  auto pin_outputs = [&] { pin<2 * N>(&o[0][0]); };
 
   uint4 raised;  // by the warps of the scores, in the block `at`
   auto wait_for_weights = [&](const Cursor& of) {
@@ -244,7 +249,7 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
     if (!__any_sync(~0u, raised.x | raised.y | raised.z | raised.w)) return;
     const u32 by_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    for (int w = 0; w < N / 16; ++w) {
       if (!__any_sync(~0u, by_warp[w])) continue;
 #pragma unroll
       for (int i = 2 * w; i < 2 * w + 2; ++i) {
@@ -281,7 +286,7 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
   auto multiply = [&](int m) {  // O^T += Z^T P^T
     const u32 weights = key + at.slot * (kBlockBytes >> 4) + (kRopeAt >> 4);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) mma_e4m3(o[m], values[m % 3][k], weights + 2 * k);
+    for (int k = 0; k < 2; ++k) mma_e4m3<N>(o[m], values[m % 3][k], weights + 2 * k);
     mma_commit();
   };
 
@@ -290,12 +295,12 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
   for (int number = 0;;) {
     const int begin = uniform(item.begin), end = uniform(item.end), tokens = uniform(item.tokens);
     if (begin == end) break;
-    const int tile_row = uniform(item.row_tile) * kTile, queries = uniform(item.queries);
+    const int tile_row = uniform(item.row_tile) * N, queries = uniform(item.queries);
     const int rows = queries * with.heads - tile_row;  // from the tile's first row on
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) o[m][i] = 0.0f;
+      for (int i = 0; i < N / 2; ++i) o[m][i] = 0.0f;
     }
     wait_for_weights(at);
 #pragma unroll 1
@@ -338,8 +343,8 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
     const int of = number & 1;
     barrier_wait(shared.sums_full[of], number >> 1 & 1);
     const int part = uniform(slot_of_item);
-    float* const of_part = with.lse_part + part * static_cast<long long>(kTile * part_row_floats(kTile));
-    if (const int r = thread_id() & 127; r < kTile) {  // a row each
+    float* const of_part = with.lse_part + part * static_cast<long long>(N * part_row_floats(N));
+    if (const int r = thread_id() & 127; r < N) {  // a row each
       const float all = shared.sum[of][r], divisor = shared.rounded[of][r];
       const float top = shared.of_row[of][r] - kWeightBits;
       float inverse = divisor == 0.0f ? 0.0f : 1.0f / divisor;
@@ -351,18 +356,18 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
       }
       shared.inverse[of][half][r] = inverse;
       if (half == 0) {
-        latent::store_lse<kTile>(with, request, first_row, tile_row, rows, part, r, log_sum(top, all), all);
-        if (part >= 0) of_part[kTile + r] = *with.cache_scale / latent::kPartScale;
+        latent::store_lse<N>(with, request, first_row, tile_row, rows, part, r, log_sum(top, all), all);
+        if (part >= 0) of_part[N + r] = *with.cache_scale / latent::kPartScale;
       }
     }
     named_sync(kValues + half, 128);
     warp_arrive(shared.sums_empty[of]);
     if (part < 0) {
-      latent::store_outputs<problem.dtype, kTile>(with, request, first_row, tile_row, rows, half, o,
-                                                  [&](int r) { return shared.inverse[of][half][r]; });
+      latent::store_outputs<problem.dtype, N>(with, request, first_row, tile_row, rows, half, o,
+                                              [&](int r) { return shared.inverse[of][half][r]; });
     } else {
       const int octet_row = 2 * (lane_id() & 3);
-      latent::store_part<kTile>(with, part, half, o, [&](int i) {
+      latent::store_part<N>(with, part, half, o, [&](int i) {
         const int first = i * 8 + octet_row;
         return float2{shared.inverse[of][half][first], shared.inverse[of][half][first + 1]};
       });
@@ -428,13 +433,15 @@ __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* 
   }
 }
 
-// Bytes are loaded as pairs. Query boxes: 64 rows and 2 groups of 64 pairs of qc_map, 1 of 32 of qpe_map. Token boxes:
-// 64 rows, or a smaller page; 2 groups of z_map, 1 where pages are smaller, and 1 of 32 pairs of kpe_map.
+// Bytes are loaded as pairs. Query boxes: tiling.rows rows and 2 groups of 64 pairs of qc_map, 1 of 32 of qpe_map.
+// Token boxes: 64 rows, or a smaller page; 2 groups of z_map, 1 where pages are smaller, and 1 of 32 pairs of kpe_map.
 template <LatentProblem problem, FlashMlaV2Tiling tiling>
 __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __grid_constant__ LatentArguments with) {
   static_assert(problem.k == 512 && problem.p == 64, "the layouts are made for 512 latent and 64 RoPE columns");
   static_assert(problem.fp8 == 576 && problem.page >= 16 && problem.dtype == DType::bfloat16);
   static_assert(problem.tokens_first && !problem.after, "what the masks are made for");
+  constexpr int N = tiling.rows;
+  static_assert(N % 16 == 0 && N <= kTile, "tiles of 16, 32, 48 or 64 rows");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   E4m3Shared& shared = *reinterpret_cast<E4m3Shared*>(dynamic);
   const int role = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 7), 0);
@@ -466,7 +473,7 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     if (threadIdx.x == 288) {
       latent::load_all_queries(work, [&](const WorkItem& item, u32 phase) {
         barrier_wait(shared.queries_empty, phase);
-        latent::load_queries<kTile, kBoxes, 2, kBlockBytes>(shared.queries, item, with, shared.queries_full);
+        latent::load_queries<N, kBoxes, 2, kBlockBytes / kTile * N>(shared.queries, item, with, shared.queries_full);
       });
     }
     latent::watch_tiles(shared.cut, with);
@@ -474,15 +481,16 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   }
   if (role == 3) {
     give_registers<112>();
-    weigh_tokens<problem>(shared, with);
+    weigh_tokens<problem, N>(shared, with);
     return;
   }
   take_registers<184>();
-  weigh_values<problem>(shared, with, role);
-  using Scratch = latent::MergeScratch<latent::RowsOnNPairs<kTile>>;  // in the place of tokens
+  weigh_values<problem, N>(shared, with, role);
+  using Tile = latent::RowsOnNPairs<N>;
+  using Scratch = latent::MergeScratch<Tile>;  // in the place of tokens
   static_assert(sizeof(Scratch) <= kSlots * kBlockBytes);
-  latent::merge_tiles<problem.dtype, latent::RowsOnNPairs<kTile>>(
-      with, shared.cut, *reinterpret_cast<Scratch*>(shared.slots.elements[0].bytes));
+  latent::merge_tiles<problem.dtype, Tile>(with, shared.cut,
+                                           *reinterpret_cast<Scratch*>(shared.slots.elements[0].bytes));
 }
 
 }  // namespace hypermla::cute
