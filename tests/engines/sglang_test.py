@@ -186,7 +186,7 @@ class Case:
             given, parts = (q.flatten(1), kv, kv[..., :512]), {}
         with forward_context(ForwardContext(attn_backend=self.backend)):
             o = self.backend.forward(*given, self.layer, batch, **parts)
-        if self.backend._rounds_queries:
+        if self.backend._rounds(self.backend._planned[0]):
             q = q.to(torch.float8_e4m3fn)
         expected = torch.cat([attended(own, self.tokens(request, end), self.layer.scaling)
                               for request, (own, end) in enumerate(zip(q.split(new), self.ends))])
@@ -215,10 +215,14 @@ class Backend(unittest.TestCase):
                     if scaled:
                         case.layer.k_scale = torch.nn.Parameter(torch.tensor(1.0), requires_grad=False)
                     self.assert_attends(case, ForwardMode.DECODE, 1, 1, apart, graph=apart)
-                    self.assertEqual(case.backend._rounds_queries, rounded)
+                    self.assertEqual(case.backend._rounds(1), rounded)
         case = Case(16, [40, 100, 15], drafts=4, fp8=True)
         case.layer.k_scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
         self.assert_attends(case, ForwardMode.TARGET_VERIFY, 4, 0, True)
+        self.assertFalse(case.backend._rounds(4))
+        case = Case(16, [40, 100, 15], heads=16, drafts=4, fp8=True)
+        self.assert_attends(case, ForwardMode.TARGET_VERIFY, 4, 0, True)
+        self.assertTrue(case.backend._rounds(4))
 
     def test_it_verifies_drafts(self):
         """seq_lens does not count the drafts."""

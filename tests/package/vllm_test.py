@@ -20,7 +20,7 @@ from support import BUILD, CHECKOUT
 
 sys.path.insert(0, str(BUILD / "python"))
 import hypermla.vllm
-from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
+from hypermla.compat._queries import ROUNDED_ROWS, takes_strides
 from hypermla.vllm import plans
 
 MODULES = {name: ast.parse((CHECKOUT / f"python/hypermla/vllm/{name}.py").read_text())
@@ -296,23 +296,25 @@ class Plans(unittest.TestCase):
             self.plans.plan(step, *kind)
 
     def test_which_configurations_ask_for_an_option(self):
-        wanted = "_asked", "_rounds_queries", "FP8"
+        wanted = "_asked", "_drafted_queries", "_rounds_queries", "FP8"
         name_of = lambda one: getattr(one, "name", "") or getattr(getattr(one, "targets", [None])[0], "id", "")
         found = [one for one in MODULES["backend"].body if name_of(one) in wanted]
-        names = {"envs": types.SimpleNamespace(VLLM_BATCH_INVARIANT=False), "ROUNDED_HEADS": ROUNDED_HEADS}
+        names = {"envs": types.SimpleNamespace(VLLM_BATCH_INVARIANT=False), "ROUNDED_ROWS": ROUNDED_ROWS}
         exec(compile(ast.Module(found, []), "backend.py", "exec"), names)
         for additional, asked in (({}, False), ({"hypermla_shared_prefixes": True}, True), (object(), False),
                                   ({"hypermla_shared_prefixes": False, "hypermla_fp8_queries": True}, False)):
             config = types.SimpleNamespace(additional_config=additional)
             self.assertIs(names["_asked"](config, "shared_prefixes"), asked)
         yes, no = {"hypermla_fp8_queries": True}, {"hypermla_fp8_queries": False}
-        for heads, cache, additional, invariant, rounded in (
-                (128, "fp8", {}, False, True), (64, "fp8_e4m3", object(), False, True), (16, "fp8", {}, False, False),
-                (128, "auto", {}, False, False), (128, "fp8", no, False, False), (16, "fp8", yes, False, True),
-                (128, "fp8", {}, True, False)):
+        for heads, drafts, cache, additional, invariant, rounded in (
+                (128, 0, "fp8", {}, False, True), (64, 0, "fp8_e4m3", object(), False, True),
+                (16, 0, "fp8", {}, False, False), (16, 2, "fp8", {}, False, False), (16, 3, "fp8", {}, False, True),
+                (128, 0, "auto", {}, False, False), (128, 0, "fp8", no, False, False), (16, 0, "fp8", yes, False, True),
+                (128, 0, "fp8", {}, True, False)):
             names["envs"].VLLM_BATCH_INVARIANT = invariant
-            config = types.SimpleNamespace(additional_config=additional)
-            self.assertIs(names["_rounds_queries"](config, heads, cache), rounded, (heads, cache, additional))
+            drafting = types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False) if drafts else None
+            config = types.SimpleNamespace(additional_config=additional, speculative_config=drafting)
+            self.assertIs(names["_rounds_queries"](config, heads, cache), rounded, (heads, drafts, cache, additional))
 
     def test_which_queries_are_read_where_they_lie(self):
         def tensor(heads, *strides):

@@ -3,8 +3,9 @@ from hypermla._hypermla import Error
 from hypermla._planned import parts
 from hypermla.mla_decode import LATENT, ROPE
 
-# Heads on a GPU from which on engines' queries are rounded to e4m3 beside a cache in FP8: products bind there.
-ROUNDED_HEADS = 64
+# Rows of a request that decodes, its queries of all heads on a GPU, from which on engines' queries are rounded to e4m3
+# beside a cache in FP8: products bind there.
+ROUNDED_ROWS = 64
 
 
 def takes_strides(*rows):

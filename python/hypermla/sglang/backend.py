@@ -29,7 +29,7 @@ except ImportError:  # before 0.5.23
 
 import hypermla
 from hypermla._planned import HOPPER
-from hypermla.compat._queries import ROUNDED_HEADS, takeable
+from hypermla.compat._queries import ROUNDED_ROWS, takeable
 from hypermla.mla_decode import PAGES, ROPE
 from hypermla.mla_prefill import NOPE, VALUE
 from hypermla.sglang import NAME
@@ -79,8 +79,6 @@ class HyperMlaBackend(FlashMLABackend):
         super().__init__(model_runner, skip_prefill, kv_indptr_buf)
         self._draft_step = draft_step
         self._page = next(page for page in PAGES if self.page_size % page == 0)
-        # SGLang's own FlashMLA rounds all queries beside a cache in FP8; pages of 1 token have no kernel for these.
-        self._rounds_queries = self.is_fp8_kvcache and self.num_local_heads >= ROUNDED_HEADS and self._page > 1
         self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
         # The base's, which before 0.5.18 did not count those that pad a batch for several devices; graphs may come with
@@ -198,12 +196,17 @@ class HyperMlaBackend(FlashMLABackend):
             table.copy_(self.req_to_token[requests, :table.shape[1] * self._page:self._page] // self._page)
         return table
 
+    def _rounds(self, queries):
+        """To e4m3, as SGLang's own FlashMLA does with all queries beside a cache in FP8. Pages of 1 token have no
+        kernel that gains by it."""
+        return self.is_fp8_kvcache and self._page > 1 and self.num_local_heads * queries >= ROUNDED_ROWS
+
     def _of(self, queries):
         if queries not in self._steps:
             decode = hypermla.MlaDecode(
                 heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
                 max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
-                cache_format="fp8_576" if self.is_fp8_kvcache else "as_queries", fp8_queries=self._rounds_queries,
+                cache_format="fp8_576" if self.is_fp8_kvcache else "as_queries", fp8_queries=self._rounds(queries),
                 device=str(self.req_to_token.device))
             _log.info("HyperMLA decodes requests of %d queries: %s", queries, decode.explain())
             self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
@@ -249,7 +252,7 @@ class HyperMlaBackend(FlashMLABackend):
         factor = self._one
         if self.is_fp8_kvcache:
             cache = cache.view(torch.uint8)
-        if self._rounds_queries:
+        if self._rounds(queries):
             q = torch.cat(parts, dim=-1)
             q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:

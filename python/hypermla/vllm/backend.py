@@ -24,7 +24,7 @@ from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnu
 
 from hypermla import _tensors
 from hypermla._planned import HOPPER
-from hypermla.compat._queries import ROUNDED_HEADS, takes_strides
+from hypermla.compat._queries import ROUNDED_ROWS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 from hypermla.mla_prefill import NOPE, VALUE
 from hypermla.vllm import PREFILL_BACKEND
@@ -265,9 +265,10 @@ def _asked(config, option, otherwise=False):
 
 
 def _rounds_queries(config, heads, cache):
-    """Whether queries are rounded to e4m3 beside a cache of that type, as vLLM's FLASHMLA has them: with as many heads
-    as fill a tile of rows products bind, and those of e4m3 have twice the rate."""
-    return cache in FP8 and _asked(config, "fp8_queries", heads >= ROUNDED_HEADS and not envs.VLLM_BATCH_INVARIANT)
+    """Whether queries are rounded to e4m3 beside a cache of that type, as vLLM's FLASHMLA has them: where those of a
+    request fill a tile of rows products bind, and those of e4m3 have twice the rate."""
+    many = heads * _drafted_queries(config) >= ROUNDED_ROWS
+    return cache in FP8 and _asked(config, "fp8_queries", many and not envs.VLLM_BATCH_INVARIANT)
 
 
 def _most_tokens(config):
