@@ -168,6 +168,13 @@ TEST(HopperKernels, PrefillIsTheDefinition) {
   of.check<kChunk>();
 }
 
+// Full tiles before, between and behind those that the second warpgroup lets go by, of one and of many blocks.
+TEST(HopperKernels, PrefillTilesOfFewRows) {
+  const Case of{{{130, 300, 1}, {64, 270, 1}, {65, 140, 1}, {3, 0, 1}, {1, 129, 1}, {66, 66, 1}, {9, 9, 1}}, 1, 1};
+  of.check<kCausal>();
+  of.check<kChunk>();
+}
+
 TEST(HopperKernels, PrefillMergesParts) {
   Case of{{{131, 1300, 3}, {7, 100, 1}, {2, 520, 2}}};
   of.check<kCausal>();

@@ -22,6 +22,7 @@
 //
 //   dtype, causal       the types of the products, and the mask
 //   has_other_rows      whether the rows behind those of a tile may be another request's
+//   may_be_half         whether the second warpgroup lets tiles go by in which it has no rows
 //   has_parts           whether a tile may be of some of its queries' tokens only: then it has is_part(tile),
 //                       store_part(..) and merge_parts(..), as prefill_parts.cuh has them
 //   with                the kernel's arguments: q_map, qpe_map, k_map, kpe_map, v_map, scale_log2
@@ -113,6 +114,9 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
   const u32 values = operand_mn_major(shared.values, kKeyBox);
 
   auto row = [&] { return group * kGroupRows + static_cast<int>(((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2)); };
+  auto has_rows = [&](const Tile& of, int of_group) {
+    return !Tiles::may_be_half || tiles.place(of, of_group * kGroupRows) >= 0;
+  };
   auto take_turn = [&] { named_sync(kTurn0 + group, 256); };
   auto pass_turn = [&] { named_arrive(kTurn0 + 1 - group, 256); };
   auto keys_done = [&] {
@@ -210,16 +214,43 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     return tile;
   };
 
+  // A tile in which this warpgroup has no rows goes by: to multiply zeros takes as long as anything else.
+  auto pass_over = [&](const Tile& of) {
+    key_ring.wait_until_full();  // the queries
+    keys_done();
+#pragma unroll 1
+    for (int i = of.blocks; i > 0; --i) {
+      key_ring.wait_until_full();
+      keys_done();
+      value_ring.wait_until_full();
+      warp_arrive(value_ring.empty());
+      value_ring.next();
+    }
+  };
+
   Tile tile = next_seen_tile();
-  if (tile.head < 0) return;
-  u32 queries_done = load_queries(tile);
-  scores();
-  warp_arrive(queries_done);
-  mma_wait<0>();
-  if (group == 1) pass_turn();
+  u32 queries_done = 0;
+  // The scores of the first block of the next tile with rows, where no products go before them. False: there is none.
+  auto begin = [&] {
+    if constexpr (Tiles::may_be_half) {
+      while (tile.head >= 0 && !has_rows(tile, group)) {
+        pass_over(tile);
+        tile = next_seen_tile();
+      }
+    }
+    if (tile.head < 0) return false;
+    queries_done = load_queries(tile);
+    scores();
+    warp_arrive(queries_done);
+    mma_wait<0>();
+    if (group == 1) pass_turn();
+    return true;
+  };
+  if (!begin()) return;
 
 #pragma unroll 1
-  for (;;) {  // the scores of the tile's first block are there
+  for (;;) {                                  // the scores of the tile's first block are there
+    const bool in_turns = has_rows(tile, 1);  // with the other warpgroup
     pin<64>(p);
     keys_done();
     int token = (tiles.first_block(tile) + tile.blocks - 1) * kBlock;
@@ -254,10 +285,10 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     for (int i = tile.blocks - 1; i > 0; --i) {
       token -= kBlock;
       key_ring.wait_until_full();
-      take_turn();
+      if (in_turns) take_turn();
       scores();
       products();
-      pass_turn();
+      if (in_turns) pass_turn();
       mma_wait<1>();
       pin<64>(p);
       if (token + kBlock > seen_by_all) mask();
@@ -281,12 +312,15 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     }
 
     const Tile next = next_seen_tile();
-    if (next.head >= 0) queries_done = load_queries(next);
-    take_turn();
+    const bool goes_on = next.head >= 0 && has_rows(next, group);
+    if (goes_on) queries_done = load_queries(next);
+    if (in_turns) take_turn();
     products();
-    scores();  // without a next tile of what lies there: a branch around these would serialise them
-    if (next.head >= 0) warp_arrive(queries_done);
-    if (next.head >= 0 || group == 0) pass_turn();
+    // Without a next tile of what lies there: a branch around these would serialise them. Where the next one goes by
+    // that is its queries, which the first warpgroup has waited for before it passed the turn.
+    scores();
+    if (goes_on) warp_arrive(queries_done);
+    if (in_turns && (goes_on || group == 0)) pass_turn();
     sum = sum_of_rows(sum);
     mma_wait<1>();
     products_done();
@@ -305,6 +339,9 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     mma_wait<0>();
     if (next.head < 0) break;
     tile = next;
+    if constexpr (Tiles::may_be_half) {
+      if (!goes_on && !begin()) break;
+    }
   }
 }
 

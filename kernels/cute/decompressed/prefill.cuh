@@ -20,7 +20,7 @@ template <PrefillProblem problem>
 struct PrefillTiles {
   using Tile = PrefillTile;
   static constexpr DType dtype = problem.dtype;
-  static constexpr bool causal = problem.causal, has_other_rows = true, has_parts = true;
+  static constexpr bool causal = problem.causal, has_other_rows = true, may_be_half = true, has_parts = true;
 
   const PrefillArguments& with;
   int item = 0;  // of the last tile that was drawn

@@ -19,7 +19,7 @@ namespace hypermla::cute {
 template <DecompressedProblem problem>
 struct AnyTiles {
   static constexpr DType dtype = problem.dtype;
-  static constexpr bool causal = problem.causal, has_other_rows = false, has_parts = false;
+  static constexpr bool causal = problem.causal, has_other_rows = false, may_be_half = false, has_parts = false;
 
   const FlashAttentionArguments& with;
 
