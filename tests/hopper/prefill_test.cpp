@@ -168,11 +168,25 @@ TEST(HopperKernels, PrefillIsTheDefinition) {
   of.check<kChunk>();
 }
 
-// Full tiles before, between and behind those that the second warpgroup lets go by, of one and of many blocks.
+// Tiles of up to 64 queries, which the second warpgroup lets go by, of 0 to 5 blocks, between others.
 TEST(HopperKernels, PrefillTilesOfFewRows) {
-  const Case of{{{130, 300, 1}, {64, 270, 1}, {65, 140, 1}, {3, 0, 1}, {1, 129, 1}, {66, 66, 1}, {9, 9, 1}}, 1, 1};
+  Case of{{{130, 300, 1},
+           {64, 270, 1},
+           {65, 140, 1},
+           {3, 0, 1},
+           {1, 129, 1},
+           {66, 66, 1},
+           {9, 9, 1},
+           {7, 520, 1},
+           {130, 512, 1},
+           {64, 640, 1},
+           {2, 3, 1}},
+          1,
+          1};
   of.check<kCausal>();
   of.check<kChunk>();
+  of.growing = true;
+  of.check<kCausal>();
 }
 
 TEST(HopperKernels, PrefillMergesParts) {
