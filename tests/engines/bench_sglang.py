@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Decodes with the real SGLang engine, over a small model of DeepSeek-V3's shape with random weights: do its attention
-backends agree, and how long does a step take?
+"""Decodes, or prefills, with the real SGLang engine, over a small model of DeepSeek-V3's shape with random weights: do
+its attention backends agree, and how long does a step take?
 
     tests/engines/bench_sglang.py --record=sglang.json
     tests/engines/bench_sglang.py --engines fa3/1 hypermla/1 --heads 16 --batches 1 32
     tests/engines/bench_sglang.py --engines fa3/64/3 hypermla/64/3
     tests/engines/bench_sglang.py --sparse --kv fp8_e4m3 --contexts 8192
+    tests/engines/bench_sglang.py --new 512 2048 --contexts 0 8192 --batches 1 8 --prefill=own --steps=8
 
 An engine has an attention backend, a size of pages, and drafts or none; each runs by itself, once for each number of
 heads. Agreement: greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of
@@ -17,6 +18,11 @@ until the host has launched all three. All are taken inside of SGLang's schedule
 Drafts are chains by the model's own layer for them, as DeepSeek-V3 has it (EAGLE of one branch). A step then drafts,
 verifies and extends: graph_ms is the graph of the model, which verifies; draft_ms and extend_ms are those of the layer
 that drafts, where the backend has them: SGLang extends without one under fa3.
+
+With --new a step has prompts: so many new tokens of each request, behind contexts that the prefix cache keeps. Without
+a context SGLang decompresses keys and values; behind one it does, or takes the absorbed form: --forms names those to be
+measured, `chosen` is the engine's own choice, as it always is where prefill has graphs (hypermla/64/0/breakable). A
+step begins when all of its requests are there.
 
 With --sparse the model is of DeepSeek-V3.2's shape, and its indexer's weights are random, too. An engine's backend is
 then `dsa`, what SGLang chooses for the cache; `hypermla`, the same with our plug-in for lists; or SGLang's name of the
@@ -31,6 +37,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -38,21 +45,28 @@ import sys
 import tempfile
 import time
 import zlib
+from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import vllm_worker
-from vllm_worker import VOCABULARY, difference, median, missing_plugins, without_paths
+from vllm_worker import VOCABULARY, Shape, difference, median, missing_plugins, without_paths
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
 DRAFTS = "BENCH_SGLANG_DRAFTS"  # how many tokens a chain drafts
+PROMPTS = "BENCH_SGLANG_PROMPTS"  # whether steps have prompts
+FORWARD = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
+CHOICE = "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill"
+THRESHOLD = "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD"  # tokens of context from which on SGLang decompresses
+FORMS = {"decompressed": 1, "absorbed": 2 ** 31, "chosen": None}  # by it; None: as an engine has it
 RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.execute"
 SPECULATIVE = "sglang.srt.speculative."
 WORKER = SPECULATIVE + "eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation"
 RUNNERS = {"graph": RUNNER, "draft": SPECULATIVE + "eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.execute",
            "extend": SPECULATIVE + "eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner.execute"}
 FIRST, LAST = 4, 12  # steps that are profiled; those before them begin the requests
+FIRST_OF_PROMPTS, LAST_OF_PROMPTS = 2, 5
 HELD = 10  # steps behind these, whose graphs are timed
 HOLD = 1_000_000  # clocks of a GPU, half a millisecond
 ENGINES = ["fa3/64", "hypermla/64", "flashmla/64", "fa3/1", "hypermla/1", "triton/64"]
@@ -67,14 +81,19 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40, "beta_fast": 3
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", help="backend/tokens of a page[/tokens of a draft]; SGLang's flashmla "
-                        f"only has pages of 64 (default {' '.join(ENGINES)}; sparse: {' '.join(SPARSE_ENGINES)})")
+    parser.add_argument("--engines", nargs="+", help="backend/tokens of a page[/tokens of a draft[/graphs of prefill]];"
+                        " SGLang's flashmla only has pages of 64 (default "
+                        f"{' '.join(ENGINES)}; sparse: {' '.join(SPARSE_ENGINES)})")
     parser.add_argument("--sparse", action="store_true", help="DeepSeek-V3.2's attention, by lists of 2048 tokens")
     parser.add_argument("--kv", default="auto", help="the cache's type, as SGLang names it: bfloat16, fp8_e4m3")
     parser.add_argument("--heads", type=int, nargs="+", default=[128, 16])
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096], help="tokens, at most 16000")
+    parser.add_argument("--new", type=int, nargs="+", help="tokens of each request in a step of prompts; else steps "
+                        "decode")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["decompressed", "absorbed"],
+                        help="of attention to new tokens behind a context")
     parser.add_argument("--steps", type=int, default=40, help="that are timed")
     parser.add_argument("--prefill", default="fa3", help="the backend of prefill, for all alike; 'own': each its own")
     parser.add_argument("--at_once", type=int, default=1, help="engines that start together; they measure one by one")
@@ -92,10 +111,35 @@ def parse(words):
     return at
 
 
-def engines_of(at):
-    """Backends, tokens of a page, and tokens of a draft, 0 for none."""
-    words = [(*engine.split("/"), "0")[:3] for engine in at.engines]
-    return [(backend, int(page), int(drafts)) for backend, page, drafts in words]
+class Kind(NamedTuple):
+    """Of an engine."""
+
+    backend: str
+    page: int  # tokens
+    drafts: int = 0  # tokens of a draft; 0: none
+    graphs: str | None = None  # of prefill, as SGLang names them; None: its choice
+
+    def named(self, heads):
+        """In its results."""
+        return {name: value for name, value in self._asdict().items() if value} | {"heads": heads}
+
+
+def kinds_of(at):
+    words = [engine.split("/") for engine in at.engines]
+    return [Kind(backend, *map(int, numbers[:2]), *numbers[2:]) for backend, *numbers in words]
+
+
+def shapes_of(at):
+    """Of steps of prompts. Long contexts first: the shorter ones are in the prefix cache then."""
+    return [Shape(batch, context, new=new) for context in sorted(at.contexts, reverse=True)
+            for batch in sorted(at.batches, reverse=True) for new in sorted(at.new, reverse=True)]
+
+
+def forms_of(at, kind, shape):
+    """The names of those that a step is measured in."""
+    if kind.graphs:
+        return ["chosen"]
+    return at.forms if shape.context else ["decompressed"]
 
 
 # --- the model ---
@@ -123,7 +167,7 @@ def weights_of(name, shape, layers):
 
 
 def any_drafts(at):
-    return any(drafts for _, _, drafts in engines_of(at))
+    return any(kind.drafts for kind in kinds_of(at))
 
 
 def directory_of_models(at):
@@ -187,12 +231,17 @@ def write_model(at, heads):
 
 
 def watch():
-    """SGLang finds it by an entry point of this script's. Each decoding step becomes a line of the file."""
+    """SGLang finds it by an entry point of this script's. Each step, of prompts or of decoding, becomes a line of the
+    file."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if not os.environ.get(STEPS):
         return
     watch = _Watch(os.environ[STEPS])
+    if watch.of_prompts:
+        HookRegistry.register(CHOICE, watch.choice, HookType.AROUND)
+        HookRegistry.register(FORWARD, watch.step_of_prompts, HookType.AROUND)
+        return
     if not int(os.environ.get(DRAFTS, 0)):
         HookRegistry.register(RUNNER, watch.step, HookType.AROUND)
         return
@@ -209,15 +258,55 @@ class _Watch:
         self.wrapped = []  # backends whose planning is timed
         self.replays = {}  # of this step: events around the graph, by its name
         self.name, self.planned, self.profiled = "graph", 0.0, 0
+        self.of_prompts = bool(int(os.environ.get(PROMPTS, 0)))
+        self.layers = None  # that have a threshold, and which; and that of the environment
+        self.threshold = None  # that they have instead
 
     def step(self, execute, runner, forward_batch, *arguments, **keywords):
         self._time_planning(runner.attn_backend)
-        return self._measured(forward_batch.batch_size, execute, runner, forward_batch, *arguments, **keywords)
+        self._time_replays()
+        return self._measured({"requests": forward_batch.batch_size}, execute, runner, forward_batch, *arguments,
+                              **keywords)
 
     def step_with_drafts(self, execute, worker, batch, *arguments, **keywords):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return execute(worker, batch, *arguments, **keywords)
-        return self._measured(len(batch.seq_lens), execute, worker, batch, *arguments, **keywords)
+        self._time_replays()
+        return self._measured({"requests": len(batch.seq_lens)}, execute, worker, batch, *arguments, **keywords)
+
+    def choice(self, choose, scheduler, *arguments, **keywords):
+        """Around the choice of what is prefilled next: nothing, until all requests that are asked for wait."""
+        waiting = scheduler.waiting_queue
+        if len(waiting) >= asked_of(self.path).get("requests", 0):
+            return choose(scheduler, *arguments, **keywords)
+        scheduler.waiting_queue = type(waiting)()
+        try:
+            return choose(scheduler, *arguments, **keywords)
+        finally:
+            scheduler.waiting_queue = waiting
+
+    def step_of_prompts(self, forward, runner, batch, *arguments, **keywords):
+        asked = asked_of(self.path)
+        if not asked or not batch.forward_mode.is_extend():
+            return forward(runner, batch, *arguments, **keywords)
+        self._set_threshold(runner, asked["threshold"])
+        about = {"requests": batch.batch_size, "queries": len(batch.input_ids) / batch.batch_size}
+        return self._measured(about, forward, runner, batch, *arguments, **keywords)
+
+    def _set_threshold(self, runner, threshold):
+        """As if the environment had said so when the layers were made. None: as it was."""
+        if self.layers is None:
+            self.layers = [(layer, layer.chunked_prefix_cache_threshold) for layer in runner.model.modules()
+                           if hasattr(layer, "chunked_prefix_cache_threshold")]
+            self.environment = os.environ.get(THRESHOLD)
+        if threshold == self.threshold:
+            return
+        self.threshold = threshold
+        for layer, own in self.layers:
+            layer.chunked_prefix_cache_threshold = own if threshold is None else threshold
+        value = self.environment if threshold is None else str(threshold)
+        os.environ.pop(THRESHOLD, None)
+        os.environ.update({THRESHOLD: value} if value else {})
 
     def part(self, name):
         """Around a graph's runner: its replays are of this name."""
@@ -231,16 +320,15 @@ class _Watch:
 
         return execute_as
 
-    def _measured(self, requests, execute, *arguments, **keywords):
+    def _measured(self, about, execute, *arguments, **keywords):
         import torch
 
         if self.file is None:
             self.file = open(self.path, "a", buffering=1)
-            self._time_replays(torch)
         try:
-            self._profile(torch, requests)
+            self._profile(torch, about["requests"])
         except Exception as error:  # the engine lives on
-            self.file.write(json.dumps({"profile": requests, "error": repr(error)[:300]}) + "\n")
+            self.file.write(json.dumps({"profile": about["requests"], "error": repr(error)[:300]}) + "\n")
             self.profiler = None
             pathlib.Path(self.path + ".profile").unlink(missing_ok=True)
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -249,7 +337,7 @@ class _Watch:
         ends[0].record()
         output = execute(*arguments, **keywords)
         ends[1].record()
-        line = {"at": begin, "requests": requests, "host_us": 1e6 * (time.monotonic() - begin),
+        line = {"at": begin, **about, "host_us": 1e6 * (time.monotonic() - begin),
                 "plan_us": 1e6 * self.planned, "held": self._is_held()}
         self.waiting.append((line, ends, self.replays))
         self.replays = {}
@@ -263,8 +351,12 @@ class _Watch:
         """Whether this step's graph waits until the host has launched it."""
         return self.profiled > LAST
 
-    def _time_replays(self, torch):
+    def _time_replays(self):
+        import torch
+
         replay = torch.cuda.CUDAGraph.replay
+        if replay.__name__ == "timed":
+            return
 
         def timed(graph):
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
@@ -296,18 +388,20 @@ class _Watch:
         if self.profiler is None and not os.path.exists(wish):
             self.profiled = 0
             return
+        first, last = (FIRST_OF_PROMPTS, LAST_OF_PROMPTS) if self.of_prompts else (FIRST, LAST)
         self.profiled += 1
-        if self.profiled == FIRST:
+        if self.profiled == first:
             torch.cuda.synchronize()
             self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             self.profiler.start()
-        elif self.profiled == LAST and self.profiler:
+        elif self.profiled == last and self.profiler:
             torch.cuda.synchronize()
             self.profiler.stop()
             spans = vllm_worker.spans_of(self.profiler)
             self.file.write(json.dumps({"profile": requests, **vllm_worker.times_of(
-                spans, LAST - FIRST, is_attention), "attention_kernels": names_of(spans)}) + "\n")
+                spans, last - first, is_attention), "attention_kernels": names_of(spans)}) + "\n")
             self.profiler = None
+            self.profiled = 0 if self.of_prompts else last  # the steps behind these are held
 
 
 def is_attention(kernel):
@@ -323,10 +417,25 @@ def names_of(spans):
 # --- in a process of one engine ---
 
 
+def ask(steps, **asked):
+    """Of the scheduler, by a file beside that of its steps, about the next steps of prompts: how many requests one has,
+    and from how much context on layers decompress it. Nothing: no more."""
+    scratch = pathlib.Path(f"{steps}.asked.tmp")
+    scratch.write_text(json.dumps(asked))
+    scratch.replace(f"{steps}.asked")
+
+
+def asked_of(steps):
+    """What it finds there."""
+    path = pathlib.Path(f"{steps}.asked")
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 class Engine:
-    def __init__(self, at, backend, page, drafts, heads, number, steps):
+    def __init__(self, at, kind, heads, number, steps):
         import sglang
 
+        backend, page, drafts, graphs = kind
         if at.sparse:  # the model has one backend, of several kernels; graphs of prefill would only start later
             decode = None if backend in ("dsa", "hypermla") else backend
             attention = {"dsa_decode_backend": decode, "disable_prefill_cuda_graph": True}
@@ -336,17 +445,23 @@ class Engine:
                          "decode_attention_backend": backend}
         batches = sorted({1, 2, 4, 8, *at.batches})
         tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.steps, LAST + HELD) * (1 + drafts) + 4 * 64)
+        if at.new:
+            tokens = max(at.batches) * (max(at.contexts) + 4 * max(at.new))
         # Else the backend of prefill verifies.
         chains = {"speculative_algorithm": "EAGLE", "speculative_num_steps": drafts, "speculative_eagle_topk": 1,
                   "speculative_num_draft_tokens": drafts + 1, "speculative_attention_mode": "decode"} if drafts else {}
-        self.drafts = drafts
+        captured = {}
+        if graphs:
+            sizes = {shape.batch * shape.new for shape in shapes_of(at)}
+            captured = {"cuda_graph_backend_prefill": graphs, "cuda_graph_bs_prefill": sorted(sizes)}
+        self.kind, self.drafts = kind, drafts
         self.llm = sglang.Engine(
             model_path=vllm_worker.directory_of_model(directory_of_models(at), heads, at.layers, at.sparse),
             skip_tokenizer_init=True, dtype="bfloat16", kv_cache_dtype=at.kv, device=at.device, page_size=page,
             mem_fraction_static=at.memory, max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT,
             max_running_requests=max(batches), chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches,
             cuda_graph_max_bs_decode=max(batches), sleep_on_idle=True, random_seed=1, log_level="info",
-            port=30000 + 100 * number, **attention, **chains)
+            port=30000 + 100 * number, **attention, **chains, **captured)
         self.sparse = at.sparse
         self.steps = pathlib.Path(steps)
         self.read = 0
@@ -406,6 +521,32 @@ class Engine:
         return {"steps": len(lines), "wall_ms": median(wall), **accepted,
                 **{name: median([line[name] for line in lines]) for name in ("step_ms", "host_us", "plan_us")}}
 
+    def time_prompts(self, prompts, shape, threshold, steps):
+        """Medians of steps of prompts, until each request has its first token. prompts(): those of the next step."""
+        lines = [line for line in self._steps_of(prompts, shape, threshold, 2 + steps) if "step_ms" in line][2:]
+        found = {(line["requests"], line["queries"]) for line in lines}
+        if found != {(shape.batch, shape.new)}:  # what the prefix cache had was not the context
+            raise RuntimeError(f"steps of (requests, queries of each) {sorted(found)}")
+        return {"steps": len(lines), "step_ms": median([line["step_ms"] for line in lines]),
+                "host_us": median([line["host_us"] for line in lines])}
+
+    def profile_prompts(self, prompts, shape, threshold):
+        """What the scheduler found of their kernels."""
+        profile = pathlib.Path(f"{self.steps}.profile")
+        profile.touch()
+        lines = self._steps_of(prompts, shape, threshold, LAST_OF_PROMPTS)
+        profile.unlink(missing_ok=True)
+        [*_, found] = [{}, *(line for line in lines if "profile" in line)]
+        return {name: value for name, value in found.items() if name != "profile"}
+
+    def _steps_of(self, prompts, shape, threshold, steps):
+        self._lines()
+        ask(self.steps, requests=shape.batch, threshold=threshold)
+        for _ in range(steps):
+            self.generate(prompts(), 1)
+        ask(self.steps)
+        return self._lines()
+
     def profile_decode(self, prompts):
         """Medians of replayed graphs, and what the scheduler found of its kernels."""
         wish = pathlib.Path(str(self.steps) + ".profile")
@@ -420,22 +561,55 @@ class Engine:
         return {**graphs, **{name: value for name, value in found.items() if name != "profile"}}
 
 
-def named(backend, page, drafts, heads):
-    """Of an engine, in its results."""
-    return {"backend": backend, "page": page, **({"drafts": drafts} if drafts else {}), "heads": heads}
+def measure_decoding(at, engine, rows, put):
+    for context, batch in itertools.product(sorted(at.contexts), sorted(at.batches, reverse=True)):
+        try:
+            these = [row[:context] for row in rows[:batch]]
+            put("decode", batch=batch, context=context, **engine.time_decode(these, at.steps),
+                **engine.profile_decode(these))
+        except Exception as error:  # the next shape may work
+            put("decode", batch=batch, context=context, error=repr(error)[:500])
+
+
+def measure_prompts(at, engine, rows, put):
+    """Profiles behind all times, since a process that has profiled stays slower."""
+    generator, found = random.Random(11), []
+    for shape in shapes_of(at):
+        contexts = [row[:shape.context] for row in rows[:shape.batch]]
+
+        def prompts(contexts=contexts, new=shape.new):
+            return [context + generator.choices(range(3, VOCABULARY), k=new) for context in contexts]
+
+        for form in forms_of(at, engine.kind, shape):
+            row = {"batch": shape.batch, "context": shape.context, "new": shape.new, "form": form}
+            try:
+                if shape.context:
+                    engine.generate(contexts, 1)
+                row |= engine.time_prompts(prompts, shape, FORMS[form], at.steps)
+                found.append((row, prompts, shape, FORMS[form]))
+            except Exception as error:  # the next shape may work
+                put("prompts", **row, error=repr(error)[:500])
+    for row, *how in found:
+        try:
+            if how[1].context:
+                engine.generate([prompt[:how[1].context] for prompt in how[0]()], 1)
+            put("prompts", **row, **engine.profile_prompts(*how))
+        except Exception as error:  # the times stay
+            put("prompts", **row, profile_error=repr(error)[:500])
 
 
 def run_child(at):
     import torch
 
-    backend, page, drafts, heads, number, path = json.loads(at.child)
+    *kind, heads, number, path = json.loads(at.child)
+    kind = Kind(*kind)
     out = open(path, "w", buffering=1)
 
     def put(what, **result):
-        out.write(json.dumps({"what": what, **named(backend, page, drafts, heads), **result}) + "\n")
+        out.write(json.dumps({"what": what, **kind.named(heads), **result}) + "\n")
 
     begin = time.monotonic()
-    engine = Engine(at, backend, page, drafts, heads, number, os.environ[STEPS])
+    engine = Engine(at, kind, heads, number, os.environ[STEPS])
     put("engine", layers=at.layers, start_s=round(time.monotonic() - begin, 1), **engine.describe())
     sys.stdin.readline()  # until no other engine measures
 
@@ -453,13 +627,7 @@ def run_child(at):
     put("texts", texts=together)
     put("alone against batch", **difference(alone, together))
     rows = [tokens(max(at.contexts)) for _ in range(max(at.batches))]
-    for context, batch in itertools.product(sorted(at.contexts), sorted(at.batches, reverse=True)):
-        try:
-            these = [row[:context] for row in rows[:batch]]
-            put("decode", batch=batch, context=context, **engine.time_decode(these, at.steps),
-                **engine.profile_decode(these))
-        except Exception as error:  # the next shape may work
-            put("decode", batch=batch, context=context, error=repr(error)[:500])
+    (measure_prompts if at.new else measure_decoding)(at, engine, rows, put)
     put("done")
     out.close()
     engine.llm.shutdown()
@@ -472,19 +640,20 @@ def run_child(at):
 class Child:
     """A process with an engine."""
 
-    def __init__(self, at, words, plugin, backend, page, drafts, heads, number):
-        self.what = named(backend, page, drafts, heads)
-        stem = os.path.join(at.work, f"{backend}-{page}-{heads}" + (f"-{drafts}" if drafts else ""))
+    def __init__(self, at, words, plugin, kind, heads, number):
+        self.what = kind.named(heads)
+        stem = os.path.join(at.work, "-".join(str(one) for one in (kind.backend, kind.page, heads, *kind[2:]) if one))
         self.path, self.log = stem + ".jsonl", stem + ".log"
-        for old in (self.path, stem + ".steps", stem + ".steps.profile"):
+        for old in (self.path, stem + ".steps", stem + ".steps.profile", stem + ".steps.asked"):
             pathlib.Path(old).unlink(missing_ok=True)
-        environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps", DRAFTS: str(drafts)}
+        environment = {**ENVIRONMENT, **os.environ, STEPS: stem + ".steps", DRAFTS: str(kind.drafts),
+                       PROMPTS: str(int(bool(at.new)))}
         if at.sparse:  # whatever the caller's environment has, since nothing else tells the two apart
-            environment["SGLANG_PLUGINS"] = PLUGINS + ",hypermla_sparse" * (backend == "hypermla")
+            environment["SGLANG_PLUGINS"] = PLUGINS + ",hypermla_sparse" * (kind.backend == "hypermla")
         found = [plugin, str(HERE), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, found))
         command = [sys.executable, os.path.abspath(__file__), *words,
-                   f"--child={json.dumps([backend, page, drafts, heads, number, self.path])}"]
+                   f"--child={json.dumps([*kind, heads, number, self.path])}"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                                             env=environment, start_new_session=True, text=True)
@@ -557,20 +726,22 @@ def record_of(at, results):
 
 
 def table(results):
-    """Milliseconds of the replayed graph and of attention's kernels, microseconds of planning on the host."""
-    rows, columns = {}, []
+    """Of steps that decode milliseconds of the replayed graph and of attention's kernels, microseconds of planning on
+    the host; of prompts milliseconds of all kernels, of those of attention, and of the whole step."""
+    rows, columns, values = {}, [], {"decode": ("graph_ms", "attention_ms", "plan_us"),
+                                     "prompts": ("kernels_ms", "attention_ms", "step_ms")}
     for one in results:
-        if one["what"] == "decode" and "error" not in one:
-            column = "/".join(str(one[name]) for name in ("backend", "page", "drafts") if name in one)
+        if one["what"] in values and "error" not in one:
+            column = "/".join(str(one[name]) for name in (*Kind._fields, "form") if name in one)
             if column not in columns:
                 columns.append(column)
-            rows.setdefault((one["heads"], one["context"], one["batch"]), {})[column] = one
-    lines = ["heads context batch | " + " | ".join(f"{name:>21}" for name in columns),
-             "                    | " + " | ".join(f"{'graph attention  plan':>21}" for _ in columns)]
-    for (heads, context, batch), found in sorted(rows.items(), reverse=True):
-        cells = [f"{one['graph_ms'] or 0:>6.3f} {one.get('attention_ms', 0):>8.3f} {one['plan_us'] or 0:>5.0f}"
-                 if (one := found.get(name)) else "" for name in columns]
-        lines.append(f"{heads:>5} {context:>7} {batch:>5} | " + " | ".join(f"{cell:>21}" for cell in cells))
+            rows.setdefault((one["heads"], one["context"], one["batch"], one.get("new", 0)), {})[column] = one
+    width = max([24, *map(len, columns)])
+    lines = ["heads context batch   new | " + " | ".join(f"{name:>{width}}" for name in columns)]
+    for shape, found in sorted(rows.items(), reverse=True):
+        cells = [" ".join(f"{one.get(name) or 0:>7.3f}" for name in values[one["what"]])
+                 if (one := found.get(column)) else "" for column in columns]
+        lines.append("{:>5} {:>7} {:>5} {:>5} | ".format(*shape) + " | ".join(f"{cell:>{width}}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -579,20 +750,21 @@ def main():
     at = parse(words)
     if at.child:
         return run_child(at)
-    if any(backend == "hypermla" for backend, *_ in engines_of(at)) and missing_plugins("sglang.srt.plugins"):
+    if any(kind.backend == "hypermla" for kind in kinds_of(at)) and missing_plugins("sglang.srt.plugins"):
         sys.exit(f"bench_sglang.py: {sys.executable} has no plug-ins of hypermla; install its wheel there, or name "
                  "other engines by --engines")
     os.makedirs(at.work, exist_ok=True)
     begin = time.monotonic()
     plugin, results = write_plugin(at.work), []
-    engines = [(*engine, heads) for heads in at.heads for engine in engines_of(at)]
+    engines = [(kind, heads) for heads in at.heads for kind in kinds_of(at)]
     for heads in at.heads:
         write_model(at, heads)
     for first in range(0, len(engines), at.at_once):
         several = engines[first:first + at.at_once]
         left = at.seconds - (time.monotonic() - begin)
         if left < 30:
-            results += [{"what": "left out", **named(*one), "said": "the time is over"} for one in several]
+            results += [{"what": "left out", **kind.named(heads), "said": "the time is over"}
+                        for kind, heads in several]
             continue
         children = [Child(at, words, plugin, *one, first + i) for i, one in enumerate(several)]
         started = time.monotonic() + min(at.limit, left)
@@ -610,7 +782,7 @@ def main():
     for heads in at.heads:
         reference, *others = [one for one in texts if one["heads"] == heads] or [None]
         for one in others:
-            results.append({"what": "against", **named(one["backend"], one["page"], one.get("drafts"), heads),
+            results.append({"what": "against", **{name: one[name] for name in (*Kind._fields, "heads") if name in one},
                             "reference": reference["backend"], "reference_page": reference["page"],
                             **({"reference_drafts": reference["drafts"]} if "drafts" in reference else {}),
                             **difference(one["texts"], reference["texts"])})

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import tomllib
 import types
 import unittest
@@ -13,6 +14,7 @@ from unittest import mock
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "cli"), str(TESTS / "engines")]
+import bench_sglang
 import sglang_interface
 from support import BUILD, CHECKOUT
 
@@ -180,6 +182,79 @@ print(record["results"], "/root" in str(record), len(results), "/root" in str(re
                               env={**os.environ, "PYTHONPATH": str(TESTS / "engines")}, capture_output=True,
                               check=False)
         return done.stdout, done.stderr
+
+
+class Prompts(unittest.TestCase):
+    """The benchmark's steps of prompts, with what stands in for SGLang's scheduler and its model."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.steps = os.path.join(scratch.name, "a.steps")
+        self.watch = bench_sglang._Watch(self.steps)
+
+    def test_an_engine_is_named_by_what_it_has(self):
+        at = bench_sglang.parse(["--engines", "fa3/1", "hypermla/64/3", "hypermla/64/0/breakable"])
+        self.assertEqual([kind.named(16) for kind in bench_sglang.kinds_of(at)],
+                         [{"backend": "fa3", "page": 1, "heads": 16},
+                          {"backend": "hypermla", "page": 64, "drafts": 3, "heads": 16},
+                          {"backend": "hypermla", "page": 64, "graphs": "breakable", "heads": 16}])
+
+    def test_both_forms_are_measured_behind_a_context(self):
+        at = bench_sglang.parse("--new 512 --contexts 0 8192 --batches 1 --engines fa3/64 fa3/64/0/breakable".split())
+        shapes, kinds = bench_sglang.shapes_of(at), bench_sglang.kinds_of(at)
+        self.assertEqual([(shape.context, shape.new) for shape in shapes], [(8192, 512), (0, 512)])
+        self.assertEqual([[bench_sglang.forms_of(at, kind, shape) for shape in shapes] for kind in kinds],
+                         [[["decompressed", "absorbed"], ["decompressed"]], [["chosen"], ["chosen"]]])
+
+    def test_requests_of_a_step_wait_for_each_other(self):
+        scheduler, seen = types.SimpleNamespace(waiting_queue=["a"]), []
+
+        def choose(of, more):
+            seen.append(list(of.waiting_queue))
+            return more
+
+        self.assertEqual(self.watch.choice(choose, scheduler, 5), 5)
+        bench_sglang.ask(self.steps, requests=2, threshold=None)
+        self.assertEqual(self.watch.choice(choose, scheduler, 6), 6)
+        self.assertEqual(scheduler.waiting_queue, ["a"])
+        scheduler.waiting_queue.append("b")
+        self.watch.choice(choose, scheduler, 7)
+        bench_sglang.ask(self.steps)
+        self.watch.choice(choose, scheduler, 8)
+        self.assertEqual(seen, [["a"], [], ["a", "b"], ["a", "b"]])
+
+    def test_layers_take_the_form_that_is_asked_for(self):
+        layers = [types.SimpleNamespace(chunked_prefix_cache_threshold=8192), types.SimpleNamespace()]
+        runner = types.SimpleNamespace(model=types.SimpleNamespace(modules=lambda: layers))
+        batch = types.SimpleNamespace(forward_mode=types.SimpleNamespace(is_extend=lambda: True), batch_size=2,
+                                      input_ids=range(1024))
+        measured = []
+        self.watch._measured = lambda about, forward, *batch: measured.append((about, forward(*batch)))
+        forward = lambda of, batch: layers[0].chunked_prefix_cache_threshold
+        self.assertEqual(self.watch.step_of_prompts(forward, runner, batch), 8192)
+        for environment in {}, {bench_sglang.THRESHOLD: "8192"}:
+            with mock.patch.dict(os.environ, environment):
+                self.watch.layers = None
+                for threshold, found in (None, 8192), (1, 1), (2 ** 31, 2 ** 31), (None, 8192):
+                    bench_sglang.ask(self.steps, requests=2, threshold=threshold)
+                    self.watch.step_of_prompts(forward, runner, batch)
+                    self.assertEqual(measured.pop(), ({"requests": 2, "queries": 512}, found))
+                    said = environment.get(bench_sglang.THRESHOLD) if threshold is None else str(threshold)
+                    self.assertEqual(os.environ.get(bench_sglang.THRESHOLD), said)
+        batch.forward_mode.is_extend = lambda: False
+        self.watch.step_of_prompts(forward, runner, batch)
+        self.assertEqual((measured, vars(layers[1])), ([], {}))
+
+    def test_steps_of_other_shapes_are_no_figures(self):
+        engine, about = bench_sglang.Engine.__new__(bench_sglang.Engine), {"requests": 1, "queries": 512.0}
+        lines = [{**about, "step_ms": ms, "host_us": 10.0} for ms in (9.0, 8.0, 1.0, 3.0)]
+        engine._steps_of = lambda *_: lines
+        shape = bench_sglang.Shape(1, 8192, new=512)
+        self.assertEqual(engine.time_prompts(None, shape, 1, 2), {"steps": 2, "step_ms": 2.0, "host_us": 10.0})
+        lines[-1] = {**lines[-1], "queries": 8704.0}
+        with self.assertRaisesRegex(RuntimeError, r"\(1, 512.0\), \(1, 8704.0\)"):
+            engine.time_prompts(None, shape, 1, 2)
 
 
 class Register(unittest.TestCase):
