@@ -698,11 +698,12 @@ def vllm_attention():
     return table(["batch, heads", *backends, "best other / CUSTOM"], lines)
 
 
-# ---- Decoding in SGLang: tests/engines/bench_sglang.py.
+# ---- Decoding and prefill in SGLang: tests/engines/bench_sglang.py.
 
 
 def sglang_engine(one):
-    return f"{one['backend']}, pages of {one['page']}" + (f", {one['drafts']} drafts" if one.get("drafts") else "")
+    return (f"{one['backend']}, pages of {one['page']}" + (f", {one['drafts']} drafts" if one.get("drafts") else "")
+            + (f", {one['graphs']} graphs" if one.get("graphs") else ""))
 
 
 def sglang_found(name, what):
@@ -761,6 +762,33 @@ def sglang_beside(name):
     return table(["heads, requests", *engines], lines)
 
 
+def sglang_prompts(name):
+    """Steps of prompts: milliseconds in kernels, the least of several in bold, in attention, and of the whole step."""
+    shapes, columns, is_chosen = {}, {}, record(name)["asked"].get("forms") == ["chosen"]
+    for one in record(name)["results"]:
+        if one["what"] == "prompts" and "kernels_ms" in one:
+            form, graphs = "chosen" if is_chosen else one["form"], one.get("graphs", "no") + " graphs" * is_chosen
+            column = one["backend"] != "hypermla", one["backend"], form != "decompressed", graphs != "no graphs", graphs
+            columns[column] = f"{one['backend']}, {graphs if is_chosen else form}"
+            shape = -one["heads"], one["context"], one["batch"], one["new"]
+            shapes.setdefault(shape, {})[column] = one
+    lines = []
+    for (heads, context, batch, new), of in sorted(shapes.items()):
+        least = min(one["kernels_ms"] for one in of.values())
+        cells = []
+        for column in sorted(columns):
+            one = of.get(column)
+            if one is None:
+                cells.append("")
+                continue
+            kernels, attention, step = (f"{one[key]:.{(one[key] < 100) + (one[key] < 10 and key != 'step_ms')}f}"
+                                        for key in ("kernels_ms", "attention_ms", "step_ms"))
+            bold = "**" if one["kernels_ms"] == least else ""
+            cells.append(f"{bold}{kernels}{bold} ({attention}), {step}")
+        lines.append([f"{-heads}, {batch} x {new}" + (f" over {context}" if context else ""), *cells])
+    return table(["heads, requests x new tokens", *(columns[column] for column in sorted(columns))], lines)
+
+
 def sglang_agreement(name="sglang"):
     lines, against = [], {(one["heads"], sglang_engine(one)): one for one in record(name)["results"]
                           if one["what"] == "against"}
@@ -806,7 +834,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
                                            vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
                                            vllm_engine, vllm_prompts, vllm_attention, sglang_steps, sglang_beside,
-                                           sglang_agreement, sparse_bf16, context_parallel, waiting, runs)}
+                                           sglang_prompts, sglang_agreement, sparse_bf16, context_parallel, waiting,
+                                           runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
