@@ -495,6 +495,7 @@ class Prefill(unittest.TestCase):
             planned(its, *starts)
 
         stand_in(hypermla.MlaPrefill, "plan", plan)
+        self.enterContext(mock.patch.dict(os.environ, SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD="1"))  # all
 
     def capacity(self, tokens):
         """Up to so many tokens of prefixes are decompressed at once."""
@@ -757,8 +758,37 @@ class Plugin(unittest.TestCase):
 
         Case(64, [9])
         self.assertIn("hypermla", utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
-        self.assertIs(attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla"),
-                      attention_backend_handler.handle_attention_flashinfer)
+
+    def test_prefixes_are_decompressed_where_it_pays(self):
+        """By the new tokens behind them, but for what the environment says, and what SGLang does not decompress."""
+        one_shot, chunked, absorbed = (AttnForwardMethod.MHA_ONE_SHOT, AttnForwardMethod.MHA_CHUNKED_KV,
+                                       AttnForwardMethod.MLA)
+
+        def form(prefixes, new, layer=Layer(HEADS), mode=ForwardMode.EXTEND):
+            batch = types.SimpleNamespace(
+                forward_mode=mode, extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=new, attn_cp_metadata=None,
+                seq_lens_cpu=[sum(pair) for pair in zip(prefixes or [], new)], get_max_chunk_capacity=lambda: 131072)
+            return attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla")(layer, batch)
+
+        Case(64, [9])
+        with mock.patch.dict(os.environ):
+            os.environ.pop("SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD", None)
+            for prefixes, new, expected in (
+                    ([0, 0], [1, 7], one_shot), ([2048], [512], one_shot), ([2048], [128], absorbed),
+                    ([8192] * 8, [16] * 8, absorbed), ([131072], [512], chunked), ([8192], [198], one_shot),
+                    ([8192], [197], absorbed), ([64] * 9, [160] * 9, one_shot),
+                    ([0, 8192], [512, 1], absorbed), ([0, 512], [512, 1], one_shot)):
+                self.assertIs(form(prefixes, new), expected, (prefixes, new))
+            self.assertIs(form([2048], [512], mode=ForwardMode.TARGET_VERIFY), absorbed)
+            layer = Layer(HEADS)
+            layer.disable_chunked_prefix_cache = True
+            self.assertIs(form([2048], [512], layer), absorbed)
+            self.assertIs(form([2048], [512], Layer(HEADS)), one_shot)
+            os.environ["SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD"] = "1"
+            self.assertIs(form([8192], [1], Layer(HEADS)), one_shot)
+            layer = Layer(HEADS)
+            layer.chunked_prefix_cache_threshold = 8192
+            self.assertIs(form([2048], [512], layer), absorbed)
 
 
 class Sparse(unittest.TestCase):

@@ -8,10 +8,12 @@ workspace follow from its capacity alone.
 """
 
 import logging
+import sys
 import weakref
 
 import torch
 from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
+from sglang.srt.environ import envs
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
 from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
 from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import is_in_breakable_cuda_graph
@@ -37,11 +39,22 @@ from hypermla.sglang import prefill as decompressed
 
 _log = logging.getLogger(__name__)
 
-# Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated. And which
-# form prefill has: that of FlashInfer, which computes the absorbed one.
+# Which layers hand queries to this backend in two parts, latent and rotary: nothing needs to be concatenated.
 if NAME not in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
     deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS.append(NAME)
-AttentionBackendRegistry.register(NAME, handle_attention_flashinfer)
+
+
+def _form(layer, forward_batch):
+    """Which form a layer's attention has in a step: what SGLang chooses for FlashInfer, which computes the absorbed
+    one. But where the environment does not say from how many tokens of prefixes on these are decompressed, it is done
+    where it pays."""
+    lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
+    if None not in lengths and not envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set():
+        layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else sys.maxsize
+    return handle_attention_flashinfer(layer, forward_batch)
+
+
+AttentionBackendRegistry.register(NAME, _form)
 
 
 class _Steps:

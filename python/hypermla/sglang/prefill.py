@@ -17,6 +17,17 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 _log = logging.getLogger(__name__)
 
+# From so many new tokens behind a prefix on, attention over decompressed tokens saves more than decompressing the
+# prefix costs: both grow with its length. On an H200 they were even at 151 to 234, and in seven of eight cases at 200
+# or more: 16 and 128 heads, 2048 and 8192 tokens of prefix, 1 and 8 requests (results/nvidia-h200/sglang_prompts.json).
+NEW = 200
+
+
+def pays(new, prefixes):
+    """Whether decompressing the prefixes of a batch takes less time than the absorbed form of its attention: its pairs
+    of queries and tokens decide, of which causality takes half among the new tokens."""
+    return sum(more * (prefix + more / 2) for more, prefix in zip(new, prefixes)) >= NEW * sum(prefixes)
+
 
 class _Attention:
     """A MlaPrefill, and what it was planned for last. Layers of several backends (of the drafter, of the two batches
