@@ -17,7 +17,8 @@ import types
 HERE = pathlib.Path(__file__).resolve().parent
 USED = {
     "sglang.srt.arg_groups.overrides": ["_page_size_default"],
-    "sglang.srt.environ": ["envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set", "envs.SGLANG_PLUGINS.get"],
+    "sglang.srt.environ": ["envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.get",
+                            "envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set", "envs.SGLANG_PLUGINS.get"],
     "sglang.srt.layers.attention.dsa_backend": ["DeepseekSparseAttnBackend.__init__",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_sparse",
                                                 "DeepseekSparseAttnBackend._forward_flashmla_kv",

@@ -781,6 +781,11 @@ class Plugin(unittest.TestCase):
                 self.assertIs(form(prefixes, new), expected, (prefixes, new))
             self.assertIs(form([2048], [512], mode=ForwardMode.TARGET_VERIFY), absorbed)
             layer = Layer(HEADS)
+            layer.kv_cache_dtype = "fp8_e4m3"
+            for prefixes, new, expected in (([2048], [512], one_shot), ([2048], [128], absorbed),
+                                            ([8192], [128], one_shot), ([2048] * 4, [1] * 4, one_shot)):
+                self.assertIs(form(prefixes, new, layer), expected, (prefixes, new))
+            layer = Layer(HEADS)
             layer.disable_chunked_prefix_cache = True
             self.assertIs(form([2048], [512], layer), absorbed)
             self.assertIs(form([2048], [512], Layer(HEADS)), one_shot)

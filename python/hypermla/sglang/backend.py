@@ -47,10 +47,12 @@ if NAME not in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
 def _form(layer, forward_batch):
     """Which form a layer's attention has in a step: what SGLang chooses for FlashInfer, which computes the absorbed
     one. But where the environment does not say from how many tokens of prefixes on these are decompressed, it is done
-    where it pays."""
+    where it pays; of a cache in FP8, all of which the absorbed form converts, also where SGLang does it."""
+    threshold = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD
     lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
-    if None not in lengths and not envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set():
-        layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else sys.maxsize
+    if None not in lengths and not threshold.is_set():
+        otherwise = threshold.get() if layer.kv_cache_dtype.startswith("fp8") else sys.maxsize
+        layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else otherwise
     return handle_attention_flashinfer(layer, forward_batch)
 
 
