@@ -121,6 +121,7 @@ PARTS = (
     Part("h16-d0-fp8", 16, 0, SOME, (OURS, FLASHMLA), cache="fp8"),
     Part("h128-d0-fp8-queries", 128, 0, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h128-d3-fp8-queries", 128, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
+    Part("h16-d3-fp8-queries", 16, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h16-samples", 16, 0, SAMPLES, samples=True),
     Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
     Part("h128-sparse", 128, 0, LISTS, sparse=True),
