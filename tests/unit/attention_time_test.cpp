@@ -151,14 +151,20 @@ TEST(AttentionTime, OfQueriesInFp8IsCloseToWhatWasMeasured) {
     const char* kernel;
     int b, s, t, h;
     double burst, sustained;
-  } const kRows[] = {{"cute.mla.flash_mla_v2", 32, 16, 4096, 128, 499.3, 583.0},
-                     {"cute.mla.flash_mla_v2", 32, 4, 4096, 128, 131.3, 149.8},
-                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 128, 139.9, 166.3},
-                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 64, 82.6, 92.3},
-                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 16, 77.3, 82.7},
-                     {"cute.mla.flash_mla_v2", 32, 1, 4096, 32, 29.4, 29.8},
-                     {"cute.mla.flash_mla_v2", 8, 1, 4096, 32, 16.2, 16.2},
-                     {"cute.mla.flash_mla_v2", 16, 1, 1024, 128, 15.5, 15.6},
+  } const kRows[] = {{"cute.mla.flash_mla_v2", 32, 16, 4096, 128, 497.0, 566.1},
+                     {"cute.mla.flash_mla_v2", 32, 4, 4096, 128, 130.6, 150.3},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 128, 138.5, 160.2},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 64, 81.1, 85.0},
+                     {"cute.mla.flash_mla_v2", 128, 1, 4096, 16, 75.4, 76.7},
+                     {"cute.mla.flash_mla_v2", 32, 1, 4096, 32, 26.7, 27.0},
+                     {"cute.mla.flash_mla_v2", 32, 1, 4096, 16, 25.4, 25.6},
+                     {"cute.mla.flash_mla_v2", 8, 1, 4096, 32, 13.8, 13.8},
+                     {"cute.mla.flash_mla_v2", 8, 1, 4096, 16, 12.9, 12.9},
+                     {"cute.mla.flash_mla_v2", 1, 1, 8192, 16, 9.5, 9.5},
+                     {"cute.mla.flash_mla_v2", 32, 3, 4096, 16, 28.5, 28.9},
+                     {"cute.mla.flash_mla_v2", 8, 3, 4096, 16, 15.0, 15.0},
+                     {"cute.mla.flash_mla_v2", 3, 1, 894, 40, 9.4, 9.3},
+                     {"cute.mla.flash_mla_v2", 16, 1, 1024, 128, 15.3, 15.4},
                      {"cute.mla.flash_mla_v4", 32, 1, 4096, 16, 28.1, 28.2},
                      {"cute.mla.flash_mla_v4", 8, 1, 4096, 16, 12.5, 12.5},
                      {"cute.mla.flash_mla_v4", 1, 1, 8192, 16, 10.2, 10.2}};

@@ -23,13 +23,11 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
     const int rows = fitting_rows();
     const double part = rows / 64.0, rate = this->by_zeros() * 2 * part / (1 + part);
     const double less = 0.02 * (64 - rows);  // partial outputs are shorter, and merged sooner
-    return {
-        {.rows = rows,
-         .burst = 1.47 * rate,
-         .sustained = 1.42 * rate,
-         .memory = rows == 64 ? 0.93 : 0.95,
-         .launches = {
-             .full = 1.6 - less / 2, .half = (rows == 64 ? 4 : 3.5) - less, .few = (rows == 64 ? 4.2 : 3.9) - less}}};
+    return {{.rows = rows,
+             .burst = 1.47 * rate,
+             .sustained = 1.42 * rate,
+             .memory = rows == 64 ? 0.93 : 0.95,
+             .launches = {.full = 1.6 - less / 2, .half = 4 - less, .few = 4.2 - less}}};
   }
 
  protected:
@@ -37,7 +35,7 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
   LatentVersion version(const FlashMlaV2Tiling& at) const override {
     return {.name = "flash_mla_v2",
             .header = beside(__FILE__, "flash_mla_v2.cuh"),
-            .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(at.rows), true},
+            .shape = {kFlashMlaV2Threads, kFlashMlaV2SharedBytes, this->side_by_side(64), true},
             .rows = at.rows,
             .gathers_fp8 = false,
             // v0's, in blocks of 0.85 us where its take 1.4, but for parts (docs/log/engine.md).
