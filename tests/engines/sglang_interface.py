@@ -52,6 +52,7 @@ USED = {
             "attn_attend_prefix_cache", "extend_prefix_lens_cpu", "extend_seq_lens", "extend_seq_lens_cpu",
             "mha_one_shot", "mha_return_lse", "prefix_chunk_cu_seq_lens", "prefix_chunk_idx",
             "prefix_chunk_num_tokens")],
+    "sglang.srt.model_executor.forward_context": ["get_token_to_kv_pool"],
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph": ["is_in_breakable_cuda_graph"],
     "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph": ["is_in_tc_piecewise_cuda_graph"],
     "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",

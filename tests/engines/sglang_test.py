@@ -764,13 +764,15 @@ class Plugin(unittest.TestCase):
         one_shot, chunked, absorbed = (AttnForwardMethod.MHA_ONE_SHOT, AttnForwardMethod.MHA_CHUNKED_KV,
                                        AttnForwardMethod.MLA)
 
-        def form(prefixes, new, layer=Layer(HEADS), mode=ForwardMode.EXTEND):
+        plain, of_fp8 = Case(64, [9]).backend, Case(64, [9], fp8=True).backend
+
+        def form(prefixes, new, layer=Layer(HEADS), mode=ForwardMode.EXTEND, backend=plain):
             batch = types.SimpleNamespace(
                 forward_mode=mode, extend_prefix_lens_cpu=prefixes, extend_seq_lens_cpu=new, attn_cp_metadata=None,
                 seq_lens_cpu=[sum(pair) for pair in zip(prefixes or [], new)], get_max_chunk_capacity=lambda: 131072)
-            return attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla")(layer, batch)
+            with forward_context(ForwardContext(attn_backend=backend)):
+                return attention_backend_handler.AttentionBackendRegistry.get_handler("hypermla")(layer, batch)
 
-        Case(64, [9])
         with mock.patch.dict(os.environ):
             os.environ.pop("SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD", None)
             for prefixes, new, expected in (
@@ -780,11 +782,9 @@ class Plugin(unittest.TestCase):
                     ([0, 8192], [512, 1], absorbed), ([0, 512], [512, 1], one_shot)):
                 self.assertIs(form(prefixes, new), expected, (prefixes, new))
             self.assertIs(form([2048], [512], mode=ForwardMode.TARGET_VERIFY), absorbed)
-            layer = Layer(HEADS)
-            layer.kv_cache_dtype = "fp8_e4m3"
             for prefixes, new, expected in (([2048], [512], one_shot), ([2048], [128], absorbed),
                                             ([8192], [128], one_shot), ([2048] * 4, [1] * 4, one_shot)):
-                self.assertIs(form(prefixes, new, layer), expected, (prefixes, new))
+                self.assertIs(form(prefixes, new, backend=of_fp8), expected, (prefixes, new))  # whatever layers say
             layer = Layer(HEADS)
             layer.disable_chunked_prefix_cache = True
             self.assertIs(form([2048], [512], layer), absorbed)

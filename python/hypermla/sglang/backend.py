@@ -16,6 +16,7 @@ from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
 from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
+from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
 from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import is_in_breakable_cuda_graph
 from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import is_in_tc_piecewise_cuda_graph
 from sglang.srt.models.deepseek_common import utils as deepseek
@@ -51,7 +52,8 @@ def _form(layer, forward_batch):
     threshold = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD
     lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if None not in lengths and not threshold.is_set():
-        otherwise = threshold.get() if layer.kv_cache_dtype.startswith("fp8") else sys.maxsize
+        # The layer's own kv_cache_dtype is the command line's: "auto" where a checkpoint asks for FP8.
+        otherwise = threshold.get() if get_token_to_kv_pool().dtype == torch.float8_e4m3fn else sys.maxsize
         layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else otherwise
     return handle_attention_flashinfer(layer, forward_batch)
 
