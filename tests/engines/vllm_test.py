@@ -290,6 +290,16 @@ class EngineTest(unittest.TestCase):
         self.assertTrue(torch.allclose(lse, expected_lse, atol=1e-3, rtol=1e-3))
         self.assertEqual(len(builder._plans._planned), 2, "what was loaded at the start")
 
+    def test_which_queries_are_rounded(self):
+        """Those of layers whose requests decode with 64 rows, of 4 heads here, and plans are the layers', whatever the
+        builder's configuration says: vLLM makes a drafter's layers with another one."""
+        for drafts, rounded in (0, False), (14, False), (15, True):
+            config = config_of(drafts=drafts, cache="fp8")
+            layer = impl_of(config)
+            self.assertEqual(layer.supports_quant_query_input, rounded)
+            for builder in builder_of(config), builder_of(config_of(cache="fp8"), impl=layer):
+                self.assertEqual([kind[-1] for kind in builder._kinds], [rounded], drafts)
+
     def test_one_tensor_of_queries(self):  # as context parallelism gives it
         config = config_of()
         builder, impl, batch = builder_of(config), impl_of(config), Batch([300, 17], [1, 1])

@@ -313,10 +313,9 @@ def _capacities(config, any_batch, heads, shards, device):
     return long if any_batch else short, long  # a graph may be recorded with short queries and replayed with long ones
 
 
-def _kind(config, heads, page, scale, cache):
-    """Of layers, as Plans has it, over a cache of that type."""
-    cache_format = "fp8_576" if cache in FP8 else "as_queries"
-    return heads, page, config.model_config.dtype, scale, cache_format, _rounds_queries(config, heads, cache)
+def _kind(config, heads, page, scale, cache, rounded):
+    """Of layers, as Plans has it, over a cache of that type; rounded: whether their queries are."""
+    return heads, page, config.model_config.dtype, scale, "fp8_576" if cache in FP8 else "as_queries", rounded
 
 
 # What HyperMLAImpl.reserve_workspace() holds until there is a builder, by device.
@@ -375,9 +374,12 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         if _is_portable():
             logger.warning_once("HyperMLA decodes by portable kernels here, which an H200 alone has verified; "
                                 "`hypermla verify cutile.mla.flash_mla_split_kv` does so on this GPU")
-        scales = {layer.scale for layer in layers if hasattr(layer, "scale")}
         cache = FP8[0] if kv_cache_spec.dtype.itemsize == 1 else "auto"
-        self._kinds = [_kind(vllm_config, heads, self.page_size, float(scale), cache) for scale in scales]
+        # As the layers have decided, whose configuration a drafter may not share with this one.
+        rounds = _rounds_queries(vllm_config, heads, cache)
+        kinds = {(float(layer.scale), getattr(getattr(layer, "impl", None), "supports_quant_query_input", rounds))
+                 for layer in layers if hasattr(layer, "scale")}
+        self._kinds = [_kind(vllm_config, heads, self.page_size, scale, cache, rounded) for scale, rounded in kinds]
         for kind in self._kinds:
             for capacity in dict.fromkeys((self._usual, self._long)):
                 decode = self._plans.decode(capacity, True, *kind)
@@ -465,7 +467,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         shards = config.parallel_config.decode_context_parallel_size
         heads, name = self.num_heads * shards, _tensors.device_name(config.device_config.device)
         page = math.gcd(config.cache_config.block_size, 128)  # of the kernel, as vLLM chooses it
-        kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype)
+        kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype, self.supports_quant_query_input)
         for capacity in _capacities(config, _settle_graphs(config), heads, shards, name):
             _reserved.setdefault(name, Plans(name)).decode(capacity, True, *kind)
 
