@@ -82,11 +82,11 @@ def reasons(capability=(9, 0), **changed):
                                                    **{**asked, **changed}))
 
 
-def impl_of(config, kv_b_proj=None):
+def impl_of(config, kv_b_proj=None, nope=NOPE, value=128):
     with set_current_vllm_config(config):
         return Impl(HEADS, LATENT + ROPE, SCALE, 1, None, None, config.cache_config.cache_dtype, None, "decoder", None,
-                    q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE,
-                    qk_head_dim=NOPE + ROPE, v_head_dim=128, kv_b_proj=kv_b_proj)
+                    q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=nope, qk_rope_head_dim=ROPE,
+                    qk_head_dim=nope + ROPE, v_head_dim=value, kv_b_proj=kv_b_proj)
 
 
 class NoPrefill:
@@ -826,6 +826,30 @@ class PrefillTest(unittest.TestCase):
         self.assertIsNone(chosen(None))
         with mock.patch.object(hypermla.vllm.backend, "PREFILL_BACKEND", "another.Prefill"):
             self.assertIsNone(chosen((9, 0)))
+
+    def test_drafters_of_other_columns_are_left_to_vllm(self):
+        """Which inherit the choice that was made for the model's layers. What a command line names stays."""
+        custom = MLAPrefillBackendEnum.CUSTOM
+        with (mock.patch.object(hypermla.vllm.backend, "_named", False),
+              mock.patch("torch.cuda.is_available", return_value=True),
+              mock.patch("torch.cuda.get_device_capability", return_value=(9, 0))):
+            config = config_of()
+            config.attention_config.mla_prefill_backend = custom
+            impl_of(config, nope=192, value=256)
+            self.assertEqual(config.attention_config.mla_prefill_backend, custom)
+            config.attention_config.mla_prefill_backend = None
+            impl_of(config)
+            for columns in (192, 256), (64, 128):
+                drafter = copy.copy(config)
+                drafter.attention_config = copy.copy(config.attention_config)
+                self.assertEqual(drafter.attention_config.mla_prefill_backend, custom)
+                impl_of(drafter, None, *columns)
+                self.assertIsNone(drafter.attention_config.mla_prefill_backend)
+            impl_of(drafter)
+            self.assertEqual(drafter.attention_config.mla_prefill_backend, custom)
+        with self.assertRaisesRegex(ValueError, "of 128 .+ and 128 columns, not of 192 .+ and 256, .+FLASH_ATTN"):
+            self.Prefill(num_heads=HEADS, scale=SCALE, kv_lora_rank=LATENT, qk_nope_head_dim=192,
+                         qk_rope_head_dim=ROPE, v_head_dim=256, vllm_config=config)
 
     def test_what_is_refused(self):
         from vllm.v1.attention.backends.mla.prefill.base import MLADimensions

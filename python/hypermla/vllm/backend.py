@@ -44,15 +44,24 @@ def _is_portable():
     return torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER
 
 
+_named = False  # whether _prefill_too(), not the command line, has named our backend of prefills
+
+
 def _prefill_too(config, dimensions):
     """Has layers of these columns (NoPE, RoPE, values) prefill by our kernels, too, on Hopper and unless the command
-    line names a backend. vLLM chooses one after it has made a layer's implementation."""
-    custom = MLAPrefillBackendEnum.CUSTOM
-    if (config.attention_config.mla_prefill_backend is None and dimensions == (NOPE, ROPE, VALUE)
-            and torch.cuda.is_available() and not _is_portable()
-            and custom.is_overridden() and custom.get_path() == PREFILL_BACKEND):
+    line names a backend; a drafter's of others, which inherits that, by vLLM's own. vLLM chooses one after it has made
+    a layer's implementation."""
+    global _named
+    custom, attention_config = MLAPrefillBackendEnum.CUSTOM, config.attention_config
+    ours = custom.is_overridden() and custom.get_path() == PREFILL_BACKEND
+    fits = dimensions == (NOPE, ROPE, VALUE)
+    if (attention_config.mla_prefill_backend is None and fits and ours and torch.cuda.is_available()
+            and not _is_portable()):
         logger.info_once("""HyperMLA prefills, too; -ac '{"mla_prefill_backend": "FLASH_ATTN"}' declines""")
-        config.attention_config.mla_prefill_backend = custom
+        attention_config.mla_prefill_backend, _named = custom, True
+    elif attention_config.mla_prefill_backend is custom and not fits and ours and _named:
+        logger.info_once("vLLM prefills layers of %d + %d and %d columns by a backend of its own", *dimensions)
+        attention_config.mla_prefill_backend = None
 
 
 def _drafted_queries(config):

@@ -23,6 +23,14 @@ class HyperMLAPrefill(MLAPrefillBackend):
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
 
+    def __init__(self, *dimensions, **named):
+        super().__init__(*dimensions, **named)
+        found = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        if found != (NOPE, ROPE, VALUE):  # vLLM has asked for those of the model, which are not always its drafter's
+            raise ValueError("HyperMLA prefills layers of {} + {} and {} columns, not of {} + {} and {}, perhaps a "
+                             """drafter's; give -ac '{{"mla_prefill_backend": "FLASH_ATTN"}}'""".format(
+                                 NOPE, ROPE, VALUE, *found))
+
     @staticmethod
     def get_name():
         return "CUSTOM"
