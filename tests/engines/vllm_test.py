@@ -784,6 +784,35 @@ class PrefillTest(unittest.TestCase):
             self.assertEqual(made.call_count, 2)
         self.assertNotIn("_new_tokens", vars(layers))
 
+    def test_memory_is_taken_while_vllm_measures_it(self):
+        """Of what is ours alone."""
+        made, alive = [], weakref.WeakSet()
+
+        def make(**options):
+            prefill = MlaPrefill(**options)
+            made.append((options, len(alive)))
+            alive.add(prefill)
+            return prefill
+
+        for named, count in (MLAPrefillBackendEnum.CUSTOM, 2), (MLAPrefillBackendEnum.FLASH_ATTN, 0):
+            with self.subTest(named), mock.patch("hypermla.vllm.prefill.MlaPrefill", mock.Mock(wraps=make)) as of:
+                of.MAX_REQUESTS, of.MAX_QUERY_TOKENS, of.MAX_TOKENS = 2048, 1 << 20, 1 << 20
+                made.clear()
+                config = config_of()
+                config.attention_config.mla_prefill_backend = named
+                layers = [impl_of(config) for _ in range(2)]
+                with set_current_vllm_config(config):
+                    for impl in layers:
+                        impl.reserve_workspace()
+                held = [one for one, _ in made]
+                self.assertEqual((len(held), len(alive)), (count, count))
+                builder = builder_of(config, impl=layers[0], prefill=self.made(config))
+                self.assertEqual([one for one, _ in made[-2:]], [one for one, _ in made[:2]])
+                self.assertEqual(made[-2][1], 0, "what was held is there while the builder makes its own")
+                del builder
+                gc.collect()
+                self.assertEqual(len(alive), 0)
+
     def test_batch_invariance(self):
         for invariant in False, True:
             with (mock.patch("vllm.envs.VLLM_BATCH_INVARIANT", invariant),

@@ -50,7 +50,7 @@ _named = False  # whether _prefill_too(), not the command line, has named our ba
 def _prefill_too(config, dimensions):
     """Has layers of these columns (NoPE, RoPE, values) prefill by our kernels, too, on Hopper and unless the command
     line names a backend; a drafter's of others, which inherits that, by vLLM's own. vLLM chooses one after it has made
-    a layer's implementation."""
+    a layer's implementation. Returns whether it will be ours."""
     global _named
     custom, attention_config = MLAPrefillBackendEnum.CUSTOM, config.attention_config
     ours = custom.is_overridden() and custom.get_path() == PREFILL_BACKEND
@@ -62,6 +62,7 @@ def _prefill_too(config, dimensions):
     elif attention_config.mla_prefill_backend is custom and not fits and ours and _named:
         logger.info_once("vLLM prefills layers of %d + %d and %d columns by a backend of its own", *dimensions)
         attention_config.mla_prefill_backend = None
+    return fits and ours and attention_config.mla_prefill_backend is custom
 
 
 def _drafted_queries(config):
@@ -327,8 +328,8 @@ def _kind(config, heads, page, scale, cache, rounded):
     return heads, page, config.model_config.dtype, scale, "fp8_576" if cache in FP8 else "as_queries", rounded
 
 
-# What HyperMLAImpl.reserve_workspace() holds until there is a builder, by device.
-_reserved: dict[str, Plans] = {}
+# What HyperMLAImpl.reserve_workspace() holds until there is a builder: Plans by device, and backends of prefills.
+_reserved = {}
 
 
 @dataclass
@@ -364,7 +365,11 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         heads = next(of.num_heads for of in (getattr(layers[0], "impl", None), layers[0]) if hasattr(of, "num_heads"))
         # Loads the kernels now, not when the first request waits for them; of prefill, in vLLM's own constructor.
         logger.info_once("HyperMLA loads its kernels; those never compiled before take a few seconds each")
-        # Before that constructor, which reads it.
+        # Before that constructor, which makes the one of prefills, and reads the threshold.
+        _reserved.clear()  # for what is made here
+        for layer in layers:
+            if hasattr(layer, "impl"):
+                layer.impl.reserves = False
         self.reorder_batch_threshold = _longest_decode(
             vllm_config, any_batch, heads * vllm_config.parallel_config.decode_context_parallel_size)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
@@ -375,10 +380,6 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
-        _reserved.clear()  # for what is made here
-        for layer in layers:
-            if hasattr(layer, "impl"):
-                layer.impl.reserves = False
         self._plans = Plans(name)
         if _is_portable():
             logger.warning_once("HyperMLA decodes by portable kernels here, which an H200 alone has verified; "
@@ -460,8 +461,8 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         # Else queries stay bfloat16 beside a cache in FP8, too.
         self.supports_quant_query_input = config is not None and _rounds_queries(
             config, num_heads * config.parallel_config.decode_context_parallel_size, self.kv_cache_dtype)
-        if config is not None:
-            _prefill_too(config, (self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim))
+        dimensions = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        self._prefills = config is not None and _prefill_too(config, dimensions)
         if envs.VLLM_BATCH_INVARIANT and config is not None:
             _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
@@ -479,6 +480,10 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         kind = _kind(config, heads, page, float(self.scale), self.kv_cache_dtype, self.supports_quant_query_input)
         for capacity in _capacities(config, _settle_graphs(config), heads, shards, name):
             _reserved.setdefault(name, Plans(name)).decode(capacity, True, *kind)
+        at = name, self.num_heads, self.scale
+        if self._prefills and at not in _reserved:
+            _reserved[at] = HyperMLAPrefill(self.num_heads, self.scale, self.kv_lora_rank, self.qk_nope_head_dim,
+                                            self.qk_rope_head_dim, self.v_head_dim, config).clone()
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
         """q: [tokens, heads, 576], or the pair of 512 and 64 columns, of any strides, in FP8 where they are rounded.
