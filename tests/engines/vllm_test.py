@@ -595,6 +595,21 @@ class EngineTest(unittest.TestCase):
             config.scheduler_config.max_num_seqs = 256
             self.assertEqual(_longest_decode(config, False, 128), longest)
 
+    def test_steps_have_as_many_tokens_as_mla_decode_takes(self):
+        """Of 128 heads fewer than 262144. Where a graph serves any batch, requests cannot be made shorter."""
+        from hypermla.vllm.backend import _capacities, _longest_decode
+
+        for batched, longest in (262143, 128), (262144, 64):
+            config = config_of(requests=2048)
+            config.scheduler_config.max_num_batched_tokens = batched
+            self.assertEqual(_longest_decode(config, False, 128), longest)
+            self.assertLess(_capacities(config, False, 128, 1, "cpu")[1].query_tokens, 262144)
+            if longest == 64:
+                with self.assertRaisesRegex(ValueError, "262143 tokens of 128 heads .+; lower --max-num-seqs, "):
+                    _capacities(config, True, 128, 1, "cpu")
+            else:
+                self.assertEqual(_capacities(config, True, 128, 1, "cpu")[1].query_tokens, batched)
+
     def test_other_gpus_than_hopper_decode_without_long_requests(self):
         from hypermla.vllm.backend import _longest_decode, _settle_graphs
 
