@@ -9,7 +9,8 @@ attention backends agree, and how long does a step take?
 The measurements are parts, the most telling first. The backends of a part are processes that live at once, each with
 an engine, and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each. Rounds are
 processes anew, in the reverse order. What the record holds is not measured again: where the time is over, the next call
-goes on; a row that one backend lacks is measured with all that are asked for.
+goes on; a row that one backend lacks is measured with all that are asked for. Where ours fails the others stop, and
+where it does not start the part's other rounds are left, too: there is nothing to compare.
 
 Hosts differ from core to core and from second to second. So a loop of Python is timed on every core, at the start and
 before every eighth turn: all main threads, of which one works at a time, are put on the fastest, their other threads on
@@ -55,6 +56,7 @@ TURNS, MOST_TURNS, TURN_SECONDS = 8, 20, 20  # of a row
 EVEN, FAST = 1.1, 1.3  # the largest host_us of a turn over its least, and over the least of all
 CORES = 4
 LEAST_SECONDS = 60  # that processes need to say anything
+OVER = "stopped: the time is over"
 # One process, no network, nothing optional.
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
                "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
@@ -347,13 +349,17 @@ class Worker:
                 if status is None and time.time() > self.until:
                     os.killpg(self._child.pid, signal.SIGKILL)
                     self._child.wait()
-                    self.ended = "stopped: the time is over"
+                    self.ended = OVER
                     return heard
                 time.sleep(0.01 if status is None else 0)
 
 
+def ours_failed(workers):
+    return OURS in workers and workers[OURS].ended not in (None, "end", OVER)
+
+
 def take_turns(workers, shape, host, until):
-    """{backend: its row}; of processes that end, none."""
+    """{backend: its row}; of processes that end, none, and where ours has failed, of none."""
     of_shape = {name: value for name, value in shape._asdict().items() if name != "new" or value}
     errors, turns = {}, []
 
@@ -375,6 +381,8 @@ def take_turns(workers, shape, host, until):
                 del turn[backend]
         for run in turns[-1].values():
             host.seen(run["host_us"])
+        if ours_failed(workers):
+            return {}
         if chosen(turns, host.least)[1] == TURNS:
             break
     best, fast = chosen(turns, host.least)
@@ -388,11 +396,14 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
     workers, rows = {}, {}
     host.look()
     for backend in backends:  # one after another, since vLLM looks at what memory is free
-        workers[backend] = Worker(part, backend, number, wanted, backend in agreement, at, host, until)
+        if not ours_failed(workers):
+            workers[backend] = Worker(part, backend, number, wanted, backend in agreement, at, host, until)
     for shape in wanted:
         alive = {backend: worker for backend, worker in workers.items() if not worker.ended}
-        if alive and time.time() < until - 15:
+        if alive and time.time() < until - 15 and not ours_failed(workers):
             rows[shape] = take_turns(alive, shape, host, until - 15)
+    if ours_failed(workers):
+        print(f"{part.name} {number}: {OURS} has failed, so {', '.join(backends)} measure no more", flush=True)
     for shape, of in rows.items():
         for backend, row in of.items():
             if number == 0 and "error" not in row and time.time() < until - 10:
@@ -453,7 +464,7 @@ def main():
         return 0
     os.makedirs(at.work, exist_ok=True)
     end, host = time.time() + at.seconds, Host()
-    record, failed, left = read_record(at.record), 0, 0
+    record, failed, left, hopeless = read_record(at.record), 0, 0, set()
     for part, number, backends in groups(at):
         lacks = {backend: missing(record, part, backend, number, at) for backend in backends}
         wanted = [shape for shape in part.shapes if any(shape in shapes for shapes, _ in lacks.values())]
@@ -461,12 +472,14 @@ def main():
         backends = backends if wanted else agreement
         if not backends:
             continue
-        if end - time.time() < LEAST_SECONDS:
+        if end - time.time() < LEAST_SECONDS or part.name in hopeless:
             left += len(backends)
             continue
         if OURS in backends and missing_plugins("vllm.general_plugins"):
             stop(f"{sys.executable} has no plug-ins of hypermla; install its wheel there, or name others by --backends")
         together = run_together(part, number, backends, wanted, agreement, at, host, min(end, time.time() + at.limit))
+        if together.get(OURS) and not any(one["what"] == "engine" for one in together[OURS]):
+            hopeless.add(part.name)
         for backend in part.backends:
             found = together.get(backend, [])
             against_ours(part, backend, found, at)

@@ -194,6 +194,61 @@ class Bench(unittest.TestCase):
         self.assertEqual((rows["b"]["wall_ms"], rows["b"]["fast"]), ([2, 4], 2))
         self.assertEqual(self.take_turns([10], failing=0, TURN_SECONDS=0)[1], "ab")
 
+    def run_together(self, backends, fails):
+        """What its processes are asked for and what they found; fails: the backend and where: at its start, with a
+        shape or in none, and how it ends."""
+        asked, (failing, at, how) = [], fails
+
+        class Worker:
+            def __init__(self, part, backend, *_):
+                asked.append((backend, "start"))
+                self.backend, self.ended, self.found = backend, how if (backend, at) == (failing, "start") else None, []
+
+            def ask(self, what, shape):
+                asked.append((self.backend, what, shape.batch))
+                if self.ended or (self.backend, what, shape.batch) == (failing, "time", at):
+                    self.ended = self.ended or how
+                    return None
+                names = "wall_ms", "graph_ms", "steps", "replays", "queries", "builder_us", "forward_us"
+                return {**dict.fromkeys(names, 1), "host_us": 10} if what == "time" else {}
+
+            def end(self):
+                return self.found
+
+        host = bench_vllm.Host()
+        host.look = lambda: None
+        part = next(part for part in bench_vllm.PARTS if part.name == "h16-d3")
+        with mock.patch.multiple(bench_vllm, Worker=Worker, TURNS=2), contextlib.redirect_stdout(io.StringIO()) as said:
+            found = bench_vllm.run_together(part, 1, backends, part.shapes, [], None, host, math.inf)
+        return asked, {backend: [row["batch"] for row in rows] for backend, rows in found.items()}, said.getvalue()
+
+    def test_where_ours_fails_the_others_stop(self):
+        ours, other, failed = "CUSTOM", "FLASHMLA", "CUSTOM has failed, so "
+        asked, found, said = self.run_together([ours, other], (ours, "start", "exit status 1"))
+        self.assertEqual((asked, found), ([(ours, "start")], {ours: []}))
+        self.assertIn(failed, said)
+        asked, found, said = self.run_together([other, ours], (ours, "start", "exit status 1"))
+        self.assertEqual((asked, found), ([(other, "start"), (ours, "start")], {other: [], ours: []}))
+        self.assertIn(failed, said)
+        asked, found, said = self.run_together([ours, other], (ours, 32, "exit status 1"))
+        self.assertEqual((found, {one[2] for one in asked[2:]}), ({ours: [128], other: [128]}, {128, 32}))
+        self.assertEqual(asked.count((other, "time", 32)), 1)
+        self.assertIn(failed, said)
+        for fails in (other, 32, "exit status 1"), (ours, 32, bench_vllm.OVER), (None, None, None):
+            asked, found, said = self.run_together([ours, other], fails)
+            whole = {ours: [128, 32, 1], other: [128, 32, 1]}
+            self.assertEqual((found, said), (whole | {fails[0]: [128]} if fails[0] else whole, ""))
+
+    def test_where_ours_does_not_start_other_rounds_are_left(self):
+        process = self.process
+        self.process = lambda part, backend, *rest: [{"what": "failed", "said": "exit status 1"}] if (
+            backend == "CUSTOM" and part.name == "h16-d3") else process(part, backend, *rest)
+        status, record, said = self.run_bench("--parts", "h16-d3", "h16-d3-mixed")
+        self.assertEqual((status, [one[:3] for one in self.asked]),
+                         (1, [("h16-d3", backend, 0) for backend in ("FLASH_ATTN_MLA", "FLASHMLA")] +
+                             [("h16-d3-mixed", "CUSTOM", number) for number in (0, 1)]))
+        self.assertIn("3 processes are left for the next call; 1 failed", said)
+
     def test_the_fastest_cores_one_thread_of_each(self):
         times, here = {4: 20, 5: 10, 6: 11, 7: 12}, []
         with mock.patch.multiple(bench_vllm, host_us=lambda: times[here[-1]], siblings=lambda cpu: cpu // 2), \
