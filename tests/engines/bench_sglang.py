@@ -19,6 +19,8 @@ Drafts are chains by the model's own layer for them, as DeepSeek-V3 has it (EAGL
 verifies and extends: graph_ms is the graph of the model, which verifies; draft_ms and extend_ms are those of the layer
 that drafts, where the backend has them: SGLang extends without one under fa3.
 
+Engines of as many heads as hypermla's are left out where none of these has started: there is nothing to compare.
+
 With --new a step has prompts: so many new tokens of each request, behind contexts that the prefix cache keeps. Without
 a context SGLang decompresses keys and values; behind one it does, or takes the absorbed form: --forms names those to be
 measured, `chosen` is the engine's own choice, as it always is where prefill has graphs (hypermla/64/0/breakable). A
@@ -745,6 +747,12 @@ def table(results):
     return "\n".join(lines)
 
 
+def hopeless(one, engines, dead):
+    """Whether an engine, (kind, heads), has nothing to be compared with: none of ours of as many heads starts."""
+    ours = [(kind, heads) for kind, heads in engines if kind.backend == "hypermla" and heads == one[1]]
+    return bool(ours) and one not in ours and dead.issuperset(ours)
+
+
 def main():
     words = sys.argv[1:]
     at = parse(words)
@@ -759,25 +767,33 @@ def main():
     engines = [(kind, heads) for heads in at.heads for kind in kinds_of(at)]
     for heads in at.heads:
         write_model(at, heads)
+    dead = set()
     for first in range(0, len(engines), at.at_once):
         several = engines[first:first + at.at_once]
         left = at.seconds - (time.monotonic() - begin)
-        if left < 30:
-            results += [{"what": "left out", **kind.named(heads), "said": "the time is over"}
-                        for kind, heads in several]
-            continue
-        children = [Child(at, words, plugin, *one, first + i) for i, one in enumerate(several)]
+        out = {one: "the time is over" if left < 30 else "hypermla has failed" for one in several
+               if left < 30 or hopeless(one, engines, dead)}
+        children = {one: Child(at, words, plugin, *one, number) for number, one in enumerate(several, first)
+                    if one not in out}
         started = time.monotonic() + min(at.limit, left)
-        ready = [child.wait_for("engine", started) for child in children]
-        for child, is_ready in zip(children, ready):
+        for one in sorted(children, key=lambda one: one[0].backend != "hypermla"):  # who decides about the others
+            if hopeless(one, engines, dead):
+                children[one].end()
+                out[one] = "hypermla has failed"
+            elif not children[one].wait_for("engine", started):
+                dead.add(one)
+        for one in several:
             left = at.seconds - (time.monotonic() - begin)
-            if is_ready:
-                child.measure(time.monotonic() + min(at.limit, max(left, 0)))
-            found = child.end()
+            if one in out:
+                found = [{"what": "left out", **one[0].named(one[1]), "said": [out[one]]}]
+            else:
+                if one not in dead:
+                    children[one].measure(time.monotonic() + min(at.limit, max(left, 0)))
+                found = children[one].end()
             results += found
-            for one in found:
-                if one["what"] != "texts":
-                    print(json.dumps(one), flush=True)
+            for result in found:
+                if result["what"] != "texts":
+                    print(json.dumps(result), flush=True)
     texts = [one for one in results if one["what"] == "texts"]
     for heads in at.heads:
         reference, *others = [one for one in texts if one["heads"] == heads] or [None]

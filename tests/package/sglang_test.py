@@ -2,6 +2,9 @@
 overrides is as tests/engines/sglang-*.json records it. tests/engines/sglang_test.py runs it in SGLang's own classes."""
 
 import ast
+import contextlib
+import io
+import json
 import os
 import pathlib
 import subprocess
@@ -245,6 +248,51 @@ class Prompts(unittest.TestCase):
         batch.forward_mode.is_extend = lambda: False
         self.watch.step_of_prompts(forward, runner, batch)
         self.assertEqual((measured, vars(layers[1])), ([], {}))
+
+    def test_where_ours_does_not_start_others_are_left_out(self):
+        """Of as many heads: as soon as the last of ours has failed."""
+        done = []
+
+        class Child:
+            def __init__(self, at, words, plugin, kind, heads, number):
+                self.one, self.named = f"{kind.backend}/{kind.page}/{heads}", kind.named(heads)
+                done.append(("start", self.one))
+
+            def wait_for(self, what, until):
+                done.append(("wait", self.one))
+                return self.one not in failing
+
+            def measure(self, until):
+                done.append(("measure", self.one))
+
+            def end(self):
+                return [{"what": "failed" if self.one in failing else "texts", "texts": [], **self.named}]
+
+        def bench(*words):
+            done.clear()
+            words = ["bench_sglang.py", f"--work={self.steps}.work", f"--record={self.steps}.json", *words]
+            with mock.patch.multiple(bench_sglang, Child=Child, write_model=mock.DEFAULT, difference=mock.DEFAULT,
+                                     missing_plugins=lambda group: set()) as mocks, \
+                 mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(io.StringIO()):
+                mocks["difference"].return_value = {}
+                bench_sglang.main()
+            results = json.loads(pathlib.Path(f"{self.steps}.json").read_text())["results"]
+            return {f"{one['backend']}/{one['page']}/{one['heads']}": " ".join(one["said"]) for one in results
+                    if one["what"] == "left out"}
+
+        two, left = ("--engines", "fa3/64", "hypermla/64"), {"fa3/64/16": "hypermla has failed"}
+        failing = {"hypermla/64/16"}
+        self.assertEqual(bench(*two, "--heads", "16", "8", "--at_once=2"), left)
+        self.assertNotIn(("wait", "fa3/64/16"), done)
+        self.assertEqual([one for what, one in done if what == "measure"], ["fa3/64/8", "hypermla/64/8"])
+        self.assertEqual(bench("--engines", "hypermla/64", "fa3/64", "--heads", "16"), left)
+        self.assertEqual(done, [("start", "hypermla/64/16"), ("wait", "hypermla/64/16")])
+        self.assertEqual(bench(*two, "hypermla/1", "--heads", "16", "--at_once=3"), {})
+        failing = {"fa3/64/16"}
+        self.assertEqual(bench(*two, "--heads", "16", "--at_once=2"), {})
+        self.assertIn(("measure", "hypermla/64/16"), done)
+        self.assertEqual(bench(*two, "--heads", "16", "--seconds=9"), dict.fromkeys(
+            ("fa3/64/16", "hypermla/64/16"), "the time is over"))
 
     def test_steps_of_other_shapes_are_no_figures(self):
         engine, about = bench_sglang.Engine.__new__(bench_sglang.Engine), {"requests": 1, "queries": 512.0}
