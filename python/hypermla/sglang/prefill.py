@@ -17,9 +17,10 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 _log = logging.getLogger(__name__)
 
-# From so many new tokens behind a prefix on, attention over decompressed tokens saves more than decompressing the
-# prefix costs: both grow with its length. On an H200 they were even at 151 to 234, and in seven of eight cases at 200
-# or more: 16 and 128 heads, 2048 and 8192 tokens of prefix, 1 and 8 requests (results/nvidia-h200/sglang_prompts.json).
+# From so many pairs for each token of a prefix on, some new tokens, attention over decompressed tokens saves more than
+# decompressing the prefix costs: both grow with its length. On an H200 they were even at 153 to 236, and in seven of
+# eight cases at 205 or more, by lines through 128 and 512 new tokens: 16 and 128 heads, 2048 and 8192 tokens of prefix,
+# 1 and 8 requests (results/nvidia-h200/sglang_prompts.json).
 NEW = 200
 
 
