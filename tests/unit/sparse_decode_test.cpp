@@ -198,7 +198,7 @@ TEST(SparseDecode, KernelsOfE4m3CompileWithoutSpills) {
       continue;
     EXPECT_EQ(compiler.compile(source, "sm_90").report.at("frame_bytes"), 0) << source.instance;
   }
-  EXPECT_EQ(attention.size(), 5u * 2 * 4);  // tilings, shards, pages
+  EXPECT_EQ(attention.size(), 5u * 3 * 4);  // tilings; causal, not causal, shards; pages
 }
 
 std::unique_ptr<KernelPlan> plan_of(const char* name, const Json& problem) {
@@ -288,6 +288,42 @@ TEST(SparseDecode, ACommandOverACacheInFp8ComputesWhatMlaDecodeDoes) {
     };
     EXPECT_EQ(attention(kernel_sources(*plan, false)), attention(plan->decode(options)->sources()));
   }
+}
+
+// One tile of as few rows as hold all of a request, which is compiled ahead. Where heads divide 64, or 64 divides them,
+// queries may lie on two axes (takes_strides() in compat/_queries.py): heads divide the tile, or it divides them.
+TEST(SparseDecode, QueriesInE4m3HaveTilesOfTheirRows) {
+  const std::unique_ptr<KernelPlan> plan = Registry::instance().find("cute.mla.flash_mla_v2").make();
+  plan->target = Target::of_arch("sm_90");
+  std::set<std::string> ahead;
+  for (const KernelSource& source : decode_sources(*plan)) EXPECT_TRUE(ahead.insert(source.instance).second);
+  for (int heads = 1; heads <= 128; ++heads)
+    for (int queries = 1; queries <= 16; ++queries) {
+      SCOPED_TRACE(fmt::format("{} heads, {} queries", heads, queries));
+      const int all = heads * queries, rows = all > 48 ? 64 : (all + 15) / 16 * 16;
+      MlaDecodeOptions options = dense_options(fp8_576, heads, 4, 4096);
+      options.max_queries = queries;
+      options.fp8_queries = true;
+      options.causal = heads % 2;
+      options.shards = heads % 4 == 1 ? 2 : 1;
+      settle(options);
+      const std::unique_ptr<DecodeKernels> decode = plan->decode(options);
+      EXPECT_TRUE(contains(decode->explain(), fmt::format("in tiles of {},", rows))) << decode->explain();
+      for (const KernelSource& source : decode->sources()) EXPECT_TRUE(ahead.count(source.instance)) << source.instance;
+      EXPECT_TRUE(heads % rows == 0 || rows % heads == 0 || (heads % 64 && 64 % heads));
+    }
+  const auto refused = [](int rows) {
+    const std::unique_ptr<KernelPlan> plan = plan_of("cute.mla.flash_mla_v2", kCommands[2].second);  // of 16 rows
+    plan->use_default_tiling();
+    EXPECT_EQ(to_json(plan->tiling_fields()).at("rows"), 16);
+    Json tiling = to_json(plan->tiling_fields());
+    tiling["rows"] = rows;
+    from_json(plan->tiling_fields(), tiling);
+    return error_of([&] { plan->validate(); });
+  };
+  for (const int rows : {-16, 0, 1, 17, 80})
+    EXPECT_TRUE(contains(refused(rows), fmt::format("--rows={} is not supported: choose 16 or 32 or 48 or 64", rows)));
+  for (const int rows : {16, 48, 64}) EXPECT_EQ(refused(rows), "") << rows;
 }
 
 TEST(SparseDecode, ACommandOverACacheInFp8SaysWhatItNeeds) {
