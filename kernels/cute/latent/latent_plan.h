@@ -274,8 +274,8 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
   }
 
   // For figures of tiles of 64 rows, by how much their tensor work is faster than that of whole tiles: the rows that
-  // nobody has are zeros, which take less power, 0.8 of it. results/nvidia-h200/engine_fp8.json: 128 requests of 4096
-  // tokens under queries in e4m3 take 77.3 us (82.7 sustained) with 16 heads, 82.6 (92.3) with 64.
+  // nobody has are zeros, which take less power, 0.8 of it. docs/log/engine.md: 128 requests of 4096 tokens under
+  // queries in e4m3 took 77.3 us (82.7 sustained) with 16 heads in such tiles, 82.6 (92.3) with 64.
   double by_zeros() const { return 1 / (0.8 + 0.2 / padding(problem.h * problem.s, 64)); }
 
   std::int64_t token_blocks() const {

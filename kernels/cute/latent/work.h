@@ -1,12 +1,12 @@
 // The work list of the latent kernel: which thread block attends which rows to which tokens, and what is merged after.
 //
-// The rows of a request (heads * queries) fall into tiles of 16, 32 or 64, its tokens into blocks of 64. One item is
-// one row tile and a range of token blocks. A tile that one item covers is written as output; else its items write
-// partial outputs into consecutive slots, in the order of the tokens, and the thread blocks that wrote them merge them
-// when all have come to the end of their lists (merge_tiles.cuh). Of two parts the thread block of the first tokens may
-// take up the other while its own is still in registers (Join). Thread block c takes the items from c * rounds on,
-// until one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the device, there
-// (plan_requests.cuh).
+// The rows of a request (heads * queries) fall into tiles of 16, 32 or 64, or one of 48, its tokens into blocks of 64.
+// One item is one row tile and a range of token blocks. A tile that one item covers is written as output; else its
+// items write partial outputs into consecutive slots, in the order of the tokens, and the thread blocks that wrote them
+// merge them when all have come to the end of their lists (merge_tiles.cuh). Of two parts the thread block of the first
+// tokens may take up the other while its own is still in registers (Join). Thread block c takes the items from
+// c * rounds on, until one with begin == end. The list is made on the host (work_plan.h) or, where lengths live on the
+// device, there (plan_requests.cuh).
 #pragma once
 
 namespace hypermla::cute {
@@ -15,8 +15,9 @@ inline constexpr int kMaxParts = 160;  // of one tile
 
 // A partial output is float16, also where the output is bfloat16, which has fewer bits in the same bytes. Each piece of
 // a row is multiplied by a power of two of its own, so that its largest number comes near to float16's largest. A piece
-// is half of the columns; in tiles of 16 and 32 rows it is the columns of one warp. The powers and the log-sum-exp are
-// the floats of a row, the latter once for each piece where rows are on M; 64 rows on N leave one unused.
+// is half of the columns; in tiles of fewer than 64 rows it is the columns of one warp. The powers and the log-sum-exp
+// are the floats of a row, the latter once for each piece where rows are on M; 64 rows on N leave one unused, and what
+// has one power for all of a row (rows_on_n_pairs.cuh) leaves the others.
 constexpr int part_pieces(int tile_rows) { return tile_rows == 64 ? 2 : 8; }
 constexpr int part_row_floats(int tile_rows) { return tile_rows == 64 ? 4 : 1 + part_pieces(tile_rows); }
 

@@ -16,7 +16,7 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
       fail("--rows=48 is not supported with --h={} --s={}: these are {} rows, and one tile has to hold them; choose 64",
            problem.h, problem.s, rows);
   }
-  // results/nvidia-h200/engine_fp8.json: b32 s16 h128 499 us, s4 131, b128 s1 140; for few requests docs/log/engine.md,
+  // results/nvidia-h200/engine_fp8.json: b32 s16 h128 497 us, s4 131, b128 s1 138; for few requests docs/log/engine.md,
   // for few rows docs/log/cute-flash-mla-v2.md. Products are of e4m3, twice as many in a second; those of the scores
   // have 64 rows in any tile.
   std::vector<Figures> figures() const override {
