@@ -60,6 +60,11 @@ TEST(HopperKernels, FlashMlaV2TakesFewRows) {
   parts.check(of_32_rows, 32);
   parts.queries = {1, 1, 1};
   parts.check(of_16_rows, 16);
+  Case many(64, 12);  // a team of all warps
+  many.lengths = {1600};
+  many.queries = {1};
+  many.parts = {25};
+  many.check(of_16_rows, 16);
 }
 
 TEST(HopperKernels, FlashMlaV2RaisesItsMaximaLate) {
@@ -82,6 +87,8 @@ TEST(HopperKernels, FlashMlaV2AttendsToItsShardOfAContext) {
   whole.queries = {8, 3, 5, 1, 12, 2};
   whole.of_shard(0, 2, 1).check(64, 2, 512, with_64);
   whole.of_shard(1, 2, 16).check(64, 2, 512, with_64);
+  whole.queries = {8, 3, 5, 1, 9, 2};
+  whole.of_shard(1, 2, 16).check(48, 2, 512, [](const LatentArguments& with) { flash_mla_v2<of_64, {48}>(with); });
 }
 
 TEST(HopperKernels, FlashMlaV2MergesPartsOfManyTiles) {
