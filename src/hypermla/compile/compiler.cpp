@@ -178,10 +178,9 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   if (is_gpu_arch(arch)) {
     if (tools.cuda_root.empty())
       fail(
-          "{} is not in the cache for {} and no CUDA Tile compiler was found; run ./hypermla once to install the "
-          "pinned "
-          "wheels, or set HYPERMLA_CUDA_ROOT",
-          source.name, arch);
+          "{} is not in the cache {} for {}, or not whole there, and no CUDA Tile compiler was found; run ./hypermla "
+          "once to install the pinned wheels, or set HYPERMLA_CUDA_ROOT",
+          source.name, config_.cache.string(), arch);
     output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
     if (is_cute(source))
