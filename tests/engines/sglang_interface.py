@@ -53,6 +53,10 @@ USED = {
             "mha_one_shot", "mha_return_lse", "prefix_chunk_cu_seq_lens", "prefix_chunk_idx",
             "prefix_chunk_num_tokens")],
     "sglang.srt.model_executor.forward_context": ["get_token_to_kv_pool"],
+    "sglang.srt.managers.schedule_batch": ["ScheduleBatch.extend_lens", "ScheduleBatch.prefix_lens"],
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": [  # from 0.5.23 on
+        "PrefillCudaGraphRunner._backend_can_run_prefill_cuda_graph",
+        "PrefillCudaGraphRunner._backend_vote_prefill_cuda_graph"],
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph": ["is_in_breakable_cuda_graph"],
     "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph": ["is_in_tc_piecewise_cuda_graph"],
     "sglang.srt.models.deepseek_common.attention_backend_handler": ["AttentionBackendRegistry.register",

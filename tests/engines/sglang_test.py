@@ -52,7 +52,7 @@ from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import 
 from sglang.srt.models.deepseek_common import attention_backend_handler
 from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mha
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
-from sglang.srt.runtime_context import get_context
+from sglang.srt.runtime_context import get_context, get_exec
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.test.kits.attention_unittest.attention_methods import mla_attention as kit
 
@@ -794,6 +794,37 @@ class Plugin(unittest.TestCase):
             layer = Layer(HEADS)
             layer.chunked_prefix_cache_threshold = 8192
             self.assertIs(form([2048], [512], layer), absorbed)
+
+
+    def test_large_steps_leave_graphs_of_the_absorbed_form(self):
+        """Where the command line leaves the graphs of prefill to SGLang."""
+        backend = Prefills([9], heads=128).backend
+
+        def captured(new, prefixes, of=backend):
+            batch = types.SimpleNamespace(extend_seq_lens_cpu=new, extend_prefix_lens_cpu=prefixes, extend_lens=new,
+                                          prefix_lens=prefixes)
+            answers = {bool(of.can_run_prefill_cuda_graph(batch)), bool(of.vote_prefill_cuda_graph(batch))}
+            self.assertEqual(len(answers), 1)
+            return answers.pop()
+
+        with mock.patch.dict(os.environ):
+            os.environ.pop("SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD", None)
+            for new, prefixes, stays in (
+                    ([2047], [0], True), ([2048], [0], False), ([512] * 8, [0] * 8, False), ([2048], [8192], False),
+                    ([128] * 16, [8192] * 16, True), (None, None, True), ([], [], True)):
+                self.assertIs(captured(new, prefixes), stays, (new, prefixes))
+            self.assertIs(captured([8192], [0], Prefills([9], heads=16).backend), True)
+            self.assertIs(captured([8192], [0], Case(64, [9], heads=128).backend), True)  # does not prefill
+            for flag, value in (("cuda_graph_max_bs_prefill", 8192), ("cuda_graph_backend_prefill", "breakable"),
+                                ("cuda_graph_bs_prefill", [8192])):
+                with get_exec().graph.override(**{flag: value}):
+                    self.assertIs(captured([2048], [0]), True, flag)
+            backend.enable_chunk_kv = False
+            self.assertIs(captured([2048], [8192]), True)
+            self.assertIs(captured([2048], [0]), False)
+            backend.enable_chunk_kv = True
+            os.environ["SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD"] = "1"
+            self.assertIs(captured([2048], [0]), True)
 
 
 class Sparse(unittest.TestCase):

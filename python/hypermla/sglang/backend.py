@@ -158,6 +158,21 @@ class HyperMlaBackend(FlashMLABackend):
         else:
             self._waiting.append((FlashMLABackend.init_mha_chunk_metadata, weakref.ref(forward_batch)))
 
+    def can_run_prefill_cuda_graph(self, forward_batch):
+        """SGLang 0.5.23 asks it of a step that it has captured."""
+        return self._stays_captured(forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu)
+
+    def vote_prefill_cuda_graph(self, batch):
+        """The same of a step that is scheduled, whose graph all ranks of data parallelism replay, or none."""
+        return self._stays_captured(batch.extend_lens, batch.prefix_lens)
+
+    def _stays_captured(self, new, prefixes):
+        graphs = get_exec().graph
+        asked_for = (graphs.cuda_graph_backend_prefill, graphs.cuda_graph_max_bs_prefill, graphs.cuda_graph_bs_prefill)
+        return (self._prefill is None or None in (new, prefixes) or asked_for != (None, None, None)
+                or envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set() or (sum(prefixes) and not self.enable_chunk_kv)
+                or not decompressed.beats_graphs(self.num_local_heads, new, prefixes))
+
     def _begin_prefill(self, forward_batch):
         """FlashInfer's plans wait for the device, and most steps need none: each is made when a layer asks for it. What
         runs between graphs does, in the absorbed form."""

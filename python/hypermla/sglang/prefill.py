@@ -30,6 +30,17 @@ def pays(new, prefixes):
     return sum(more * (prefix + more / 2) for more, prefix in zip(new, prefixes)) >= NEW * sum(prefixes)
 
 
+# Heads times new tokens of a step from which on its attention over decompressed tokens saves more than the host's time
+# that a graph in the absorbed form saves, with a slow host: even at 2^18, half of the step at 2^19
+# (results/nvidia-h200/sglang_prompts_chosen.json).
+LARGE = 1 << 18
+
+
+def beats_graphs(heads, new, prefixes):
+    """Whether a step that SGLang may replay in the absorbed form is better off without its graph."""
+    return heads * sum(new) >= LARGE and pays(new, prefixes)
+
+
 class _Attention:
     """A MlaPrefill, and what it was planned for last. Layers of several backends (of the drafter, of the two batches
     that SGLang overlaps) follow each other on one stream, so that one workspace is enough for them: who finds another's
