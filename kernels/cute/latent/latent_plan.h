@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "cute/latent/decode_plan.h"
@@ -70,6 +71,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
       fail("--pages={} is not supported: one request of {} tokens already has {}", at.pages, at.t, table_width(at));
     if (at.ragged && at.b > kMaxPlannedRequests)
       fail("--b={} is not supported with --ragged: it must be at most {}", at.b, kMaxPlannedRequests);
+    const int tile_rows = version(tiling).rows;
+    if (!std::has_single_bit(unsigned(tile_rows)) && std::int64_t{at.h} * at.s > tile_rows)
+      fail("--rows={} is not supported with --h={} --s={}: one tile has to hold their {} rows; choose a power of two",
+           tile_rows, at.h, at.s, std::int64_t{at.h} * at.s);
     validate_fp8();
     const std::int64_t tiles = row_tiles(tiling);
     if (at.ragged && (tiles > 65535 || at.b * tiles * (ceil_div(at.t, kTokenBlock) + 2) > 1 << 30))

@@ -45,15 +45,21 @@ if NAME not in deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
     deepseek.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS.append(NAME)
 
 
+def _chooses_form(new, prefixes):
+    """Whether a step's form is the plug-in's choice: where the host knows its lengths, and the environment does not say
+    from how many tokens of prefixes on these are decompressed."""
+    return None not in (new, prefixes) and not envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set()
+
+
 def _form(layer, forward_batch):
     """Which form a layer's attention has in a step: what SGLang chooses for FlashInfer, which computes the absorbed
-    one. But where the environment does not say from how many tokens of prefixes on these are decompressed, it is done
-    where it pays; of a cache in FP8, all of which the absorbed form converts, also where SGLang does it."""
-    threshold = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD
+    one. But by its own choice the plug-in decompresses prefixes where it pays; of a cache in FP8, all of which the
+    absorbed form converts, also where SGLang does it."""
     lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
-    if None not in lengths and not threshold.is_set():
+    if _chooses_form(*lengths):
         # The layer's own kv_cache_dtype is the command line's: "auto" where a checkpoint asks for FP8.
-        otherwise = threshold.get() if get_token_to_kv_pool().dtype == torch.float8_e4m3fn else sys.maxsize
+        in_fp8 = get_token_to_kv_pool().dtype == torch.float8_e4m3fn
+        otherwise = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.get() if in_fp8 else sys.maxsize
         layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else otherwise
     return handle_attention_flashinfer(layer, forward_batch)
 
@@ -169,8 +175,8 @@ class HyperMlaBackend(FlashMLABackend):
     def _stays_captured(self, new, prefixes):
         graphs = get_exec().graph
         asked_for = (graphs.cuda_graph_backend_prefill, graphs.cuda_graph_max_bs_prefill, graphs.cuda_graph_bs_prefill)
-        return (self._prefill is None or None in (new, prefixes) or asked_for != (None, None, None)
-                or envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set() or (sum(prefixes) and not self.enable_chunk_kv)
+        return (self._prefill is None or asked_for != (None, None, None) or not _chooses_form(new, prefixes)
+                or (sum(prefixes) and not self.enable_chunk_kv)
                 or not decompressed.beats_graphs(self.num_local_heads, new, prefixes))
 
     def _begin_prefill(self, forward_batch):

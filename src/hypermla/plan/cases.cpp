@@ -226,20 +226,15 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan) {
       add({.heads = 16, .max_requests = requests, .max_tokens = 131072, .page = page, .shared_prefixes = true});
   // Queries in FP8.
   for (const int heads : {16, 32, 48, 128, 256})
-    for (const int page : {16, 32, 64, 128}) {
-      MlaDecodeOptions options = {.heads = heads,
-                                  .max_tokens = 131072,
-                                  .page = page,
-                                  .cache_format = MlaCacheFormat::fp8_576,
-                                  .fp8_queries = true};
-      for (const bool causal : {true, false}) {
-        options.causal = causal;
-        add(options);
-      }
-      options.causal = true;
-      options.shards = 2;
-      add(options);
-    }
+    for (const int page : {16, 32, 64, 128})
+      for (const auto& [causal, shards] : {std::pair{true, 1}, {false, 1}, {true, 2}})
+        add({.heads = heads,
+             .max_tokens = 131072,
+             .page = page,
+             .causal = causal,
+             .cache_format = MlaCacheFormat::fp8_576,
+             .fp8_queries = true,
+             .shards = shards});
   return sources;
 }
 

@@ -9,13 +9,6 @@ namespace {
 class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
  public:
   bool only_decodes() const override { return true; }
-  void validate() const override {
-    LatentPlan::validate();
-    const std::int64_t rows = std::int64_t{problem.h} * problem.s;
-    if (tiling.rows == 48 && rows > 48)
-      fail("--rows=48 is not supported with --h={} --s={}: these are {} rows, and one tile has to hold them; choose 64",
-           problem.h, problem.s, rows);
-  }
   // results/nvidia-h200/engine_fp8.json: b32 s16 h128 497 us, s4 131, b128 s1 138; for few requests docs/log/engine.md,
   // for few rows docs/log/cute-flash-mla-v2.md. Products are of e4m3, twice as many in a second; those of the scores
   // have 64 rows in any tile.
