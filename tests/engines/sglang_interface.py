@@ -46,12 +46,11 @@ USED = {
     "sglang.srt.mem_cache.kv_cache_configurator": ["KVCacheConfigurator.resolve_max_num_reqs"],
     "sglang.srt.mem_cache.memory_pool": ["MLATokenToKVPool.get_key_buffer", "MLATokenToKVPool.set_kv_buffer",
                                          "MLATokenToKVPool.set_mla_kv_buffer"],
-    "sglang.srt.model_executor.cuda_graph_config": ["Backend.DISABLED", "Phase.PREFILL", "check_cuda_graph_backend"],
     "sglang.srt.model_executor.forward_batch_info": [
         f"ForwardBatch.{name}" for name in (
             "attn_attend_prefix_cache", "extend_prefix_lens_cpu", "extend_seq_lens", "extend_seq_lens_cpu",
             "mha_one_shot", "mha_return_lse", "prefix_chunk_cu_seq_lens", "prefix_chunk_idx",
-            "prefix_chunk_num_tokens")],
+            "prefix_chunk_num_tokens")] + ["ForwardMode.is_dllm_extend", "ForwardMode.is_extend_without_speculative"],
     "sglang.srt.model_executor.forward_context": ["get_token_to_kv_pool"],
     "sglang.srt.managers.schedule_batch": ["ScheduleBatch.extend_lens", "ScheduleBatch.prefix_lens"],
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": [  # from 0.5.23 on

@@ -44,7 +44,6 @@ from sglang.kernels.ops.quantization import fp8_kernel
 from sglang.srt import plugins, server_args
 from sglang.srt.layers.attention import attention_registry, flashinfer_mla_backend
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.model_executor import cuda_graph_config
 from sglang.srt.model_executor import forward_batch_deepseek_mha_mixin as mha_batch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -57,7 +56,7 @@ from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.test.kits.attention_unittest.attention_methods import mla_attention as kit
 
 import hypermla.compat.flashinfer
-import hypermla.sglang
+import hypermla.sglang.absorbed
 from hypermla.compat import flash_mla
 
 flashinfer_mla_backend.BatchMLAPagedAttentionWrapper = hypermla.compat.flashinfer.BatchMLAPagedAttentionWrapper
@@ -457,6 +456,21 @@ class Prefills(Case):
         self.backend.init_forward_metadata(batch)
         return {self.layer_of(scaling, batch, new, padding) for scaling in scalings}
 
+    def absorb(self, batch, scaling=0.07, apart=True, padding=0):
+        """A layer in the absorbed form: the outputs, and what they should be."""
+        new, layer = batch.extend_seq_lens_cpu, RadixAttention(self.heads, 576, scaling, 1, 0, v_head_dim=512)
+        q, kv = (torch.randn(sum(new) + padding, heads, 576).to(DTYPE) for heads in (self.heads, 1))
+        q[sum(new):] = torch.nan  # nobody may read it, and nothing may come of it
+        with forward_context(ForwardContext(attn_backend=self.backend)):
+            if apart:
+                o = self.backend.forward(q[..., :512].flatten(1), kv[..., :512], kv[..., :512], layer, batch,
+                                         q_rope=q[..., 512:], k_rope=kv[..., 512:])
+            else:
+                o = self.backend.forward(q, kv, kv[..., :512], layer, batch)
+        own = [self.tokens(request, length + more) for request, (length, more) in enumerate(zip(self.lengths, new))]
+        expected = [attended(*pair, scaling) for pair in zip(q[:sum(new)].split(new), own) if len(pair[0])]
+        return o.view(-1, self.heads, 512).float(), torch.cat([*expected, torch.zeros(padding, self.heads, 512)])
+
     def layer_of(self, scaling, batch, new, padding=0):
         layer, count = Layer(self.heads, scaling), sum(new)
         q, tokens = torch.randn(count + padding, self.heads, 192).to(DTYPE), torch.randn(count + padding, 576).to(DTYPE)
@@ -488,6 +502,8 @@ class Prefill(unittest.TestCase):
             stand_in(kv_index_translator, "create_flashinfer_kv_indices_triton", OnGrid(list_slots))
             stand_in(merges, "merge_state", merge_state)
         self.flashinfer = stand_in(flashinfer_mla_backend.FlashInferMLAAttnBackend, "init_forward_metadata")  # plans
+        of_limits = hypermla.sglang.absorbed  # which tests change
+        stand_in(of_limits, "_attention", functools.cache(of_limits._Attention))
         self.plans, planned = [], hypermla.MlaPrefill.plan
 
         def plan(its, *starts):
@@ -601,18 +617,77 @@ class Prefill(unittest.TestCase):
             self.assertEqual(causal(), [True, False])
             Prefills([9], heads=2, flags={"disable_chunked_prefix_cache": True})
             self.assertEqual(causal(), [True, False, True])
-            with mock.patch("hypermla.sglang.backend.check_cuda_graph_backend", lambda *given: given != (
-                    cuda_graph_config.Phase.PREFILL, cuda_graph_config.Backend.DISABLED)):
-                cases = [Prefills([9]) for _ in range(2)]
-        texts = [record.getMessage() for record in logs.records]
-        self.assertEqual(texts[0], "HyperMLA prefills over decompressed keys and values: a plain reference in fp32: "
-                                   "this device is a CPU")
-        self.assertIn("--cuda-graph-backend-prefill disabled", texts[1])
-        self.assertEqual(len(texts), 2)
+        plain = "a plain reference in fp32: this device is a CPU"
+        self.assertEqual([record.getMessage() for record in logs.records],
+                         [f"HyperMLA prefills over decompressed keys and values: {plain}",
+                          f"HyperMLA prefills in the absorbed form: {plain}"])
+
+    def test_the_absorbed_form(self):
+        """In pages of any size, of queries in one part and in two, of a cache in FP8, too. All layers share a plan of
+        each scale, and none of FlashInfer's."""
+        planned = self.enterContext(mock.patch.object(hypermla.MlaDecode, "plan", autospec=True,
+                                                      side_effect=hypermla.MlaDecode.plan))
+        for page in (1, 16, 64):
+            case = Prefills([20, 0, 64], page, fp8=page == 64)
+            batch = case.step([8, 1, 30], ForwardMode.MIXED if page == 1 else ForwardMode.EXTEND)
+            case.backend.init_forward_metadata(batch)
+            planned.reset_mock()
+            for scaling, apart in ((0.07, True), (0.07, False), (0.2, True), (0.2, True)):
+                torch.testing.assert_close(*case.absorb(batch, scaling, apart), atol=0.03, rtol=0)
+            self.assertEqual(planned.call_count, 2)
+        self.flashinfer.assert_not_called()
+        self.assertEqual(self.plans, [])
+
+    def test_the_absorbed_form_of_long_requests(self):
+        """Whose queries are several requests there."""
+        with mock.patch.object(hypermla.sglang.absorbed, "PIECE", 8):
+            case = Prefills([20, 0, 64, 3], heads=2)
+            for new in [8, 17, 9, 0], [1, 16, 30, 2]:
+                batch = case.step(new, padding=3)
+                case.backend.init_forward_metadata(batch)
+                torch.testing.assert_close(*case.absorb(batch, padding=3), atol=0.03, rtol=0)
+                case.lengths = [length + more for length, more in zip(case.lengths, new)]
+
+    def test_the_absorbed_form_between_graphs(self):
+        """FlashInfer plans nothing there either, and later steps are planned anew, also of one batch."""
+        case = Prefills([0, 20])
+        batch = case.step([30, 5])
+        with mock.patch.object(breakable, "_in_breakable_cuda_graph", True):
+            for new in [30, 5], [7, 9]:
+                vars(batch).update(vars(case.step(new)))
+                case.backend.init_forward_metadata(batch)
+                for _ in range(2):
+                    torch.testing.assert_close(*case.absorb(batch), atol=0.03, rtol=0)
+                case.lengths = [length + more for length, more in zip(case.lengths, new)]
+        self.flashinfer.assert_not_called()
+        kept = weakref.ref(batch)
+        del batch
+        self.assertIsNone(kept())
+
+    def test_what_the_absorbed_form_does_not_take_is_flashinfers(self):
+        cases = {"requests": {"MAX_REQUESTS": 2}, "queries": {"TOKENS": 13}, "tokens": {"MAX_TOKENS": 27}}
+        for name, limits in cases.items():
+            with self.subTest(name), contextlib.ExitStack() as stack:
+                for limit, most in limits.items():
+                    its = hypermla.sglang.absorbed if limit == "TOKENS" else hypermla.MlaDecode
+                    stack.enter_context(mock.patch.object(its, limit, most))
+                case = Prefills([20, 9, 4], heads=2)
+                batch, takes = case.step([8, 4, 2]), case.backend._absorbed.takes
+                self.assertFalse(takes(batch))
+                case.backend._absorbed.begin()
+                batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = [7, 4], [20, 9]
+                self.assertTrue(takes(batch))
+        for changes in ({"extend_seq_lens_cpu": None}, {"extend_seq_lens_cpu": [0, 0, 0]},
+                        {"forward_mode": ForwardMode.DLLM_EXTEND}):
+            case.backend._absorbed.begin()
+            batch = case.step([8, 4, 2])
+            vars(batch).update(changes)
+            self.assertFalse(case.backend._absorbed.takes(batch), changes)
 
     def test_flashinfer_has_what_is_left(self):
         """It plans when its first layer comes, once."""
         case = Prefills([20, 9])
+        case.backend._absorbed = None
         batch, runs = case.step([8, 4]), mock.Mock(side_effect=lambda q, q_rope, ckv, kpe, out: out.zero_())
         case.backend.forward_metadata = types.SimpleNamespace(use_ragged=False,
                                                               prefill_wrapper=types.SimpleNamespace(run=runs))
@@ -682,22 +757,32 @@ class Prefill(unittest.TestCase):
         from hypermla.sglang import backend
 
         case = Prefills([9])
-        self.assertIsNotNone(case.backend._prefill)
-        self.assertIsNone(case.backend.__class__(case.runner, skip_prefill=True)._prefill)
+        here = lambda: {make(case.backend, case.runner) is not None for make in (backend._prefill, backend._absorbed)}
+        self.assertEqual(here(), {True})
+        its = case.backend.__class__(case.runner, skip_prefill=True)
+        self.assertEqual((its._prefill, its._absorbed), (None, None))
         case.runner.prefill_attention_backend_str = "fa3"
-        self.assertIsNone(backend._prefill(case.backend, case.runner))
+        self.assertEqual(here(), {False})
         case.runner.prefill_attention_backend_str = "hypermla"
-        self.assertIsNotNone(backend._prefill(case.backend, case.runner))
+        self.assertEqual(here(), {True})
         with mock.patch.object(torch.cuda, "get_device_capability", lambda device: (10, 0)):
-            case.backend.req_to_token = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"))
-            self.assertIsNone(backend._prefill(case.backend, case.runner))
+            case.backend.req_to_token = types.SimpleNamespace(device=torch.device("cuda"))
+            self.assertEqual(here(), {False})
         with (mock.patch.object(backend.decompressed, "Prefill", side_effect=hypermla.Error("no compiler")),
+              mock.patch.object(backend, "Absorbed", side_effect=hypermla.Error("no, none")),
               self.assertLogs("hypermla.sglang.backend", "WARNING") as logs):
-            self.assertIsNone(Prefills([9]).backend._prefill)
-        self.assertIn("HyperMLA leaves prefill to FlashInfer: no compiler", logs.output[0])
+            its = Prefills([9]).backend
+        self.assertEqual((its._prefill, its._absorbed), (None, None))
+        self.assertIn("HyperMLA leaves prefill over decompressed keys and values to FlashInfer: no compiler",
+                      logs.output[0])
+        self.assertIn("HyperMLA leaves prefill in the absorbed form to FlashInfer: no, none", logs.output[1])
         self.assertIsNone(Case(16, [9]).backend._prefill)  # values of 512 columns
         case = Prefills([9], flags={"flashinfer_mla_disable_ragged": True})
         self.assertIsNone(case.backend._prefill)
+        self.assertIsNotNone(case.backend._absorbed)
+        case.backend.init_forward_metadata(case.step([5]))
+        self.flashinfer.assert_not_called()
+        case.backend._absorbed = None
         case.backend.init_forward_metadata(case.step([5]))
         self.flashinfer.assert_called_once()
         with mock.patch.object(flashinfer_mla_backend.FlashInferMLAAttnBackend, "init_mha_chunk_metadata") as chunks:
@@ -777,14 +862,17 @@ class Plugin(unittest.TestCase):
             os.environ.pop("SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD", None)
             for prefixes, new, expected in (
                     ([0, 0], [1, 7], one_shot), ([2048], [512], one_shot), ([2048], [128], absorbed),
-                    ([8192] * 8, [16] * 8, absorbed), ([131072], [512], chunked), ([8192], [198], one_shot),
-                    ([8192], [197], absorbed), ([64] * 9, [160] * 9, one_shot),
-                    ([0, 8192], [512, 1], absorbed), ([0, 512], [512, 1], one_shot)):
+                    ([8192] * 8, [16] * 8, absorbed), ([131072], [512], chunked), ([8192], [276], one_shot),
+                    ([8192], [275], absorbed), ([64] * 9, [160] * 9, one_shot),
+                    ([0, 8192], [512, 1], absorbed), ([0, 512], [640, 1], one_shot)):
                 self.assertIs(form(prefixes, new), expected, (prefixes, new))
             self.assertIs(form([2048], [512], mode=ForwardMode.TARGET_VERIFY), absorbed)
-            for prefixes, new, expected in (([2048], [512], one_shot), ([2048], [128], absorbed),
-                                            ([8192], [128], one_shot), ([2048] * 4, [1] * 4, one_shot)):
-                self.assertIs(form(prefixes, new, backend=of_fp8), expected, (prefixes, new))  # whatever layers say
+            few = (([8192], [128]), ([2048] * 4, [1] * 4))
+            for of_few in absorbed, one_shot:  # where FlashInfer would convert all of a cache in FP8
+                for prefixes, new, expected in (([2048], [512], one_shot), ([2048], [128], absorbed),
+                                                *((*lengths, of_few) for lengths in few)):
+                    self.assertIs(form(prefixes, new, backend=of_fp8), expected, (prefixes, new))  # whatever layers say
+                self.enterContext(mock.patch("hypermla.sglang.backend._has_kernels", lambda device: False))
             layer = Layer(HEADS)
             layer.disable_chunked_prefix_cache = True
             self.assertIs(form([2048], [512], layer), absorbed)

@@ -1,12 +1,14 @@
 """The attention backend behind `--attention-backend hypermla`, of SGLang 0.5.17 to 0.5.23: decoding, verification of
-drafts and extension of drafts by MlaDecode; prefill over decompressed keys and values by MlaPrefill (prefill.py), other
-prefill by FlashInfer, as SGLang's own FlashMLA backend does it.
+drafts and extension of drafts by MlaDecode; prefill by MlaPrefill over decompressed keys and values (prefill.py) and by
+MlaDecode in the absorbed form (absorbed.py). What these do not take FlashInfer does, as in SGLang's own FlashMLA
+backend.
 
 A step is planned once, outside of the CUDA graph and on the device, and all layers of the graph run that plan. One
 MlaDecode for each number of queries (1, and that of drafts) serves every batch size, because its kernel, grid and
 workspace follow from its capacity alone.
 """
 
+import functools
 import logging
 import sys
 import weakref
@@ -15,7 +17,6 @@ import torch
 from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
-from sglang.srt.model_executor.cuda_graph_config import check_cuda_graph_backend
 from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
 from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import is_in_breakable_cuda_graph
 from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import is_in_tc_piecewise_cuda_graph
@@ -33,10 +34,11 @@ except ImportError:  # before 0.5.23
 import hypermla
 from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_ROWS, takeable
-from hypermla.mla_decode import PAGES, ROPE
+from hypermla.mla_decode import LATENT, PAGES, ROPE
 from hypermla.mla_prefill import NOPE, VALUE
 from hypermla.sglang import NAME
 from hypermla.sglang import prefill as decompressed
+from hypermla.sglang.absorbed import Absorbed
 
 _log = logging.getLogger(__name__)
 
@@ -51,15 +53,22 @@ def _chooses_form(new, prefixes):
     return None not in (new, prefixes) and not envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set()
 
 
+@functools.cache
+def _has_kernels(device):
+    """Whether prefill there has kernels of Hopper, or the CPU's reference."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == HOPPER
+
+
 def _form(layer, forward_batch):
     """Which form a layer's attention has in a step: what SGLang chooses for FlashInfer, which computes the absorbed
-    one. But by its own choice the plug-in decompresses prefixes where it pays; of a cache in FP8, all of which the
-    absorbed form converts, also where SGLang does it."""
+    one. But by its own choice the plug-in decompresses prefixes where it pays; of a cache in FP8, all of which
+    FlashInfer's absorbed form converts, also where SGLang does it."""
     lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if _chooses_form(*lengths):
         # The layer's own kv_cache_dtype is the command line's: "auto" where a checkpoint asks for FP8.
-        in_fp8 = get_token_to_kv_pool().dtype == torch.float8_e4m3fn
-        otherwise = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.get() if in_fp8 else sys.maxsize
+        pool = get_token_to_kv_pool()
+        converts = pool.dtype == torch.float8_e4m3fn and not _has_kernels(torch.device(pool.device))
+        otherwise = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.get() if converts else sys.maxsize
         layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else otherwise
     return handle_attention_flashinfer(layer, forward_batch)
 
@@ -103,6 +112,7 @@ class HyperMlaBackend(FlashMLABackend):
         self._draft_step = draft_step
         self._page = next(page for page in PAGES if self.page_size % page == 0)
         self._one = torch.ones(1, dtype=torch.float32, device=self.device) if self.is_fp8_kvcache else None
+        self._cache_format = "fp8_576" if self.is_fp8_kvcache else "as_queries"
         self._max_tokens = min(self.req_to_token.shape[1], hypermla.MlaDecode.MAX_TOKENS)
         # The base's, which before 0.5.18 did not count those that pad a batch for several devices; graphs may come with
         # more.
@@ -113,7 +123,8 @@ class HyperMlaBackend(FlashMLABackend):
         self._steps = {}  # by queries of a request
         self._planned = None  # queries, lengths and table of the step
         self.lender = None  # another backend, planned for the same batch before, whose table has all pages of this one
-        self._prefill = _prefill(self, model_runner)  # None: by FlashInfer alone
+        self._prefill = _prefill(self, model_runner)  # None: in the absorbed form alone
+        self._absorbed = _absorbed(self, model_runner)  # None: by FlashInfer
         self._waiting = []  # plans of FlashInfer: the base's methods, and for which batches
 
     # --- planning: outside of graphs ---
@@ -180,15 +191,18 @@ class HyperMlaBackend(FlashMLABackend):
                 or not decompressed.beats_graphs(self.num_local_heads, new, prefixes))
 
     def _begin_prefill(self, forward_batch):
-        """FlashInfer's plans wait for the device, and most steps need none: each is made when a layer asks for it. What
-        runs between graphs does, in the absorbed form."""
+        """FlashInfer's plans wait for the device, and most steps need none: each is made when a layer asks for it. But
+        now for what runs between graphs, whose form is the absorbed one, where that is FlashInfer's."""
         self._waiting = []
-        if self._prefill is not None:
-            self._prefill.begin()
-            if not (is_in_tc_piecewise_cuda_graph() or is_in_breakable_cuda_graph()):
-                self._waiting.append((FlashMLABackend.init_forward_metadata, weakref.ref(forward_batch)))
-                return
-        super().init_forward_metadata(forward_batch)
+        for ours in self._prefill, self._absorbed:
+            if ours is not None:
+                ours.begin()
+        between_graphs = is_in_tc_piecewise_cuda_graph() or is_in_breakable_cuda_graph()
+        absorbs = self._absorbed is not None and self._absorbed.takes(forward_batch)
+        if absorbs or (self._prefill is not None and not between_graphs):
+            self._waiting.append((FlashMLABackend.init_forward_metadata, weakref.ref(forward_batch)))
+        else:
+            super().init_forward_metadata(forward_batch)
 
     def _is_prefill(self, forward_batch):
         mode = forward_batch.forward_mode
@@ -217,14 +231,16 @@ class HyperMlaBackend(FlashMLABackend):
         count = lengths.size(0)
         if not count:  # an idle step, whose layers call nothing
             return
-        pages = self._filled(forward_batch, lengths, table()) if self.lender is None else self.lender._planned[2]
+        if self.lender is None:
+            pages = self._filled(_first(forward_batch.req_pool_indices, count), lengths, table())
+        else:
+            pages = self.lender._planned[2]
         self._of(queries).decode.plan(lengths)
         self._planned = queries, lengths, pages
 
-    def _filled(self, forward_batch, lengths, table):
-        """The pages of every request."""
+    def _filled(self, requests, lengths, table):
+        """The pages of requests with these rows of SGLang's pool."""
         count = lengths.size(0)
-        requests = _first(forward_batch.req_pool_indices, count)
         if table.is_cuda:
             blocks = get_num_kv_index_blocks_flashmla(table.shape[1], self._page)
             create_flashmla_kv_indices_triton[count, blocks](
@@ -244,7 +260,7 @@ class HyperMlaBackend(FlashMLABackend):
             decode = hypermla.MlaDecode(
                 heads=self.num_local_heads, max_requests=self._max_requests, max_queries=queries,
                 max_tokens=self._max_tokens, page=self._page, dtype=self.q_data_type, scale=self._scale,
-                cache_format="fp8_576" if self.is_fp8_kvcache else "as_queries", fp8_queries=self._rounds(queries),
+                cache_format=self._cache_format, fp8_queries=self._rounds(queries),
                 device=str(self.req_to_token.device))
             _log.info("HyperMLA decodes requests of %d queries: %s", queries, decode.explain())
             self._steps[queries] = _Steps(decode, self.num_local_heads, self._max_requests, queries, self.device)
@@ -260,6 +276,9 @@ class HyperMlaBackend(FlashMLABackend):
             if (self._prefill is not None and q_rope is None and not save_kv_cache
                     and self._prefill.takes(q, k, layer, forward_batch)):
                 return self._prefill.run(q, k, v, layer, forward_batch)
+            if self._absorbed is not None and layer.head_dim == LATENT + ROPE and not layer.logit_cap and (
+                    self._absorbed.takes(forward_batch)):
+                return self._absorb(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
             waiting, self._waiting = self._waiting, []
             for plan, batch in waiting:
                 plan(self, batch() or forward_batch)
@@ -269,20 +288,41 @@ class HyperMlaBackend(FlashMLABackend):
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
 
     def _attend(self, q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope):
-        if k is not None and save_kv_cache:
-            if k_rope is not None:
-                self.token_to_kv_pool.set_mla_kv_buffer(layer, forward_batch.out_cache_loc, k, k_rope)
-            else:
-                self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
+        if save_kv_cache:
+            self._save(k, v, layer, forward_batch, k_rope)
+        if layer.scaling != self._scale:
+            self._rescale(layer.scaling)
+        queries, lengths, table = self._planned
+        steps = self._steps[queries]
+        return self._run(steps.decode, q, q_rope, layer, table, len(lengths) * queries, rounds=self._rounds(queries),
+                         room=steps.lse)
+
+    def _absorb(self, q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope):
+        """Of a prefill."""
+        if save_kv_cache:
+            self._save(k, v, layer, forward_batch, k_rope)
+        decode, table, queries = self._absorbed.planned(forward_batch, layer.scaling, self._pages_of)
+        return self._run(decode, q, q_rope, layer, table, queries, rounds=False)
+
+    def _pages_of(self, requests, lengths, longest):
+        return self._filled(requests, lengths, self._eager_block_kv_indices(len(lengths), -(-longest // self._page)))
+
+    def _save(self, k, v, layer, forward_batch, k_rope):
+        if k is None:
+            return
+        if k_rope is not None:
+            self.token_to_kv_pool.set_mla_kv_buffer(layer, forward_batch.out_cache_loc, k, k_rope)
+        else:
+            self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
+
+    def _run(self, decode, q, q_rope, layer, table, planned, rounds, room=None):
+        """planned: so many queries come first, others pad them. rounds: queries to e4m3. room: for log-sum-exps, which
+        nobody reads."""
         heads, rope = layer.tp_q_head_num, layer.head_dim - layer.v_head_dim
         if q_rope is None:
             parts = q.view(-1, heads, layer.head_dim).split((layer.v_head_dim, rope), dim=-1)
         else:
             parts = q.view(-1, heads, layer.v_head_dim), q_rope.view(-1, heads, rope)
-        if layer.scaling != self._scale:
-            self._rescale(layer.scaling)
-        queries, lengths, table = self._planned
-        steps = self._steps[queries]
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         pages = cache.shape[0] // self._page
         cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
@@ -290,17 +330,17 @@ class HyperMlaBackend(FlashMLABackend):
         factor = self._one
         if self.is_fp8_kvcache:
             cache = cache.view(torch.uint8)
-        if self._rounds(queries):
+        if rounds:
             q = torch.cat(parts, dim=-1)
             q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:
             q, q_factor = takeable(parts), None
         tokens = parts[0].shape[0]
-        lse = steps.lse[:tokens] if tokens <= len(steps.lse) else None
-        o, _ = steps.decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),
-                                cache_scale=factor, q_scale=q_factor)
-        if tokens > len(lengths) * queries:  # a batch that was padded behind its plan
-            o[len(lengths) * queries:] = 0
+        lse = room[:tokens] if room is not None and tokens <= len(room) else None
+        o, _ = decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),
+                          cache_scale=factor, q_scale=q_factor)
+        if tokens > planned:  # a batch that was padded behind its plan
+            o[planned:] = 0
         return o.view(-1, heads * layer.v_head_dim)
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
@@ -350,25 +390,40 @@ def _text_config(runner):
     return getattr(config, "text_config", config)
 
 
+def _prefills(backend, runner):
+    """Whether prefill is the backend's, on a device with kernels for it."""
+    return not backend.skip_prefill and _has_kernels(backend.req_to_token.device) and (
+        getattr(runner, "prefill_attention_backend_str", NAME) == NAME)  # not SGLang's hybrid mode
+
+
 def _prefill(backend, runner):
     """What MlaPrefill does of a backend's prefill; None: nothing of it."""
     config, device = runner.model_config, backend.req_to_token.device
     columns = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
-    if (backend.skip_prefill or columns != (NOPE, ROPE, VALUE)
-            or getattr(runner, "prefill_attention_backend_str", NAME) != NAME  # SGLang's hybrid mode
-            or get_exec().kernel.flashinfer_mla_disable_ragged  # all in the absorbed form
-            or device.type == "cuda" and torch.cuda.get_device_capability(device) != HOPPER):
+    if (not _prefills(backend, runner) or columns != (NOPE, ROPE, VALUE)
+            or get_exec().kernel.flashinfer_mla_disable_ragged):  # all in the absorbed form
         return None
     try:
-        prefill = decompressed.Prefill(backend.num_local_heads, backend.q_data_type, config.scaling, str(device),
-                                       chunks=backend.enable_chunk_kv)
+        return decompressed.Prefill(backend.num_local_heads, backend.q_data_type, config.scaling, str(device),
+                                    chunks=backend.enable_chunk_kv)
     except hypermla.Error as error:  # an installation without these kernels and without compilers
-        _log.warning("HyperMLA leaves prefill to FlashInfer: %s", error)
+        _log.warning("HyperMLA leaves prefill over decompressed keys and values to FlashInfer: %s", error)
         return None
-    if not check_cuda_graph_backend("prefill", "disabled"):
-        decompressed.say("What SGLang captures of prefill has the absorbed form, by FlashInfer; "
-                         "--cuda-graph-backend-prefill disabled leaves it to HyperMLA, too.")
-    return prefill
+
+
+def _absorbed(backend, runner):
+    """What MlaDecode does of a backend's prefill, in the absorbed form; None: nothing of it."""
+    if not _prefills(backend, runner):
+        return None
+    try:
+        absorbed = Absorbed(backend.num_local_heads, backend._max_requests, backend._max_tokens, backend._page,
+                            backend.q_data_type, backend._cache_format, runner.model_config.scaling,
+                            str(backend.req_to_token.device))
+    except hypermla.Error as error:
+        _log.warning("HyperMLA leaves prefill in the absorbed form to FlashInfer: %s", error)
+        return None
+    decompressed.say(f"HyperMLA prefills in the absorbed form: {absorbed.explain()}")
+    return absorbed
 
 
 def _require_supported(runner):

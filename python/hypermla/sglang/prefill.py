@@ -18,10 +18,10 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 _log = logging.getLogger(__name__)
 
 # From so many pairs for each token of a prefix on, some new tokens, attention over decompressed tokens saves more than
-# decompressing the prefix costs: both grow with its length. On an H200 they were even at 153 to 236, and in seven of
-# eight cases at 205 or more, by lines through 128 and 512 new tokens: 16 and 128 heads, 2048 and 8192 tokens of prefix,
-# 1 and 8 requests (results/nvidia-h200/sglang_prompts.json).
-NEW = 200
+# decompressing the prefix costs: both grow with its length. On an H200 they were even at 258 to 292 with 128 heads and
+# at 297 to 334 with 16, by lines through 128 and 512 new tokens: 2048 and 8192 tokens of prefix, 1 and 8 requests
+# (results/nvidia-h200/sglang_prompts.json).
+NEW = 280
 
 
 def pays(new, prefixes):
@@ -31,8 +31,8 @@ def pays(new, prefixes):
 
 
 # Heads times new tokens of a step from which on its attention over decompressed tokens saves more than the host's time
-# that a graph in the absorbed form saves, with a slow host: even at 2^18, half of the step at 2^19
-# (results/nvidia-h200/sglang_prompts_chosen.json).
+# that a graph in the absorbed form saves: with graphs whole steps took a third at 2^17, 1.0 to 1.5 of those without at
+# 2^18 and 2^19, with a slow host (results/nvidia-h200/sglang_prompts_chosen.json).
 LARGE = 1 << 18
 
 
