@@ -70,12 +70,16 @@ def of_engine():
                                   if inspect.isroutine(getattr(base, name, None))}
     methods["MLACommonMetadata"] = {"__init__": parameters(
         importlib.import_module("hypermla.vllm.backend").MLACommonMetadata.__init__)}
+    prefill = importlib.import_module("vllm.model_executor.layers.attention.mla_attention").MLACommonPrefillMetadata
+    gather = importlib.import_module("vllm._custom_ops").gather_and_maybe_dequant_cache
+    contexts = {of.__name__: parameters(of) for of in (prefill, prefill.ChunkedContextMetadata, gather)}
     fields, kinds = {}, {"vllm_config": VllmConfig, "common": CommonAttentionMetadata}
     for config, wanted in read_fields().items():
         kind = kinds.get(config) or VllmConfig.__annotations__[config]
         kind = next(one for one in (*getattr(kind, "__args__", ()), kind) if hasattr(one, "__dataclass_fields__"))
         fields[config] = [name for name in wanted if name in kind.__dataclass_fields__]
-    return {"version": vllm.__version__, "imports": present, "methods": methods, "fields": fields}
+    return {"version": vllm.__version__, "imports": present, "methods": methods, "fields": fields,
+            "contexts": contexts}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ layers. Skipped (77) where vLLM is not installed; `./test --engines` installs it
 import copy
 import gc
 import importlib.util
+import itertools
 import math
 import os
 import pathlib
@@ -750,6 +751,10 @@ class PrefillTest(unittest.TestCase):
         new = self.normal(sum(batch.queries), LATENT + ROPE)
         q = self.normal(len(new), HEADS, NOPE + ROPE)
         output = torch.full((len(new), HEADS * 128), math.nan).bfloat16()
+        ends = itertools.accumulate(batch.queries)
+        for pages, tokens, queries, end in zip(batch.table.long(), batch.tokens, batch.queries, ends):
+            at = torch.arange(tokens - queries, tokens)  # vLLM has written them before
+            cache[pages[at // batch.block], at % batch.block] = new[end - queries:end]
         with WithoutGpu():
             metadata = builder.build(0, batch.common())
             self.assertEqual((metadata.num_decodes, metadata.num_prefills), (0, len(batch.tokens)))
@@ -770,12 +775,14 @@ class PrefillTest(unittest.TestCase):
             row += queries
         return metadata
 
-    def step(self, tokens, queries, workspace=None):
+    def step(self, tokens, queries, workspace=None, cache="auto"):
         config = config_of()
+        config.cache_config.cache_dtype, config.scheduler_config.max_num_batched_tokens = cache, 8192
         impl = self.impl_of(config)
         builder = builder_of(config, prefill=self.made(config), impl=impl)
         if workspace:
             builder.chunked_prefill_workspace_size = workspace
+            builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
         with mock.patch.object(MlaPrefill, "plan", autospec=True, side_effect=MlaPrefill.plan) as plan:
             self.run_step(builder, impl, Batch(tokens, queries))
         return plan.call_count
@@ -784,7 +791,17 @@ class PrefillTest(unittest.TestCase):
         self.assertEqual(self.step([140, 200, 131], [140, 200, 131]), 1)  # a plan for both layers
 
     def test_contexts(self):
-        self.assertEqual(self.step([500, 333, 131], [140, 300, 131]), 2)
+        """Decompressed with the new tokens of all requests, by one plan for both layers, where there is room for them
+        beside as many new ones as a step may have; else apart, by two."""
+        tokens, queries = [500, 333, 131], [140, 300, 131]
+        self.assertEqual(self.step(tokens, queries), 1)
+        most = 500 - 140 + 333 - 300 + 3 * 300
+        self.assertEqual(self.step(tokens, queries, workspace=most), 1)
+        self.assertEqual(self.step(tokens, queries, workspace=most - 1), 2)
+        self.assertEqual(self.step(tokens, queries, cache="fp8"), 2)
+        with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
+            self.assertEqual(self.step(tokens, queries), 2)
+        self.assertEqual(self.step([129, 200, 400], [129, 200, 140]), 1)  # one of three has a context
 
     def test_contexts_in_chunks(self):
         """Each has a plan of its own in each layer; requests without a context, and some that have ended."""

@@ -27,6 +27,7 @@ MODULES = {name: ast.parse((CHECKOUT / f"python/hypermla/vllm/{name}.py").read_t
            for name in vllm_interface.CLASSES}
 FUNCTIONS = {of.name: {one.name: one for one in of.body if isinstance(one, ast.FunctionDef)}
              for module in MODULES.values() for of in module.body if isinstance(of, ast.ClassDef)}
+GATHER = "gather_and_maybe_dequant_cache"
 
 
 def complaints(function, passed):
@@ -76,8 +77,17 @@ class Interface(unittest.TestCase):
                     ours = FUNCTIONS[name]
                     for method in ours.keys() & methods.keys():
                         self.assertEqual(complaints(ours[method], methods[method]), [], f"{name}.{method}")
+                self.assertEqual(self.gathered(), {name.removesuffix("=") for name in recorded["contexts"][GATHER]})
+                here = {name.removesuffix("=") for name in recorded["contexts"]["ChunkedContextMetadata"]}
+                self.assertTrue(here >= {"workspace", "chunks", "context_lens", "context_lens_list"}
+                                or here >= {"workspace", "seq_tot", "cu_seq_lens"}, here)
         every = {method for recorded in versions.values() for method in recorded["methods"]["HyperMLABackend"]}
         self.assertEqual(FUNCTIONS["HyperMLABackend"].keys() - every, set(), "no recorded version has these")
+
+    def gathered(self):
+        """What the plug-in gives to vLLM's gather of the tokens of a cache."""
+        return {one.arg for node in ast.walk(FUNCTIONS["Whole"]["gather"]) if isinstance(node, ast.Call)
+                and ast.unparse(node.func) == f"ops.{GATHER}" for one in node.keywords}
 
     def test_a_changed_method_is_noticed(self):
         function = ast.parse("def f(self, a, b=1): pass").body[0]

@@ -508,17 +508,21 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         return step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
 
     def forward_mha(self, q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale=None):
-        """Attention of prompts, by vLLM: over the new tokens and, in chunks, over their contexts, decompressed. Our
-        backend of prefills reads keys in the two parts in which they are, where others want a copy with the RoPE
-        columns of every head, and writes outputs to their place."""
+        """Attention of prompts, decompressed, by vLLM where contexts come in chunks. Our backend of prefills reads
+        keys in the two parts in which they are, where others want a copy with the RoPE columns of every head, and
+        writes outputs to their place."""
         prefill = attn_metadata.prefill
-        self._keys_in_parts = isinstance(prefill.prefill_backend, HyperMLAPrefill)
-        if not self._keys_in_parts or prefill.chunked_context is not None:
+        backend = prefill.prefill_backend
+        self._keys_in_parts = isinstance(backend, HyperMLAPrefill)
+        if self._keys_in_parts and backend.whole is not None:
+            rows = backend.whole.gather(kv_c_and_k_pe_cache, len(q), self.kv_cache_dtype, k_scale)
+            kv_c_normed, k_pe = rows[:, :LATENT], rows[:, None, LATENT:]
+        elif not self._keys_in_parts or prefill.chunked_context is not None:
             return super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output,
                                        output_scale)
         decompressed = self.kv_b_proj(kv_c_normed)[0].view(-1, self.num_heads, NOPE + VALUE)
-        prefill.prefill_backend.run_prefill_new_tokens(q, (decompressed[..., :NOPE], k_pe), decompressed[..., NOPE:],
-                                                       False, out=output.view(-1, self.num_heads, VALUE))
+        backend.run_prefill_new_tokens(q, (decompressed[..., :NOPE], k_pe), decompressed[..., NOPE:], False,
+                                       out=output.view(-1, self.num_heads, VALUE))
 
     def _concat_k_nope_k_pe(self, k_nope, k_pe):
         """What vLLM's forward_mha() hands to the backend of prefills as keys."""

@@ -1,12 +1,14 @@
 """vLLM's backend of prefills (`mla_prefill_backend` of its attention_config) over MlaPrefill: 0.26 to 0.33 by one code
-path. New tokens see each other causally; what the cache holds of their requests comes in chunks, which all of them see,
-and vLLM merges the parts by their log-sum-exps.
+path. New tokens see each other causally. What the cache holds of their requests is decompressed with them where there
+is room for all (Whole); else it comes in chunks, which all of them see, and vLLM merges the parts by their
+log-sum-exps.
 """
 
 import functools
 from typing import ClassVar
 
 import torch
+import vllm._custom_ops as ops
 from vllm import envs
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
@@ -17,6 +19,42 @@ from hypermla.mla_decode import ROPE
 from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 logger = init_logger("vllm.hypermla")
+
+
+class Whole:
+    """Of a step, its requests' tokens, contexts included, which the cache holds when a layer attends: one gather, one
+    projection and one attention are enough for them, where chunks of contexts have one of each beside those of the new
+    tokens, and a merge."""
+
+    def __init__(self, step):
+        self._step, context = step, step.chunked_context
+        if hasattr(context, "chunks"):  # 0.33
+            self._in_context, self._one_chunk = sum(context.context_lens_list), len(context.chunks) == 1
+            before = torch.zeros_like(step.query_start_loc)
+            torch.cumsum(context.context_lens, 0, dtype=torch.int32, out=before[1:])
+        else:
+            self._in_context, self._one_chunk = sum(context.seq_tot), len(context.seq_tot) == 1
+            before = context.cu_seq_lens[0]
+        self.starts = step.query_start_loc + before  # of the tokens of each request
+        self._requests = None
+
+    def fits(self, most_new):
+        """Whether vLLM's workspace has room for it, with up to so many new tokens."""
+        most_new = min(most_new, self._step.max_query_len * (len(self.starts) - 1))
+        rows = len(self._step.chunked_context.workspace)
+        return self._one_chunk and self._in_context + most_new <= min(rows, MlaPrefill.MAX_TOKENS)
+
+    def gather(self, cache, new, kind, scale):
+        """[tokens, 576] of a layer's cache, of that kind, for so many new tokens."""
+        tokens, rows = self._in_context + new, self._step.chunked_context.workspace
+        if self._requests is None:  # of each token, for all layers
+            at = torch.arange(tokens, dtype=torch.int32, device=self.starts.device)
+            self._requests = torch.searchsorted(self.starts[1:], at, right=True, out_int32=True)
+            self._begins = torch.zeros_like(self.starts[1:])
+        ops.gather_and_maybe_dequant_cache(
+            src_cache=cache, dst=rows, block_table=self._step.block_table, cu_seq_lens=self.starts,
+            token_to_seq=self._requests, num_tokens=tokens, kv_cache_dtype=kind, scale=scale, seq_starts=self._begins)
+        return rows[:tokens]
 
 
 class HyperMLAPrefill(MLAPrefillBackend):
@@ -72,11 +110,23 @@ class HyperMLAPrefill(MLAPrefillBackend):
                           device=config.device_config.device)
 
     def prepare_metadata(self, prefill_metadata):
-        """Plans a step's new tokens for all layers."""
+        """Plans a step's new tokens for all layers, with their contexts if `whole`."""
         super().prepare_metadata(prefill_metadata)
         self._planned = None  # the token starts of the chunk that _context is planned for
+        self.whole = self._whole_of(prefill_metadata)
         starts = prefill_metadata.query_start_loc
-        self._new_tokens.plan(starts, starts)
+        self._new_tokens.plan(starts, starts if self.whole is None else self.whole.starts)
+
+    def _whole_of(self, step):
+        """None: the step's contexts come in chunks, or there are none. A cache in FP8 would round new tokens that are
+        at hand, and how a prompt is cut must not depend on others where bits must not."""
+        config = self.vllm_config
+        if (step.chunked_context is None or envs.VLLM_BATCH_INVARIANT
+                or config.cache_config.cache_dtype not in ("auto", "bfloat16")
+                or config.parallel_config.decode_context_parallel_size > 1):
+            return None
+        whole = Whole(step)
+        return whole if whole.fits(config.scheduler_config.max_num_batched_tokens) else None
 
     def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
         """q, k: [tokens, heads, 192], k also as the pair [tokens, heads, 128] and [tokens, 1, 64]; v: [tokens, heads,
