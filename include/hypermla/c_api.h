@@ -142,6 +142,9 @@ HYPERMLA_C_API hypermla_status hypermla_decode_create(const hypermla_decode_opti
                                                       void* workspace, hypermla_decode** decode);
 HYPERMLA_C_API hypermla_status hypermla_decode_workspace_bytes(const hypermla_decode_options* options,
                                                                const char* device, size_t* bytes);
+/* MlaDecode::fixed_split(): the least `split` for these options whose workspace takes at most `bytes`. */
+HYPERMLA_C_API hypermla_status hypermla_decode_fixed_split(const hypermla_decode_options* options, size_t bytes,
+                                                           const char* device, int32_t* split);
 /* NULL is allowed. Work that was enqueued must be done. */
 HYPERMLA_C_API void hypermla_decode_destroy(hypermla_decode* decode);
 

@@ -93,6 +93,13 @@ TEST_F(CApi, ItGivesTheBitsOfMlaDecode) {
   const hypermla_decode_options options = small_options();
   ASSERT_EQ(hypermla_decode_workspace_bytes(&options, "cpu", &bytes), HYPERMLA_OK);
   EXPECT_EQ(bytes, decode.workspace_bytes());
+  hypermla_decode_options longer = small_options();
+  longer.max_tokens = 4096;
+  int32_t split = -1;
+  ASSERT_EQ(hypermla_decode_fixed_split(&longer, 1 << 20, "cpu", &split), HYPERMLA_OK);
+  EXPECT_EQ(split, MlaDecode::fixed_split({.heads = 2, .max_requests = longer.max_requests, .max_tokens = 4096},
+                                          1 << 20, DeviceHandle("cpu")));
+  EXPECT_TRUE(contains(refusal(hypermla_decode_fixed_split(&longer, 1 << 20, "cpu", nullptr)), "split"));
 }
 
 TEST_F(CApi, EveryMemberOfTheOptionsArrives) {

@@ -528,10 +528,23 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.cache_latent); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<void*>(with.q_rope.data); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = (float*)with.q_latent.data; }), "lse must have memory"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = (float*)with.block_table; }), "lse must have memory"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.o = const_cast<int*>(with.block_table); }), "of its own"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = static_cast<float*>(with.o) + 1; }), "lse overlaps o"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = -8; }), "lse with strides of -8"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_request_stride = 8, with.lse_token_stride = 0; }),
                        "they must be positive"));
+  const MlaDecodeOptions two = {.heads = 2, .max_requests = 2, .max_queries = 2, .max_tokens = 20, .page = 16};
+  Step of_two(two, {20, 3}, {2, 1}, 3);
+  MlaDecode decodes_two(two, DeviceHandle("cpu"));
+  decodes_two.plan(of_two.lengths.data(), of_two.starts.data(), 2);
+  for (const auto& [request, head, taken] : {std::tuple(1, 1, false), {2, 2, false}, {4, 1, true}, {4, 2, true}}) {
+    MlaDecodeTensors tensors = of_two.tensors();
+    tensors.lse_request_stride = request, tensors.lse_head_stride = head, tensors.lse_token_stride = 3 - head;
+    const std::string said = error_of([&] { decodes_two.run(tensors); });
+    EXPECT_EQ(said.empty(), taken) << said;
+    EXPECT_EQ(contains(said, "rows would overlap"), !taken) << said;
+  }
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 0, with.cache_latent = nullptr; }), "pages=0"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = reinterpret_cast<float*>(1); }), "to 4 bytes"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o_token_stride = 8; }), "rows would overlap"));

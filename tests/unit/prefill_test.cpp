@@ -218,6 +218,49 @@ TEST(MlaPrefill, PartsOfTheTokensMergeToTheWhole) {
   }
 }
 
+// Queries, keys, values and outputs of two tokens that lie further apart than 2^32 bytes, all in one allocation.
+void check_far_apart(const std::shared_ptr<Device>& device, const char* name) {
+  constexpr std::int64_t kRow = (std::int64_t{1} << 31) + 64, kTensor = 1 << 12, kLse = 4 * kTensor;
+  const MlaPrefillOptions options = {.heads = 2, .max_requests = 1, .max_query_tokens = 2, .max_tokens = 2};
+  Batch batch(options, Layout::dense, {{2}, {2}, 2, 2}, 23);
+  const testing_support::DeviceMemory on{device};
+  const Buffer memory(device, 2 * (kRow + kLse + kTensor));
+  const auto at = [&](std::int64_t element) { return static_cast<std::uint16_t*>(memory.data()) + element; };
+  const auto elements = [&](int tensor) { return std::int64_t(batch.buffers[tensor].size()) / 2; };  // of a token
+  for (int tensor = 0; tensor < 3; ++tensor)
+    for (int i = 0; i < 2; ++i)
+      device->copy_to_device(at(tensor * kTensor + i * kRow), &batch.buffers[tensor][i * elements(tensor)],
+                             2 * elements(tensor));
+  const Buffer starts = on.copy_of(batch.query_starts);
+  MlaPrefill prefill(options, DeviceHandle(name));
+  prefill.plan(static_cast<const int*>(starts.data()), static_cast<const int*>(starts.data()), 1);
+  prefill.run({.q_nope = {at(0), kRow, 192},
+               .q_rope = {at(128), kRow, 192},
+               .query_tokens = 2,
+               .k_nope = {at(kTensor), kRow, 192},
+               .k_rope = {at(kTensor + 128), kRow, 192},
+               .v = {at(2 * kTensor), kRow, 128},
+               .tokens = 2,
+               .o = at(3 * kTensor),
+               .o_token_stride = kRow,
+               .o_head_stride = 128,
+               .lse = reinterpret_cast<float*>(at(kLse)),
+               .lse_token_stride = kRow / 2,
+               .lse_head_stride = 1});
+  device->synchronize();
+  for (int i = 0; i < 2; ++i) {
+    device->copy_to_host(&batch.buffers[3][i * elements(3)], at(3 * kTensor + i * kRow), 2 * elements(3));
+    device->copy_to_host(&batch.lse[i * options.heads], at(kLse + i * kRow), 4 * options.heads);
+  }
+  batch.check();
+}
+
+TEST(MlaPrefill, OffsetsGoBeyond32Bits) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  if (device->info().memory_bytes < std::size_t{8} << 30) GTEST_SKIP() << "of 4.3 GB little is touched, but all asked";
+  check_far_apart(device, "cpu");
+}
+
 TEST(MlaPrefill, WhatHasNoMeaningIsRefused) {
   const auto refusal = [](MlaPrefillOptions options) {
     return error_of([&] { MlaPrefill(options, DeviceHandle("cpu")); });
@@ -503,6 +546,8 @@ TEST_F(MlaPrefillOnHopper, PortableKernelsAttendToTheSame) {
     }
   }
 }
+
+TEST_F(MlaPrefillOnHopper, OffsetsGoBeyond32Bits) { check_far_apart(device_, "cuda"); }
 
 TEST_F(MlaPrefillOnHopper, ManyHeadsShareTheMultiprocessors) {
   for (const bool causal : {false, true}) {

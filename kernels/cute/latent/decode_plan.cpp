@@ -222,8 +222,8 @@ void LatentDecode::run(const MlaDecodeTensors& with, StreamHandle stream) {
       with_.page_places = options_.sparse ? 1 : int(between);
     } else if (options_.page == 1 || options_.sparse) {
       with_.tokens = unsigned(in_int("pages * page", with.pages * options_.page));
-      with_.z_stride = in_int("latent_page_stride", 2 * with.latent_page_stride / options_.page);
-      with_.kpe_stride = in_int("rope_page_stride", 2 * with.rope_page_stride / options_.page);
+      with_.z_stride = in_int("2 bytes * latent_page_stride / page", 2 * with.latent_page_stride / options_.page);
+      with_.kpe_stride = in_int("2 bytes * rope_page_stride / page", 2 * with.rope_page_stride / options_.page);
       with_.page = Divisor(1);
     }
     with_.cache_scale = with.cache_scale;

@@ -162,6 +162,12 @@ hypermla_status hypermla_decode_workspace_bytes(const hypermla_decode_options* o
       [&] { required(bytes, "bytes") = MlaDecode::workspace_bytes(options_of(options), device_of(device)); });
 }
 
+hypermla_status hypermla_decode_fixed_split(const hypermla_decode_options* options, size_t bytes, const char* device,
+                                            int32_t* split) {
+  return guarded_call(
+      [&] { required(split, "split") = MlaDecode::fixed_split(options_of(options), bytes, device_of(device)); });
+}
+
 void hypermla_decode_destroy(hypermla_decode* decode) { delete decode; }
 
 hypermla_status hypermla_decode_plan(hypermla_decode* decode, const int32_t* lengths, const int32_t* query_starts,

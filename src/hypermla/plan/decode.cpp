@@ -107,10 +107,12 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
   for (const auto& [name, data] : pointers) require_address(name, data);
   if (!with.block_table || !with.lse) fail("{} is missing: give its address", with.lse ? "block_table" : "lse");
   // Counts may say more than there is, so that where inputs end is not known here.
-  for (const void* input : {with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope})
+  for (const void* input : {with.q_latent.data, with.q_rope.data, with.cache_latent, with.cache_rope,
+                            static_cast<const void*>(with.block_table), static_cast<const void*>(with.sinks),
+                            static_cast<const void*>(with.cache_scale), static_cast<const void*>(with.q_scale)})
     for (const auto& [name, output] : {std::pair<const char*, const void*>("o", with.o), {"lse", with.lse}})
       if (output == input)
-        fail("{} must have memory of its own: blocks read queries and the cache after others have written", name);
+        fail("{} must have memory of its own: blocks read their inputs after others have written", name);
   const std::pair<const char*, const void*> words[] = {{"block_table", with.block_table},
                                                        {"lse", with.lse},
                                                        {"sinks", with.sinks},
@@ -148,6 +150,10 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
         "lse with strides of {}, {} and {} from request to request, query to query and head to head is not supported: "
         "they must be positive",
         with.lse_request_stride, with.lse_token_stride, with.lse_head_stride);
+  else if (!rows_apart(
+               {nullptr, std::min(at.max_requests, 2), with.lse_request_stride, at.heads, with.lse_head_stride, 1}))
+    fail("lse with strides of {} from request to request and {} from head to head is not supported: rows would overlap",
+         with.lse_request_stride, with.lse_head_stride);
   if (fp8 && (with.latent_token_stride % 16 || with.latent_token_stride < fp8))
     fail("latent_token_stride={} is not supported: tokens of {} bytes are a multiple of 16 bytes apart",
          with.latent_token_stride, fp8);
