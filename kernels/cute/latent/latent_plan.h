@@ -244,9 +244,10 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
           at.fp8, fp8_queries ? " --fp8_queries" : "", at.page);
     if (at.fp8 && at.dtype != DType::bfloat16)
       fail("--dtype={} is not supported with --fp8={}: choose bfloat16", dtype_name(at.dtype), at.fp8);
-    if (at.fp8 && at.after) fail("--after={} is not supported with --fp8={}: choose --after=0", at.after, at.fp8);
-    if (at.fp8 && at.s > 1 && !at.tokens_first)
-      fail("--s={} is not supported with --fp8={} unless tokens come first: add --tokens_first", at.s, at.fp8);
+    if (this->only_decodes() && at.after)
+      fail("--after={} is not supported by this version: choose --after=0", at.after);
+    if (this->only_decodes() && at.s > 1 && !at.tokens_first)
+      fail("--s={} is not supported by this version unless tokens come first: add --tokens_first", at.s);
   }
 
   // Those tilings that no one before them is equal to.
@@ -328,7 +329,7 @@ class LatentPlan : public AttentionPlan<LatentProblem, Tiling> {
     at.causal = problem.causal;
     at.after = problem.causal && problem.after > 0;
     at.page = problem.fp8 && version(tiling).gathers_fp8 ? 1 : problem.page;
-    at.tokens_first = problem.tokens_first || problem.fp8;  // one query is first either way
+    at.tokens_first = problem.tokens_first || this->only_decodes();  // one query is first either way
     at.fp8 = problem.fp8;
     at.shards = problem.shards;
     return at;

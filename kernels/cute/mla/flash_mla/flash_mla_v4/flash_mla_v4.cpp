@@ -9,9 +9,8 @@ namespace {
 class FlashMlaV4Plan : public LatentPlan<FlashMlaV4Tiling> {
  public:
   void validate() const override {
-    if (!problem.fp8)
-      fail("--fp8={} is not supported by this version as a command; add --fp8=656 or 576, or leave the version out",
-           problem.fp8);
+    if (!problem.fp8 && problem.page != 1)
+      fail("--page={} is not supported by this version without --fp8: add --page=1, or --fp8=656 or 576", problem.page);
     LatentPlan::validate();
   }
   bool only_decodes() const override { return true; }
