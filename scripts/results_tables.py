@@ -218,16 +218,21 @@ def engine_behind(name="engine", least=1):
 
 
 def engine_between(*devices):
-    """Between an engine's other kernels: how many rows, and what a library takes of our time, by these records."""
+    """Between an engine's other kernels, by these records: how many rows, what a library takes of our time, and how
+    many us more than in bursts, where these take it 75 us at most."""
     lines = []
     for device in devices:
         rows = [row for row in engine_rows(device=device) if "between_ratio" in row]
-        for key, name in ((None, "best of the three"), *ENGINE_PEERS.items()):
+        for key, name in ((None, "best of the three"), *ENGINE_PEERS.items(), ("ours", "HyperMLA")):
+            those = [row for row in rows if key is None or "between_us" in row.get(key, {})]
             found = [row["between_ratio"] if key is None else row[key]["between_us"] / row["ours"]["between_us"]
-                     for row in rows if key is None or "between_us" in row.get(key, {})]
-            lines.append([f"{engine_device(device)}: {name}", str(len(found)), f"{mean(found):.2f}", span(found, ".2f"),
-                          str(sum(one < 1 for one in found))])
-    return table(["its time over ours", "rows", "geometric mean", "from, to", "below 1 in"], lines)
+                     for row in those]
+            ratios = [f"{mean(found):.2f}", span(found), str(sum(one < 1 for one in found))]
+            short = [row[key] for row in those if key and row[key]["burst_us"] <= 75]
+            lines.append([f"{engine_device(device)}: {name}", str(len(found)),
+                          *(ratios if key != "ours" else [""] * len(ratios)),
+                          span([of["between_us"] - of["burst_us"] for of in short], ".1f") if short else ""])
+    return table(["its time over ours", "rows", "geometric mean", "from, to", "below 1 in", "adds, us"], lines)
 
 
 def engine_cell(row, load=""):
