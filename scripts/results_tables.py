@@ -201,13 +201,18 @@ def engine_how():
 
 
 def engine_plans():
-    """Microseconds of a plan alone, all batches. FlashMLA's is a difference of two times: where noise has made it
-    negative it says nothing and is left out."""
-    lines = []
+    """Microseconds of a plan alone, the median and the range, of all batches and of each kind. FlashMLA's is a
+    difference of two times: where noise has made it negative it says nothing and is left out."""
+    kinds = {"all": "", "equal lengths": r"b\d", "lengths that differ": r"(?!b\d)(?!.*-q1to)",
+             "mixed queries": r".*-q1to"}
+    lines, rows = [], engine_rows()
     for key, name in (("ours", "HyperMLA"), *ENGINE_PEERS.items()):
-        found = [us for row in engine_rows() if (us := row.get(key, {}).get("plan_us", 0.0)) > 0]
-        lines.append([name, f"{statistics.median(found):.1f}", span(found, ".1f")])
-    return table(["a plan, us", "median", "from, to"], lines)
+        lines.append([name])
+        for kind in kinds.values():
+            found = [us for row in rows
+                     if re.match(kind, row["row"]) and (us := row.get(key, {}).get("plan_us", 0.0)) > 0]
+            lines[-1].append(f"{statistics.median(found):.1f}, {span(found, '.1f')}" if found else "")
+    return table(["a plan, us: median, from, to", *kinds], lines)
 
 
 def engine_behind(name="engine", least=1):
@@ -257,6 +262,17 @@ def engine_equal(load=""):
     return table(["b, queries, t", *(f"{h} heads" for h in heads)],
                  [[f"{b}, {q}, {t}", *(engine_cell(of.get(h), load) for h in heads)]
                   for (q, t, b), of in sorted(cells.items()) if any(h in of for h in heads)])
+
+
+def engine_few(h, *devices):
+    """The equal lengths of so few heads that the tables of all batches have no column for them, by these records."""
+    cells, lines = {}, []
+    for device in devices:
+        rows = {row["row"]: row for row in engine_rows(device=device) if row["h"] == int(h)}
+        cells.update({name: ", ".join(EQUAL.match(name).group(1, 2, 3)) for name in rows})
+        for load, note in (("", ""), ("between", ", between other kernels")):
+            lines.append([engine_device(device) + note, *(engine_cell(rows.get(name), load) for name in cells)])
+    return table([f"{h} heads: b, queries, t", *cells.values()], lines)
 
 
 def engine_other(load=""):
@@ -835,12 +851,12 @@ def gains():
 
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_best,
                                            engine_how, engine_in_all, engine_behind, engine_plans, engine_equal,
-                                           engine_other, engine_between, engine_pairs_in_all, engine_pairs, engine_fp8,
-                                           prefill, cache, sparse, kernel_files, vllm, vllm_steps, vllm_ratios,
-                                           vllm_mixed, vllm_host, vllm_agreement, vllm_samples,
-                                           vllm_engine, vllm_prompts, vllm_attention, sglang_steps, sglang_beside,
-                                           sglang_prompts, sglang_agreement, sparse_bf16, context_parallel, waiting,
-                                           runs)}
+                                           engine_other, engine_few, engine_between, engine_pairs_in_all,
+                                           engine_pairs, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
+                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           vllm_samples, vllm_engine, vllm_prompts, vllm_attention, sglang_steps,
+                                           sglang_beside, sglang_prompts, sglang_agreement, sparse_bf16,
+                                           context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 
