@@ -22,6 +22,8 @@ with that option; unless --rows says others, the rows are those of many samples 
 nothing. With --compare ours runs beside other forms of itself, in one process on the same tensors: batches of 1to8
 queries beside uniform ones of as many (uniform), lengths on the device beside such that the host knew when it planned
 (known), and these on pages beside a dense cache (dense).
+
+scripts/plot_engine.py draws some rows of the record, for README.
 """
 
 import argparse

@@ -101,20 +101,33 @@ class Benchmarks(CommandCase):
         for word in ("HyperMLA, latent", "HyperMLA, decompressed", "queries per request, s"):
             self.assertTrue(any(text.startswith(word) for text in texts), texts)
 
-    def test_the_picture_says_who_wins_where(self):
+    def drawn_and_shown(self, script, record, shown):
+        """The texts of the picture that a script draws of a record, and of the one that pages show."""
         if not importlib.util.find_spec("matplotlib"):
             self.skipTest("no matplotlib here")
-        picture = self.directory / "time.svg"
-        subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py",
-                        CHECKOUT / "results/nvidia-h200/envelope.json", picture], check=True,
-                       stdout=subprocess.DEVNULL, timeout=300)
-        texts, shown = ([" ".join(element.itertext()).strip()
-                         for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
-                        for path in (picture, CHECKOUT / "docs/results/time-over-s.svg"))
+        picture = self.directory / shown
+        subprocess.run([sys.executable, CHECKOUT / "scripts" / script, CHECKOUT / "results/nvidia-h200" / record,
+                        picture], check=True, stdout=subprocess.DEVNULL, timeout=300)
+        return [[" ".join(element.itertext()).strip()
+                 for element in xml.etree.ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+                for path in (picture, CHECKOUT / "docs/results" / shown)]
+
+    def test_the_picture_says_who_wins_where(self):
+        texts, shown = self.drawn_and_shown("plot_envelope.py", "envelope.json", "time-over-s.svg")
         for text in ("fastest: latent", "fastest: decompressed", "HyperMLA, hybrid (fastest nowhere)",
                      "FlashAttention-3"):
             self.assertIn(text, texts)
-        self.assertEqual(shown, texts, "the README's picture is of another record: draw it again")
+        self.assertEqual(shown, texts, "the envelope's picture is of another record: draw it again")
+
+    def test_the_picture_of_an_engines_batches_is_of_the_record(self):
+        texts, shown = self.drawn_and_shown("plot_engine.py", "engine.json", "engine.svg")
+        record = json.loads((CHECKOUT / "results/nvidia-h200/engine.json").read_text())
+        rows = {row["row"]: row for row in record["rows"]}
+        for row in (rows["b32-q1-t4096-h64"], rows["mixed-b32-q1to8-t4096-h16"]):
+            self.assertIn(f"{row['h']} heads, {row['ours']['burst_us']:.1f} us", texts)
+            for peer in ("flashmla", "fa3", "flashinfer"):
+                self.assertIn(f"{row[peer]['burst_us'] / row['ours']['burst_us']:.2f}", texts)
+        self.assertEqual(shown, texts, "README's picture is of another record: draw it again")
 
     def test_the_base_version_in_detail(self):
         self.bench("bench_mla_var6_plus", "--s=1", "--n_values=0,32,64")
@@ -310,10 +323,12 @@ for line in sys.stdin:
     def test_what_is_no_record_is_refused(self):
         if not importlib.util.find_spec("matplotlib"):
             self.skipTest("no matplotlib here")
-        done = subprocess.run([sys.executable, CHECKOUT / "scripts/plot_envelope.py", self.directory, "x.svg"],
-                              capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("is no record of bench_envelope.py", done.stderr)
+        for script, record in (("plot_envelope", self.directory), ("plot_engine", self.directory),
+                               ("plot_engine", CHECKOUT / "results/nvidia-h200/envelope.json")):
+            done = subprocess.run([sys.executable, CHECKOUT / f"scripts/{script}.py", record, "x.svg"],
+                                  capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"is no record of {script.replace('plot', 'bench')}.py", done.stderr)
 
 
 if __name__ == "__main__":
