@@ -360,8 +360,7 @@ void require_exception(const fs::path& root, const Entry& entry, const DevlogVer
   if (has_table) fail("it has a table and no profile that holds its figures; link that, or drop the table");
   const std::vector<fs::path> records = linked(root, measured, "record");
   if (version.only_decodes && records.empty())
-    fail(
-        "only MlaDecode runs it: link the record of a benchmark behind 'Measured:', as in [record](../../results/...)");
+    fail("it is for MlaDecode: link the record of a benchmark behind 'Measured:', as in [record](../../results/...)");
   Figures held;
   for (const fs::path& record : records) {
     const Json json = read_json(record);

@@ -37,7 +37,7 @@ struct DevlogVersion {
   std::string version;        // v1
   std::string directory;      // kernels/cute/mla/flash_mla/flash_mla_v1
   bool draft = false;         // its profile need not be kept
-  bool only_decodes = false;  // only MlaDecode runs it: a benchmark's record stands for the profile
+  bool only_decodes = false;  // it is for MlaDecode: a benchmark's record stands for the profile
 };
 
 struct DevlogRun {
