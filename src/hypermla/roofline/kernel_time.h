@@ -54,8 +54,8 @@ struct TimeEstimate {
 };
 
 // What a kernel reaches with one size of tile, as parts of the ceilings of a device. It stands in the kernel's .cpp,
-// with the record it comes from. All are from an H200 with 790 TFLOP/s (725 sustained) and 4580 GB/s; other devices
-// reach these parts times the Reach of the path.
+// with the record it comes from. They are from H200s with 790 TFLOP/s (725 sustained) and 4580 GB/s, those of flash_mla
+// v3 nearly all from an H100; other devices reach these parts times the Reach of the path.
 struct Figures {
   int rows = 1;                     // of a tile: rows are padded to whole tiles
   double burst = 1, sustained = 1;  // tensor work on padded rows, of matmul_{burst,sustained}_tflops
