@@ -99,11 +99,13 @@ def dtype_name(dtype):
 
 def as_bytes(tensor):
     """PyTorch's e4m3, and int8, as uint8, which DLPack knows."""
+    if str(getattr(tensor, "dtype", None)).removeprefix("torch.") not in ("int8", "float8_e4m3fn"):
+        return tensor
     if not is_torch(tensor):
-        return tensor.view("uint8") if str(getattr(tensor, "dtype", None)) in ("int8", "float8_e4m3fn") else tensor
+        return tensor.view("uint8")
     import torch
 
-    return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.int8) else tensor
+    return tensor.view(torch.uint8)
 
 
 def empty(like, shape, dtype=None, stream=None):

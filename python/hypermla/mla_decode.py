@@ -43,9 +43,9 @@ class MlaDecode(Planned):
     step, max_queries is 1, max_tokens is the longest list, and block_table holds slots of the cache (page * the page's
     tokens + the token in it) instead of pages; negative ones and those beyond the cache are no tokens. cache_format:
     "as_queries"; "fp8_656", DeepSeek's 656 bytes a token (512 e4m3 | 4 fp32 factors, of 128 of these each | 64
-    bfloat16 for RoPE); or "fp8_576", 576 e4m3 a token with one factor for all. In FP8 the cache is uint8 [pages, page,
-    656 or 576], and queries and outputs are bfloat16. fp8_queries: queries in e4m3, too, as torch.float8_e4m3fn or
-    uint8, with one factor for all; for "fp8_576" without sparse.
+    bfloat16 for RoPE); or "fp8_576", 576 e4m3 a token with one factor for all. In FP8 the cache is uint8 or
+    torch.float8_e4m3fn [pages, page, 656 or 576], and queries and outputs are bfloat16. fp8_queries: queries in e4m3,
+    too, of the same types, with one factor for all; for "fp8_576" without sparse.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaDecode was
     made: they are operators then (torch_operators.py).
@@ -63,7 +63,7 @@ class MlaDecode(Planned):
             raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
         self._heads = heads
-        self._fp8_queries = fp8_queries
+        self._fp8_cache, self._fp8_queries = FP8_BYTES[cache_format] > 0, fp8_queries
         self._take(_hypermla.MlaDecode(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype), kernel,
             integers(heads=heads, max_requests=max_requests, max_queries=max_queries, max_query_tokens=max_query_tokens,
@@ -103,8 +103,10 @@ class MlaDecode(Planned):
         cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by.
         q_scale: float32 [1], for fp8_queries: what the queries' numbers are multiplied by; positive.
         """
-        if self._fp8_queries:
-            q = tuple(map(_tensors.as_bytes, q)) if isinstance(q, tuple) else _tensors.as_bytes(q)
+        if self._fp8_cache:
+            cache = _tensors.as_bytes(cache)
+            if self._fp8_queries:
+                q = tuple(map(_tensors.as_bytes, q)) if isinstance(q, tuple) else _tensors.as_bytes(q)
         if out is None or lse is None:
             out, lse = self._outputs(q, out, lse, stream)
         if _tensors.is_compiling():

@@ -486,6 +486,37 @@ class SparseOperators(unittest.TestCase):
         self.assertEqual(expected.dtype, torch.bfloat16)
         self.assertTrue(torch.equal(out, expected) and torch.equal(lse, of_expected))
 
+    def test_caches_may_be_of_pytorchs_e4m3(self):
+        def step(decode, cache, scale):
+            hypermla.append(self.rows, cache, self.places, cache_scale=scale)
+            return decode.run(self.q, cache, self.slots, cache_scale=scale)
+
+        for fp8 in self.FP8_BYTES[1:]:
+            decode, cache = self.of_format(fp8)
+            decode.plan(self.lengths)
+            with_scale = self.scale if fp8 == 576 else None
+            expected = step(decode, cache, with_scale)
+            self.assertTrue(cache.any())
+            for run in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+                of_type = torch.zeros_like(cache).view(torch.float8_e4m3fn)
+                for one, other in zip(run(decode, of_type, with_scale), expected):
+                    self.assertTrue(torch.equal(one, other))
+                self.assertTrue(torch.equal(of_type.view(torch.uint8), cache))
+
+    def test_of_other_types_than_their_own_caches_are_refused(self):
+        decode, cache = self.of_format(0)
+        decode.plan(self.lengths)
+        for wrong in torch.float8_e4m3fn, torch.float8_e5m2:
+            with self.assertRaisesRegex(hypermla.Error, "cache must be bfloat16"):
+                decode.run(self.q, torch.zeros_like(cache, dtype=wrong), self.slots)
+        decode, cache = self.of_format(self.FP8_BYTES[1])
+        decode.plan(self.lengths)
+        wrong = cache.view(torch.float8_e5m2)
+        with self.assertRaisesRegex(hypermla.Error, "cache must be uint8"):
+            decode.run(self.q, wrong, self.slots)
+        with self.assertRaisesRegex(hypermla.Error, "cache must be bfloat16"):
+            hypermla.append(self.rows, wrong, self.places)
+
     def test_they_pass_the_checks_of_pytorch(self):
         out = torch.zeros(2, HEADS, 512, dtype=torch.bfloat16, device=self.DEVICE)
         lse = torch.zeros(2, HEADS, device=self.DEVICE)
