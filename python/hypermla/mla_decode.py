@@ -62,7 +62,7 @@ class MlaDecode(Planned):
         if cache_format not in FP8_BYTES:
             raise Error(f"cache_format={cache_format!r} is not supported: choose one of {', '.join(FP8_BYTES)}")
         self._workspace = workspace
-        self._heads = heads
+        self._heads, self._sparse = heads, sparse
         self._fp8_cache, self._fp8_queries = FP8_BYTES[cache_format] > 0, fp8_queries
         self._take(_hypermla.MlaDecode(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype), kernel,
@@ -86,6 +86,8 @@ class MlaDecode(Planned):
         all lists are whole, with sparse. query_starts: int32 [requests + 1], the first 0; None: max_queries of each
         request. stream: an address or an object with .cuda_stream; None: PyTorch's current stream. block_table: as
         run() gets it; with shared_prefixes or without lengths, and only then."""
+        if lengths is None and block_table is None and self._sparse:
+            raise Error("lengths are missing: give them, or block_table=slots for lists that are all whole")
         if _tensors.is_compiling():
             return self._operators(stream).mla_decode_plan(self.handle, self.order, lengths, query_starts,
                                                           block_table)

@@ -160,8 +160,10 @@ class Decode(unittest.TestCase):
             self.decode().plan(None, block_table=slots)
         with self.assertRaisesRegex(hypermla.Error, r"^block_table must be int32 \[requests, pages\], not int32 \[\]"):
             decode.plan(None, numpy.array([0, 1], numpy.int32), block_table=numpy.array(1, numpy.int32))
-        with self.assertRaisesRegex(TypeError, "lengths is of type NoneType; give a tensor, or an array of NumPy"):
+        with self.assertRaisesRegex(hypermla.Error, "^lengths are missing: give them, or block_table=slots .*[^.]$"):
             decode.plan(None)
+        with self.assertRaisesRegex(TypeError, "lengths is of type NoneType; give a tensor, or an array of NumPy"):
+            self.decode().plan(None)
 
     def test_what_is_no_tensor_is_named(self):
         lengths, q, cache, table = self.step()
