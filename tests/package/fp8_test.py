@@ -77,14 +77,44 @@ def data(random):
             "outliers: 4 of 512 columns times 50": outliers}
 
 
+def scale_of_queries(q):
+    return numpy.float32([numpy.abs(floats(q)).max() / 448])
+
+
 def decoded_with_fp8_queries(cache, q, slots, scale):
     """Dense, where pages are single tokens: the same, which is not offered for sparse attention."""
-    q_scale = numpy.float32([numpy.abs(floats(q)).max() / 448])
+    q_scale = scale_of_queries(q)
     decode = hypermla.MlaDecode(heads=HEADS, max_requests=QUERIES, max_tokens=TOP_K, page=1, scale=SCALE, causal=False,
                                 cache_format="fp8_576", fp8_queries=True, device="cpu")
     decode.plan(numpy.full(QUERIES, TOP_K, numpy.int32))
     return decode.run(e4m3_codes(floats(q) / q_scale), cache.reshape(-1, 1, 576), slots, cache_scale=scale,
                       q_scale=q_scale)
+
+
+def decoded_as_v2(cache, q, slots, scale):
+    """As flash_mla_v2 does it in one part: a score at the running maximum of its row weighs 2^7, weights are rounded to
+    e4m3, and the maximum rises with the first block of 64 tokens in which a row of its warp exceeds it by more than
+    1.75, in units of log2. All heads of a query are in one warp. Sums are exact here."""
+    top_weight, lag, q_scale = 2.0**7, 1.75, scale_of_queries(q)
+    queries, tokens = e4m3_values(e4m3_codes(floats(q) / q_scale)), e4m3_values(cache.reshape(-1, 576))
+    o, lse = numpy.zeros((QUERIES, HEADS, 512)), numpy.zeros((QUERIES, HEADS))
+    for query in range(QUERIES):
+        seen = tokens[slots[query]]
+        scores = queries[query] @ seen.T * (SCALE / numpy.log(2) * float(q_scale[0]) * float(scale[0]))
+        maximum, sums, of_rounded = numpy.full(HEADS, -numpy.inf), numpy.zeros(HEADS), numpy.zeros(HEADS)
+        for at in range(0, TOP_K, 64):
+            block = scores[:, at:at + 64]
+            if (block.max(-1) - maximum > lag).any():
+                higher = numpy.maximum(maximum, block.max(-1))
+                factors, maximum = 2.0 ** (maximum - higher), higher
+                sums, of_rounded, o[query] = sums * factors, of_rounded * factors, o[query] * factors[:, None]
+            weights = top_weight * 2.0 ** (block - maximum[:, None])
+            rounded = e4m3_values(e4m3_codes(weights))
+            sums, of_rounded = sums + weights.sum(-1), of_rounded + rounded.sum(-1)
+            o[query] += rounded @ seen[at:at + 64, :512]
+        o[query] *= scale / of_rounded[:, None]
+        lse[query] = (maximum + numpy.log2(sums / top_weight)) * numpy.log(2)
+    return bfloat16(o), lse
 
 
 def decoded(cache, q, slots, scale):
@@ -117,9 +147,11 @@ def measured():
         hypermla.append(rows, one_factor, numpy.arange(len(rows)), cache_scale=scale)
         caches = {"bfloat16": rows.reshape(PAGES, PAGE, 576), "FP8": packed,
                   "FP8, powers of two": with_powers_of_two(packed, rows), "FP8, one factor": one_factor,
-                  "FP8, one factor, queries too": one_factor}
+                  "FP8, one factor, queries too": one_factor, "FP8, one factor, queries too, v2": one_factor}
+        decodes = {"FP8, one factor, queries too": decoded_with_fp8_queries,
+                   "FP8, one factor, queries too, v2": decoded_as_v2}
         for form, cache in caches.items():
-            of_form = decoded_with_fp8_queries if form.endswith("queries too") else decoded
+            of_form = decodes.get(form, decoded)
             got_o, got_lse = of_form(cache, q, slots, scale)
             off = (latent_of(cache, scale) if form != "bfloat16" else exact[:, :512]) - exact[:, :512]
             # By column, so that small ones count as much as outliers.
@@ -221,6 +253,19 @@ class Accuracy(unittest.TestCase):
             for value, one in zip(values.split(" | "), wanted, strict=True):
                 with self.subTest(name, form=form):
                     self.assertLessEqual(abs(float(value) - one), 0.1 * one + 1e-7)  # two digits, and another BLAS
+
+    def test_v2_adds_the_rounding_of_weights(self):
+        random = numpy.random.default_rng(5)
+        rows = bfloat16(random.standard_normal((PAGES * PAGE, 576)))
+        q = bfloat16(random.standard_normal((QUERIES, HEADS, 576)))
+        cache, scale = numpy.zeros((PAGES, PAGE, 576), numpy.uint8), numpy.array([0.01], numpy.float32)
+        hypermla.append(rows, cache, numpy.arange(len(rows)), cache_scale=scale)
+        slots = numpy.stack([random.permutation(len(rows))[:TOP_K] for _ in range(QUERIES)]).astype(numpy.int32)
+        o, lse = decoded_with_fp8_queries(cache, q, slots, scale)
+        v2_o, v2_lse = decoded_as_v2(cache, q, slots, scale)
+        self.assertLessEqual(numpy.abs(v2_lse - lse).max(), 1e-4)
+        off = numpy.sqrt(numpy.mean((floats(v2_o) - floats(o)) ** 2) / numpy.mean(floats(o) ** 2))
+        self.assertTrue(0.01 <= off <= 0.03, off)  # of weights 0.026 each
 
     def test_append_writes_the_nearest_codes(self):
         rows = bfloat16(numpy.random.default_rng(2).standard_t(3, (64, 576)))
