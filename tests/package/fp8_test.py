@@ -5,12 +5,15 @@ sparse layer, which reads all forms of a cache.
     tests/package/fp8_test.py --table      # prints the table
 """
 
+import importlib
+import math
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
 from support import BUILD, CHECKOUT
@@ -282,6 +285,55 @@ class Accuracy(unittest.TestCase):
 
 
 class Example(unittest.TestCase):
+    def test_its_indexer_is_the_formula(self):
+        """Of DeepSeek-V3.2 (arXiv 2512.02556): the sum over heads of weight * relu(q k), in plain loops."""
+        rank, hidden, heads, columns, tokens, top_k = 6, 8, 3, 128, 7, 3
+        random = numpy.random.default_rng(6)
+        weights = {"q_down": random.standard_normal((hidden, rank)),
+                   "index_q": random.standard_normal((rank, heads, columns)),
+                   "index_k": random.standard_normal((hidden, columns)),
+                   "index_weights": random.standard_normal((hidden, heads)),
+                   "frequencies": 10000.0 ** -(numpy.arange(32) / 32)}
+        x = random.standard_normal((tokens, hidden)).tolist()
+        sum_of = lambda row, matrix, *at: sum(value * float(line[at]) for value, line in zip(row, matrix, strict=True))
+
+        def normed(row):
+            root = math.sqrt(sum(value * value for value in row) / len(row) + 1e-6)
+            return [value / root for value in row]
+
+        def turned(row, position):  # RoPE of pairs of columns 32 apart, of the first 64
+            row = list(row)
+            for i, frequency in enumerate(weights["frequencies"]):
+                cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+                row[i], row[i + 32] = row[i] * cos - row[i + 32] * sin, row[i + 32] * cos + row[i] * sin
+            return row
+
+        def key(position):
+            row = [sum_of(x[position], weights["index_k"], c) for c in range(columns)]
+            return turned(normed([value - sum(row) / columns for value in row]), position)
+
+        scores = numpy.zeros((tokens, tokens))  # [query, token]
+        for t in range(tokens):
+            low = normed([sum_of(x[t], weights["q_down"], r) for r in range(rank)])
+            for head in range(heads):
+                query = turned([sum_of(low, weights["index_q"], head, c) for c in range(columns)], t)
+                weight = sum_of(x[t], weights["index_weights"], head) / math.sqrt(heads * columns)
+                for s in range(tokens):
+                    product = sum(a * b for a, b in zip(query, key(s), strict=True))
+                    scores[t, s] += weight * max(product, 0.0)
+
+        with mock.patch.object(sys, "path", [str(CHECKOUT / "examples/python"), *sys.path]):
+            layer = importlib.import_module("sparse_layer")
+        arrays, positions, x = layer.NumPyArrays(), numpy.arange(tokens), numpy.array(x)
+        own = layer.index_scores(arrays, *layer.index_queries(arrays, weights, x, positions),
+                                 layer.index_keys(arrays, weights, x, positions))
+        self.assertLessEqual(numpy.abs(own - scores).max(), 1e-10 * numpy.abs(scores).max())
+        # Each of the last four queries attends to the best of the tokens up to its own.
+        chosen = [sorted(range(t + 1), key=lambda s, t=t: -scores[t, s])[:top_k] for t in range(3, tokens)]
+        self.assertIsNone(layer.wrong_choice(weights, x, chosen, top_k))
+        chosen[0] = sorted(range(4), key=lambda s: scores[3, s])[:top_k]
+        self.assertRegex(layer.wrong_choice(weights, x, chosen, top_k), "^of 4 tokens others have the best scores")
+
     def test_a_sparse_layer_decodes(self):
         """With PyTorch where it is installed, and on a GPU where there is one; else with NumPy."""
         small = ["--hidden=256", "--heads=2", "--index_heads=4", "--requests=2", "--steps=2"]
