@@ -483,7 +483,8 @@ TEST(SparseDecode, FewRequestsHaveShortTiles) {
 // a recording follows the lengths.
 void check_bits(const std::shared_ptr<Device>& device, const std::string& name, MlaDecodeOptions options) {
   SCOPED_TRACE(testing::Message() << int(options.cache_format) << (options.sparse ? " sparse " : " dense ")
-                                  << options.heads << " heads on " << name);
+                                  << (options.fp8_queries ? "e4m3 " : "") << options.heads << " heads on " << name
+                                  << " " << options.kernel);
   options.split = 128;
   const std::vector<int> lengths = {1000, 999, 0, 1, 64, 130, 300, 1000, 65};
   DecodeStep step = step_on(device, options, lengths, true);
@@ -503,7 +504,7 @@ void check_bits(const std::shared_ptr<Device>& device, const std::string& name, 
   const Buffer own_o(device, std::size_t(options.heads) * 1024), own_lse(device, std::size_t(options.heads) * 4);
   for (const int request : {0, 2, 5, 7}) {
     const auto moved = [&](const void* q) {
-      return static_cast<const char*>(q) + std::size_t(request) * options.heads * 1152;
+      return static_cast<const char*>(q) + std::size_t(request) * options.heads * (options.fp8_queries ? 576 : 1152);
     };
     MlaDecodeTensors one = all;
     one.q_latent.data = moved(all.q_latent.data);
@@ -533,6 +534,7 @@ void check_bits(const std::shared_ptr<Device>& device, const std::string& name, 
   EXPECT_TRUE(read(all.o, all.lse, 9) == replayed);
   EXPECT_FALSE(replayed.first == o);
 }
+
 // Sparse in all formats of the cache, and dense over FP8.
 void check_bits_of_all_forms(const std::shared_ptr<Device>& device, const std::string& name, int heads) {
   for (const MlaCacheFormat format : {as_queries, fp8_656, fp8_576})
@@ -541,12 +543,28 @@ void check_bits_of_all_forms(const std::shared_ptr<Device>& device, const std::s
         check_bits(device, name, (sparse ? options_for : dense_options)(format, heads, 9, 1000));
 }
 
-TEST(SparseDecode, BitsDependNeitherOnTheBatchNorOnARecording) { check_bits_of_all_forms(make_cpu_device(), "cpu", 2); }
+// Dense over FP8 under queries in e4m3: on a GPU by both kernels that take them.
+void check_bits_of_e4m3(const std::shared_ptr<Device>& device, const std::string& name, int heads,
+                        const std::string& kernel) {
+  MlaDecodeOptions options = dense_options(fp8_576, heads, 9, 1000);
+  options.fp8_queries = true;
+  options.kernel = kernel;
+  check_bits(device, name, options);
+}
+
+TEST(SparseDecode, BitsDependNeitherOnTheBatchNorOnARecording) {
+  check_bits_of_all_forms(make_cpu_device(), "cpu", 2);
+  check_bits_of_e4m3(make_cpu_device(), "cpu", 2, "");
+}
 TEST(SparseDecode, OnAGpuBitsDependNeitherOnTheBatchNorOnARecording) {
   if (const auto why = cuda_unavailable()) GTEST_SKIP() << *why;
   const std::shared_ptr<Device> device = make_cuda_device();
   if (device->info().arch != "sm_90") GTEST_SKIP() << "this GPU is " << device->info().arch;
-  for (const int heads : {12, 128}) check_bits_of_all_forms(device, "cuda", heads);
+  for (const int heads : {12, 128}) {
+    check_bits_of_all_forms(device, "cuda", heads);
+    for (const char* kernel : {"cute.mla.flash_mla_v2", "cute.mla.flash_mla_v4"})
+      check_bits_of_e4m3(device, "cuda", heads, kernel);
+  }
 }
 
 // Lists of 0 to 1000 tokens.
