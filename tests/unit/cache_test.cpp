@@ -371,6 +371,31 @@ TEST_F(Cache, AnotherUsersEntriesAreNotServed) {
   }
 }
 
+TEST_F(Cache, WhatAnInstallationBringsIsAsSafeAsItsProgram) {
+  KernelCache(root_).publish("k", contents_of("k"), report_of("k"));
+  const fs::path image = dir_ / "program";
+  write_new_file(image, "code");
+  const KernelCache shipped(root_, image);
+  const auto all_modes = [&](int directories, int files) {
+    ::chmod(root_.c_str(), directories), ::chmod((root_ / "k").c_str(), directories);
+    for (const auto& file : fs::directory_iterator(root_ / "k")) ::chmod(file.path().c_str(), files);
+  };
+  all_modes(0775, 0664);
+  ::chmod(image.c_str(), 0755);
+  EXPECT_NE(error_of([&] { shipped.find("k"); }).find("may be written by other users"), std::string::npos);
+  ::chmod(image.c_str(), 0775);
+  EXPECT_TRUE(shipped.find("k"));
+  EXPECT_THROW(KernelCache(root_).find("k"), Error);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  all_modes(0755, 0644);
+  ASSERT_EQ(::chown(root_.c_str(), 65534, 65534), 0);
+  const std::string said = error_of([&] { shipped.find("k"); });
+  EXPECT_NE(said.find("(uid 65534)"), std::string::npos) << said;
+  EXPECT_NE(said.find("install the package as root or as yourself"), std::string::npos) << said;
+  ASSERT_EQ(::chown(image.c_str(), 65534, 65534), 0);
+  EXPECT_TRUE(shipped.find("k"));
+}
+
 TEST_F(Cache, ReadOnlyCacheServesAndSaysThatItCannotStore) {
   const KernelCache cache(root_);
   cache.publish("good", contents_of("good"), report_of("good"));

@@ -207,6 +207,39 @@ TEST_F(Files, TrustsWhatNoOneElseMayWrite) {
   EXPECT_NE(error_of([&] { require_trusted(cache); }).find("belongs to another user (uid 65534)"), std::string::npos);
 }
 
+// What an installation brings is as safe as the code of it that runs, which the same users may write.
+TEST_F(Files, TrustsWhatOnlyWritersOfTheProgramMayWrite) {
+  const fs::path image = dir_ / "bin/program", brought = dir_ / "brought";
+  make_directories(image.parent_path(), Access::owner);
+  write_new_file(image, "code");
+  make_directories(brought, Access::owner);
+  const auto mode = [](const fs::path& path, int bits) { fs::permissions(path, fs::perms(bits)); };
+  const auto is_trusted = [&] {
+    const bool all = error_of([&] { require_trusted(brought, "", image); }) == "no error";
+    EXPECT_EQ(trusted(brought, image), all);
+    return all;
+  };
+  mode(brought, 0775);
+  EXPECT_FALSE(is_trusted());
+  mode(image, 0775);  // as with a umask of 0002
+  EXPECT_TRUE(is_trusted());
+  EXPECT_FALSE(trusted(brought));
+  mode(image, 0755), mode(image.parent_path(), 0775);  // who may replace it
+  EXPECT_TRUE(is_trusted());
+  mode(image, 0777), mode(brought, 0777);
+  EXPECT_FALSE(is_trusted());
+  if (::geteuid() != 0) return;
+  mode(image, 0775), mode(image.parent_path(), 0755), mode(brought, 0775);
+  ASSERT_EQ(::chown(brought.c_str(), 65534, 65534), 0);
+  EXPECT_FALSE(is_trusted());
+  ASSERT_EQ(::chown(image.c_str(), 65534, 65533), 0);
+  EXPECT_FALSE(is_trusted());  // another group may write it
+  mode(brought, 0755);
+  EXPECT_TRUE(is_trusted());
+  ASSERT_EQ(::chown(brought.c_str(), 65533, 65533), 0);
+  EXPECT_FALSE(is_trusted());
+}
+
 TEST_F(Files, APipeIsNoFile) {
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
   ::alarm(20);

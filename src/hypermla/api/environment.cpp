@@ -266,6 +266,7 @@ CompilerConfig Environment::compiler_config() const {
   config.include_root = root / "include";
   config.cache = cache / "kernels";
   config.shipped = root / "compiled";
+  config.image = own_image();
   config.toolchain = toolchain;
   config.host_flags = host_flags;
   config.jobs = int(std::max(1u, std::thread::hardware_concurrency()));

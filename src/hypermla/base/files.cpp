@@ -43,6 +43,18 @@ bool trusted(const struct stat& status) {
   return (status.st_uid == ::geteuid() || status.st_uid == 0) && !(status.st_mode & (S_IWGRP | S_IWOTH));
 }
 
+// Whether nobody may write it but who may write that file, or its directory, where it can be replaced.
+bool only_writers_of(const fs::path& image, const struct stat& status) {
+  for (const fs::path& at : {image, image.parent_path()}) {
+    struct stat own {};
+    if (at.empty() || ::stat(at.c_str(), &own) != 0) continue;
+    const bool of_owner = status.st_uid == own.st_uid || status.st_uid == ::geteuid() || status.st_uid == 0;
+    const bool of_group = !(status.st_mode & S_IWGRP) || ((own.st_mode & S_IWGRP) && status.st_gid == own.st_gid);
+    if (of_owner && of_group && !(status.st_mode & S_IWOTH)) return true;
+  }
+  return false;
+}
+
 // Writes and syncs; returns an errno, 0 for success.
 int write_all(int descriptor, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -118,17 +130,18 @@ FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) ::close(number_);
 }
 
-bool trusted(const fs::path& path) {
+bool trusted(const fs::path& path, const fs::path& image) {
   struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0 && !S_ISLNK(status.st_mode) && trusted(status);
+  return ::lstat(path.c_str(), &status) == 0 && !S_ISLNK(status.st_mode) &&
+         (trusted(status) || only_writers_of(image, status));
 }
 
-void require_trusted(const fs::path& path, std::string_view advice) {
+void require_trusted(const fs::path& path, std::string_view advice, const fs::path& image) {
   constexpr const char* kDanger = "they could put code there that would run as you";
   std::error_code ignored;
   const fs::path real = fs::weakly_canonical(path, ignored);
   struct stat status {};
-  if (::stat(real.c_str(), &status) == 0 && !trusted(status)) {
+  if (::stat(real.c_str(), &status) == 0 && !trusted(status) && !only_writers_of(image, status)) {
     if (status.st_uid != ::geteuid() && status.st_uid != 0)
       fail("'{}' belongs to another user (uid {}) and is not used, because {}; {}", path.string(), status.st_uid,
            kDanger, advice);

@@ -15,11 +15,14 @@ enum class Access { by_umask, owner };
 // Throws Error unless `path` is trusted, if it exists: it belongs to this user or to root, and no other user may write
 // it. Neither may everyone write a directory above it, unless that has the sticky bit, as /tmp does. Code is loaded
 // from such places only. `advice` says what to do about a path of another user.
+// `image`: of a program or library that runs here. Who may write or replace it runs code as this user already, so what
+// nobody else may write is trusted, too.
 void require_trusted(const std::filesystem::path& path,
-                     std::string_view advice = "choose a directory of your own (HYPERMLA_CACHE_DIR)");
-// Whether `path` itself belongs to this user or to root, and no other user may write it. A symbolic link is not
-// trusted.
-bool trusted(const std::filesystem::path& path);
+                     std::string_view advice = "choose a directory of your own (HYPERMLA_CACHE_DIR)",
+                     const std::filesystem::path& image = {});
+// Whether `path` itself belongs to this user or to root, and no other user may write it; or nobody but who may write
+// `image`. A symbolic link is not trusted.
+bool trusted(const std::filesystem::path& path, const std::filesystem::path& image = {});
 
 // Throws Error, too, when it is no regular file: reading a pipe could wait for ever.
 std::string read_file(const std::filesystem::path& path);

@@ -39,12 +39,12 @@ std::string sealed_text(Json report, const std::map<std::string, std::string>& f
 }
 
 // The entry in `dir`, or nothing when any of it is missing, differs from what was published or may be another user's.
-std::optional<CacheEntry> read_whole(const fs::path& dir) try {
-  if (!trusted(dir) || !trusted(dir / kReport)) return std::nullopt;
+std::optional<CacheEntry> read_whole(const fs::path& dir, const fs::path& image) try {
+  if (!trusted(dir, image) || !trusted(dir / kReport, image)) return std::nullopt;
   CacheEntry entry{dir, read_json(dir / kReport)};
   if (entry.report.at("hash") != own_hash(entry.report)) return std::nullopt;
   for (const auto& [name, listed] : entry.report.at("files").items()) {
-    if (!trusted(dir / name)) return std::nullopt;
+    if (!trusted(dir / name, image)) return std::nullopt;
     const std::string bytes = read_file(dir / name);
     if (listed.at("bytes") != bytes.size() || listed.at("hash") != content_hash(bytes)) return std::nullopt;
   }
@@ -63,9 +63,9 @@ bool occupied(const fs::path& path) {
 // Renames a damaged entry, then deletes it. No process replaces an existing entry (rename() refuses), so an entry that
 // is damaged under the lock is still damaged when it is moved. If there is no entry, another process may publish one at
 // any moment.
-void discard_damaged(const fs::path& root, const fs::path& dir) {
+void discard_damaged(const fs::path& root, const fs::path& dir, const fs::path& image) {
   const FileDescriptor lock = lock_directory(root);
-  if (!occupied(dir) || read_whole(dir)) return;
+  if (!occupied(dir) || read_whole(dir, image)) return;
   const fs::path aside = scratch_path(dir);
   std::error_code ignored;  // a read-only cache keeps it, but find() treats it as absent
   fs::rename(dir, aside, ignored);
@@ -94,13 +94,20 @@ fs::path KernelCache::entry_path(const std::string& key) const {
   return root_ / key;
 }
 
+void KernelCache::require_trusted_root() const {
+  if (image_.empty())
+    require_trusted(root_);
+  else
+    require_trusted(root_, "install the package as root or as yourself", image_);
+}
+
 std::optional<CacheEntry> KernelCache::find(const std::string& key) const {
   const fs::path dir = entry_path(key);
   if (!occupied(dir)) return std::nullopt;
-  require_trusted(root_);
-  if (auto entry = read_whole(dir)) return entry;
-  discard_damaged(root_, dir);
-  return read_whole(dir);  // absent, unless another process has published it anew
+  require_trusted_root();
+  if (auto entry = read_whole(dir, image_)) return entry;
+  discard_damaged(root_, dir, image_);
+  return read_whole(dir, image_);  // absent, unless another process has published it anew
 }
 
 std::vector<std::string> KernelCache::keys(const std::string& prefix) const {

@@ -33,7 +33,9 @@ struct CacheEntry {
 class KernelCache {
  public:
   // Touches no file: the root is created by the first publish() and may be read-only where nothing is published.
-  explicit KernelCache(std::filesystem::path root) : root_(std::move(root)) {}
+  // `image`: of what came with the entries and runs here (require_trusted() in files.h); empty: this user's cache.
+  explicit KernelCache(std::filesystem::path root, std::filesystem::path image = {})
+      : root_(std::move(root)), image_(std::move(image)) {}
 
   // The entry, after its files were read and compared with their hashes. An entry that is damaged, or that another user
   // could have written, is removed and reported as absent, so that its kernel is compiled again. Throws Error when
@@ -55,7 +57,9 @@ class KernelCache {
  private:
   std::filesystem::path entry_path(const std::string& key) const;
 
-  std::filesystem::path root_;
+  void require_trusted_root() const;
+
+  std::filesystem::path root_, image_;
 };
 
 }  // namespace hypermla

@@ -61,7 +61,7 @@ std::string closure_text(const fs::path& header, const std::vector<fs::path>& pa
 }  // namespace
 
 Compiler::Compiler(CompilerConfig config) : config_(std::move(config)), cache_(config_.cache) {
-  if (!config_.shipped.empty()) shipped_.emplace(config_.shipped);
+  if (!config_.shipped.empty()) shipped_.emplace(config_.shipped, config_.image);
   for (int i = 0; i < std::max(config_.jobs, 1); ++i)
     threads_.emplace_back([this] {
       for (;;) {
@@ -179,7 +179,7 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
     if (tools.cuda_root.empty())
       fail(
           "{} is not in the cache {} for {}, or not whole there, and no CUDA Tile compiler was found; run ./hypermla "
-          "once to install the pinned wheels, or set HYPERMLA_CUDA_ROOT",
+          "once, or pip install what its requirements.txt names, or set HYPERMLA_CUDA_ROOT",
           source.name, config_.cache.string(), arch);
     output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
@@ -264,6 +264,7 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
           {"include_root", config.include_root.string()},
           {"cache", config.cache.string()},
           {"shipped", config.shipped.string()},
+          {"image", config.image.string()},
           {"cuda_root", config.toolchain.cuda_root.string()},
           {"cxx", config.toolchain.cxx.string()},
           {"host_flags", config.host_flags},
@@ -277,6 +278,7 @@ void run_compile_job(const Json& job) {
   config.include_root = job.at("include_root").get<std::string>();
   config.cache = job.at("cache").get<std::string>();
   config.shipped = job.at("shipped").get<std::string>();
+  config.image = job.at("image").get<std::string>();
   config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();
   config.toolchain.cxx = job.at("cxx").get<std::string>();
   config.host_flags = job.at("host_flags").get<std::vector<std::string>>();

@@ -44,6 +44,7 @@ struct CompilerConfig {
   std::filesystem::path include_root;          // the directory that holds hypermla/dtype.h
   std::filesystem::path cache;
   std::filesystem::path shipped;  // a cache that is only read, of what an installation brings for GPUs; empty: none
+  std::filesystem::path image;    // of that installation, which runs here: the program or the library
   Toolchain toolchain;
   // A program that answers `compile-job` (the CLI): each compilation is then a process of its own, because NVRTC
   // compiles serially within one. Empty: compile in this process.
