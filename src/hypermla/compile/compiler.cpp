@@ -179,7 +179,7 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
     if (tools.cuda_root.empty())
       fail(
           "{} is not in the cache {} for {}, or not whole there, and no CUDA Tile compiler was found; run ./hypermla "
-          "once, or pip install what its requirements.txt names, or set HYPERMLA_CUDA_ROOT",
+          "once or, of the Python package, pip install its extra `compilers`, or set HYPERMLA_CUDA_ROOT",
           source.name, config_.cache.string(), arch);
     output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
