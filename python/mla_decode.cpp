@@ -101,6 +101,14 @@ PyObject* decode_fixed_split(PyObject*, PyObject* arguments) {
     return nullptr;
   return guarded([&] { return PyLong_FromLong(MlaDecode::fixed_split(at, bytes, hypermla::DeviceHandle(device))); });
 }
+PyObject* decode_most_query_tokens(PyObject*, PyObject* heads) {
+  const long count = PyLong_AsLong(heads);
+  if (count == -1 && PyErr_Occurred()) return nullptr;
+  if (count < 1 || count > MlaDecode::kMaxHeads)
+    return PyErr_Format(PyExc_ValueError, "heads=%ld is not supported: it must be from 1 to %d", count,
+                        MlaDecode::kMaxHeads);
+  return PyLong_FromLong(MlaDecode::most_query_tokens(int(count)));
+}
 PyObject* decode_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(as_decode(self)->decode->explain().c_str()); });
 }
@@ -238,6 +246,7 @@ PyObject* decode_run(PyObject* self, PyObject* const* arguments, Py_ssize_t give
 
 PyMethodDef methods[] = {{"workspace_bytes", decode_workspace_bytes, METH_NOARGS, nullptr},
                          {"fixed_split", decode_fixed_split, METH_VARARGS | METH_STATIC, nullptr},
+                         {"most_query_tokens", decode_most_query_tokens, METH_O | METH_STATIC, nullptr},
                          {"explain", decode_explain, METH_NOARGS, nullptr},
                          {"device", decode_device, METH_NOARGS, nullptr},
                          {"check", decode_check, METH_NOARGS, nullptr},

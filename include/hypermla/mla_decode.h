@@ -115,6 +115,11 @@ class HYPERMLA_API MlaDecode {
   // The largest capacity: heads, requests of a step, queries and tokens of a request.
   static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueries = 1024, kMaxTokens = 1 << 20;
   static constexpr int kMaxShards = 32, kMaxInterleave = 128;
+  // Queries of a step, at most, that Hopper's kernels take of so many heads: queries * heads * heads is below 2^32.
+  static constexpr int most_query_tokens(int heads) {
+    const std::int64_t most = ((std::int64_t{1} << 32) - 1) / (std::int64_t{heads} * heads);
+    return int(most < INT32_MAX ? most : INT32_MAX);
+  }
 
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
   // aligned to 256 bytes, which the caller owns and no other work uses between plan() and the last run() after it;

@@ -73,6 +73,11 @@ class MlaDecode(Planned):
             integers(shards=shards, shard=shard, interleave=interleave)))
 
     @staticmethod
+    def most_query_tokens(heads):
+        """Queries of a step, at most, that Hopper's kernels take of so many heads: their largest max_query_tokens."""
+        return _hypermla.MlaDecode.most_query_tokens(heads)
+
+    @staticmethod
     @raises_error
     def fixed_split(workspace_bytes, heads=128, max_requests=1, max_queries=1, max_tokens=4096, device="auto"):
         """The least `split` with which such a MlaDecode takes at most so many bytes, else one that cuts no request: 512

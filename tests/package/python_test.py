@@ -240,6 +240,11 @@ class Decode(unittest.TestCase):
         self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS)
         with self.assertRaisesRegex(hypermla.Error, "max_requests=2049"):
             self.decode(max_requests=hypermla.MlaDecode.MAX_REQUESTS + 1)
+        self.assertEqual([hypermla.MlaDecode.most_query_tokens(heads) for heads in (1, 16, 128)],
+                         [(1 << 31) - 1, (1 << 24) - 1, (1 << 18) - 1])
+        for heads in 0, 1025:
+            with self.assertRaisesRegex(ValueError, f"heads={heads} is not supported: it must be from 1 to 1024"):
+                hypermla.MlaDecode.most_query_tokens(heads)
         fixed_split = hypermla.MlaDecode.fixed_split
         self.assertEqual([fixed_split(room, max_tokens=5000, device="cpu") for room in (1 << 20, 0)], [512, 8192])
         with self.assertRaisesRegex(hypermla.Error, "max_tokens=0"):

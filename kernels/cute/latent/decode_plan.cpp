@@ -85,7 +85,7 @@ LatentDecode::LatentDecode(const MlaDecodeOptions& options, LatentDecodeSpec spe
         "max_requests={} with heads={}, max_queries={} and max_tokens={} is not supported: these are more blocks of "
         "work than the planner counts; make several MlaDecode of fewer requests",
         at.max_requests, at.heads, at.max_queries, at.max_tokens);
-  if (std::int64_t{at.max_query_tokens} * at.heads * at.heads >= std::int64_t{1} << 32)
+  if (at.max_query_tokens > MlaDecode::most_query_tokens(at.heads))
     fail(
         "max_query_tokens={} with heads={} is not supported: tokens * heads * heads must be less than 2^32; make "
         "several MlaDecode of fewer requests",

@@ -25,7 +25,7 @@ class _Attention:
 
     def __init__(self, heads, requests, tokens, page, dtype, cache_format, scale, device):
         self.requests = min(requests + TOKENS // PIECE, MlaDecode.MAX_REQUESTS)
-        self.queries = min(TOKENS, self.requests * PIECE, ((1 << 32) - 1) // heads**2)
+        self.queries = min(TOKENS, self.requests * PIECE, MlaDecode.most_query_tokens(heads))
         self.decode = MlaDecode(heads=heads, max_requests=self.requests, max_queries=PIECE,
                                 max_query_tokens=self.queries, max_tokens=tokens, page=page, dtype=dtype,
                                 cache_format=cache_format, scale=scale, device=device)

@@ -298,16 +298,11 @@ def _longest_decode(config, any_batch, heads):
         return max(usual, SHORT_EXTEND, _largest_graph(config) or 0)
     # As long as MlaDecode takes it: the planner counts up to 2^30 blocks of all row tiles, which have 16 rows at least.
     longest, requests, most = max(usual, SHORT_EXTEND), config.scheduler_config.max_num_seqs, _most_tokens(config)
-    blocks = config.model_config.max_model_len // 64 + 64
-    while longest > usual and (min(requests * longest, most) > _most_queries(heads) or (
+    blocks, taken = config.model_config.max_model_len // 64 + 64, MlaDecode.most_query_tokens(heads)
+    while longest > usual and (min(requests * longest, most) > taken or (
             min(requests * longest, most) * heads // 16 + requests) * blocks > 1 << 30):
         longest = max(longest // 2, usual)
     return longest
-
-
-def _most_queries(heads):
-    """Of a step, that MlaDecode takes."""
-    return ((1 << 32) - 1) // heads**2
 
 
 def _capacities(config, any_batch, heads, shards, device):
@@ -326,8 +321,9 @@ def _capacities(config, any_batch, heads, shards, device):
     # Requests of many queries fill their row tiles: to share prefixes saves nothing there.
     long = short if longest == usual else Capacity(requests, longest, min(requests * longest, most), tokens, 0,
                                                    *shard_of, shares and any_batch)
-    if max(short.query_tokens, long.query_tokens) > _most_queries(heads):
-        raise ValueError(f"HyperMLA decodes at most {_most_queries(heads)} tokens of {heads} heads in a step; lower "
+    taken = MlaDecode.most_query_tokens(heads)
+    if max(short.query_tokens, long.query_tokens) > taken:
+        raise ValueError(f"HyperMLA decodes at most {taken} tokens of {heads} heads in a step; lower "
                          f"--max-num-seqs, now {requests}, or --max-num-batched-tokens")
     return long if any_batch else short, long  # a graph may be recorded with short queries and replayed with long ones
 
