@@ -51,7 +51,7 @@ USED = {
             "attn_attend_prefix_cache", "extend_prefix_lens_cpu", "extend_seq_lens", "extend_seq_lens_cpu",
             "mha_one_shot", "mha_return_lse", "prefix_chunk_cu_seq_lens", "prefix_chunk_idx",
             "prefix_chunk_num_tokens")] + ["ForwardMode.is_dllm_extend", "ForwardMode.is_extend_without_speculative"],
-    "sglang.srt.model_executor.forward_context": ["get_token_to_kv_pool"],
+    "sglang.srt.model_executor.forward_context": ["get_attn_backend", "get_token_to_kv_pool"],
     "sglang.srt.managers.schedule_batch": ["ScheduleBatch.extend_lens", "ScheduleBatch.prefix_lens"],
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": [  # from 0.5.23 on
         "PrefillCudaGraphRunner._backend_can_run_prefill_cuda_graph",

@@ -345,9 +345,11 @@ class Backend(unittest.TestCase):
             with (mock.patch("hypermla.sglang.backend.get_spec", lambda spec=spec: spec),
                   self.assertRaisesRegex(ValueError, "chains of drafts, not trees")):
                 Case(64, [9])
-        with (mock.patch("hypermla.sglang.backend.get_parallel", lambda: types.SimpleNamespace(attn_dcp_size=2)),
-              self.assertRaisesRegex(ValueError, "decode context parallelism")):
-            Case(64, [9])
+        for dcp, cp, said in (2, 1, "decode context parallelism"), (1, 2, "context parallelism of prefills"):
+            parallel = types.SimpleNamespace(attn_dcp_size=dcp, attn_cp_size=cp)
+            with (mock.patch("hypermla.sglang.backend.get_parallel", lambda parallel=parallel: parallel),
+                  self.assertRaisesRegex(ValueError, said)):
+                Case(64, [9])
         same = types.SimpleNamespace(deterministic=types.SimpleNamespace(enable_deterministic_inference=True))
         with (mock.patch("hypermla.sglang.backend.get_exec", lambda: same),
               self.assertRaisesRegex(ValueError, "does not take --enable-deterministic-inference")):
@@ -648,6 +650,22 @@ class Prefill(unittest.TestCase):
                 torch.testing.assert_close(*case.absorb(batch, padding=3), atol=0.03, rtol=0)
                 case.lengths = [length + more for length, more in zip(case.lengths, new)]
 
+    def test_the_absorbed_form_of_two_batches_by_turns(self):
+        case = Prefills([20, 3])
+        batches = [case.step(new) for new in ([5, 6], [8, 1])]
+        for batch in batches:
+            case.backend.init_forward_metadata(batch)
+        for batch in batches * 2:
+            torch.testing.assert_close(*case.absorb(batch), atol=0.03, rtol=0)
+
+    def test_the_absorbed_form_sees_what_the_device_says(self):
+        """The host's prefix of a request that decodes beside prefills may be one too long, in 0.5.17."""
+        case = Prefills([20, 7])
+        batch = case.step([9, 1], ForwardMode.MIXED)
+        batch.extend_prefix_lens_cpu = [20, 8]
+        case.backend.init_forward_metadata(batch)
+        torch.testing.assert_close(*case.absorb(batch), atol=0.03, rtol=0)
+
     def test_the_absorbed_form_between_graphs(self):
         """FlashInfer plans nothing there either, and later steps are planned anew, also of one batch."""
         case = Prefills([0, 20])
@@ -665,24 +683,35 @@ class Prefill(unittest.TestCase):
         self.assertIsNone(kept())
 
     def test_what_the_absorbed_form_does_not_take_is_flashinfers(self):
-        cases = {"requests": {"MAX_REQUESTS": 2}, "queries": {"TOKENS": 13}, "tokens": {"MAX_TOKENS": 27}}
-        for name, limits in cases.items():
-            with self.subTest(name), contextlib.ExitStack() as stack:
-                for limit, most in limits.items():
-                    its = hypermla.sglang.absorbed if limit == "TOKENS" else hypermla.MlaDecode
-                    stack.enter_context(mock.patch.object(its, limit, most))
+        ours = hypermla.sglang.absorbed
+        for its, limit, most in ((hypermla.MlaDecode, "MAX_REQUESTS", 2), (ours, "TOKENS", 13),
+                                 (hypermla.MlaDecode, "MAX_TOKENS", 27), (ours, "ENTRIES", 5)):
+            ours._attention.cache_clear()  # which knows the limit before
+            with self.subTest(limit), mock.patch.object(its, limit, most):
                 case = Prefills([20, 9, 4], heads=2)
                 batch, takes = case.step([8, 4, 2]), case.backend._absorbed.takes
                 self.assertFalse(takes(batch))
                 case.backend._absorbed.begin()
                 batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = [7, 4], [20, 9]
                 self.assertTrue(takes(batch))
-        for changes in ({"extend_seq_lens_cpu": None}, {"extend_seq_lens_cpu": [0, 0, 0]},
-                        {"forward_mode": ForwardMode.DLLM_EXTEND}):
+        ours._attention.cache_clear()
+        case = Prefills([20, 9, 4], heads=2)
+        for changes, taken in (({}, True), ({"extend_seq_lens_cpu": None}, False),
+                               ({"extend_seq_lens_cpu": [0, 0, 0]}, False),
+                               ({"forward_mode": ForwardMode.DLLM_EXTEND}, False),
+                               ({"forward_mode": ForwardMode.TARGET_VERIFY}, False)):
             case.backend._absorbed.begin()
             batch = case.step([8, 4, 2])
             vars(batch).update(changes)
-            self.assertFalse(case.backend._absorbed.takes(batch), changes)
+            self.assertEqual(case.backend._absorbed.takes(batch), taken, changes)
+        batch = case.step([8, 4, 2])
+        case.backend.init_forward_metadata(batch)
+        with mock.patch.object(flashinfer_mla_backend.FlashInferMLAAttnBackend, "forward_extend") as flashinfers:
+            for rows, calls in (14, 0), (13, 1):  # a layer's, fewer than planned
+                q, kv = torch.zeros(rows, 2, 576, dtype=DTYPE), torch.zeros(rows, 1, 576, dtype=DTYPE)
+                case.backend.forward_extend(q[..., :512], kv[..., :512], kv[..., :512], case.layer, batch,
+                                            save_kv_cache=False, q_rope=q[..., 512:], k_rope=kv[..., 512:])
+                self.assertEqual(flashinfers.call_count, calls)
 
     def test_flashinfer_has_what_is_left(self):
         """It plans when its first layer comes, once."""
@@ -871,8 +900,10 @@ class Plugin(unittest.TestCase):
             for of_few in absorbed, one_shot:  # where FlashInfer would convert all of a cache in FP8
                 for prefixes, new, expected in (([2048], [512], one_shot), ([2048], [128], absorbed),
                                                 *((*lengths, of_few) for lengths in few)):
-                    self.assertIs(form(prefixes, new, backend=of_fp8), expected, (prefixes, new))  # whatever layers say
-                self.enterContext(mock.patch("hypermla.sglang.backend._has_kernels", lambda device: False))
+                    with mock.patch.object(hypermla.sglang.absorbed.Absorbed, "takes", lambda *_: of_few is absorbed):
+                        self.assertIs(form(prefixes, new, backend=of_fp8), expected, (prefixes, new))
+            of_fp8._absorbed = None
+            self.assertIs(form([8192], [128], backend=of_fp8), one_shot)
             layer = Layer(HEADS)
             layer.disable_chunked_prefix_cache = True
             self.assertIs(form([2048], [512], layer), absorbed)

@@ -775,11 +775,12 @@ class PrefillTest(unittest.TestCase):
             row += queries
         return metadata
 
-    def step(self, tokens, queries, workspace=None, cache="auto"):
+    def step(self, tokens, queries, workspace=None, cache="auto", ours=True):
         config = config_of()
         config.cache_config.cache_dtype, config.scheduler_config.max_num_batched_tokens = cache, 8192
         impl = self.impl_of(config)
         builder = builder_of(config, prefill=self.made(config), impl=impl)
+        builder._prefill_backend.gathers &= ours
         if workspace:
             builder.chunked_prefill_workspace_size = workspace
             builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
@@ -801,7 +802,17 @@ class PrefillTest(unittest.TestCase):
         self.assertEqual(self.step(tokens, queries, cache="fp8"), 2)
         with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
             self.assertEqual(self.step(tokens, queries), 2)
-        self.assertEqual(self.step([129, 200, 400], [129, 200, 140]), 1)  # one of three has a context
+        for tokens, queries, room in (([129, 200, 400], [129, 200, 140], 900),  # one of three has a context
+                                      ([400, 200, 400], [140, 200, 140], 1200),  # between those that have one
+                                      ([500, 160, 160], [140] * 3, 900)):  # in two chunks, if they were apart
+            self.assertEqual(self.step(tokens, queries, workspace=room), 1)
+
+    def test_contexts_beside_another_backend_of_decoding(self):
+        """Whose layers know nothing of tokens that are gathered."""
+        with mock.patch.multiple(Impl, forward_mha=Impl.__mro__[1].forward_mha,
+                                 _concat_k_nope_k_pe=Impl.__mro__[1]._concat_k_nope_k_pe,
+                                 _use_flashinfer_concat_mla_k=False, create=True):
+            self.assertEqual(self.step([500, 333, 131], [140, 300, 131], ours=False), 2)
 
     def test_contexts_in_chunks(self):
         """Each has a plan of its own in each layer; requests without a context, and some that have ended."""

@@ -386,6 +386,9 @@ TEST_F(Cache, WhatAnInstallationBringsIsAsSafeAsItsProgram) {
   ::chmod(image.c_str(), 0775);
   EXPECT_TRUE(shipped.find("k"));
   EXPECT_THROW(KernelCache(root_).find("k"), Error);
+  ::chmod((root_ / "k/report.json").c_str(), 0666);
+  EXPECT_FALSE(shipped.find("k"));
+  EXPECT_TRUE(fs::exists(root_ / "k"));  // nothing is removed there
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   all_modes(0755, 0644);
   ASSERT_EQ(::chown(root_.c_str(), 65534, 65534), 0);

@@ -226,6 +226,8 @@ TEST_F(Files, TrustsWhatOnlyWritersOfTheProgramMayWrite) {
   EXPECT_FALSE(trusted(brought));
   mode(image, 0755), mode(image.parent_path(), 0775);  // who may replace it
   EXPECT_TRUE(is_trusted());
+  mode(image.parent_path(), 01775);
+  EXPECT_FALSE(is_trusted());
   mode(image, 0777), mode(brought, 0777);
   EXPECT_FALSE(is_trusted());
   if (::geteuid() != 0) return;

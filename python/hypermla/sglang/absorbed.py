@@ -20,6 +20,11 @@ TOKENS = 8192
 PIECE = 64
 
 
+# Entries of a step's table of pages, 64 MiB, which SGLang's budget of memory does not know. Few pages of 1 token and
+# long prefixes have more.
+ENTRIES = 1 << 24
+
+
 class _Attention:
     """A MlaDecode, and the step that it was planned for last. Backends share it as they do MlaPrefill (prefill.py)."""
 
@@ -29,13 +34,13 @@ class _Attention:
         self.decode = MlaDecode(heads=heads, max_requests=self.requests, max_queries=PIECE,
                                 max_query_tokens=self.queries, max_tokens=tokens, page=page, dtype=dtype,
                                 cache_format=cache_format, scale=scale, device=device)
-        self.tokens = tokens
-        self.planned = None
+        self.tokens, self.page = tokens, page
+        self.planned = lambda: None
 
     def plan(self, step):
-        if self.planned is not step:
+        if self.planned() is not step:
             self.decode.plan(step.lengths, step.query_starts)
-            self.planned = step
+            self.planned = weakref.ref(step)
 
 
 _attention = functools.cache(_Attention)
@@ -60,9 +65,13 @@ class _Step:
         """Tensors on the device, by one copy. fill: fills the table of pages of requests, of these lengths."""
         if self.table is None:
             requests, seen, queries = zip(*self.pieces)
-            numbers = torch.tensor([*requests, *seen, *itertools.accumulate(queries, initial=0)], dtype=torch.int32)
-            requests, self.lengths, self.query_starts = numbers.to(batch.req_pool_indices.device).split(
+            device = batch.req_pool_indices.device
+            numbers = torch.tensor([*requests, *seen, *itertools.accumulate(queries, initial=0)], dtype=torch.int32,
+                                   pin_memory=device.type == "cuda")  # else the host waits for all that is queued
+            requests, seen, self.query_starts = numbers.to(device, non_blocking=True).split(
                 (len(requests), len(requests), len(requests) + 1))
+            # In 0.5.17 the host's prefix of a request that decodes beside prefills may be one too long.
+            self.lengths = torch.minimum(seen, batch.seq_lens[requests].to(torch.int32))
             self.table = fill(batch.req_pool_indices[requests], self.lengths, self.longest)
 
 
@@ -90,12 +99,14 @@ class Absorbed:
             self._step = _Step(batch)
         return self._step
 
-    def takes(self, batch):
-        """Whether a step's attention in the absorbed form is planned here."""
+    def takes(self, batch, rows=None):
+        """Whether a step's attention in the absorbed form is planned here. rows: of a layer's queries."""
         step = self._step_of(batch)
         return ((batch.forward_mode.is_extend_without_speculative() and not batch.forward_mode.is_dllm_extend())
                 and bool(step.pieces) and len(step.pieces) <= self._any.requests
-                and step.queries <= self._any.queries and step.longest <= self._any.tokens)
+                and step.queries <= self._any.queries and step.longest <= self._any.tokens
+                and len(step.pieces) * -(-step.longest // self._any.page) <= ENTRIES
+                and (rows is None or rows >= step.queries))
 
     def planned(self, batch, scale, fill):
         """A MlaDecode with the plan of a step that is taken, the table of pages, and how many queries are planned."""

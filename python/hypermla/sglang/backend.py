@@ -17,7 +17,7 @@ import torch
 from sglang.kernels.ops.quantization.fp8_kernel import scaled_fp8_quant
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention.flashmla_backend import FlashMLABackend, FlashMLAMultiStepDraftBackend
-from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
+from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import is_in_breakable_cuda_graph
 from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import is_in_tc_piecewise_cuda_graph
 from sglang.srt.models.deepseek_common import utils as deepseek
@@ -66,8 +66,9 @@ def _form(layer, forward_batch):
     lengths = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
     if _chooses_form(*lengths):
         # The layer's own kv_cache_dtype is the command line's: "auto" where a checkpoint asks for FP8.
-        pool = get_token_to_kv_pool()
-        converts = pool.dtype == torch.float8_e4m3fn and not _has_kernels(torch.device(pool.device))
+        absorbed = getattr(get_attn_backend(), "_absorbed", None)
+        converts = get_token_to_kv_pool().dtype == torch.float8_e4m3fn and not (
+            absorbed is not None and absorbed.takes(forward_batch))
         otherwise = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.get() if converts else sys.maxsize
         layer.chunked_prefix_cache_threshold = 1 if decompressed.pays(*lengths) else otherwise
     return handle_attention_flashinfer(layer, forward_batch)
@@ -277,7 +278,8 @@ class HyperMlaBackend(FlashMLABackend):
                     and self._prefill.takes(q, k, layer, forward_batch)):
                 return self._prefill.run(q, k, v, layer, forward_batch)
             if self._absorbed is not None and layer.head_dim == LATENT + ROPE and not layer.logit_cap and (
-                    self._absorbed.takes(forward_batch)):
+                    self._absorbed.takes(forward_batch, q.numel() // (layer.tp_q_head_num * (
+                        layer.head_dim if q_rope is None else layer.v_head_dim)))):
                 return self._absorb(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
             waiting, self._waiting = self._waiting, []
             for plan, batch in waiting:
@@ -445,6 +447,8 @@ def _require_supported(runner):
     if getattr(getattr(runner, "kv_index_translator", None), "reads_are_translated", False):
         raise ValueError(f"--attention-backend {NAME} does not take the unified memory pool; leave "
                          "--enable-unified-memory off")
+    if get_parallel().attn_cp_size > 1:  # queries would be those of a rank, lengths those of all
+        raise ValueError(f"--attention-backend {NAME} does not take context parallelism of prefills; leave it off")
     if get_parallel().attn_dcp_size > 1:
         raise ValueError(f"--attention-backend {NAME} does not take decode context parallelism yet; leave it off")
     if get_exec().deterministic.enable_deterministic_inference:  # SGLang asks for one of two backends alone

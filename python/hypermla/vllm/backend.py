@@ -378,6 +378,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self.reorder_batch_threshold = _longest_decode(
             vllm_config, any_batch, heads * vllm_config.parallel_config.decode_context_parallel_size)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
+        if isinstance(getattr(self, "_prefill_backend", None), HyperMLAPrefill):
+            self._prefill_backend.gathers = True
 
         shards = self.dcp_world_size
         heads *= shards

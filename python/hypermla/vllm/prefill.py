@@ -29,12 +29,11 @@ class Whole:
     def __init__(self, step):
         self._step, context = step, step.chunked_context
         if hasattr(context, "chunks"):  # 0.33
-            self._in_context, self._one_chunk = sum(context.context_lens_list), len(context.chunks) == 1
+            self._in_context = sum(context.context_lens_list)
             before = torch.zeros_like(step.query_start_loc)
             torch.cumsum(context.context_lens, 0, dtype=torch.int32, out=before[1:])
         else:
-            self._in_context, self._one_chunk = sum(context.seq_tot), len(context.seq_tot) == 1
-            before = context.cu_seq_lens[0]
+            self._in_context, before = sum(context.seq_tot), context.cu_seq_lens.sum(0, dtype=torch.int32)  # all chunks
         self.starts = step.query_start_loc + before  # of the tokens of each request
         self._requests = None
 
@@ -42,7 +41,7 @@ class Whole:
         """Whether vLLM's workspace has room for it, with up to so many new tokens."""
         most_new = min(most_new, self._step.max_query_len * (len(self.starts) - 1))
         rows = len(self._step.chunked_context.workspace)
-        return self._one_chunk and self._in_context + most_new <= min(rows, MlaPrefill.MAX_TOKENS)
+        return self._in_context + most_new <= min(rows, MlaPrefill.MAX_TOKENS)
 
     def gather(self, cache, new, kind, scale):
         """[tokens, 576] of a layer's cache, of that kind, for so many new tokens."""
@@ -58,6 +57,11 @@ class Whole:
 
 
 class HyperMLAPrefill(MLAPrefillBackend):
+    """whole: of the step that is prepared; None: its layers hand over new tokens and chunks of contexts. Only layers
+    of HyperMLAImpl know of it, whose builder sets `gathers`: beside another backend of decoding vLLM's own attend."""
+
+    gathers = False
+    whole = None
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
 
@@ -121,8 +125,8 @@ class HyperMLAPrefill(MLAPrefillBackend):
         """None: the step's contexts come in chunks, or there are none. A cache in FP8 would round new tokens that are
         at hand, and how a prompt is cut must not depend on others where bits must not."""
         config = self.vllm_config
-        if (step.chunked_context is None or envs.VLLM_BATCH_INVARIANT
-                or config.cache_config.cache_dtype not in ("auto", "bfloat16")
+        if (not self.gathers or step.chunked_context is None or envs.VLLM_BATCH_INVARIANT
+                or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
                 or config.parallel_config.decode_context_parallel_size > 1):
             return None
         whole = Whole(step)

@@ -49,7 +49,8 @@ bool only_writers_of(const fs::path& image, const struct stat& status) {
     struct stat own {};
     if (at.empty() || ::stat(at.c_str(), &own) != 0) continue;
     const bool of_owner = status.st_uid == own.st_uid || status.st_uid == ::geteuid() || status.st_uid == 0;
-    const bool of_group = !(status.st_mode & S_IWGRP) || ((own.st_mode & S_IWGRP) && status.st_gid == own.st_gid);
+    const bool writes = (own.st_mode & S_IWGRP) && !(own.st_mode & S_ISVTX);  // who may not replace others' files
+    const bool of_group = !(status.st_mode & S_IWGRP) || (writes && status.st_gid == own.st_gid);
     if (of_owner && of_group && !(status.st_mode & S_IWOTH)) return true;
   }
   return false;

@@ -63,9 +63,9 @@ bool occupied(const fs::path& path) {
 // Renames a damaged entry, then deletes it. No process replaces an existing entry (rename() refuses), so an entry that
 // is damaged under the lock is still damaged when it is moved. If there is no entry, another process may publish one at
 // any moment.
-void discard_damaged(const fs::path& root, const fs::path& dir, const fs::path& image) {
+void discard_damaged(const fs::path& root, const fs::path& dir) {
   const FileDescriptor lock = lock_directory(root);
-  if (!occupied(dir) || read_whole(dir, image)) return;
+  if (!occupied(dir) || read_whole(dir, {})) return;
   const fs::path aside = scratch_path(dir);
   std::error_code ignored;  // a read-only cache keeps it, but find() treats it as absent
   fs::rename(dir, aside, ignored);
@@ -106,8 +106,9 @@ std::optional<CacheEntry> KernelCache::find(const std::string& key) const {
   if (!occupied(dir)) return std::nullopt;
   require_trusted_root();
   if (auto entry = read_whole(dir, image_)) return entry;
-  discard_damaged(root_, dir, image_);
-  return read_whole(dir, image_);  // absent, unless another process has published it anew
+  if (!image_.empty()) return std::nullopt;  // what an installation brings is only read
+  discard_damaged(root_, dir);
+  return read_whole(dir, {});  // absent, unless another process has published it anew
 }
 
 std::vector<std::string> KernelCache::keys(const std::string& prefix) const {

@@ -39,7 +39,7 @@ class KernelCache {
 
   // The entry, after its files were read and compared with their hashes. An entry that is damaged, or that another user
   // could have written, is removed and reported as absent, so that its kernel is compiled again. Throws Error when
-  // another user may write the root.
+  // another user may write the root. What came with an image is only read.
   std::optional<CacheEntry> find(const std::string& key) const;
 
   // The keys of the entries that begin so, in their order. Nothing was read of them.
