@@ -8,19 +8,7 @@ batches are few of the record's, one of each kind; docs/results/engine.md has al
 does.
 """
 
-import argparse
-import json
-import pathlib
-import sys
-
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("plot_engine.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this Python")
-matplotlib.use("svg")
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
-                            "grid.alpha": 0.3, "axes.axisbelow": True})
-from matplotlib import pyplot  # noqa: E402
+from pictures import draw_record, matplotlib, pyplot
 
 PEERS = {"flashmla": ("FlashMLA", "0.35"), "fa3": ("FlashAttention-3", "tab:red"),
          "flashinfer": ("FlashInfer", "tab:purple")}
@@ -34,20 +22,12 @@ HEADS = (128, 64, 16)
 MOST = 2.4  # where the axis ends; what is beyond is written
 
 
-def read(path):
-    try:
-        record = json.loads(pathlib.Path(path).read_text())
-        if record["kind"] != "engine":
-            raise KeyError("kind")
-        rows = {row["row"]: row for row in record["rows"] if "burst_us" in row.get("ours", {})}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"plot_engine.py: {path} is no record of bench_engine.py ({error!r}); make one with --record")
+def choose(record):
+    """[(title, [(heads, row)])]: the batches of the picture."""
+    rows = {row["row"]: row for row in record["rows"] if "burst_us" in row.get("ours", {})}
     batches = [(title, [(h, rows[f"{name}-h{h}"]) for h in HEADS if f"{name}-h{h}" in rows])
                for name, title in BATCHES.items()]
-    if not any(of for _, of in batches):
-        sys.exit(f"plot_engine.py: {path} holds none of the batches that the picture shows; run bench_engine.py "
-                 "--record without --rows")
-    return record, [(title, of) for title, of in batches if of]
+    return [(title, of) for title, of in batches if of]
 
 
 def draw(record, batches):
@@ -91,16 +71,6 @@ def draw(record, batches):
     return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("record", help="what bench_engine.py --record wrote")
-    parser.add_argument("picture", help="the SVG to write")
-    arguments = parser.parse_args()
-    figure = draw(*read(arguments.record))
-    pathlib.Path(arguments.picture).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(arguments.picture, format="svg", bbox_inches="tight", metadata={"Date": None}, facecolor="white")
-    print(arguments.picture)
-
-
 if __name__ == "__main__":
-    main()
+    draw_record(__doc__.split("\n\n")[0], "engine", choose, draw,
+                "none of the batches that the picture shows; run bench_engine.py --record without --rows")

@@ -7,36 +7,15 @@ Above: sustained times; dotted lines are the model's predictions. Below: every t
 which of its paths that is. A path that is the fastest nowhere is drawn thin. Needs matplotlib, as plot_profile.py does.
 """
 
-import argparse
-import json
-import pathlib
-import sys
-
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("plot_envelope.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this "
-             "Python")
-matplotlib.use("svg")
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
-                            "grid.alpha": 0.3, "axes.axisbelow": True})
-from matplotlib import pyplot, ticker  # noqa: E402
+from pictures import draw_record, plain_numbers, pyplot, ticker
 
 STYLES = {"latent": ("tab:green", "o"), "decompressed": ("tab:orange", "s"), "hybrid": ("tab:blue", "^")}
 PEERS = (("0.2", "x"), ("tab:red", "v"), ("tab:purple", "D"))  # colour and marker
 
 
-def read(path):
-    try:
-        record = json.loads(pathlib.Path(path).read_text())
-        if record["kind"] != "envelope":
-            raise KeyError("kind")
-        rows = [row for row in record["rows"] if row["case"] == f"s={row['s']}" and "sustained_us" in row]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"plot_envelope.py: {path} is no record of bench_envelope.py ({error!r}); make one with --record")
-    if not rows:
-        sys.exit(f"plot_envelope.py: {path} holds no measured row; run bench_envelope.py --record again")
-    return record, rows
+def choose(record):
+    """The rows of the picture: every path's and peer's own case, where it was measured."""
+    return [row for row in record["rows"] if row["case"] == f"s={row['s']}" and "sustained_us" in row]
 
 
 def lines_of(rows):
@@ -100,8 +79,7 @@ def draw(record, rows):
               title=f"{record['device']['name']}, " + ", ".join(f"{key}={value}" for key, value in problem.items()) +
                     "; output decompression included")
     times.set_xscale("log", base=2)
-    for set_formatter in (times.yaxis.set_major_formatter, times.yaxis.set_minor_formatter):
-        set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+    plain_numbers(times.yaxis)
     times.legend(fontsize=8, loc="lower right")
     everywhere = list(best)
     for path, first, last in spans(best):  # between two values of s the border is half way, as the axis shows it
@@ -120,16 +98,6 @@ def draw(record, rows):
     return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("record", help="what bench_envelope.py --record wrote")
-    parser.add_argument("picture", help="the SVG to write")
-    arguments = parser.parse_args()
-    figure = draw(*read(arguments.record))
-    pathlib.Path(arguments.picture).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(arguments.picture, format="svg", bbox_inches="tight", metadata={"Date": None}, facecolor="white")
-    print(arguments.picture)
-
-
 if __name__ == "__main__":
-    main()
+    draw_record(__doc__.split("\n\n")[0], "envelope", choose, draw,
+                "no measured row; run bench_envelope.py --record again")

@@ -19,15 +19,7 @@ import re
 import statistics
 import sys
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("plot_profile.py: no matplotlib; install python3-matplotlib, or `pip install matplotlib` into this Python")
-matplotlib.use("svg")
-# Text stays text in the SVG: searchable, small, in the reader's font. With a fixed salt equal runs give equal files.
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "hypermla", "font.size": 9, "axes.grid": True,
-                            "grid.alpha": 0.3, "axes.axisbelow": True})
-from matplotlib import pyplot, ticker  # noqa: E402
+from pictures import plain_numbers, pyplot, save, ticker
 
 
 class Run:
@@ -51,17 +43,10 @@ class Run:
 
 def svg_of(figure):
     text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    save(figure, text)
     pyplot.close(figure)
     text = text.getvalue()
     return text[text.index("<svg"):]  # without the XML head, so that HTML can hold it
-
-
-def plain_numbers(*directions):
-    """Logarithmic axes with labels such as 200 instead of 2 x 10^2."""
-    for axis in directions:
-        for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-            set_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
 
 
 def roofline(run):
