@@ -11,6 +11,7 @@ import weakref
 import torch
 
 from hypermla.mla_decode import MlaDecode
+from hypermla.sglang.prefill import OncePerStep
 
 # New tokens of a step, at most. Its list of work takes 12 KB for each of 128 heads, and SGLang's chunks have as many.
 TOKENS = 8192
@@ -18,7 +19,6 @@ TOKENS = 8192
 # Queries of what counts as a request there. All of these attend to as many tokens as the last one sees, so a request of
 # more is several, which end one after the other.
 PIECE = 64
-
 
 # Entries of a step's table of pages, 64 MiB, which SGLang's budget of memory does not know. Few pages of 1 token and
 # long prefixes have more.
@@ -47,10 +47,9 @@ _attention = functools.cache(_Attention)
 
 
 class _Step:
-    """Of a batch, what all layers share. It keeps nothing alive that belongs to the batch."""
+    """Of a batch, what all layers share."""
 
     def __init__(self, batch):
-        self.batch = weakref.ref(batch)
         new, prefixes = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
         self.pieces = None  # of each: its request, how many tokens it sees, its queries
         if new is None or prefixes is None:
@@ -75,13 +74,14 @@ class _Step:
             self.table = fill(batch.req_pool_indices[requests], self.lengths, self.longest)
 
 
-class Absorbed:
+class Absorbed(OncePerStep):
     """Of one backend. requests, tokens: at once, and of one of them, at most. scale: of the scores, as the model's
     configuration has it; its kernel is loaded now, not when the first request waits for it."""
 
     def __init__(self, heads, requests, tokens, page, dtype, cache_format, scale, device):
+        super().__init__(_Step)
         self._capacity = heads, requests, tokens, page, dtype, cache_format
-        self._device, self._step = device, None
+        self._device = device
         self._any = self._attention(scale)
 
     def explain(self):
@@ -89,15 +89,6 @@ class Absorbed:
 
     def _attention(self, scale):
         return _attention(*self._capacity, scale, self._device)
-
-    def begin(self):
-        """A step begins, maybe of a batch that was there before, with other contents."""
-        self._step = None
-
-    def _step_of(self, batch):
-        if self._step is None or self._step.batch() is not batch:
-            self._step = _Step(batch)
-        return self._step
 
     def takes(self, batch, rows=None):
         """Whether a step's attention in the absorbed form is planned here. rows: of a layer's queries."""

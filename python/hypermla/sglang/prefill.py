@@ -73,12 +73,29 @@ def _starts(lengths):
     return starts
 
 
+class OncePerStep:
+    """A part of a backend that derives something from a batch once a step, for all layers: make(batch), which must keep
+    nothing alive that belongs to the batch."""
+
+    def __init__(self, make):
+        self._make = make
+        self.begin()
+
+    def begin(self):
+        """A step begins, maybe of a batch that was there before, with other contents."""
+        self._batch, self._step = None, None
+
+    def _step_of(self, batch):
+        if self._batch is None or self._batch() is not batch:
+            self._batch, self._step = weakref.ref(batch), self._make(batch)
+        return self._step
+
+
 class _Step:
-    """Of a batch, what all of its plans share. It keeps nothing alive that belongs to the batch."""
+    """Of a batch, what all of its plans share."""
 
     def __init__(self, batch):
         new, prefixes = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
-        self.batch = weakref.ref(batch)
         self.fits = False
         if new is None or prefixes is None or len(batch.extend_seq_lens) > MlaPrefill.MAX_REQUESTS:
             return
@@ -109,28 +126,19 @@ def _which(batch):
     return "whole" if batch.mha_one_shot else "new"
 
 
-class Prefill:
+class Prefill(OncePerStep):
     """Of one backend. scale: of the scores, as the model's configuration has it. chunks: whether prefixes may come in
     chunks. Their kernels are loaded now, not when the first request waits for them."""
 
     def __init__(self, heads, dtype, scale, device, chunks):
+        super().__init__(_Step)
         self._heads, self._dtype, self._device, self._chunks = heads, dtype, device, chunks
-        self._step = None
         for causal in (True, False)[:1 + chunks]:
             explained = self._attention(scale, causal).prefill.explain()
             say(f"HyperMLA prefills over decompressed keys and values: {explained}")
 
     def _attention(self, scale, causal):
         return _attention(self._heads, self._dtype, scale, self._device, causal)
-
-    def begin(self):
-        """A step begins, maybe of a batch that was there before, with other contents."""
-        self._step = None
-
-    def _step_of(self, batch):
-        if self._step is None or self._step.batch() is not batch:
-            self._step = _Step(batch)
-        return self._step
 
     def takes(self, q, k, layer, batch):
         """Whether run() does this call."""
