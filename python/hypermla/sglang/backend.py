@@ -97,6 +97,14 @@ def _first(tensor, rows):
     return tensor if tensor.size(0) == rows else tensor[:rows]
 
 
+def _parts(q, q_rope, layer):
+    """A layer's queries, [tokens, heads, columns], latent and rotary."""
+    heads, rope = layer.tp_q_head_num, layer.head_dim - layer.v_head_dim
+    if q_rope is None:
+        return q.view(-1, heads, layer.head_dim).split((layer.v_head_dim, rope), dim=-1)
+    return q.view(-1, heads, layer.v_head_dim), q_rope.view(-1, heads, rope)
+
+
 class HyperMlaBackend(FlashMLABackend):
     """draft_step: of the model that drafts, which of its steps this backend serves, from 0 on; else None."""
 
@@ -277,10 +285,10 @@ class HyperMlaBackend(FlashMLABackend):
             if (self._prefill is not None and q_rope is None and not save_kv_cache
                     and self._prefill.takes(q, k, layer, forward_batch)):
                 return self._prefill.run(q, k, v, layer, forward_batch)
-            if self._absorbed is not None and layer.head_dim == LATENT + ROPE and not layer.logit_cap and (
-                    self._absorbed.takes(forward_batch, q.numel() // (layer.tp_q_head_num * (
-                        layer.head_dim if q_rope is None else layer.v_head_dim)))):
-                return self._absorb(q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope)
+            if self._absorbed is not None and layer.head_dim == LATENT + ROPE and not layer.logit_cap:
+                parts = _parts(q, q_rope, layer)
+                if self._absorbed.takes(forward_batch, len(parts[0])):
+                    return self._absorb(parts, k, v, layer, forward_batch, save_kv_cache, k_rope)
             waiting, self._waiting = self._waiting, []
             for plan, batch in waiting:
                 plan(self, batch() or forward_batch)
@@ -296,15 +304,15 @@ class HyperMlaBackend(FlashMLABackend):
             self._rescale(layer.scaling)
         queries, lengths, table = self._planned
         steps = self._steps[queries]
-        return self._run(steps.decode, q, q_rope, layer, table, len(lengths) * queries, rounds=self._rounds(queries),
-                         room=steps.lse)
+        return self._run(steps.decode, _parts(q, q_rope, layer), layer, table, len(lengths) * queries,
+                         rounds=self._rounds(queries), room=steps.lse)
 
-    def _absorb(self, q, k, v, layer, forward_batch, save_kv_cache, q_rope, k_rope):
+    def _absorb(self, parts, k, v, layer, forward_batch, save_kv_cache, k_rope):
         """Of a prefill."""
         if save_kv_cache:
             self._save(k, v, layer, forward_batch, k_rope)
         decode, table, queries = self._absorbed.planned(forward_batch, layer.scaling, self._pages_of)
-        return self._run(decode, q, q_rope, layer, table, queries, rounds=False)
+        return self._run(decode, parts, layer, table, queries, rounds=False)
 
     def _pages_of(self, requests, lengths, longest):
         return self._filled(requests, lengths, self._eager_block_kv_indices(len(lengths), -(-longest // self._page)))
@@ -317,14 +325,9 @@ class HyperMlaBackend(FlashMLABackend):
         else:
             self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
 
-    def _run(self, decode, q, q_rope, layer, table, planned, rounds, room=None):
+    def _run(self, decode, parts, layer, table, planned, rounds, room=None):
         """planned: so many queries come first, others pad them. rounds: queries to e4m3. room: for log-sum-exps, which
         nobody reads."""
-        heads, rope = layer.tp_q_head_num, layer.head_dim - layer.v_head_dim
-        if q_rope is None:
-            parts = q.view(-1, heads, layer.head_dim).split((layer.v_head_dim, rope), dim=-1)
-        else:
-            parts = q.view(-1, heads, layer.v_head_dim), q_rope.view(-1, heads, rope)
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         pages = cache.shape[0] // self._page
         cache = cache[:pages * self._page].view(pages, self._page, layer.head_dim)
@@ -337,13 +340,13 @@ class HyperMlaBackend(FlashMLABackend):
             q, q_factor = scaled_fp8_quant(q.flatten(0, 1), factor)[0].view(q.shape), factor
         else:
             q, q_factor = takeable(parts), None
-        tokens = parts[0].shape[0]
+        tokens, heads, columns = parts[0].shape
         lse = room[:tokens] if room is not None and tokens <= len(room) else None
-        o, _ = decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, layer.v_head_dim)),
+        o, _ = decode.run(q, cache, table, lse=lse, out=parts[0].new_empty((tokens, heads, columns)),
                           cache_scale=factor, q_scale=q_factor)
         if tokens > planned:  # a batch that was padded behind its plan
             o[planned:] = 0
-        return o.view(-1, heads * layer.v_head_dim)
+        return o.view(-1, heads * columns)
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
         """Nothing: what a chain verifies is planned by its lengths alone."""
