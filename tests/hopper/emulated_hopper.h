@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -816,19 +817,31 @@ inline void read_beside_e4m3(u32 operand, int line_bytes, int rows = 64) {
     for (int k = 0; k < 32; k += 16)
       races::reads_beside(emulated::agent_of_products(), operand_place_e4m3(operand, line_bytes, row, k), 16);
 }
+// What an H200 makes of e4m3's products and the sum before them: of each it keeps 13 bits behind the point of the
+// largest (docs/log/cute-flash-mla-v2.md, "What a product adds up").
+inline float sum_of_e4m3_products(const float (&numbers)[33]) {
+  float largest = 0;
+  for (const float number : numbers) largest = std::max(largest, std::abs(number));
+  if (largest == 0 || !std::isfinite(largest)) return std::accumulate(std::begin(numbers), std::end(numbers), 0.0f);
+  const float unit = std::ldexp(1.0f, std::ilogb(largest) - 13);
+  float sum = 0;
+  for (const float number : numbers) sum += std::trunc(number / unit) * unit;
+  return sum;
+}
 template <int n>
 void multiply_e4m3(float* d, const float (&rows)[2][32], u32 b, int line_bytes, int accumulate) {
   const races::Unwatched emulation;
   read_beside_e4m3(b, line_bytes, n);
   for (int i = 0; i < n / 4; ++i) {  // columns of the thread, in pairs
-    float sums[2] = {};
+    float numbers[2][33];
     for (int k = 0; k < 32; ++k) {
       const float y = operand_element_e4m3(b, line_bytes, i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2, k);
-      for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * y;
+      for (int half = 0; half < 2; ++half) numbers[half][k] = rows[half][k] * y;
     }
     for (int half = 0; half < 2; ++half) {
       float& to = d[i / 2 * 4 + 2 * half + i % 2];
-      to = accumulate ? to + sums[half] : sums[half];
+      numbers[half][32] = accumulate ? to : 0;
+      to = sum_of_e4m3_products(numbers[half]);
     }
   }
 }
@@ -845,7 +858,7 @@ void mma_e4m3(float* d, u32 a, u32 b, int accumulate) {
 }
 // a (PTX, "Register fragments for wgmma.mma_async.m64nNk32"): four bytes of a register follow each other along k;
 // registers 0 and 1 are rows t / 4 and t / 4 + 8 of k = 4 (t % 4) .., 2 and 3 those of k = 16 + 4 (t % 4) ..
-template <int n>
+template <int n, bool accumulate>
 void mma_e4m3(float* d, const u32* a, u32 b) {
   float rows[2][32];
   const int group = threadIdx.x % 32 / 4 * 4;
@@ -855,7 +868,7 @@ void mma_e4m3(float* d, const u32* a, u32 b) {
       for (int e = 0; e < 4; ++e)
         rows[i % 2][i / 2 * 16 + 4 * lane + e] = e4m3_to_float(static_cast<unsigned char>(word >> 8 * e));
     }
-  multiply_e4m3<n>(d, rows, b, 64, 1);
+  multiply_e4m3<n>(d, rows, b, 64, accumulate);
 }
 
 }  // namespace hypermla::cute

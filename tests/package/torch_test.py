@@ -723,6 +723,23 @@ class OnAGpu(unittest.TestCase):
         for one, other in zip(self.decode.run(self.q, self.cache, self.table), expected):
             self.assertTrue(torch.equal(one, other))
 
+    def test_sums_of_many_numbers_in_e4m3_are_kept(self):
+        """All tokens weigh the same, so outputs are means, and there are so many requests that none is cut. The tensor
+        core's own sums are a quarter short here."""
+        tokens, requests = 16384, 2 * torch.cuda.get_device_properties(0).multi_processor_count
+        torch.manual_seed(1)
+        cache = (1 + 0.5 * torch.randn(tokens // 64, 64, 576, device="cuda")).to(torch.float8_e4m3fn)
+        expected = cache.float().view(-1, 576)[:, :512].mean(0)
+        one = torch.ones(1, device="cuda")
+        table = torch.arange(tokens // 64, dtype=torch.int32, device="cuda").repeat(requests, 1)
+        for heads in (16, 32, 48, 128):
+            decode = new_decode(heads=heads, max_requests=requests, max_queries=1, max_tokens=tokens, page=64,
+                                cache_format="fp8_576", fp8_queries=True, device="cuda")
+            decode.plan(torch.full((requests,), tokens, dtype=torch.int32, device="cuda"))
+            q = torch.zeros(requests, heads, 576, dtype=torch.uint8, device="cuda")
+            o, _ = decode.run(q, cache.view(torch.uint8), table, cache_scale=one, q_scale=one)
+            self.assertLessEqual(((o - expected).abs().max() / expected.abs().max()).item(), 0.006, decode.explain())
+
     def test_tensors_of_the_other_memory_are_refused(self):
         with self.assertRaisesRegex(hypermla.Error, "lengths must be on GPU 0, not in the memory of the CPU"):
             self.decode.plan(self.host[0])

@@ -5,8 +5,10 @@
 // byte c lies at r * 64 + ((c / 16) ^ (r / 2 % 4)) * 16 + c % 16. They are named by operand_k_major(); the next 32
 // bytes of a line are 2 further on. Accumulators are those of wgmma.h.
 //
-// The tensor core keeps 13 bits behind the point of a sum's largest addend and cuts the rest off, at every product
-// (DeepSeek-V3, arXiv 2412.19437, section 3.3.2, finds about 14 bits): long sums lose about 2^-14 a product.
+// The tensor core aligns the 32 products and the sum before them to the largest of these, keeps 13 bits of each behind
+// that one's point, and cuts the rest off: 2^14 and 32 ones are 2^14 (docs/log/cute-flash-mla-v2.md; DeepSeek-V3,
+// arXiv 2412.19437, section 3.3.2, finds about 14 bits). So every product loses up to 2^-13 of the sum so far: 4096
+// equal ones are 6 % short, and long sums belong into registers.
 #pragma once
 
 #include "fragments.h"
@@ -80,14 +82,19 @@ __device__ __forceinline__ void load_transposed(u32 (&a)[4], u32 shared) {
       "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES_32 "a, b, p, 1, 1;\n}"  \
       : HYPERMLA_E4M3_LIST_32                                                                             \
       : "r"(a), "r"(b), "r"(accumulate))
-#define HYPERMLA_E4M3_REGISTERS(N, COUNT, A0, A1, A2, A3, B)                                              \
+#define HYPERMLA_E4M3_REGISTERS(N, COUNT, A0, A1, A2, A3, B, ACCUMULATE)                                  \
   asm volatile(                                                                                           \
       "{\n.reg .b64 b;\n"                                                                                 \
       "mov.b64 b, {%" #B ", 0x80000020};\n"                                                               \
       "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 " HYPERMLA_E4M3_NAMES_##COUNT             \
-      "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, 1, 1, 1;\n}"                                          \
+      "{%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, " #ACCUMULATE ", 1, 1;\n}"                            \
       : HYPERMLA_E4M3_LIST_##COUNT                                                                        \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+#define HYPERMLA_E4M3_OF_ROWS(ACCUMULATE)                                                 \
+  if constexpr (n == 16) HYPERMLA_E4M3_REGISTERS(16, 8, 8, 9, 10, 11, 12, ACCUMULATE);    \
+  if constexpr (n == 32) HYPERMLA_E4M3_REGISTERS(32, 16, 16, 17, 18, 19, 20, ACCUMULATE); \
+  if constexpr (n == 48) HYPERMLA_E4M3_REGISTERS(48, 24, 24, 25, 26, 27, 28, ACCUMULATE); \
+  if constexpr (n == 64) HYPERMLA_E4M3_REGISTERS(64, 32, 32, 33, 34, 35, 36, ACCUMULATE)
 // clang-format on
 
 // d (64 x 64) += a (64 x 32) b (32 x 64), both in shared memory; accumulate == 0: d = a b.
@@ -97,17 +104,19 @@ __device__ __forceinline__ void mma_e4m3(float* d, u32 a, u32 b, int accumulate)
   if constexpr (line == Line::bytes_64) HYPERMLA_E4M3_SHARED("0x80000020");
 }
 
-// d (64 x n) += a (64 x 32) b (32 x n), a in registers and b of lines of 64 bytes. Thread t holds rows r and r + 8
-// (wgmma.h): a[0] and a[1] their columns 4 (t % 4) to 4 (t % 4) + 3, a[2] and a[3] those 16 further on.
-template <int n>
+// d (64 x n) += a (64 x 32) b (32 x n), a in registers and b of lines of 64 bytes; !accumulate: d = a b. Thread t has
+// rows r and r + 8 (wgmma.h): a[0] and a[1] their columns 4 (t % 4) to 4 (t % 4) + 3, a[2] and a[3] those 16 further.
+template <int n, bool accumulate>
 __device__ __forceinline__ void mma_e4m3(float* d, const u32* a, u32 b) {
   static_assert(n == 16 || n == 32 || n == 48 || n == 64);
-  if constexpr (n == 16) HYPERMLA_E4M3_REGISTERS(16, 8, 8, 9, 10, 11, 12);
-  if constexpr (n == 32) HYPERMLA_E4M3_REGISTERS(32, 16, 16, 17, 18, 19, 20);
-  if constexpr (n == 48) HYPERMLA_E4M3_REGISTERS(48, 24, 24, 25, 26, 27, 28);
-  if constexpr (n == 64) HYPERMLA_E4M3_REGISTERS(64, 32, 32, 33, 34, 35, 36);
+  if constexpr (accumulate) {
+    HYPERMLA_E4M3_OF_ROWS(1);
+  } else {
+    HYPERMLA_E4M3_OF_ROWS(0);
+  }
 }
 
+#undef HYPERMLA_E4M3_OF_ROWS
 #undef HYPERMLA_E4M3_REGISTERS
 #undef HYPERMLA_E4M3_SHARED
 #undef HYPERMLA_E4M3_LIST_32

@@ -21,6 +21,9 @@
 // Scores run ahead of values, by as many blocks as there are slots, and over the end of an item. The products of the
 // next block's scores are issued in between the steps of a block's softmax, so that neither waits for the other.
 //
+// Products of values begin anew for every block and are added up in registers: what the tensor core itself adds up
+// loses bits with every product (hopper/e4m3.h), a quarter of the mean of 16384 tokens.
+//
 // A score at the running maximum of its row weighs 2^kWeightBits, and none weighs more than 2^(kWeightBits + kLag),
 // which is below 448: the maximum rises when a score exceeds it by more than kLag. Then sums and outputs are rescaled,
 // of those rows alone whose warp asked for it. What lies 2^-17 below the running maximum rounds to nothing. Outputs are
@@ -235,17 +238,14 @@ __device__ __forceinline__ void weigh_tokens(E4m3Shared& shared, const LatentArg
 template <auto problem, int N>
 __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArguments& with, int half) {
   float o[4][N / 2];    // (256, N) of the warpgroup, O^T: 64 columns each
-  u32 values[3][2][4];  // (64, 64) Z^T each as the A operand: [32 tokens]
+  float sums[N / 2];    // (64, N) of a block
+  u32 values[2][2][4];  // (64, 64) Z^T each as the A operand: [32 tokens]
   const u32 key = operand_k_major(shared.slots);
   Cursor at;
-  auto pin_outputs = [&] { pin<2 * N>(&o[0][0]); };
 
-  uint4 raised;  // by the warps of the scores, in the block `at`
-  auto wait_for_weights = [&](const Cursor& of) {
-    barrier_wait(shared.weights_ready[of.slot], of.phase);
-    raised = load_shared(shared_address(const_cast<const int*>(shared.raised[of.slot])));
-  };
-  auto rescale = [&] {  // outputs, by what the scores have said
+  auto wait_for_weights = [&](const Cursor& of) { barrier_wait(shared.weights_ready[of.slot], of.phase); };
+  auto rescale = [&] {  // outputs, by what the warps of the scores have said
+    const uint4 raised = load_shared(shared_address(const_cast<const int*>(shared.raised[at.slot])));
     if (!__any_sync(~0u, raised.x | raised.y | raised.z | raised.w)) return;
     const u32 by_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
@@ -267,15 +267,15 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
   };
   // 16 columns of the warp, of token `lane`; of every second 64 columns bit 6 is turned over.
   const u32 of_lane = shared.slots + half * 2 * kBoxBytes + swizzled(lane_id(), (thread_id() >> 5) & 3);
-  auto columns = [&](int m, int k) {  // 64 of them, of 32 tokens
-    return ((of_lane + at.slot * kBlockBytes) ^ m % 2 * 64) + m / 2 * kBoxBytes + k * 32 * 128;
+  auto columns = [&](int slot, int m, int k) {  // 64 of them, of 32 tokens
+    return ((of_lane + slot * kBlockBytes) ^ m % 2 * 64) + m / 2 * kBoxBytes + k * 32 * 128;
   };
   auto transpose = [&](int m) {  // 64 columns as an A operand
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       u32 pairs[4];  // of 8 tokens each: two tokens, two columns
-      load_transposed(pairs, columns(m, k));
-      u32* const a = values[m % 3][k];
+      load_transposed(pairs, columns(uniform(at.slot), m, k));
+      u32* const a = values[m % 2][k];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         a[2 * i] = __byte_perm(pairs[2 * i], pairs[2 * i + 1], 0x6420);
@@ -283,11 +283,18 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
       }
     }
   };
-  auto multiply = [&](int m) {  // O^T += Z^T P^T
-    const u32 weights = key + at.slot * (kBlockBytes >> 4) + (kRopeAt >> 4);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) mma_e4m3<N>(o[m], values[m % 3][k], weights + 2 * k);
+  auto multiply = [&](int m) {  // Z^T P^T of a block
+    const u32 weights = key + uniform(at.slot) * (kBlockBytes >> 4) + (kRopeAt >> 4);
+    mma_fence();
+    mma_e4m3<N, false>(sums, values[m % 2][0], weights);
+    mma_e4m3<N, true>(sums, values[m % 2][1], weights + 2);
     mma_commit();
+  };
+  auto add = [&](int m) {  // what is multiplied
+    mma_wait<0>();
+    pin<N / 2>(sums);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) o[m][i] += sums[i];
   };
 
   WorkItem item = with.own_work()[0];
@@ -310,27 +317,22 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
         for (int k = 0; k < 2; ++k) {
           if (static_cast<int>(lane_id()) + 32 * k < left) continue;
 #pragma unroll
-          for (int m = 0; m < 4; ++m) store_zeros(columns(m, k));
+          for (int m = 0; m < 4; ++m) store_zeros(columns(at.slot, m, k));
         }
         async_fence();  // before the next load into the slot
         __syncwarp();
       }
       transpose(0);
-      transpose(1);
-      transpose(2);
-      rescale();
-      pin_outputs();
-      mma_fence();
       multiply(0);
-      multiply(1);
-      multiply(2);
-      mma_wait<2>();
-      transpose(3);
-      mma_fence();
-      multiply(3);
-      if (block + 1 < end) wait_for_weights(at.next());  // the flags arrive beside the products
-      mma_wait<0>();
-      pin_outputs();
+      rescale();
+#pragma unroll
+      for (int m = 1; m < 4; ++m) {
+        transpose(m);
+        add(m - 1);
+        multiply(m);
+      }
+      if (block + 1 < end) wait_for_weights(at.next());  // beside the products
+      add(3);
       __syncwarp();  // all lanes have read the factors
       warp_arrive(shared.empty[at.slot]);
       at = at.next();
@@ -378,16 +380,15 @@ __device__ __forceinline__ void weigh_values(E4m3Shared& shared, const LatentArg
 
 // The warp that loads tokens. A page is a batch element of the maps, the next 32 of which the lanes read ahead.
 template <auto problem, auto tiling>
-__device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* __restrict__ work,
-                                            const LatentArguments& with) {
+__device__ __forceinline__ void load_tokens(E4m3Shared& shared, const LatentArguments& with) {
   constexpr int kPages = pages_of_block(problem.page);
   constexpr int kStep = kTile / kPages;  // tokens of a box
   constexpr Keep keep = tiling.evict_first ? Keep::evict_first : Keep::normal;
   const int lane = lane_id();
   int slot = 0;
   u32 phase = 1;
-  for (;; ++work) {
-    const WorkItem item = *work;
+  for (int number = 0;; ++number) {  // of the item; an address would need two registers
+    const WorkItem item = with.own_work()[number];
     if (item.begin == item.end) break;
     const int* __restrict__ table = with.block_table + static_cast<long long>(item.request) * with.table_width;
     auto page_of = [&](int box) { return box * kStep < item.tokens ? table[box * kStep / problem.page] : 0; };
@@ -398,9 +399,8 @@ __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* 
         pages = next_pages;
         next_pages = page_of(window + 32 + lane);
       }
-      int page[kPages];
-#pragma unroll
-      for (int j = 0; j < kPages; ++j) page[j] = __shfl_sync(~0u, pages, block * kPages + j - window);
+      auto page_at = [&](int j) { return __shfl_sync(~0u, pages, block * kPages + j - window); };
+      [[maybe_unused]] const int only = kPages == 1 ? page_at(0) : 0;
       const int used = min(kPages, max(0, (item.tokens - block * kTile + kStep - 1) / kStep));
       const u32 full = shared.full[slot], to = shared.slots[slot];
       barrier_wait(shared.empty[slot], phase);
@@ -408,25 +408,28 @@ __device__ __forceinline__ void load_tokens(E4m3Shared& shared, const WorkItem* 
         slot = 0;
         phase ^= 1;
       }
-      if (lane != 0) continue;
-      if (used == 0) {
-        barrier_arrive(full);
-        continue;
+      if (lane == 0) {
+        if (used == 0) {
+          barrier_arrive(full);
+        } else {
+          barrier_expect(full, used * (kBlockBytes / kPages));
+        }
       }
-      barrier_expect(full, used * (kBlockBytes / kPages));
       if constexpr (kPages == 1) {
+        if (lane != 0 || used == 0) continue;
         const int row = block * kTile % problem.page;
-        tma_load<keep>(to, with.z_map, row, 0, page[0], full);
-        tma_load<keep>(to + 2 * kBoxBytes, with.z_map, row, 2, page[0], full);
-        tma_load<keep>(to + kRopeAt, with.kpe_map, row, 0, page[0], full);
+        tma_load<keep>(to, with.z_map, row, 0, only, full);
+        tma_load<keep>(to + 2 * kBoxBytes, with.z_map, row, 2, only, full);
+        tma_load<keep>(to + kRopeAt, with.kpe_map, row, 0, only, full);
       } else {
 #pragma unroll
-        for (int j = 0; j < kPages; ++j) {
-          if (j >= used) break;
+        for (int j = 0; j < kPages; ++j) {  // pages one by one: together they would need more than 24 registers
+          const int page = page_at(j);
+          if (lane != 0 || j >= used) continue;
 #pragma unroll
           for (int box = 0; box < kBoxes; ++box)
-            tma_load<keep>(to + box * kBoxBytes + j * kStep * 128, with.z_map, 0, box, page[j], full);
-          tma_load<keep>(to + kRopeAt + j * kStep * 64, with.kpe_map, 0, 0, page[j], full);
+            tma_load<keep>(to + box * kBoxBytes + j * kStep * 128, with.z_map, 0, box, page, full);
+          tma_load<keep>(to + kRopeAt + j * kStep * 64, with.kpe_map, 0, 0, page, full);
         }
       }
     }
@@ -467,11 +470,10 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
   wait_for_previous();  // if launched programmatically, all before this ran beside the end of the previous kernel
   launch_next();
   if (role == 2) {
-    give_registers<32>();
-    const WorkItem* __restrict__ work = with.own_work();
-    if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, work, with);
+    give_registers<24>();
+    if (threadIdx.x < 288) load_tokens<problem, tiling>(shared, with);
     if (threadIdx.x == 288) {
-      latent::load_all_queries(work, [&](const WorkItem& item, u32 phase) {
+      latent::load_all_queries(with.own_work(), [&](const WorkItem& item, u32 phase) {
         barrier_wait(shared.queries_empty, phase);
         latent::load_queries<N, kBoxes, 2, kBlockBytes / kTile * N>(shared.queries, item, with, shared.queries_full);
       });
@@ -480,11 +482,11 @@ __global__ void __launch_bounds__(kFlashMlaV2Threads, 1) flash_mla_v2(const __gr
     return;
   }
   if (role == 3) {
-    give_registers<112>();
+    give_registers<104>();
     weigh_tokens<problem, N>(shared, with);
     return;
   }
-  take_registers<184>();
+  take_registers<192>();
   weigh_values<problem, N>(shared, with, role);
   using Tile = latent::RowsOnNPairs<N>;
   using Scratch = latent::MergeScratch<Tile>;  // in the place of tokens
