@@ -10,7 +10,8 @@ its attention backends agree, and how long does a step take?
 
 An engine has an attention backend, a size of pages, and drafts or none; each runs by itself, once for each number of
 heads. Agreement: greedy texts of 32 tokens and their log-probabilities, against the first engine of these heads, and of
-prompts alone against the same prompts in one batch, which is the noise to compare with. Times: medians of the steps, by
+prompts alone against the same prompts in one batch, which is the noise to compare with; with --new also of 40 tokens
+behind contexts that the prefix cache keeps, against the same prompts as a whole. Times: medians of the steps, by
 events around all that the runner does for a step, and the host's time in the backend's planning. In steps of their own:
 kernels by PyTorch's profiler, then the replayed graph by events around it, behind a kernel that keeps the GPU busy
 until the host has launched all three. All are taken inside of SGLang's scheduler, by a plug-in of this script.
@@ -626,8 +627,17 @@ def run_child(at):
     for prompt in prompts:
         engine.forget()
         alone += engine.texts([prompt], 32)
-    put("texts", texts=together)
     put("alone against batch", **difference(alone, together))
+    if at.new:  # behind contexts that the cache keeps, and the same prompts as a whole
+        behind = [prompt + tokens(40) for prompt in prompts[5:]]
+        engine.forget()
+        whole = engine.texts(behind, 32)
+        engine.forget()
+        engine.generate(prompts[5:], 1)
+        cached = engine.texts(behind, 32)
+        put("cached against whole", **difference(cached, whole))
+        together += cached
+    put("texts", texts=together)
     rows = [tokens(max(at.contexts)) for _ in range(max(at.batches))]
     (measure_prompts if at.new else measure_decoding)(at, engine, rows, put)
     put("done")

@@ -4,15 +4,18 @@ import contextlib
 import io
 import json
 import math
+import os
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 from unittest import mock
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "engines")]
 import bench_vllm
+import bench_vllm_server
 import vllm_worker
 
 MACHINE = {"device": {"name": "a GPU", "driver": "1"}, "versions": {"vllm": "0.26.0"}}
@@ -327,6 +330,81 @@ class Bench(unittest.TestCase):
         for text, clean in (("No such file: '/root/a/b.so'", "No such file: '<path>'"),
                             ("~/x/y.py:3: 1/2 of it", "<path>:3: 1/2 of it"), ("heads/queries", "heads/queries")):
             self.assertEqual(vllm_worker.without_paths(text), clean)
+
+
+# Answers as `vllm serve` does: tokens that follow from the prompt, half of the drafts accepted.
+SERVER = '''
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        name = "vllm:spec_decode_num_%s_tokens_total{engine=\\"0\\"} %s.0"
+        self.answer(name % ("draft", 30) + "\\n" + name % ("accepted", 15) if self.path == "/metrics" else "")
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ids = [(sum(asked["prompt"]) + i) % 1024 for i in range(asked["max_tokens"])]
+        places = [{f"token_id:{token}": -0.5} for token in ids]
+        self.answer(json.dumps({"choices": [{"token_ids": ids, "logprobs": {"top_logprobs": places}}]}))
+
+if "CUSTOM" in sys.argv and "silent" not in sys.argv[2]:
+    print("HyperMLA decodes requests of up to 1 queries", "HyperMLA prefills new tokens", sep="\\n", flush=True)
+if "dead" in sys.argv[2]:
+    sys.exit("RuntimeError: no GPU")
+port = next(int(word[7:]) for word in sys.argv if word.startswith("--port="))
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
+
+
+class ServerBench(unittest.TestCase):
+    """The benchmark of vLLM's server, with one that only answers."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.work = pathlib.Path(scratch.name)
+        module = self.work / "vllm/entrypoints/cli/main.py"
+        module.parent.mkdir(parents=True)
+        for folder in (module.parent, *module.parent.parents[:2]):
+            (folder / "__init__.py").touch()
+        module.write_text(SERVER)
+        self.servers = []
+        self.addCleanup(lambda: [server.end() for server in self.servers])
+
+    def measured(self, *kinds, checkpoint="model", requests=(1, 3), seconds=60):
+        at = bench_vllm_server.parse([f"--work={self.work}"])
+        with mock.patch.dict(os.environ, {"PYTHONPATH": str(self.work)}), contextlib.redirect_stdout(io.StringIO()):
+            self.servers += [bench_vllm_server.Server(checkpoint, kind, at) for kind in kinds]
+            return bench_vllm_server.measured(self.servers, requests, time.time() + seconds)
+
+    def test_servers_are_asked_in_turns(self):
+        ours, drafts = self.measured("CUSTOM", "FLASHMLA/3")
+        self.assertEqual([row["requests"] for row in ours["rows"]], [1, 3])
+        self.assertEqual([len(row["first_ms"]) for row in drafts["rows"]], [bench_vllm_server.TURNS] * 2)
+        self.assertEqual((drafts["accepted"], drafts["drafts"], drafts["against"]["prompts_equal"]), (15, 30, 8))
+        self.assertFalse({"accepted", "against"} & ours.keys())
+
+    def test_loads_beyond_the_time_are_left_out(self):
+        self.assertEqual(self.measured("CUSTOM", requests=())[0]["rows"], [])
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(bench_vllm_server.rows_of(self.servers, 1, time.time() - 1), {})
+        self.assertIn("requests=1: left out", said.getvalue())
+
+    def test_servers_that_do_not_start_or_use_others_kernels_end_it(self):
+        with self.assertRaisesRegex(SystemExit, "the server CUSTOM ended with status 1: .*no GPU"):
+            self.measured("CUSTOM", checkpoint="dead")
+        self.servers.clear()
+        with self.assertRaisesRegex(SystemExit, "the server CUSTOM/3 does not say that it uses ours"):
+            self.measured("CUSTOM/3", checkpoint="silent")
 
 
 if __name__ == "__main__":
