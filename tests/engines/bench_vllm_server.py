@@ -7,9 +7,10 @@ our kernels, do the texts of backends agree, how long do a start, prompts and to
 
 A server is `vllm serve <checkpoint> --attention-backend <backend>` with vLLM's own settings, torch.compile and graphs
 of prompts among them; what is added bounds memory, so that all servers live at once on one GPU, and drafts of the
-checkpoint's MTP layer. They start side by side, each with empty caches, then answer by HTTP in turns. `first_ms` is
-the time until all of some requests have a first token, behind prompts of 2048 that the server has not seen; `token_ms`
-that of each of 129 tokens behind the same prompts, which the prefix cache has. Both hold all that the server does.
+checkpoint's MTP layer, which with ours is ours by `backend_per_kind`. They start side by side, each with empty caches,
+then answer by HTTP in turns. `first_ms` is the time until all of some requests have a first token, behind prompts of
+2048 that the server has not seen; `token_ms` that of each of 129 tokens behind the same prompts, which the prefix cache
+has. Both hold all that the server does.
 
 The checkpoint has a tokenizer and weights by which some tokens follow from the last one, as an MTP layer guesses them,
 and others from attention: some drafts are accepted, others not. Greedy texts of 32 tokens are compared with ours
@@ -143,9 +144,12 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        words = ["serve", checkpoint, "--attention-backend", backend, "--host=127.0.0.1", f"--port={self.port}",
-                 f"--max-model-len={TOKENS}", "--max-num-seqs=64", "--gpu-memory-utilization=0.08",
-                 f"--kv-cache-memory-bytes={2 << 30}", "--served-model-name=small"]
+        own = ["--attention-backend", backend]
+        if self.drafts and backend == OURS:  # docs/vllm.md: else vLLM chooses another one for the MTP layer
+            own = ["--attention-config=" + json.dumps({"backend_per_kind": {"mla_attention": backend}})]
+        words = ["serve", checkpoint, *own, "--host=127.0.0.1", f"--port={self.port}", f"--max-model-len={TOKENS}",
+                 "--max-num-seqs=64", "--gpu-memory-utilization=0.08", f"--kv-cache-memory-bytes={2 << 30}",
+                 "--served-model-name=small"]
         if self.drafts:
             words.append("--speculative-config=" + json.dumps({"method": "mtp", "num_speculative_tokens": self.drafts}))
         environment = {**ENVIRONMENT, **os.environ, "VLLM_CACHE_ROOT": f"{self.name}.cache",

@@ -356,7 +356,7 @@ class Handler(BaseHTTPRequestHandler):
         places = [{f"token_id:{token}": -0.5} for token in ids]
         self.answer(json.dumps({"choices": [{"token_ids": ids, "logprobs": {"top_logprobs": places}}]}))
 
-if "CUSTOM" in sys.argv and "silent" not in sys.argv[2]:
+if "CUSTOM" in str(sys.argv) and "silent" not in sys.argv[2]:
     print("HyperMLA decodes requests of up to 1 queries", "HyperMLA prefills new tokens", sep="\\n", flush=True)
 if "dead" in sys.argv[2]:
     sys.exit("RuntimeError: no GPU")
