@@ -53,7 +53,8 @@ from typing import NamedTuple
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import vllm_worker
-from vllm_worker import VOCABULARY, Shape, difference, median, missing_plugins, without_paths
+from vllm_worker import (GREEDY_TOKENS, TEXT_PROMPTS, VOCABULARY, Shape, attention_shapes, difference, median,
+                         missing_plugins, mlp_shapes, spread_of, without_paths)
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
@@ -148,13 +149,6 @@ def forms_of(at, kind, shape):
 # --- the model ---
 
 
-def spread_of(name, columns):
-    """Attention that looks at some tokens more than at others, and logits that differ."""
-    if "embed_tokens" in name:
-        return 1.0
-    return columns ** -0.5 * (2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0)
-
-
 def weights_of(name, shape, layers):
     """The layer that drafts, which comes behind the others, sees the last token's embedding and attends as the first
     one does: some of its drafts are right."""
@@ -184,39 +178,27 @@ def write_model(at, heads):
     import torch
     from safetensors.torch import save_file
 
-    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse)
+    drafts = any_drafts(at)
+    own = {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024} if drafts else {}
+    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse,
+                                        rope_parameters=YARN, rope_scaling=YARN, **own)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
-    config["rope_parameters"] = config["rope_scaling"] = YARN
-    if any_drafts(at):
-        config |= {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024}
-    with open(os.path.join(directory, "config.json"), "w") as file:
-        json.dump(config, file, indent=1)
     checkpoint = os.path.join(directory, "model.safetensors")
     if os.path.exists(checkpoint):
         return directory
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    latent, query = config["kv_lora_rank"], config["q_lora_rank"]
+    hidden, query = config["hidden_size"], config["q_lora_rank"]
     shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
-
-    def mlp(name, inner):
-        return {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden),
-                f"{name}.down_proj": (hidden, inner)}
 
     experts, of_expert = config["n_routed_experts"], config["moe_intermediate_size"]
     drafting = {"enorm": (hidden,), "hnorm": (hidden,), "eh_proj": (hidden, 2 * hidden), "shared_head.norm": (hidden,),
                 "mlp.gate": (experts, hidden), "mlp.gate.e_score_correction_bias": (experts,),
-                **mlp("mlp.shared_experts", of_expert * config["n_shared_experts"])}
+                **mlp_shapes("mlp.shared_experts", hidden, of_expert * config["n_shared_experts"])}
     for expert in range(experts):
-        drafting |= mlp(f"mlp.experts.{expert}", of_expert)
-    for layer in range(at.layers + any_drafts(at)):
-        own = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-               **(mlp("mlp", inner) if layer < at.layers else drafting),
-               "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
-               "self_attn.q_b_proj": (heads * (nope + rope), query),
-               "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
-               "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
+        drafting |= mlp_shapes(f"mlp.experts.{expert}", hidden, of_expert)
+    inner = mlp_shapes("mlp", hidden, config["intermediate_size"])
+    for layer in range(at.layers + drafts):
+        own = attention_shapes(config) | (inner if layer < at.layers else drafting)
         if at.sparse:
             indexers, dim = config["index_n_heads"], config["index_head_dim"]
             own |= {"self_attn.indexer.wq_b": (indexers * dim, query), "self_attn.indexer.wk": (dim, hidden),
@@ -491,10 +473,10 @@ class Engine:
         return self.llm.generate(input_ids=prompts, sampling_params={
             "temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}, **how)
 
-    def texts(self, prompts, tokens):
+    def texts(self, prompts):
         """Greedy tokens, and the log-probabilities of the likeliest at each place."""
         texts = []
-        for one in self.generate(prompts, tokens, return_logprob=True, top_logprobs_num=8):
+        for one in self.generate(prompts, GREEDY_TOKENS, return_logprob=True, top_logprobs_num=8):
             about = one["meta_info"]
             texts.append({"ids": [of[1] for of in about["output_token_logprobs"]],
                           "logprobs": [{str(of[1]): round(of[0], 5) for of in place}
@@ -621,20 +603,20 @@ def run_child(at):
     def tokens(count):
         return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
 
-    prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
-    together = engine.texts(prompts, 32)
+    prompts = [tokens(count) for count in TEXT_PROMPTS]
+    together = engine.texts(prompts)
     alone = []
     for prompt in prompts:
         engine.forget()
-        alone += engine.texts([prompt], 32)
+        alone += engine.texts([prompt])
     put("alone against batch", **difference(alone, together))
     if at.new:  # behind contexts that the cache keeps, and the same prompts as a whole
         behind = [prompt + tokens(40) for prompt in prompts[5:]]
         engine.forget()
-        whole = engine.texts(behind, 32)
+        whole = engine.texts(behind)
         engine.forget()
         engine.generate(prompts[5:], 1)
-        cached = engine.texts(behind, 32)
+        cached = engine.texts(behind)
         put("cached against whole", **difference(cached, whole))
         together += cached
     put("texts", texts=together)

@@ -25,7 +25,7 @@ import datetime
 import http.client
 import json
 import os
-import pathlib
+import random
 import re
 import signal
 import socket
@@ -35,7 +35,8 @@ import tempfile
 import time
 
 from bench_vllm import ENVIRONMENT, FLASH_ATTN, FLASHMLA, OURS, write_record
-from vllm_worker import GREEDY_TOKENS, VOCABULARY, difference, driver_version, median, missing_plugins, write_model
+from vllm_worker import (GREEDY_TOKENS, TEXT_PROMPTS, VOCABULARY, attention_shapes, difference, machine, median,
+                         missing_plugins, mlp_shapes, spread_of, write_model)
 
 LAYERS = 4
 TOKENS = 16384  # a model's longest
@@ -82,52 +83,33 @@ def weights_of(config):
     """{name in a checkpoint of DeepSeek-V3: tensor}, the MTP layer's as one behind the others."""
     import torch
 
-    generator = torch.Generator().manual_seed(11)
-    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
-    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-
-    def normal(rows, columns, spread=1.0):
-        numbers = torch.randn(rows, columns, generator=generator)
-        return (numbers * spread * columns ** -0.5).bfloat16()
-
-    ones = lambda count: torch.ones(count, dtype=torch.bfloat16)
-    embedding = torch.randn(VOCABULARY, hidden, generator=generator).bfloat16()
-    # A token's successor gets about as much as the most that attention gives any.
-    head = normal(VOCABULARY, hidden, 4) + 0.1 * embedding.roll(1, 0)
-    layer = lambda: {
-        "input_layernorm": ones(hidden), "post_attention_layernorm": ones(hidden),
-        "self_attn.q_a_proj": normal(config["q_lora_rank"], hidden),
-        "self_attn.q_a_layernorm": ones(config["q_lora_rank"]),
-        "self_attn.q_b_proj": normal(heads * (nope + rope), config["q_lora_rank"], 2.5),
-        "self_attn.kv_a_proj_with_mqa": normal(rank + rope, hidden), "self_attn.kv_a_layernorm": ones(rank),
-        "self_attn.kv_b_proj": normal(heads * (nope + value), rank),
-        "self_attn.o_proj": normal(hidden, heads * value),
-        "mlp.gate_proj": normal(config["intermediate_size"], hidden),
-        "mlp.up_proj": normal(config["intermediate_size"], hidden),
-        "mlp.down_proj": normal(hidden, config["intermediate_size"])}
-    weights = {"model.embed_tokens": embedding, "model.norm": ones(hidden), "lm_head": head}
-    count = config["num_hidden_layers"]
+    generator, hidden, count = torch.Generator().manual_seed(11), config["hidden_size"], config["num_hidden_layers"]
+    layer = attention_shapes(config) | mlp_shapes("mlp", hidden, config["intermediate_size"])
+    mtp = f"model.layers.{count}"
+    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
     for i in range(count + config["num_nextn_predict_layers"]):
-        weights |= {f"model.layers.{i}.{name}": one for name, one in layer().items()}
-    # Of the next token's embedding and the last hidden state: mostly the first.
-    mix = torch.cat((torch.eye(hidden).bfloat16(), normal(hidden, hidden, 0.3)), 1)
-    weights |= {f"model.layers.{count}.{name}": one for name, one in {
-        "embed_tokens": embedding.clone(), "enorm": ones(hidden), "hnorm": ones(hidden), "eh_proj": mix,
-        "shared_head.norm": ones(hidden), "shared_head.head": head.clone()}.items()}
-    return {f"{name}.weight": one.contiguous() for name, one in weights.items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    shapes |= {f"{mtp}.enorm": (hidden,), f"{mtp}.hnorm": (hidden,), f"{mtp}.shared_head.norm": (hidden,),
+               f"{mtp}.eh_proj": (hidden, hidden)}
+    weights = {name: torch.ones(shape) if len(shape) == 1 else
+               spread_of(name, shape[1]) * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    # A token's successor gets about as much as the most that attention gives any.
+    weights["lm_head"] += 0.1 * weights["model.embed_tokens"].roll(1, 0)
+    # The MTP layer sees mostly the next token's embedding, and little of the last hidden state.
+    weights[f"{mtp}.eh_proj"] = torch.cat((torch.eye(hidden), 0.3 * weights[f"{mtp}.eh_proj"]), 1)
+    weights[f"{mtp}.embed_tokens"] = weights["model.embed_tokens"].clone()
+    weights[f"{mtp}.shared_head.head"] = weights["lm_head"].clone()
+    return {f"{name}.weight": one.bfloat16() for name, one in weights.items()}
 
 
 def write_checkpoint(work, heads):
     """A directory that `vllm serve` takes, of a DeepSeek-V3 without experts and with an MTP layer."""
     from safetensors.torch import save_file
 
-    directory = write_model(work, heads, LAYERS, TOKENS, False)
-    path = os.path.join(directory, "config.json")
-    with open(path) as file:
+    directory = write_model(work, heads, LAYERS, TOKENS, False, num_nextn_predict_layers=1,
+                            first_k_dense_replace=LAYERS + 1)
+    with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
-    config |= {"num_nextn_predict_layers": 1, "first_k_dense_replace": LAYERS + 1}
-    with open(path, "w") as file:
-        json.dump(config, file, indent=1)
     save_file(weights_of(config), os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
     write_tokenizer(directory)
     return directory
@@ -229,8 +211,6 @@ class Server:
 
 
 def drawn(seed, count):
-    import random
-
     dice = random.Random(seed)
     return [dice.randrange(3, VOCABULARY) for _ in range(count)]
 
@@ -266,7 +246,7 @@ def measured(servers, requests, end):
         if server.kind.startswith(OURS) and not all(any(says in line for line in lines) for says in OURS_SAY):
             stop(f"the server {server.kind} does not say that it uses ours; its log is {server.name}.log")
         print(f"{server.kind}: started in {server.start_s} s", flush=True)
-    prompts = [drawn(f"text {count}", count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
+    prompts = [drawn(f"text {count}", count) for count in TEXT_PROMPTS]
     found = {server: server.texts(prompts) for server in servers}
     ours = next((one for one in servers if one.kind == OURS), servers[0])
     runs = []
@@ -292,7 +272,6 @@ def main():
     if any(kind.startswith(OURS) for kind in at.servers) and missing_plugins("vllm.general_plugins"):
         stop(f"{sys.executable} has no plug-ins of hypermla; install its wheel there, or name others by --servers")
     import torch
-    import vllm
 
     if not torch.cuda.is_available():
         stop("PyTorch finds no GPU here; run it on a machine that has one")
@@ -300,10 +279,7 @@ def main():
     os.makedirs(at.work, exist_ok=True)
     checkpoint = write_checkpoint(at.work, at.heads)
     record = {"schema": 1, "kind": "vllm_server", "command": "tests/engines/bench_vllm_server.py",
-              "date": datetime.date.today().isoformat(),
-              "device": {"name": torch.cuda.get_device_name(), "driver": driver_version()},
-              "versions": {"vllm": vllm.__version__, "torch": torch.__version__,
-                           "python": sys.version.split()[0]},
+              "date": datetime.date.today().isoformat(), **machine(),
               "heads": at.heads, "layers": LAYERS, "prompt_tokens": PROMPT_TOKENS, "runs": []}
     servers = []
     try:

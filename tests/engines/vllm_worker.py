@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 VOCABULARY = 1024
 GREEDY_TOKENS = 32
+TEXT_PROMPTS = (5, 17, 64, 65, 200, 777, 2048, 5000)  # tokens of the prompts behind which texts are compared
 DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's cudagraph_mode, where it is not asked for another
 # Parts of the names of kernels that are attention. Writing the cache is not.
 ATTENTION = ("mla", "latent", "plan_requests", "prefill", "flash_fwd", "FlashAttn", "prepare_varlen", "sparse_attn",
@@ -41,8 +42,8 @@ def directory_of_model(directory, heads, layers, sparse):
     return os.path.join(directory, f"model-{heads}-{layers}{'-sparse' * sparse}")
 
 
-def write_model(directory, heads, layers, tokens, sparse):
-    """A directory that vLLM takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts."""
+def write_model(directory, heads, layers, tokens, sparse, **own):
+    """A directory that vLLM takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts; own: of its config."""
     directory = directory_of_model(directory, heads, layers, sparse)
     os.makedirs(directory, exist_ok=True)
     hidden = 256
@@ -62,8 +63,32 @@ def write_model(directory, heads, layers, tokens, sparse):
         config |= {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 2048,
                    "index_n_heads": 64, "index_head_dim": 128}
     with open(os.path.join(directory, "config.json"), "w") as file:
-        json.dump(config, file, indent=1)
+        json.dump(config | own, file, indent=1)
     return directory
+
+
+def attention_shapes(config):
+    """{name in a checkpoint: shape} of a layer, but for what follows its attention."""
+    hidden, heads, query = (config[name] for name in ("hidden_size", "num_attention_heads", "q_lora_rank"))
+    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    latent = config["kv_lora_rank"]
+    return {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+            "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
+            "self_attn.q_b_proj": (heads * (nope + rope), query),
+            "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
+            "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
+
+
+def mlp_shapes(name, hidden, inner):
+    return {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden),
+            f"{name}.down_proj": (hidden, inner)}
+
+
+def spread_of(name, columns):
+    """Of weights. Attention that looks at some tokens more than at others, and logits that differ."""
+    if "embed_tokens" in name:
+        return 1.0
+    return columns ** -0.5 * (2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0)
 
 
 def use_normal_weights(rank):
@@ -81,13 +106,11 @@ def use_normal_weights(rank):
             if "norm" in name or weights.dim() < 2:
                 weights.fill_(1.0 if "norm" in name else 0.0)
                 continue
-            # Attention that looks at some tokens more than at others, and logits that differ.
-            spread = 1.0 if "embed_tokens" in name else weights.shape[-1] ** -0.5
-            spread *= 2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0
             # All GPUs have the weights before the latents alike, of all others each its own part.
             own = 0 if "_a_proj" in name else rank
             generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()) + own)
-            weights.copy_(spread * torch.randn(weights.shape, generator=generator, device=weights.device))
+            numbers = torch.randn(weights.shape, generator=generator, device=weights.device)
+            weights.copy_(spread_of(name, weights.shape[-1]) * numbers)
 
     if hasattr(dummy_loader, "initialize_dummy_weights"):
         dummy_loader.initialize_dummy_weights = fill
@@ -424,6 +447,15 @@ def driver_version():
     return next(iter(driver_versions()), None)
 
 
+def machine():
+    """What a record says of where it was made."""
+    import torch
+    import vllm
+
+    return {"device": {"name": torch.cuda.get_device_name(), "driver": driver_version()},
+            "versions": {"vllm": vllm.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}}
+
+
 def main():
     """usage: vllm_worker.py <JSON of what bench_vllm.py asks>"""
     at = json.loads(sys.argv[1])
@@ -441,17 +473,13 @@ def main():
     os.sched_setaffinity(0, own(at["cpus"]))  # of all threads that this one starts, too
     engine = Engine(at)
     torch = engine.torch
-    import vllm
-
-    put("engine", device={"name": torch.cuda.get_device_name(), "driver": driver_version()},
-        versions={"vllm": vllm.__version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        start_s=round(time.monotonic() - begin, 1), **engine.describe())
+    put("engine", **machine(), start_s=round(time.monotonic() - begin, 1), **engine.describe())
     generator = torch.Generator().manual_seed(7)
 
     def tokens(count):
         return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
 
-    prompts = [tokens(count) for count in (5, 17, 64, 65, 200, 777, 2048, 5000)]
+    prompts = [tokens(count) for count in TEXT_PROMPTS]
     if at["samples"]:  # enough of them that what is shared is found
         prompts = samples_of(tokens(4096), [tokens(1 + i % 70) for i in range(64)])
     if at["agreement"]:
