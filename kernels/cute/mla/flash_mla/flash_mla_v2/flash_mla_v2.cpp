@@ -17,8 +17,8 @@ class FlashMlaV2Plan : public LatentPlan<FlashMlaV2Tiling> {
     const double part = rows / 64.0, rate = this->by_zeros() * 2 * part / (1 + part);
     const double less = 0.02 * (64 - rows);  // partial outputs are shorter, and merged sooner
     return {{.rows = rows,
-             .burst = (rows > 48 ? 1.36 : 1.47) * rate,  // sums of 64 rows' outputs take time beside products
-             .sustained = (rows > 48 ? 1.3 : 1.42) * rate,
+             .burst = (rows == 64 ? 1.36 : 1.47) * rate,  // sums of 64 rows' outputs take time beside products
+             .sustained = (rows == 64 ? 1.3 : 1.42) * rate,
              .memory = rows == 64 ? 0.93 : 0.95,
              .launches = {.full = 1.6 - less / 2, .half = 4 - less, .few = 4.2 - less}}};
   }
