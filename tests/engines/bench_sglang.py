@@ -52,9 +52,10 @@ from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+import vllm_model
 import vllm_worker
-from vllm_worker import (GREEDY_TOKENS, TEXT_PROMPTS, VOCABULARY, Shape, attention_shapes, difference, median,
-                         missing_plugins, mlp_shapes, spread_of, without_paths)
+from vllm_model import VOCABULARY, attention_shapes, mlp_shapes, spread_of
+from vllm_worker import GREEDY_TOKENS, TEXT_PROMPTS, Shape, difference, median, missing_plugins, without_paths
 
 CONTEXT = 16384
 STEPS = "BENCH_SGLANG_STEPS"  # the file to which the scheduler writes what it measures
@@ -180,7 +181,7 @@ def write_model(at, heads):
 
     drafts = any_drafts(at)
     own = {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024} if drafts else {}
-    directory = vllm_worker.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse,
+    directory = vllm_model.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse,
                                         rope_parameters=YARN, rope_scaling=YARN, **own)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
@@ -441,7 +442,7 @@ class Engine:
             captured = {"cuda_graph_backend_prefill": graphs, "cuda_graph_bs_prefill": sorted(sizes)}
         self.kind, self.drafts = kind, drafts
         self.llm = sglang.Engine(
-            model_path=vllm_worker.directory_of_model(directory_of_models(at), heads, at.layers, at.sparse),
+            model_path=vllm_model.directory_of_model(directory_of_models(at), heads, at.layers, at.sparse),
             skip_tokenizer_init=True, dtype="bfloat16", kv_cache_dtype=at.kv, device=at.device, page_size=page,
             mem_fraction_static=at.memory, max_total_tokens=max(tokens, 2 * CONTEXT), context_length=CONTEXT,
             max_running_requests=max(batches), chunked_prefill_size=CONTEXT, cuda_graph_bs_decode=batches,

@@ -7,10 +7,11 @@ attention backends agree, and how long does a step take?
     tests/engines/bench_vllm.py --parts h16-d0 --backends CUSTOM FLASHMLA --batches 1 32 --contexts 4096
 
 The measurements are parts, the most telling first. The backends of a part are processes that live at once, each with
-an engine, and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each. Rounds are
-processes anew, in the reverse order. What the record holds is not measured again: where the time is over, the next call
-goes on; a row that one backend lacks is measured with all that are asked for. Where ours fails the others stop, and
-where it does not start the part's other rounds are left, too: there is nothing to compare.
+an engine, and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each, every second
+one in the reverse order. Rounds are processes anew, in the reverse order. What the record holds is not measured again:
+where the time is over, the next call goes on; a row that one backend lacks is measured with all that are asked for.
+Where ours fails the others stop, and where it does not start the part's other rounds are left, too: there is nothing to
+compare.
 
 Hosts differ from core to core and from second to second. So a loop of Python is timed on every core, at the start and
 before every eighth turn: all main threads, of which one works at a time, are put on the fastest, their other threads on
@@ -64,6 +65,7 @@ ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPL
                "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
+OURS_BUT_MTP = f"{OURS}/{FLASH_ATTN}"  # behind the slash: a drafter's backend, where it is not the engine's choice
 SPARSE = {OURS: None, FLASHMLA: "FLASHMLA_SPARSE", FLASH_ATTN: "FLASH_ATTN_MLA_SPARSE"}  # None: vLLM's choice, replaced
 
 
@@ -72,7 +74,7 @@ class Part(NamedTuple):
 
     name: str
     heads: int
-    drafts: int  # n-gram drafts of a step
+    drafts: int  # of a step
     shapes: tuple  # of Shape
     backends: tuple = (OURS, FLASH_ATTN, FLASHMLA)
     graphs: str = DECODE_GRAPHS  # cudagraph_mode; NONE: without; DEFAULT_GRAPHS: as vLLM has it, torch.compile, too
@@ -85,6 +87,7 @@ class Part(NamedTuple):
     sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
     gpus: int = 1  # of an engine, a process each, which share the heads
     contexts_shared: bool = False  # and the contexts: decode context parallelism
+    mtp: bool = False  # drafts are an MTP layer's, over a checkpoint, not n-grams
 
 
 def shapes(batches, contexts, mixed=(False,), new=0):
@@ -95,6 +98,7 @@ def shapes(batches, contexts, mixed=(False,), new=0):
 
 ALL = shapes((1, 8), (32768,)) + shapes((1, 32, 128, 256), (2048, 4096))
 SOME = shapes((1, 32, 128), (4096,))
+SHORT = shapes((1, 8, 32), (4096,))
 BOTH = shapes((32, 128), (4096,), (False, True))
 SAMPLES = shapes((64, 128, 512), (8192,))
 LISTS = shapes((1, 32, 128), (8192,))  # of 2048 tokens
@@ -133,6 +137,8 @@ PARTS = (
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
     Part("h128-prompts", 128, 0, PROMPTS),
     Part("h16-prompts", 16, 0, PROMPTS),
+    Part("h128-mtp3", 128, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
+    Part("h16-mtp3", 16, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
     Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),
     Part("h128-two-contexts", 128, 0, LONG, rounds=1, gpus=2, contexts_shared=True),
 )
@@ -209,7 +215,7 @@ def merge(record, part, backend, number, found):
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
-        run |= {name: True for name in ("samples", "shares", "sparse") if getattr(part, name)}
+        run |= {name: True for name in ("samples", "shares", "sparse", "mtp") if getattr(part, name)}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
         run |= {"gpus": part.gpus, "contexts_shared": part.contexts_shared} if part.gpus > 1 else {}
         record["runs"].append(run)
@@ -288,12 +294,15 @@ class Worker:
     """A process, what it has found, and, once it has ended, why."""
 
     def __init__(self, part, backend, number, wanted, agreement, at, host, until):
-        self.name, self.until, self.found = os.path.join(at.work, f"{part.name}-{backend}-{number}"), until, []
-        asked = {"backend": SPARSE[backend] if part.sparse else backend, "sparse": part.sparse, "heads": part.heads,
+        name, (attends, _, drafter) = f"{part.name}-{backend}-{number}".replace("/", "-"), backend.partition("/")
+        self.name, self.until, self.found = os.path.join(at.work, name), until, []
+        asked = {"backend": SPARSE[attends] if part.sparse else attends, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
                  "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
-                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "steps": STEPS,
-                 "work": at.work, "path": f"{self.name}.jsonl", "until": until, "cpus": host.cpus}
+                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "mtp": part.mtp,
+                 "drafter": drafter, "steps": STEPS * (2 if part.mtp else 1),  # of which about half are accepted
+                 "work": at.work, "path": f"{self.name}.jsonl", "until": until,
+                 "cpus": sorted(os.sched_getaffinity(0)) if part.mtp else host.cpus}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
         if part.invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -306,6 +315,9 @@ class Worker:
                                            stdout=log, stderr=subprocess.STDOUT, env=environment,
                                            start_new_session=True)
         self.host, self.ended = host, None
+
+    def wait(self):
+        """Until the engine has started, or has failed to."""
         self._hear()
 
     def ask(self, what, shape=None):
@@ -375,7 +387,7 @@ def take_turns(workers, shape, host, until):
             not turns or time.time() < min(begin + TURN_SECONDS, until)):
         if len(turns) % TURNS == 0:
             host.look()
-        turns.append(ask("time", order))
+        turns.append(ask("time", order[::-1 if len(turns) % 2 else 1]))  # none is always first, or behind another
         for turn in turns:  # without those that have failed
             for backend in errors.keys() & turn.keys():
                 del turn[backend]
@@ -395,9 +407,13 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
     """{backend: what its process says}; agreement: the backends that are asked for it."""
     workers, rows = {}, {}
     host.look()
-    for backend in backends:  # one after another, since vLLM looks at what memory is free
+    for backend in backends:
         if not ours_failed(workers):
             workers[backend] = Worker(part, backend, number, wanted, backend in agreement, at, host, until)
+            if not part.mtp:  # one after another, since vLLM looks at what memory is free
+                workers[backend].wait()
+    for worker in workers.values() if part.mtp else ():  # whose memory is given, and who compile
+        worker.wait()
     for shape in wanted:
         alive = {backend: worker for backend, worker in workers.items() if not worker.ended}
         if alive and time.time() < until - 15 and not ours_failed(workers):

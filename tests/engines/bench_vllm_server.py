@@ -7,10 +7,10 @@ our kernels, do the texts of backends agree, how long do a start, prompts and to
 
 A server is `vllm serve <checkpoint> --attention-backend <backend>` with vLLM's own settings, torch.compile and graphs
 of prompts among them; what is added bounds memory, so that all servers live at once on one GPU, and drafts of the
-checkpoint's MTP layer, which with ours is ours by `backend_per_kind`. They start side by side, each with empty caches,
-then answer by HTTP in turns. `first_ms` is the time until all of some requests have a first token, behind prompts of
-2048 that the server has not seen; `token_ms` that of each of 129 tokens behind the same prompts, which the prefix cache
-has. Both hold all that the server does.
+checkpoint's MTP layer. They start side by side, each with empty caches, then answer by HTTP in turns, all on the same
+few cores, the fastest at the moment, since one works at a time. `first_ms` is the time until all of some requests have
+a first token, behind prompts of 2048 that the server has not seen; `token_ms` that of each of 129 tokens behind the
+same prompts, which the prefix cache has. Both hold all that the server does.
 
 The checkpoint has a tokenizer and weights by which some tokens follow from the last one, as an MTP layer guesses them,
 and others from attention: some drafts are accepted, others not. Greedy texts of 32 tokens are compared with ours
@@ -25,6 +25,7 @@ import datetime
 import http.client
 import json
 import os
+import pathlib
 import random
 import re
 import signal
@@ -34,15 +35,15 @@ import sys
 import tempfile
 import time
 
-from bench_vllm import ENVIRONMENT, FLASH_ATTN, FLASHMLA, OURS, write_record
-from vllm_worker import (GREEDY_TOKENS, TEXT_PROMPTS, VOCABULARY, attention_shapes, difference, machine, median,
-                         missing_plugins, mlp_shapes, spread_of, write_model)
+from bench_vllm import ENVIRONMENT, FLASH_ATTN, FLASHMLA, OURS, Host, write_record
+from vllm_model import VOCABULARY, write_checkpoint
+from vllm_worker import GREEDY_TOKENS, TEXT_PROMPTS, difference, machine, median, missing_plugins
 
 LAYERS = 4
 TOKENS = 16384  # a model's longest
 TIMED_TOKENS = 128
 PROMPT_TOKENS = 2048
-TURNS = 3
+TURNS = 5
 SERVERS = [f"{backend}{drafts}" for drafts in ("", "/3") for backend in (OURS, FLASH_ATTN, FLASHMLA)]
 OURS_SAY = ("HyperMLA decodes requests", "HyperMLA prefills")  # in the log of a server that uses ours
 
@@ -64,57 +65,6 @@ def stop(sentence):
     sys.exit(f"bench_vllm_server.py: {sentence}")
 
 
-# --- the checkpoint ---
-
-
-def write_tokenizer(directory):
-    """Of words `w0`, `w1`, .., one for each token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(os.path.join(directory, "tokenizer.json"))
-    with open(os.path.join(directory, "tokenizer_config.json"), "w") as file:
-        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1",
-                   "pad_token": "w2", "model_max_length": TOKENS}, file)
-
-
-def weights_of(config):
-    """{name in a checkpoint of DeepSeek-V3: tensor}, the MTP layer's as one behind the others."""
-    import torch
-
-    generator, hidden, count = torch.Generator().manual_seed(11), config["hidden_size"], config["num_hidden_layers"]
-    layer = attention_shapes(config) | mlp_shapes("mlp", hidden, config["intermediate_size"])
-    mtp = f"model.layers.{count}"
-    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
-    for i in range(count + config["num_nextn_predict_layers"]):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes |= {f"{mtp}.enorm": (hidden,), f"{mtp}.hnorm": (hidden,), f"{mtp}.shared_head.norm": (hidden,),
-               f"{mtp}.eh_proj": (hidden, hidden)}
-    weights = {name: torch.ones(shape) if len(shape) == 1 else
-               spread_of(name, shape[1]) * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    # A token's successor gets about as much as the most that attention gives any.
-    weights["lm_head"] += 0.1 * weights["model.embed_tokens"].roll(1, 0)
-    # The MTP layer sees mostly the next token's embedding, and little of the last hidden state.
-    weights[f"{mtp}.eh_proj"] = torch.cat((torch.eye(hidden), 0.3 * weights[f"{mtp}.eh_proj"]), 1)
-    weights[f"{mtp}.embed_tokens"] = weights["model.embed_tokens"].clone()
-    weights[f"{mtp}.shared_head.head"] = weights["lm_head"].clone()
-    return {f"{name}.weight": one.bfloat16() for name, one in weights.items()}
-
-
-def write_checkpoint(work, heads):
-    """A directory that `vllm serve` takes, of a DeepSeek-V3 without experts and with an MTP layer."""
-    from safetensors.torch import save_file
-
-    directory = write_model(work, heads, LAYERS, TOKENS, False, num_nextn_predict_layers=1,
-                            first_k_dense_replace=LAYERS + 1)
-    with open(os.path.join(directory, "config.json")) as file:
-        config = json.load(file)
-    save_file(weights_of(config), os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
-    write_tokenizer(directory)
-    return directory
-
-
 # --- a server ---
 
 
@@ -126,12 +76,9 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        own = ["--attention-backend", backend]
-        if self.drafts and backend == OURS:  # docs/vllm.md: else vLLM chooses another one for the MTP layer
-            own = ["--attention-config=" + json.dumps({"backend_per_kind": {"mla_attention": backend}})]
-        words = ["serve", checkpoint, *own, "--host=127.0.0.1", f"--port={self.port}", f"--max-model-len={TOKENS}",
-                 "--max-num-seqs=64", "--gpu-memory-utilization=0.08", f"--kv-cache-memory-bytes={2 << 30}",
-                 "--served-model-name=small"]
+        words = ["serve", checkpoint, "--attention-backend", backend, "--host=127.0.0.1", f"--port={self.port}",
+                 f"--max-model-len={TOKENS}", "--max-num-seqs=64", "--gpu-memory-utilization=0.08",
+                 f"--kv-cache-memory-bytes={2 << 30}", "--served-model-name=small"]
         if self.drafts:
             words.append("--speculative-config=" + json.dumps({"method": "mtp", "num_speculative_tokens": self.drafts}))
         environment = {**ENVIRONMENT, **os.environ, "VLLM_CACHE_ROOT": f"{self.name}.cache",
@@ -201,6 +148,16 @@ class Server:
                                  re.MULTILINE))
         return [int(float(counts[name])) for name in ("accepted", "draft")]
 
+    def stay_on(self, cpus):
+        """All threads of its processes, which share a session."""
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getsid(int(process.name)) == self.child.pid:
+                    for thread in os.listdir(process / "task"):
+                        os.sched_setaffinity(int(thread), cpus)
+            except (ProcessLookupError, FileNotFoundError):  # it has ended
+                pass
+
     def end(self):
         if self.child.poll() is None:
             os.killpg(self.child.pid, signal.SIGKILL)
@@ -217,7 +174,10 @@ def drawn(seed, count):
 
 def rows_of(servers, requests, end):
     """{server: its row} of so many requests, in turns; {} where the time does not last."""
-    rows = {server: {"requests": requests, "first_ms": [], "token_ms": []} for server in servers}
+    rows, host = {server: {"requests": requests, "first_ms": [], "token_ms": []} for server in servers}, Host()
+    host.look()
+    for server in servers:
+        server.stay_on(host.cpus)
     for turn in range(-1, TURNS):  # the first does not count
         prompts = [drawn(f"{turn} {requests} {i}", PROMPT_TOKENS) for i in range(requests)]
         for server in servers[::-1 if turn % 2 else 1]:
@@ -277,7 +237,7 @@ def main():
         stop("PyTorch finds no GPU here; run it on a machine that has one")
     end = time.time() + at.seconds
     os.makedirs(at.work, exist_ok=True)
-    checkpoint = write_checkpoint(at.work, at.heads)
+    checkpoint = write_checkpoint(at.work, at.heads, LAYERS, TOKENS)
     record = {"schema": 1, "kind": "vllm_server", "command": "tests/engines/bench_vllm_server.py",
               "date": datetime.date.today().isoformat(), **machine(),
               "heads": at.heads, "layers": LAYERS, "prompt_tokens": PROMPT_TOKENS, "runs": []}

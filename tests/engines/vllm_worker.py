@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from typing import NamedTuple
 
-VOCABULARY = 1024
+from vllm_model import VOCABULARY, use_normal_weights, write_checkpoint, write_model
+
 GREEDY_TOKENS = 32
 TEXT_PROMPTS = (5, 17, 64, 65, 200, 777, 2048, 5000)  # tokens of the prompts behind which texts are compared
 DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's cudagraph_mode, where it is not asked for another
@@ -38,86 +38,6 @@ class Shape(NamedTuple):
     new: int = 0  # new tokens of each request in a step of prompts; 0: the step decodes
 
 
-def directory_of_model(directory, heads, layers, sparse):
-    return os.path.join(directory, f"model-{heads}-{layers}{'-sparse' * sparse}")
-
-
-def write_model(directory, heads, layers, tokens, sparse, **own):
-    """A directory that vLLM takes for a DeepSeek-V3, or, sparse, for a V3.2, without experts; own: of its config."""
-    directory = directory_of_model(directory, heads, layers, sparse)
-    os.makedirs(directory, exist_ok=True)
-    hidden = 256
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "torch_dtype": "bfloat16",
-              "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": 2 * hidden,
-              "moe_intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": heads,
-              "num_key_value_heads": heads, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
-              "n_group": 1, "topk_group": 1, "first_k_dense_replace": layers, "moe_layer_freq": 1,
-              "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
-              "routed_scaling_factor": 1.0, "q_lora_rank": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-              "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 2 * tokens,
-              "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None,
-              "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-              "eos_token_id": 1, "pad_token_id": 2, "use_cache": True, "num_nextn_predict_layers": 0}
-    if sparse:
-        config |= {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 2048,
-                   "index_n_heads": 64, "index_head_dim": 128}
-    with open(os.path.join(directory, "config.json"), "w") as file:
-        json.dump(config | own, file, indent=1)
-    return directory
-
-
-def attention_shapes(config):
-    """{name in a checkpoint: shape} of a layer, but for what follows its attention."""
-    hidden, heads, query = (config[name] for name in ("hidden_size", "num_attention_heads", "q_lora_rank"))
-    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    latent = config["kv_lora_rank"]
-    return {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-            "self_attn.q_a_proj": (query, hidden), "self_attn.q_a_layernorm": (query,),
-            "self_attn.q_b_proj": (heads * (nope + rope), query),
-            "self_attn.kv_a_proj_with_mqa": (latent + rope, hidden), "self_attn.kv_a_layernorm": (latent,),
-            "self_attn.kv_b_proj": (heads * (nope + value), latent), "self_attn.o_proj": (hidden, heads * value)}
-
-
-def mlp_shapes(name, hidden, inner):
-    return {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden),
-            f"{name}.down_proj": (hidden, inner)}
-
-
-def spread_of(name, columns):
-    """Of weights. Attention that looks at some tokens more than at others, and logits that differ."""
-    if "embed_tokens" in name:
-        return 1.0
-    return columns ** -0.5 * (2.5 if "q_b_proj" in name else 4.0 if "lm_head" in name else 1.0)
-
-
-def use_normal_weights(rank):
-    """vLLM's dummy weights are so small that attention would not reach the logits."""
-    import torch
-    from vllm.model_executor.model_loader import dummy_loader
-
-    @torch.no_grad()
-    def fill(model, *_, **__):
-        if not hasattr(model, "lm_head"):
-            return  # a part of the model, which was filled as a whole
-        for name, weights in model.named_parameters():
-            if not torch.is_floating_point(weights) or weights.device.type == "meta":
-                continue
-            if "norm" in name or weights.dim() < 2:
-                weights.fill_(1.0 if "norm" in name else 0.0)
-                continue
-            # All GPUs have the weights before the latents alike, of all others each its own part.
-            own = 0 if "_a_proj" in name else rank
-            generator = torch.Generator(device=weights.device).manual_seed(zlib.crc32(name.encode()) + own)
-            numbers = torch.randn(weights.shape, generator=generator, device=weights.device)
-            weights.copy_(spread_of(name, weights.shape[-1]) * numbers)
-
-    if hasattr(dummy_loader, "initialize_dummy_weights"):
-        dummy_loader.initialize_dummy_weights = fill
-    else:  # 0.33
-        dummy_loader.DummyModelLoader.load_weights = lambda self, model, model_config: fill(model)
-
-
 class Engine:
     """vLLM's engine, with a watch on its steps."""
 
@@ -131,9 +51,13 @@ class Engine:
         sizes = {queries * requests for requests in {1, 2, 4, 8, 16, *batches}}
         sizes |= {mixed_queries(shape.batch, queries) for shape in shapes if shape.mixed}
         tokens = max([16384, *(2048 + shape.context + shape.new for shape in shapes)])
-        arguments = {"model": write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
-                     "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "seed": 1,
-                     "gpu_memory_utilization": 0.28, "max_model_len": tokens,
+        own = f"{at['path']}.model"  # where processes that write weights do not meet
+        arguments = {"model": write_checkpoint(own, at["heads"], at["layers"], tokens) if at["mtp"] else
+                     write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
+                     "load_format": "auto" if at["mtp"] else "dummy", "skip_tokenizer_init": True,
+                     "dtype": "bfloat16", "seed": 1, "max_model_len": tokens,
+                     **({"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.1} if at["mtp"] else
+                        {"gpu_memory_utilization": 0.28}),
                      "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
@@ -146,8 +70,10 @@ class Engine:
             arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": at["graphs"],
                                                "cudagraph_capture_sizes": sorted(sizes)}
         if at["drafts"]:
-            arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": at["drafts"],
-                                               "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+            how = {"method": "mtp"} if at["mtp"] else {"method": "ngram", "prompt_lookup_min": 1,
+                                                       "prompt_lookup_max": 2}
+            how |= {"attention_backend": at["drafter"]} if at["drafter"] else {}
+            arguments["speculative_config"] = how | {"num_speculative_tokens": at["drafts"]}
         if at["gpus"] > 1:
             arguments |= {"tensor_parallel_size": at["gpus"], "distributed_executor_backend": "external_launcher",
                           "decode_context_parallel_size": at["gpus"] if at["contexts_shared"] else 1,
@@ -222,7 +148,9 @@ class Engine:
 
     def describe(self):
         layers = self.attention_layers()
-        return {"implementation": type(layers[0].impl).__name__, "block": self.config.cache_config.block_size,
+        return {"implementation": type(layers[0].impl).__name__,
+                "implementation_of_last": type(layers[-1].impl).__name__,  # perhaps a drafter's
+                "block": self.config.cache_config.block_size,
                 "graphs_of_engine": str(self.config.compilation_config.cudagraph_mode).rpartition(".")[2],
                 "largest_graph": self.config.compilation_config.max_cudagraph_capture_size,
                 "runner_v2": bool(getattr(self.config, "use_v2_model_runner", False))}

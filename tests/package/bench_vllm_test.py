@@ -166,9 +166,9 @@ class Bench(unittest.TestCase):
 
     def test_backends_take_turns_until_enough_are_fast(self):
         rows, runs = self.take_turns([10, 10, 10, 11])
-        self.assertEqual(runs, "abab")
-        self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 10], [10, 11]))
-        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([1, 3], [2, 4]))
+        self.assertEqual(runs, "abba")  # none is always behind the same other
+        self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 11], [10, 10]))
+        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([1, 4], [2, 3]))
         self.assertEqual((rows["a"]["turns"], rows["a"]["fast"], bench_vllm.shape_of(rows["a"])),
                          (2, 2, bench_vllm.Shape(1, 4096)))
 
@@ -180,24 +180,24 @@ class Bench(unittest.TestCase):
 
     def test_a_turn_that_is_slow_for_one_counts_for_none(self):
         rows, runs = self.take_turns([10, 19, 10, 10, 10, 10])
-        self.assertEqual(runs, "ababab")
-        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([3, 5], [4, 6]))
+        self.assertEqual(runs, "abbaab")
+        self.assertEqual((rows["a"]["wall_ms"], rows["b"]["wall_ms"]), ([4, 5], [3, 6]))
         self.assertEqual((rows["b"]["turns"], rows["b"]["fast"]), (3, 2))
 
     def test_a_row_says_how_few_turns_were_fast(self):
         rows, runs = self.take_turns([10, 10, 20, 21, 10, 11.5, 22, 22])
-        self.assertEqual(runs, "abababab")
+        self.assertEqual(runs, "abbaabba")
         self.assertEqual((rows["a"]["host_us"], rows["b"]["host_us"]), ([10, 10], [10, 11.5]))
         self.assertEqual((rows["a"]["turns"], rows["a"]["fast"], self.looks), (4, 1, [0, 4]))
 
     def test_a_backend_that_fails_does_not_stop_the_others(self):
         rows, runs = self.take_turns([10, 10, 10, 10], failing=2)
-        self.assertEqual(runs, "abab")
-        self.assertEqual(rows["a"], {"batch": 1, "context": 4096, "mixed": False, "error": "it broke"})
-        self.assertEqual((rows["b"]["wall_ms"], rows["b"]["fast"]), ([2, 4], 2))
+        self.assertEqual(runs, "abba")
+        self.assertEqual(rows["b"], {"batch": 1, "context": 4096, "mixed": False, "error": "it broke"})
+        self.assertEqual((rows["a"]["wall_ms"], rows["a"]["fast"]), ([1, 4], 2))
         self.assertEqual(self.take_turns([10], failing=0, TURN_SECONDS=0)[1], "ab")
 
-    def run_together(self, backends, fails):
+    def run_together(self, backends, fails, name="h16-d3"):
         """What its processes are asked for and what they found; fails: the backend and where: at its start, with a
         shape or in none, and how it ends."""
         asked, (failing, at, how) = [], fails
@@ -205,7 +205,11 @@ class Bench(unittest.TestCase):
         class Worker:
             def __init__(self, part, backend, *_):
                 asked.append((backend, "start"))
-                self.backend, self.ended, self.found = backend, how if (backend, at) == (failing, "start") else None, []
+                self.backend, self.ended, self.found = backend, None, []
+
+            def wait(self):
+                asked.append((self.backend, "wait"))
+                self.ended = how if (self.backend, at) == (failing, "start") else None
 
             def ask(self, what, shape):
                 asked.append((self.backend, what, shape.batch))
@@ -220,7 +224,7 @@ class Bench(unittest.TestCase):
 
         host = bench_vllm.Host()
         host.look = lambda: None
-        part = next(part for part in bench_vllm.PARTS if part.name == "h16-d3")
+        part = next(part for part in bench_vllm.PARTS if part.name == name)
         with mock.patch.multiple(bench_vllm, Worker=Worker, TURNS=2), contextlib.redirect_stdout(io.StringIO()) as said:
             found = bench_vllm.run_together(part, 1, backends, part.shapes, [], None, host, math.inf)
         return asked, {backend: [row["batch"] for row in rows] for backend, rows in found.items()}, said.getvalue()
@@ -228,19 +232,24 @@ class Bench(unittest.TestCase):
     def test_where_ours_fails_the_others_stop(self):
         ours, other, failed = "CUSTOM", "FLASHMLA", "CUSTOM has failed, so "
         asked, found, said = self.run_together([ours, other], (ours, "start", "exit status 1"))
-        self.assertEqual((asked, found), ([(ours, "start")], {ours: []}))
+        self.assertEqual((asked, found), ([(ours, "start"), (ours, "wait")], {ours: []}))
         self.assertIn(failed, said)
         asked, found, said = self.run_together([other, ours], (ours, "start", "exit status 1"))
-        self.assertEqual((asked, found), ([(other, "start"), (ours, "start")], {other: [], ours: []}))
+        self.assertEqual((asked, found), ([(other, "start"), (other, "wait"), (ours, "start"), (ours, "wait")],
+                                          {other: [], ours: []}))
         self.assertIn(failed, said)
         asked, found, said = self.run_together([ours, other], (ours, 32, "exit status 1"))
-        self.assertEqual((found, {one[2] for one in asked[2:]}), ({ours: [128], other: [128]}, {128, 32}))
+        self.assertEqual((found, {one[2] for one in asked[4:]}), ({ours: [128], other: [128]}, {128, 32}))
         self.assertEqual(asked.count((other, "time", 32)), 1)
         self.assertIn(failed, said)
         for fails in (other, 32, "exit status 1"), (ours, 32, bench_vllm.OVER), (None, None, None):
             asked, found, said = self.run_together([ours, other], fails)
             whole = {ours: [128, 32, 1], other: [128, 32, 1]}
             self.assertEqual((found, said), (whole | {fails[0]: [128]} if fails[0] else whole, ""))
+
+    def test_engines_with_an_mtp_layer_start_side_by_side(self):
+        asked, _, _ = self.run_together(["CUSTOM", "CUSTOM/FLASH_ATTN_MLA"], (None, None, None), "h128-mtp3")
+        self.assertEqual([what for _, what, *_ in asked[:5]], ["start", "start", "wait", "wait", "prepare"])
 
     def test_where_ours_does_not_start_other_rounds_are_left(self):
         process = self.process
