@@ -459,15 +459,16 @@ def runs(*patterns):
 
 # ---- Decoding in vLLM: tests/engines/bench_vllm.py.
 
-VLLM_BACKENDS = ("CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
+VLLM_BACKENDS = ("CUSTOM", "CUSTOM/FLASH_ATTN_MLA", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
 # Which runs of a record: what they have that is not as usual.
-VLLM_USUAL = {"layers": 8, "cache": "auto", "sparse": False, "samples": False, "gpus": 1, "contexts_shared": False}
+VLLM_USUAL = {"layers": 8, "cache": "auto", "sparse": False, "samples": False, "gpus": 1, "contexts_shared": False,
+              "mtp": False}
 VLLM_KINDS = {"plain": {}, "deep": {"layers": 16}, "fp8": {"cache": "fp8"}, "fp8_queries": {"cache": "fp8+queries"},
               "sparse": {"sparse": True}, "sparse_fp8": {"sparse": True, "cache": "fp8_ds_mla"}, "two": {"gpus": 2},
-              "two_contexts": {"gpus": 2, "contexts_shared": True}}
+              "two_contexts": {"gpus": 2, "contexts_shared": True}, "mtp": {"mtp": True}}
 
 
 def vllm_runs(name, graphs, kind="plain"):
@@ -670,7 +671,7 @@ def vllm_samples(name="vllm"):
 def vllm_engine(name, kind="plain"):
     """Another record of vLLM's engine: graph, whole step and builder of each row without mixed drafts."""
     shapes = {}
-    for run in vllm_runs(name, VLLM_DECODE, kind):
+    for run in vllm_runs(name, VLLM_DEFAULT if kind == "mtp" else VLLM_DECODE, kind):
         for row in vllm_decodes(run):
             shape = -run["heads"], run["drafts"], row["context"], row["batch"]
             shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)
@@ -701,6 +702,17 @@ def vllm_prompts(name):
                          f"{vllm_middle([row['wall_ms'] for row in of[backend]]):.1f}")
         lines.append([f"{-heads}, {batch} x {new}" + (f" over {context}" if context else ""), *cells])
     return table(["heads, requests x new tokens", *backends], lines)
+
+
+def vllm_server():
+    """The server by HTTP: milliseconds until all requests have a first token, and of each token behind it."""
+    runs = record("vllm_server")["runs"]
+    lines = [[run["server"], f"{run['start_s']:.0f} s"]
+             + [", ".join(f"{statistics.median(row[name]):.{places}f}" for name, places in (("first_ms", 1),
+                                                                                        ("token_ms", 2)))
+                for row in run["rows"]] for run in runs]
+    return table(["server", "started in", *(f"{row['requests']} requests" if row["requests"] > 1 else "1 request"
+                                            for row in runs[0]["rows"])], lines)
 
 
 def vllm_attention():
@@ -854,8 +866,8 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_other, engine_few, engine_between, engine_pairs_in_all,
                                            engine_pairs, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           vllm_samples, vllm_engine, vllm_prompts, vllm_attention, sglang_steps,
-                                           sglang_beside, sglang_prompts, sglang_agreement, sparse_bf16,
+                                           vllm_samples, vllm_engine, vllm_prompts, vllm_server, vllm_attention,
+                                           sglang_steps, sglang_beside, sglang_prompts, sglang_agreement, sparse_bf16,
                                            context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 

@@ -53,7 +53,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
     """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs; asked: options of ours."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
-        get_head_size=lambda: LATENT + ROPE,
+        get_head_size=lambda: LATENT + ROPE, use_mla=True,
         hf_text_config=types.SimpleNamespace(q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
                                              qk_rope_head_dim=ROPE, v_head_dim=128))
     return types.SimpleNamespace(
@@ -68,10 +68,12 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
         scheduler_config=types.SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=max(256, 8 * requests),
                                                enable_chunked_prefill=True),
         additional_config=asked, device_config=types.SimpleNamespace(device=torch.device("cpu")),
-        speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False,
-                                                 method=method)
+        speculative_config=types.SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False, method=method,
+                                                 attention_backend=None, kv_cache_dtype=None,
+                                                 draft_model_config=model)
         if drafts else None,
-        attention_config=types.SimpleNamespace(use_prefill_query_quantization=False, mla_prefill_backend=None))
+        attention_config=types.SimpleNamespace(use_prefill_query_quantization=False, mla_prefill_backend=None,
+                                               backend=AttentionBackendEnum.CUSTOM))
 
 
 def reasons(capability=(9, 0), **changed):
@@ -300,6 +302,32 @@ class EngineTest(unittest.TestCase):
             self.assertEqual(layer.supports_quant_query_input, rounded)
             for builder in builder_of(config), builder_of(config_of(cache="fp8"), impl=layer):
                 self.assertEqual([kind[-1] for kind in builder._kinds], [rounded], drafts)
+
+    def test_a_drafter_of_latent_attention_is_ours_too(self):
+        """Unless the command line names a backend for it, or another for the model; vLLM would choose one anew."""
+        custom = AttentionBackendEnum.CUSTOM
+
+        def chosen(config):
+            impl_of(config)
+            return config.speculative_config.attention_backend
+
+        for method in "mtp", "eagle", "eagle3":
+            self.assertIs(chosen(config_of(drafts=3, method=method)), custom)
+        self.assertIsNone(chosen(config_of(drafts=3, method="ngram")))
+        flash = AttentionBackendEnum.FLASH_ATTN_MLA
+        for of, name, value, expected in (
+                ("speculative_config", "attention_backend", flash, flash),
+                ("speculative_config", "kv_cache_dtype", "fp8", None),
+                ("speculative_config", "parallel_drafting", True, None),
+                ("model_config", "use_mla", False, None),  # here the drafter's, too
+                ("model_config", "get_head_size", lambda: 128, None),
+                ("attention_config", "backend", flash, None),
+                ("attention_config", "backend", None, None)):
+            config = config_of(drafts=3)
+            setattr(getattr(config, of), name, value)
+            self.assertIs(chosen(config), expected, (of, name, value))
+        with mock.patch.object(hypermla.vllm.backend, "BACKEND", "another.Backend"):
+            self.assertIsNone(chosen(config_of(drafts=3)))
 
     def test_one_tensor_of_queries(self):  # as context parallelism gives it
         config = config_of()

@@ -27,7 +27,7 @@ from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_ROWS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
 from hypermla.mla_prefill import NOPE, VALUE
-from hypermla.vllm import PREFILL_BACKEND
+from hypermla.vllm import BACKEND, PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
 from hypermla.vllm.prefill import HyperMLAPrefill
 
@@ -65,6 +65,23 @@ def _prefill_too(config, dimensions):
     return fits and ours and attention_config.mla_prefill_backend is custom
 
 
+def _draft_too(config):
+    """Has a drafter of latent attention, an MTP layer above all, attend by our kernels, too, where they were chosen for
+    the model and the command line names none for the drafter: vLLM would choose anew. It makes the drafter after the
+    model's layers."""
+    speculative_config, chosen = config.speculative_config, config.attention_config.backend
+    if (speculative_config is None or speculative_config.method not in MODELS or chosen is None
+            or chosen.get_path() != BACKEND):
+        return
+    drafter = speculative_config.draft_model_config
+    if (speculative_config.attention_backend is None and speculative_config.kv_cache_dtype is None
+            and not speculative_config.parallel_drafting
+            and drafter.use_mla and drafter.get_head_size() == LATENT + ROPE):
+        logger.info_once("""HyperMLA drafts, too; "attention_backend": "FLASH_ATTN_MLA" in --speculative-config """
+                         "declines")
+        speculative_config.attention_backend = chosen
+
+
 def _drafted_queries(config):
     """Queries of a request that decodes with drafts, as vLLM's builders count them."""
     if config.speculative_config is None or config.speculative_config.num_speculative_tokens is None:
@@ -76,6 +93,7 @@ def _drafted_queries(config):
 FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
 # Drafters that find more drafts for one request than for another.
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
+MODELS = "mtp", "eagle", "eagle3", "draft_model"  # drafters with layers of attention like a model's
 
 
 def _largest_graph(config):
@@ -470,6 +488,8 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
             config, num_heads * config.parallel_config.decode_context_parallel_size, self.kv_cache_dtype)
         dimensions = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         self._prefills = config is not None and _prefill_too(config, dimensions)
+        if config is not None:
+            _draft_too(config)
         if envs.VLLM_BATCH_INVARIANT and config is not None:
             _keep_prompts_whole(config)  # before there is a scheduler, as vLLM's own layer does it
 
