@@ -5,7 +5,8 @@ common builder, on which both stand, alone.
     python3 tests/engines/bench_builder.py
 
 Microseconds: the least of 7 loops, and the median of calls behind others' work, which leaves caches cold, as a step of
-the engine does. Launches are not in it: our planner's, and FLASHMLA's, which its first layer plans. Needs vLLM.
+the engine does. Launches are not in it: our planners', and FLASHMLA's, which its first layer plans; nor, of prompts
+behind contexts, vLLM's copies of the chunks that it cuts them into. Needs vLLM.
 """
 
 import importlib.util
@@ -20,7 +21,6 @@ import vllm_test as fakes  # before PyTorch
 
 import torch
 import vllm
-from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadataBuilder
 from vllm.v1.attention.backends.mla import flashmla
 
 BLOCK = 64
@@ -35,10 +35,6 @@ def flashmla_builder():
     spec.loader.exec_module(interface)
     flashmla.get_mla_metadata, flashmla.num_compute_units = interface.get_mla_metadata, lambda device: 132
     return flashmla.FlashMLAMetadataBuilder
-
-
-class CommonBuilder(MLACommonMetadataBuilder):
-    query_len_support, reorder_batch_threshold = fakes.Builder.query_len_support, 128
 
 
 def in_a_loop(call, calls=2000):
@@ -63,9 +59,28 @@ def cold(call, calls=150):
     return 1e6 * statistics.median(found)
 
 
+def prompts():
+    """Of steps of prompts whose contexts are in the cache."""
+    fakes.MODEL_TOKENS, new = 16384, 512
+    for requests, tokens in (1, new), (1, 8192 + new), (8, 8192 + new):
+        common = fakes.Batch([tokens] * requests, [new] * requests, BLOCK).common()
+        said, ours = [], fakes.PrefillTest()
+        ours.setUp()
+        for name, kind in (("CUSTOM", fakes.Builder), ("common", fakes.OthersBuilder)):
+            config = fakes.config_of()
+            with fakes.WithoutGpu():
+                builder = fakes.builder_of(config, BLOCK, kind=kind, prefill=ours.made(config))
+                builder._prefill_backend._new_tokens.plan = lambda *_: None
+                builder.chunked_prefill_workspace_size = 1 << 18
+                builder.chunked_prefill_workspace = torch.empty(1 << 18, 1)
+                call = lambda: builder.build(0, common)  # noqa: E731
+                said.append(f"{name} {in_a_loop(call, 300):.1f}, cold {cold(call):.0f}")
+        print(f"{requests} prompts of {new} tokens behind {tokens - new}: {'; '.join(said)}", flush=True)
+
+
 def main():
     torch.set_num_threads(1)
-    builders = {"CUSTOM": fakes.Builder, "FLASHMLA": flashmla_builder(), "common": CommonBuilder}
+    builders = {"CUSTOM": fakes.Builder, "FLASHMLA": flashmla_builder(), "common": fakes.OthersBuilder}
     for requests, drafts in ((1, 0), (32, 0), (128, 0), (32, 3), (128, 7)):
         common = fakes.Batch([300] * requests, [1 + drafts] * requests, BLOCK).common()
         said = []
@@ -76,6 +91,7 @@ def main():
             call = lambda: builder.build(0, common)  # noqa: E731
             said.append(f"{name} {in_a_loop(call):.1f}, cold {cold(call):.0f}")
         print(f"vLLM {vllm.__version__}, {requests} requests, {drafts} drafts: {'; '.join(said)}", flush=True)
+    prompts()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ assert not {"vllm", "torch"} & set(sys.modules), "the package imports an engine 
 
 import torch
 from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadataBuilder
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
@@ -748,6 +749,12 @@ class WithoutGpu:
             output_lse.copy_(lse)
 
 
+class OthersBuilder(MLACommonMetadataBuilder):
+    """As one of another backend of decoding."""
+
+    query_len_support, reorder_batch_threshold = Builder.query_len_support, 128
+
+
 class PrefillTest(unittest.TestCase):
     def setUp(self):
         self.Prefill = MLAPrefillBackendEnum.CUSTOM.get_class()
@@ -774,23 +781,25 @@ class PrefillTest(unittest.TestCase):
         return torch.cat([both[..., :NOPE], rope], dim=-1), both[..., NOPE:]
 
     def run_step(self, builder, impl, batch):
-        """A step of prompts alone through vLLM's calls, against a direct computation."""
+        """The prompts of a step, behind its decodes, through vLLM's calls, against a direct computation."""
         cache = self.normal(batch.blocks, 3, batch.block, LATENT + ROPE)[:, 1]
         new = self.normal(sum(batch.queries), LATENT + ROPE)
         q = self.normal(len(new), HEADS, NOPE + ROPE)
         output = torch.full((len(new), HEADS * 128), math.nan).bfloat16()
+        decodes = sum(queries <= 128 for queries in batch.queries)
+        first = sum(batch.queries[:decodes])
         ends = itertools.accumulate(batch.queries)
         for pages, tokens, queries, end in zip(batch.table.long(), batch.tokens, batch.queries, ends):
             at = torch.arange(tokens - queries, tokens)  # vLLM has written them before
             cache[pages[at // batch.block], at % batch.block] = new[end - queries:end]
         with WithoutGpu():
             metadata = builder.build(0, batch.common())
-            self.assertEqual((metadata.num_decodes, metadata.num_prefills), (0, len(batch.tokens)))
+            self.assertEqual((metadata.num_decodes, metadata.num_prefills), (decodes, len(batch.tokens) - decodes))
             for _ in range(2):  # layers
-                impl.forward_mha(q, new[:, :LATENT], new[:, None, LATENT:], cache, metadata, torch.ones(1),
-                                 output=output)
-        row = 0
-        for request, (tokens, queries) in enumerate(zip(batch.tokens, batch.queries)):
+                impl.forward_mha(q[first:], new[first:, :LATENT], new[first:, None, LATENT:], cache, metadata,
+                                 torch.ones(1), output=output[first:])
+        row = first
+        for request, (tokens, queries) in list(enumerate(zip(batch.tokens, batch.queries)))[decodes:]:
             context = tokens - queries
             pages = batch.table[request][:-(-tokens // batch.block)].long()
             rows = torch.cat([cache[pages].reshape(-1, LATENT + ROPE)[:context], new[row:row + queries]])
@@ -807,8 +816,7 @@ class PrefillTest(unittest.TestCase):
         config = config_of()
         config.cache_config.cache_dtype, config.scheduler_config.max_num_batched_tokens = cache, 8192
         impl = self.impl_of(config)
-        builder = builder_of(config, prefill=self.made(config), impl=impl)
-        builder._prefill_backend.gathers &= ours
+        builder = builder_of(config, prefill=self.made(config), impl=impl, kind=Builder if ours else OthersBuilder)
         if workspace:
             builder.chunked_prefill_workspace_size = workspace
             builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
@@ -820,13 +828,12 @@ class PrefillTest(unittest.TestCase):
         self.assertEqual(self.step([140, 200, 131], [140, 200, 131]), 1)  # a plan for both layers
 
     def test_contexts(self):
-        """Decompressed with the new tokens of all requests, by one plan for both layers, where there is room for them
-        beside as many new ones as a step may have; else apart, by two."""
+        """Decompressed with the new tokens of all requests, by one plan for both layers, where there is room for all;
+        else apart, by two."""
         tokens, queries = [500, 333, 131], [140, 300, 131]
         self.assertEqual(self.step(tokens, queries), 1)
-        most = 500 - 140 + 333 - 300 + 3 * 300
-        self.assertEqual(self.step(tokens, queries, workspace=most), 1)
-        self.assertEqual(self.step(tokens, queries, workspace=most - 1), 2)
+        self.assertEqual(self.step(tokens, queries, workspace=sum(tokens)), 1)
+        self.assertEqual(self.step(tokens, queries, workspace=sum(tokens) - 1), 2)
         self.assertEqual(self.step(tokens, queries, cache="fp8"), 2)
         with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
             self.assertEqual(self.step(tokens, queries), 2)
@@ -834,6 +841,26 @@ class PrefillTest(unittest.TestCase):
                                       ([400, 200, 400], [140, 200, 140], 1200),  # between those that have one
                                       ([500, 160, 160], [140] * 3, 900)):  # in two chunks, if they were apart
             self.assertEqual(self.step(tokens, queries, workspace=room), 1)
+        tokens, queries = [300, 480, 500, 333], [1, 128, 140, 300]  # two of these decode, and take no room
+        self.assertEqual(self.step(tokens, queries, workspace=833), 1)
+        self.assertEqual(self.step(tokens, queries, workspace=832), 2)
+
+    def test_contexts_are_those_of_their_step(self):
+        """What one step takes is nothing to the next, which has none or has no room; its metadata stays as it was."""
+        config = config_of()
+        impl = self.impl_of(config)
+        builder = builder_of(config, prefill=self.made(config), impl=impl)
+        common = Batch([500, 333], [140, 300]).common()
+        lengths = common.seq_lens_cpu_upper_bound.clone()
+        with WithoutGpu():
+            metadata = builder.build(0, common)
+        self.assertIsNone(metadata.prefill.chunked_context, "vLLM cuts nothing into chunks")
+        self.assertTrue(torch.equal(common.seq_lens_cpu_upper_bound, lengths))
+        for tokens, workspace in ([140, 300], None), ([500, 333], 700), ([500, 333], None):
+            if workspace:
+                builder.chunked_prefill_workspace_size = workspace
+                builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
+            self.run_step(builder, impl, Batch(tokens, [140, 300]))
 
     def test_contexts_beside_another_backend_of_decoding(self):
         """Whose layers know nothing of tokens that are gathered."""

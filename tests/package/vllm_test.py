@@ -79,8 +79,9 @@ class Interface(unittest.TestCase):
                         self.assertEqual(complaints(ours[method], methods[method]), [], f"{name}.{method}")
                 self.assertEqual(self.gathered(), {name.removesuffix("=") for name in recorded["contexts"][GATHER]})
                 here = {name.removesuffix("=") for name in recorded["contexts"]["ChunkedContextMetadata"]}
-                self.assertTrue(here >= {"workspace", "chunks", "context_lens", "context_lens_list"}
-                                or here >= {"workspace", "seq_tot", "cu_seq_lens"}, here)
+                self.assertTrue(here & {"chunks", "cu_seq_lens"}, here)
+                prefill = {name.removesuffix("=") for name in recorded["contexts"]["MLACommonPrefillMetadata"]}
+                self.assertLessEqual({"block_table", "query_start_loc", "chunked_context", "prefill_backend"}, prefill)
         every = {method for recorded in versions.values() for method in recorded["methods"]["HyperMLABackend"]}
         self.assertEqual(FUNCTIONS["HyperMLABackend"].keys() - every, set(), "no recorded version has these")
 

@@ -396,9 +396,6 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self.reorder_batch_threshold = _longest_decode(
             vllm_config, any_batch, heads * vllm_config.parallel_config.decode_context_parallel_size)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, supports_dcp_with_varlen=True)
-        if isinstance(getattr(self, "_prefill_backend", None), HyperMLAPrefill):
-            self._prefill_backend.gathers = True
-
         shards = self.dcp_world_size
         heads *= shards
         name = _tensors.device_name(device)
@@ -427,6 +424,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
                 and not self.use_pcp and common.num_reqs == common.seq_lens.size(0)
                 == common.block_table_tensor.size(0) == common.query_start_loc.size(0) - 1):
+            if isinstance(getattr(self, "_prefill_backend", None), HyperMLAPrefill) and not self.use_pcp:
+                common = self._prefill_backend.take_contexts(common, self.reorder_batch_threshold,
+                                                             self.chunked_prefill_workspace)
             return super().build(common_prefix_len, common, fast_build)
         # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
         decode = self._build_decode(common.block_table_tensor, common.seq_lens, common.query_start_loc_cpu,
@@ -533,7 +533,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         backend = prefill.prefill_backend
         self._keys_in_parts = isinstance(backend, HyperMLAPrefill)
         if self._keys_in_parts and backend.whole is not None:
-            rows = backend.whole.gather(kv_c_and_k_pe_cache, len(q), self.kv_cache_dtype, k_scale)
+            rows = backend.whole.gather(prefill.block_table, kv_c_and_k_pe_cache, self.kv_cache_dtype, k_scale)
             kv_c_normed, k_pe = rows[:, :LATENT], rows[:, None, LATENT:]
         elif not self._keys_in_parts or prefill.chunked_context is not None:
             return super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output,

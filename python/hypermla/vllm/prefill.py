@@ -4,6 +4,7 @@ is room for all (Whole); else it comes in chunks, which all of them see, and vLL
 log-sum-exps.
 """
 
+import copy
 import functools
 from typing import ClassVar
 
@@ -26,42 +27,33 @@ class Whole:
     projection and one attention are enough for them, where chunks of contexts have one of each beside those of the new
     tokens, and a merge."""
 
-    def __init__(self, step):
-        self._step, context = step, step.chunked_context
-        if hasattr(context, "chunks"):  # 0.33
-            self._in_context = sum(context.context_lens_list)
-            before = torch.zeros_like(step.query_start_loc)
-            torch.cumsum(context.context_lens, 0, dtype=torch.int32, out=before[1:])
-        else:
-            self._in_context, before = sum(context.seq_tot), context.cu_seq_lens.sum(0, dtype=torch.int32)  # all chunks
-        self.starts = step.query_start_loc + before  # of the tokens of each request
-        self._requests = None
+    def __init__(self, ends, workspace):
+        """ends: in an array of NumPy, of the tokens of each request, of which the workspace has rows for all."""
+        device = workspace.device
+        starts = torch.zeros(len(ends) + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        starts[1:] = torch.from_numpy(ends)
+        self.starts = starts.to(device, non_blocking=True)  # of the tokens of each request
+        self._tokens, self._rows, self._requests = int(ends[-1]), workspace, None
 
-    def fits(self, most_new):
-        """Whether vLLM's workspace has room for it, with up to so many new tokens."""
-        most_new = min(most_new, self._step.max_query_len * (len(self.starts) - 1))
-        rows = len(self._step.chunked_context.workspace)
-        return self._in_context + most_new <= min(rows, MlaPrefill.MAX_TOKENS)
-
-    def gather(self, cache, new, kind, scale):
-        """[tokens, 576] of a layer's cache, of that kind, for so many new tokens."""
-        tokens, rows = self._in_context + new, self._step.chunked_context.workspace
+    def gather(self, block_table, cache, kind, scale):
+        """[tokens, 576] of a layer's cache, of that kind."""
         if self._requests is None:  # of each token, for all layers
-            at = torch.arange(tokens, dtype=torch.int32, device=self.starts.device)
+            at = torch.arange(self._tokens, dtype=torch.int32, device=self.starts.device)
             self._requests = torch.searchsorted(self.starts[1:], at, right=True, out_int32=True)
             self._begins = torch.zeros_like(self.starts[1:])
         ops.gather_and_maybe_dequant_cache(
-            src_cache=cache, dst=rows, block_table=self._step.block_table, cu_seq_lens=self.starts,
-            token_to_seq=self._requests, num_tokens=tokens, kv_cache_dtype=kind, scale=scale, seq_starts=self._begins)
-        return rows[:tokens]
+            src_cache=cache, dst=self._rows, block_table=block_table, cu_seq_lens=self.starts,
+            token_to_seq=self._requests, num_tokens=self._tokens, kv_cache_dtype=kind, scale=scale,
+            seq_starts=self._begins)
+        return self._rows[:self._tokens]
 
 
 class HyperMLAPrefill(MLAPrefillBackend):
     """whole: of the step that is prepared; None: its layers hand over new tokens and chunks of contexts. Only layers
-    of HyperMLAImpl know of it, whose builder sets `gathers`: beside another backend of decoding vLLM's own attend."""
+    of HyperMLAImpl know of it, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
+    attend."""
 
-    gathers = False
-    whole = None
+    whole = _taken = None
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
 
@@ -113,24 +105,36 @@ class HyperMLAPrefill(MLAPrefillBackend):
                           batch_invariant=envs.VLLM_BATCH_INVARIANT,
                           device=config.device_config.device)
 
+    def take_contexts(self, common, threshold, workspace):
+        """Before vLLM's builder makes a step whose requests of more than `threshold` queries, behind all others, are
+        prefills: if these have contexts, and the workspace has room for all of their tokens, returns the step as that
+        builder is to see it, without contexts, which it would cut into chunks: more of the host's time than all else
+        that it does. A cache in FP8 would round new tokens that are at hand, and how a prompt is cut must not depend on
+        others where bits must not."""
+        config, self._taken = self.vllm_config, None
+        if (envs.VLLM_BATCH_INVARIANT or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
+                or config.parallel_config.decode_context_parallel_size > 1):
+            return common
+        requests, starts = common.num_reqs, common.query_start_loc_cpu.numpy()
+        queries = starts[1:requests + 1] - starts[:requests]
+        first = int((queries > threshold).argmax())
+        if queries[first] <= threshold:
+            return common
+        ends = common.seq_lens_cpu_upper_bound.numpy()[first:requests].cumsum()  # of prefills exact, by which vLLM goes
+        if ends[-1] == starts[requests] - starts[first] or ends[-1] > min(len(workspace), MlaPrefill.MAX_TOKENS):
+            return common
+        self._taken = ends, workspace
+        seen = copy.copy(common)
+        seen.seq_lens_cpu_upper_bound = torch.from_numpy(queries)
+        return seen
+
     def prepare_metadata(self, prefill_metadata):
         """Plans a step's new tokens for all layers, with their contexts if `whole`."""
         super().prepare_metadata(prefill_metadata)
         self._planned = None  # the token starts of the chunk that _context is planned for
-        self.whole = self._whole_of(prefill_metadata)
+        self.whole, self._taken = Whole(*self._taken) if self._taken else None, None
         starts = prefill_metadata.query_start_loc
         self._new_tokens.plan(starts, starts if self.whole is None else self.whole.starts)
-
-    def _whole_of(self, step):
-        """None: the step's contexts come in chunks, or there are none. A cache in FP8 would round new tokens that are
-        at hand, and how a prompt is cut must not depend on others where bits must not."""
-        config = self.vllm_config
-        if (not self.gathers or step.chunked_context is None or envs.VLLM_BATCH_INVARIANT
-                or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
-                or config.parallel_config.decode_context_parallel_size > 1):
-            return None
-        whole = Whole(step)
-        return whole if whole.fits(config.scheduler_config.max_num_batched_tokens) else None
 
     def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
         """q, k: [tokens, heads, 192], k also as the pair [tokens, heads, 128] and [tokens, 1, 64]; v: [tokens, heads,
