@@ -6,12 +6,12 @@ attention backends agree, and how long does a step take?
     tests/engines/bench_vllm.py --record=vllm.json --seconds=540     # and once more: goes on where it stopped
     tests/engines/bench_vllm.py --parts h16-d0 --backends CUSTOM FLASHMLA --batches 1 32 --contexts 4096
 
-The measurements are parts, the most telling first. The backends of a part are processes that live at once, each with
-an engine, and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each, every second
-one in the reverse order. Rounds are processes anew, in the reverse order. What the record holds is not measured again:
-where the time is over, the next call goes on; a row that one backend lacks is measured with all that are asked for.
-Where ours fails the others stop, and where it does not start the part's other rounds are left, too: there is nothing to
-compare.
+The measurements are parts, the most telling first. The backends of a part are processes, each with an engine, that
+start side by side and take turns: a run of one decodes 20 steps while the others wait; a turn is a run of each, every
+second one in the reverse order. Rounds are processes anew, in the reverse order. What the record holds is not measured
+again: where the time is over, the next call goes on; a row that one backend lacks is measured with all that are asked
+for. Where ours fails the others stop, and where it does not start the part's other rounds are left, too: there is
+nothing to compare.
 
 Hosts differ from core to core and from second to second. So a loop of Python is timed on every core, at the start and
 before every eighth turn: all main threads, of which one works at a time, are put on the fastest, their other threads on
@@ -56,6 +56,7 @@ STEPS = 20  # of a run
 TURNS, MOST_TURNS, TURN_SECONDS = 8, 20, 20  # of a row
 EVEN, FAST = 1.1, 1.3  # the largest host_us of a turn over its least, and over the least of all
 CORES = 4
+CACHE_BYTES = 72 << 30  # of the GPU, for the contexts of all engines that live at once
 LEAST_SECONDS = 60  # that processes need to say anything
 OVER = "stopped: the time is over"
 # One process, no network, nothing optional.
@@ -302,7 +303,7 @@ class Worker:
                  "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "mtp": part.mtp,
                  "drafter": drafter, "steps": STEPS * (2 if part.mtp else 1),  # of which about half are accepted
                  "work": at.work, "path": f"{self.name}.jsonl", "until": until,
-                 "cpus": sorted(os.sched_getaffinity(0)) if part.mtp else host.cpus}
+                 "cache_bytes": CACHE_BYTES // len(part.backends)}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
         if part.invariant:
             environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -318,6 +319,10 @@ class Worker:
 
     def wait(self):
         """Until the engine has started, or has failed to."""
+        self._hear()
+
+    def stop(self):
+        self.until = 0
         self._hear()
 
     def ask(self, what, shape=None):
@@ -405,15 +410,15 @@ def take_turns(workers, shape, host, until):
 
 def run_together(part, number, backends, wanted, agreement, at, host, until):
     """{backend: what its process says}; agreement: the backends that are asked for it."""
-    workers, rows = {}, {}
+    rows = {}
     host.look()
-    for backend in backends:
-        if not ours_failed(workers):
-            workers[backend] = Worker(part, backend, number, wanted, backend in agreement, at, host, until)
-            if not part.mtp:  # one after another, since vLLM looks at what memory is free
-                workers[backend].wait()
-    for worker in workers.values() if part.mtp else ():  # whose memory is given, and who compile
-        worker.wait()
+    workers = {backend: Worker(part, backend, number, wanted, backend in agreement, at, host, until)
+               for backend in backends}
+    for backend in sorted(backends, key=lambda one: one != OURS):  # without ours there is nothing to compare
+        if ours_failed(workers):
+            workers.pop(backend).stop()
+        else:
+            workers[backend].wait()
     for shape in wanted:
         alive = {backend: worker for backend, worker in workers.items() if not worker.ended}
         if alive and time.time() < until - 15 and not ours_failed(workers):

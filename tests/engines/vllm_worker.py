@@ -56,8 +56,8 @@ class Engine:
                      write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
                      "load_format": "auto" if at["mtp"] else "dummy", "skip_tokenizer_init": True,
                      "dtype": "bfloat16", "seed": 1, "max_model_len": tokens,
-                     **({"kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.1} if at["mtp"] else
-                        {"gpu_memory_utilization": 0.28}),
+                     # As engines that start side by side cannot look at what memory is free.
+                     "kv_cache_memory_bytes": at["cache_bytes"], "gpu_memory_utilization": 0.1,
                      "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
@@ -398,7 +398,6 @@ def main():
     def own(cpus):
         return cpus[at["rank"]::at["gpus"]] or cpus
 
-    os.sched_setaffinity(0, own(at["cpus"]))  # of all threads that this one starts, too
     engine = Engine(at)
     torch = engine.torch
     put("engine", **machine(), start_s=round(time.monotonic() - begin, 1), **engine.describe())

@@ -197,7 +197,7 @@ class Bench(unittest.TestCase):
         self.assertEqual((rows["a"]["wall_ms"], rows["a"]["fast"]), ([1, 4], 2))
         self.assertEqual(self.take_turns([10], failing=0, TURN_SECONDS=0)[1], "ab")
 
-    def run_together(self, backends, fails, name="h16-d3"):
+    def run_together(self, backends, fails):
         """What its processes are asked for and what they found; fails: the backend and where: at its start, with a
         shape or in none, and how it ends."""
         asked, (failing, at, how) = [], fails
@@ -210,6 +210,9 @@ class Bench(unittest.TestCase):
             def wait(self):
                 asked.append((self.backend, "wait"))
                 self.ended = how if (self.backend, at) == (failing, "start") else None
+
+            def stop(self):
+                asked.append((self.backend, "stop"))
 
             def ask(self, what, shape):
                 asked.append((self.backend, what, shape.batch))
@@ -224,7 +227,7 @@ class Bench(unittest.TestCase):
 
         host = bench_vllm.Host()
         host.look = lambda: None
-        part = next(part for part in bench_vllm.PARTS if part.name == name)
+        part = next(part for part in bench_vllm.PARTS if part.name == "h16-d3")
         with mock.patch.multiple(bench_vllm, Worker=Worker, TURNS=2), contextlib.redirect_stdout(io.StringIO()) as said:
             found = bench_vllm.run_together(part, 1, backends, part.shapes, [], None, host, math.inf)
         return asked, {backend: [row["batch"] for row in rows] for backend, rows in found.items()}, said.getvalue()
@@ -232,11 +235,12 @@ class Bench(unittest.TestCase):
     def test_where_ours_fails_the_others_stop(self):
         ours, other, failed = "CUSTOM", "FLASHMLA", "CUSTOM has failed, so "
         asked, found, said = self.run_together([ours, other], (ours, "start", "exit status 1"))
-        self.assertEqual((asked, found), ([(ours, "start"), (ours, "wait")], {ours: []}))
+        self.assertEqual((asked, found), ([(ours, "start"), (other, "start"), (ours, "wait"), (other, "stop")],
+                                          {ours: []}))
         self.assertIn(failed, said)
         asked, found, said = self.run_together([other, ours], (ours, "start", "exit status 1"))
-        self.assertEqual((asked, found), ([(other, "start"), (other, "wait"), (ours, "start"), (ours, "wait")],
-                                          {other: [], ours: []}))
+        self.assertEqual((asked, found), ([(other, "start"), (ours, "start"), (ours, "wait"), (other, "stop")],
+                                          {ours: []}))
         self.assertIn(failed, said)
         asked, found, said = self.run_together([ours, other], (ours, 32, "exit status 1"))
         self.assertEqual((found, {one[2] for one in asked[4:]}), ({ours: [128], other: [128]}, {128, 32}))
@@ -247,9 +251,11 @@ class Bench(unittest.TestCase):
             whole = {ours: [128, 32, 1], other: [128, 32, 1]}
             self.assertEqual((found, said), (whole | {fails[0]: [128]} if fails[0] else whole, ""))
 
-    def test_engines_with_an_mtp_layer_start_side_by_side(self):
-        asked, _, _ = self.run_together(["CUSTOM", "CUSTOM/FLASH_ATTN_MLA"], (None, None, None), "h128-mtp3")
-        self.assertEqual([what for _, what, *_ in asked[:5]], ["start", "start", "wait", "wait", "prepare"])
+    def test_engines_start_side_by_side_and_ours_is_waited_for_first(self):
+        asked, _, _ = self.run_together(["FLASHMLA", "CUSTOM"], (None, None, None))
+        self.assertEqual([one[:2] for one in asked[:6]],
+                         [("FLASHMLA", "start"), ("CUSTOM", "start"), ("CUSTOM", "wait"), ("FLASHMLA", "wait"),
+                          ("FLASHMLA", "prepare"), ("CUSTOM", "prepare")])
 
     def test_where_ours_does_not_start_other_rounds_are_left(self):
         process = self.process
