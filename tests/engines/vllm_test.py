@@ -31,7 +31,7 @@ assert not {"vllm", "torch"} & set(sys.modules), "the package imports an engine 
 
 import torch
 from vllm.config import CUDAGraphMode, set_current_vllm_config
-from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadataBuilder
+from vllm.model_executor.layers.attention import mla_attention
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
@@ -107,12 +107,9 @@ class NoPrefill:
 
 
 def dcp_manager():
-    """What 0.33's builder wants of a layer whose context is shared. It serves prefills."""
-    try:
-        from vllm.v1.attention.ops.dcp import MLADCPManager
-    except ImportError:  # 0.26
-        return None
-    return mock.create_autospec(MLADCPManager, instance=True)
+    """What the builder wants, from 0.27 on, of a layer whose context is shared. It serves prefills."""
+    manager = getattr(mla_attention, "MLADCPManager", None)
+    return manager and mock.create_autospec(manager, instance=True)
 
 
 def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None, prefill=None):
@@ -600,16 +597,17 @@ class EngineTest(unittest.TestCase):
 
     def test_tokens_in_fp8_are_whole_ones_apart(self):
         """Whatever pages of other layers lie between."""
-        if hasattr(Backend.__mro__[1], "indexes_kv_by_block_stride"):  # 0.26
+        if hasattr(Backend.__mro__[1], "indexes_kv_by_block_stride"):  # until 0.28
             for cache, any_stride in ("auto", True), ("fp8", False):
                 with set_current_vllm_config(config_of(cache=cache)):
                     self.assertEqual(Backend.indexes_kv_by_block_stride(), any_stride)
-            return
         from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-        for dtype, alignment in (torch.bfloat16, 1), (torch.uint8, 576):
+        for dtype, alignment in ((torch.bfloat16, 1), (torch.uint8, 576)) if hasattr(Backend.__mro__[1],
+                                                                                     "customize_spec") else ():
             spec = Backend.customize_spec(MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=576, dtype=dtype))
-            self.assertEqual(spec.get_block_stride_alignment(), alignment)
+            if hasattr(spec, "block_stride_alignment"):  # from 0.31 on
+                self.assertEqual(spec.block_stride_alignment or 1, alignment)
 
     def test_heads_are_those_of_this_device(self):
         config = config_of()
@@ -711,6 +709,7 @@ class WithoutGpu:
                         mock.patch.object(torch, "zeros", unpinned(zeros)),
                         mock.patch(f"{self.MODULE}.PIN_MEMORY", False, create=True),
                         mock.patch("vllm.utils.torch_utils.PIN_MEMORY", False, create=True),
+                        mock.patch("vllm.utils.torch_utils.is_pin_memory_available", lambda: False, create=True),
                         mock.patch.object(_custom_ops, "gather_and_maybe_dequant_cache", self.gather),
                         mock.patch(f"{self.MODULE}.merge_attn_states", self.merge),
                         mock.patch(f"{self.MODULE}.mask_empty_context", self.require_masked, create=True)]
@@ -749,7 +748,7 @@ class WithoutGpu:
             output_lse.copy_(lse)
 
 
-class OthersBuilder(MLACommonMetadataBuilder):
+class OthersBuilder(mla_attention.MLACommonMetadataBuilder):
     """As one of another backend of decoding."""
 
     query_len_support, reorder_batch_threshold = Builder.query_len_support, 128

@@ -199,9 +199,12 @@ class HyperMLABackend(MLACommonBackend):
 
     @classmethod
     def customize_spec(cls, spec):
-        """0.33: tokens in FP8 are whole ones apart, whatever pages of other layers lie between."""
+        """From 0.28 on. Tokens in FP8 are whole ones apart, whatever pages of other layers lie between; before 0.31
+        these are not asked about it, and none lie there in models that have latent attention alone."""
         spec = super().customize_spec(spec)
-        return replace(spec, block_stride_alignment=LATENT + ROPE) if spec.dtype.itemsize == 1 else spec
+        if spec.dtype.itemsize == 1 and hasattr(spec, "block_stride_alignment"):
+            spec = replace(spec, block_stride_alignment=LATENT + ROPE)
+        return spec
 
     @classmethod
     def indexes_kv_by_block_stride(cls):
