@@ -468,14 +468,14 @@ VLLM_USUAL = {"layers": 8, "cache": "auto", "sparse": False, "samples": False, "
               "mtp": False}
 VLLM_KINDS = {"plain": {}, "deep": {"layers": 16}, "fp8": {"cache": "fp8"}, "fp8_queries": {"cache": "fp8+queries"},
               "sparse": {"sparse": True}, "sparse_fp8": {"sparse": True, "cache": "fp8_ds_mla"}, "two": {"gpus": 2},
-              "two_contexts": {"gpus": 2, "contexts_shared": True}, "mtp": {"mtp": True}}
+              "two_contexts": {"gpus": 2, "contexts_shared": True}, "mtp": {"mtp": True, "graphs": VLLM_DEFAULT}}
 
 
 def vllm_runs(name, graphs, kind="plain"):
     """Those of requests that have nothing in common."""
-    wanted = VLLM_USUAL | VLLM_KINDS[kind]
-    return [run for run in record(name)["runs"] if run["graphs"] == graphs
-            and all(run.get(key, VLLM_USUAL[key]) == value for key, value in wanted.items())]
+    wanted = VLLM_USUAL | {"graphs": graphs} | VLLM_KINDS[kind]
+    return [run for run in record(name)["runs"]
+            if all((VLLM_USUAL | run)[key] == value for key, value in wanted.items())]
 
 
 def vllm_decodes(run):
@@ -671,7 +671,7 @@ def vllm_samples(name="vllm"):
 def vllm_engine(name, kind="plain"):
     """Another record of vLLM's engine: graph, whole step and builder of each row without mixed drafts."""
     shapes = {}
-    for run in vllm_runs(name, VLLM_DEFAULT if kind == "mtp" else VLLM_DECODE, kind):
+    for run in vllm_runs(name, VLLM_DECODE, kind):
         for row in vllm_decodes(run):
             shape = -run["heads"], run["drafts"], row["context"], row["batch"]
             shapes.setdefault(shape, {}).setdefault(run["backend"], []).append(row)

@@ -182,7 +182,7 @@ def write_model(at, heads):
     drafts = any_drafts(at)
     own = {"num_nextn_predict_layers": 1, "hidden_size": 512, "intermediate_size": 1024} if drafts else {}
     directory = vllm_model.write_model(directory_of_models(at), heads, at.layers, CONTEXT, at.sparse,
-                                        rope_parameters=YARN, rope_scaling=YARN, **own)
+                                       rope_parameters=YARN, rope_scaling=YARN, **own)
     with open(os.path.join(directory, "config.json")) as file:
         config = json.load(file)
     checkpoint = os.path.join(directory, "model.safetensors")

@@ -301,7 +301,7 @@ class Worker:
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
                  "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
                  "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "mtp": part.mtp,
-                 "drafter": drafter, "steps": STEPS * (2 if part.mtp else 1),  # of which about half are accepted
+                 "drafter": drafter, "steps": STEPS * (2 if part.mtp else 1),  # tokens, of which such a step makes two
                  "work": at.work, "path": f"{self.name}.jsonl", "until": until,
                  "cache_bytes": CACHE_BYTES // len(part.backends)}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
@@ -323,7 +323,7 @@ class Worker:
 
     def stop(self):
         self.until = 0
-        self._hear()
+        self.end()
 
     def ask(self, what, shape=None):
         """What it finds, {} if nothing, an "error" among it; None if it has ended."""

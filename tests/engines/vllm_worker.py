@@ -56,7 +56,7 @@ class Engine:
                      write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
                      "load_format": "auto" if at["mtp"] else "dummy", "skip_tokenizer_init": True,
                      "dtype": "bfloat16", "seed": 1, "max_model_len": tokens,
-                     # As engines that start side by side cannot look at what memory is free.
+                     # Engines that start side by side cannot look at what memory is free.
                      "kv_cache_memory_bytes": at["cache_bytes"], "gpu_memory_utilization": 0.1,
                      "max_num_seqs": max(8, *batches) if batches else 8,
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,

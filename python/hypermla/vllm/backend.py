@@ -199,8 +199,8 @@ class HyperMLABackend(MLACommonBackend):
 
     @classmethod
     def customize_spec(cls, spec):
-        """From 0.28 on. Tokens in FP8 are whole ones apart, whatever pages of other layers lie between; before 0.31
-        these are not asked about it, and none lie there in models that have latent attention alone."""
+        """From 0.28 on. Tokens in FP8 are whole ones apart, whatever pages of other layers lie between: a spec knows
+        of that from 0.31 on, and until 0.28 indexes_kv_by_block_stride() says it."""
         spec = super().customize_spec(spec)
         if spec.dtype.itemsize == 1 and hasattr(spec, "block_stride_alignment"):
             spec = replace(spec, block_stride_alignment=LATENT + ROPE)
@@ -208,7 +208,8 @@ class HyperMLABackend(MLACommonBackend):
 
     @classmethod
     def indexes_kv_by_block_stride(cls):
-        """0.26: whether pages may be padded to the bytes of other layers', which need not be whole tokens in FP8."""
+        """Until 0.28: whether pages may be padded to the bytes of other layers', which in FP8 need not be whole
+        tokens."""
         config = get_current_vllm_config_or_none()
         if config is not None and config.cache_config.cache_dtype in FP8:
             return False

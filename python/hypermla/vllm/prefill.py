@@ -49,11 +49,11 @@ class Whole:
 
 
 class HyperMLAPrefill(MLAPrefillBackend):
-    """whole: of the step that is prepared; None: its layers hand over new tokens and chunks of contexts. Only layers
-    of HyperMLAImpl know of it, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
+    """whole: of the step that is built; None: its layers hand over new tokens and chunks of contexts. Only layers of
+    HyperMLAImpl know of it, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
     attend."""
 
-    whole = _taken = None
+    whole = None
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
 
@@ -111,7 +111,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
         builder is to see it, without contexts, which it would cut into chunks: more of the host's time than all else
         that it does. A cache in FP8 would round new tokens that are at hand, and how a prompt is cut must not depend on
         others where bits must not."""
-        config, self._taken = self.vllm_config, None
+        config, self.whole = self.vllm_config, None
         if (envs.VLLM_BATCH_INVARIANT or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
                 or config.parallel_config.decode_context_parallel_size > 1):
             return common
@@ -123,7 +123,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
         ends = common.seq_lens_cpu_upper_bound.numpy()[first:requests].cumsum()  # of prefills exact, by which vLLM goes
         if ends[-1] == starts[requests] - starts[first] or ends[-1] > min(len(workspace), MlaPrefill.MAX_TOKENS):
             return common
-        self._taken = ends, workspace
+        self.whole = Whole(ends, workspace)
         seen = copy.copy(common)
         seen.seq_lens_cpu_upper_bound = torch.from_numpy(queries)
         return seen
@@ -132,7 +132,6 @@ class HyperMLAPrefill(MLAPrefillBackend):
         """Plans a step's new tokens for all layers, with their contexts if `whole`."""
         super().prepare_metadata(prefill_metadata)
         self._planned = None  # the token starts of the chunk that _context is planned for
-        self.whole, self._taken = Whole(*self._taken) if self._taken else None, None
         starts = prefill_metadata.query_start_loc
         self._new_tokens.plan(starts, starts if self.whole is None else self.whole.starts)
 
