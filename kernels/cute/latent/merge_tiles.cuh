@@ -31,7 +31,15 @@ __device__ __forceinline__ float first_maximum(int row, int rows) { return row <
 
 // Named. The consumers meet apart from the producers. A team has a barrier of its own for each size of teams: nothing
 // lies between two tiles, so some warps may be at the next one's while others of them still meet for the one before.
-enum MergeBarrier { kMergeAll = 5, kMergeTeams = 6, kMergeConsumers = 13, kMergeOthers = 14, kMergeRead = 15 };
+// Between the consumers and the warp that watches each has one direction: one side arrives, the other waits. Where both
+// wait, each in code of its own, the hardware does the same, and compute-sanitizer's synccheck calls them divergent.
+enum MergeBarrier {
+  kMergeHeard = 5,  // to the warp that watches: the parts are written, and later the items are read
+  kMergeTeams = 6,
+  kMergeComplete = 13,  // to the consumers: what is known of the items' tiles
+  kMergeOthers = 14,
+  kMergeItems = 15,  // to the consumers: which items are merged; where they meet, too
+};
 __device__ __forceinline__ int barrier_of_team(int team, int number) {  // 6 | 7, 8 | 9 to 12
   return kMergeTeams - 1 + kMergeWarps / team + number;
 }
@@ -477,11 +485,12 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
   // Found anew where it is needed, which saves registers: producers have few.
   const auto items = [&] { return with.work + static_cast<long long>(block_id()) * with.rounds; };
   collect(cut, items(), 0, with);
+  named_arrive(kMergeItems, kMergeThreads);
   wait_for_previous();  // which turns the bit, too
   const auto state_of = [&](const WorkItem& item) -> MergeState& { return with.merges[item.slot - item.part]; };
   bool turned = false;  // the highest bit of `arrived`, the same for all tiles until they are complete
   if (cut.count > 0) turned = top_bit(*const_cast<volatile u64*>(&state_of(cut.items[0]).arrived));
-  named_sync(kMergeAll, kMergeThreads);  // the parts are written
+  named_sync(kMergeHeard, kMergeThreads);  // the parts are written
   if (cut.count == 0 && cut.next < 0) return;
 
   u32 left = 0;  // of the lane's tile, as it arrived last of all: thread blocks that have left
@@ -537,9 +546,9 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
       cut.inherits = any_inherits;
     }
     const int next = cut.next;
-    named_arrive(kMergeConsumers, kMergeThreads);
+    named_arrive(kMergeComplete, kMergeThreads);
     if (next < 0) return;
-    named_sync(kMergeRead, kMergeThreads);  // all have read the items
+    named_sync(kMergeHeard, kMergeThreads);  // all have read the items
     collect(cut, items(), next, with);
   }
 }
@@ -553,8 +562,9 @@ __device__ __forceinline__ void watch_tiles(CutItems& cut, const LatentArguments
 // the merged rows of a chunk and is given 512 bytes of shared memory for the warp.
 template <DType dtype, class Tile>
 __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItems& cut, MergeScratch<Tile>& scratch) {
-  named_sync(kMergeAll, kMergeThreads);  // the parts are written, and shared memory is free
-  const auto wait = [] { named_sync(kMergeConsumers, kMergeThreads); };
+  named_arrive(kMergeHeard, kMergeThreads);  // the parts are written
+  named_sync(kMergeItems, kMergeThreads);    // the items are known, and shared memory is free
+  const auto wait = [] { named_sync(kMergeComplete, kMergeThreads); };
   const int warp = uniform(threadIdx.x >> 5);
   bool first_items = true;
   if (cut.count == 0 && cut.next < 0) return;
@@ -595,7 +605,7 @@ __device__ __forceinline__ void merge_tiles(const LatentArguments& with, CutItem
       }
     }
     if (cut.next < 0) return;
-    named_sync(kMergeRead, kMergeThreads);  // all have read the items
+    named_arrive(kMergeHeard, kMergeThreads);  // all have read the items
   }
 }
 
