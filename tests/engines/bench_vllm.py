@@ -59,11 +59,13 @@ CORES = 4
 CACHE_BYTES = 72 << 30  # of the GPU, for the contexts of all engines that live at once
 LEAST_SECONDS = 60  # that processes need to say anything
 OVER = "stopped: the time is over"
-# One process, no network, nothing optional.
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
-               "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_PLUGINS": "hypermla",
-               "VLLM_USE_DEEP_GEMM": "0", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
-               "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+# One process, no network, nothing optional. One thread for PyTorch's work on the CPU, as in processes that vLLM starts:
+# several would wait for each other on the few cores that all but the main thread are put on, 0.1 s in a builder.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0",
+               "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+               "VLLM_PLUGINS": "hypermla", "VLLM_USE_DEEP_GEMM": "0", "VLLM_HOST_IP": "127.0.0.1",
+               "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false",
+               "PYTHONUNBUFFERED": "1"}
 DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
 OURS_BUT_MTP = f"{OURS}/{FLASH_ATTN}"  # behind the slash: a drafter's backend, where it is not the engine's choice

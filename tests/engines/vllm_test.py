@@ -821,7 +821,8 @@ class PrefillTest(unittest.TestCase):
             builder.chunked_prefill_workspace_size = workspace
             builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
         with mock.patch.object(MlaPrefill, "plan", autospec=True, side_effect=MlaPrefill.plan) as plan:
-            self.run_step(builder, impl, Batch(tokens, queries))
+            metadata = self.run_step(builder, impl, Batch(tokens, queries))
+        self.passes = [one.requests.stop - one.requests.start for one in metadata.prefill.prefill_backend.passes]
         return plan.call_count
 
     def test_new_prompts(self):
@@ -829,11 +830,13 @@ class PrefillTest(unittest.TestCase):
 
     def test_contexts(self):
         """Decompressed with the new tokens of all requests, by one plan for both layers, where there is room for all;
-        else apart, by two."""
+        else in passes, each with a plan for both."""
         tokens, queries = [500, 333, 131], [140, 300, 131]
         self.assertEqual(self.step(tokens, queries), 1)
+        self.assertEqual(self.passes, [3])
         self.assertEqual(self.step(tokens, queries, workspace=sum(tokens)), 1)
         self.assertEqual(self.step(tokens, queries, workspace=sum(tokens) - 1), 2)
+        self.assertEqual(self.passes, [1, 2])
         self.assertEqual(self.step(tokens, queries, cache="fp8"), 2)
         with mock.patch.dict(os.environ, VLLM_BATCH_INVARIANT="1"):
             self.assertEqual(self.step(tokens, queries), 2)
@@ -841,9 +844,21 @@ class PrefillTest(unittest.TestCase):
                                       ([400, 200, 400], [140, 200, 140], 1200),  # between those that have one
                                       ([500, 160, 160], [140] * 3, 900)):  # in two chunks, if they were apart
             self.assertEqual(self.step(tokens, queries, workspace=room), 1)
+            self.assertEqual(self.passes, [3])
         tokens, queries = [300, 480, 500, 333], [1, 128, 140, 300]  # two of these decode, and take no room
         self.assertEqual(self.step(tokens, queries, workspace=833), 1)
+        self.assertEqual(self.passes, [2])
         self.assertEqual(self.step(tokens, queries, workspace=832), 2)
+        self.assertEqual(self.passes, [1, 1])
+
+    def test_passes_have_alike_many_tokens(self):
+        """Where that takes no more of them, and all of a step's requests, which do not begin with a prefill."""
+        for tokens, queries, room, passes in (
+                ([400] * 5 + [200], [140, 150, 160, 170, 180, 200], 1600, [3, 3]),  # not the first four
+                ([160, 500, 200, 200], [160, 180, 140, 150], 700, [2, 2]),
+                ([150, 500, 200, 430], [20, 180, 140, 150], 640, [1, 2])):
+            self.assertEqual(self.step(tokens, queries, workspace=room), len(passes))
+            self.assertEqual(self.passes, passes)
 
     def test_contexts_are_those_of_their_step(self):
         """What one step takes is nothing to the next, which has none or has no room; its metadata stays as it was."""
@@ -871,8 +886,11 @@ class PrefillTest(unittest.TestCase):
 
     def test_contexts_in_chunks(self):
         """Each has a plan of its own in each layer; requests without a context, and some that have ended."""
-        plans = self.step([500, 160, 131], [140, 140, 131], workspace=256)
-        self.assertGreaterEqual(plans, 1 + 2 * 2)
+        for tokens, queries, room in (([500, 160, 131], [140, 140, 131], 256),  # no room for the first alone
+                                      ([400] * 4, [140] * 4, 600)):  # four passes where two chunks are enough
+            plans = self.step(tokens, queries, workspace=room)
+            self.assertEqual(self.passes, [])
+            self.assertGreaterEqual(plans, 1 + 2 * 2)
 
     def test_a_builder_loads_the_kernels(self):
         config = config_of()
@@ -880,7 +898,7 @@ class PrefillTest(unittest.TestCase):
         with mock.patch.object(self.Prefill, "_prefill", autospec=True, side_effect=self.Prefill._prefill) as made:
             builder_of(config, prefill=layers)
             self.assertEqual(made.call_count, 2)
-        self.assertNotIn("_new_tokens", vars(layers))
+        self.assertNotIn("_causal", vars(layers))
 
     def test_memory_is_taken_while_vllm_measures_it(self):
         """Of what is ours alone."""

@@ -87,7 +87,7 @@ class Interface(unittest.TestCase):
 
     def gathered(self):
         """What the plug-in gives to vLLM's gather of the tokens of a cache."""
-        return {one.arg for node in ast.walk(FUNCTIONS["Whole"]["gather"]) if isinstance(node, ast.Call)
+        return {one.arg for node in ast.walk(FUNCTIONS["Pass"]["gather"]) if isinstance(node, ast.Call)
                 and ast.unparse(node.func) == f"ops.{GATHER}" for one in node.keywords}
 
     def test_a_changed_method_is_noticed(self):

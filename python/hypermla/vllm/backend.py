@@ -536,15 +536,22 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         prefill = attn_metadata.prefill
         backend = prefill.prefill_backend
         self._keys_in_parts = isinstance(backend, HyperMLAPrefill)
-        if self._keys_in_parts and backend.whole is not None:
-            rows = backend.whole.gather(prefill.block_table, kv_c_and_k_pe_cache, self.kv_cache_dtype, k_scale)
-            kv_c_normed, k_pe = rows[:, :LATENT], rows[:, None, LATENT:]
-        elif not self._keys_in_parts or prefill.chunked_context is not None:
+        if not self._keys_in_parts or prefill.chunked_context is not None:
             return super().forward_mha(q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output,
                                        output_scale)
-        decompressed = self.kv_b_proj(kv_c_normed)[0].view(-1, self.num_heads, NOPE + VALUE)
-        backend.run_prefill_new_tokens(q, (decompressed[..., :NOPE], k_pe), decompressed[..., NOPE:], False,
-                                       out=output.view(-1, self.num_heads, VALUE))
+        out = output.view(-1, self.num_heads, VALUE)
+        for number, one in enumerate(backend.passes):
+            rows = one.gather(prefill.block_table, kv_c_and_k_pe_cache, self.kv_cache_dtype, k_scale)
+            keys, values = self._decompressed(rows[:, :LATENT], rows[:, None, LATENT:])
+            backend.run_pass(number, q[one.queries], keys, values, out[one.queries])
+        if not backend.passes:
+            keys, values = self._decompressed(kv_c_normed, k_pe)
+            backend.run_prefill_new_tokens(q, keys, values, False, out=out)
+
+    def _decompressed(self, latents, rope):
+        """Keys, in two parts, and values."""
+        both = self.kv_b_proj(latents)[0].view(-1, self.num_heads, NOPE + VALUE)
+        return (both[..., :NOPE], rope), both[..., NOPE:]
 
     def _concat_k_nope_k_pe(self, k_nope, k_pe):
         """What vLLM's forward_mha() hands to the backend of prefills as keys."""

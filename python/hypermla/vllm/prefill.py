@@ -1,13 +1,14 @@
 """vLLM's backend of prefills (`mla_prefill_backend` of its attention_config) over MlaPrefill: 0.26 to 0.33 by one code
-path. New tokens see each other causally. What the cache holds of their requests is decompressed with them where there
-is room for all (Whole); else it comes in chunks, which all of them see, and vLLM merges the parts by their
-log-sum-exps.
+path. New tokens see each other causally. What the cache holds of their requests is decompressed with them in passes
+of as many requests as there is room for; where one has none alone it comes in chunks, which all of them see, and vLLM
+merges the parts by their log-sum-exps.
 """
 
 import copy
 import functools
 from typing import ClassVar
 
+import numpy as np
 import torch
 import vllm._custom_ops as ops
 from vllm import envs
@@ -22,38 +23,69 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 logger = init_logger("vllm.hypermla")
 
 
-class Whole:
-    """Of a step, its requests' tokens, contexts included, which the cache holds when a layer attends: one gather, one
-    projection and one attention are enough for them, where chunks of contexts have one of each beside those of the new
-    tokens, and a merge."""
+class Pass:
+    """Of a step, neighbouring requests with all of their tokens, contexts included, which the cache holds when a layer
+    attends: one gather, one projection and one attention are enough for them, where chunks of contexts have one of each
+    beside those of the new tokens, and a merge."""
 
-    def __init__(self, ends, workspace):
-        """ends: in an array of NumPy, of the tokens of each request, of which the workspace has rows for all."""
-        device = workspace.device
-        starts = torch.zeros(len(ends) + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        starts[1:] = torch.from_numpy(ends)
-        self.starts = starts.to(device, non_blocking=True)  # of the tokens of each request
-        self._tokens, self._rows, self._requests = int(ends[-1]), workspace, None
+    def __init__(self, requests, query_starts, token_starts, workspace):
+        """requests: a slice of a step's prefills, whose queries and tokens all start where those arrays of NumPy say;
+        the workspace has rows for the tokens of these."""
+        device, own = workspace.device, slice(requests.start, requests.stop + 1)
+        starts = torch.zeros((2, own.stop - own.start), dtype=torch.int32, pin_memory=device.type == "cuda")
+        host, begin, end = starts.numpy(), int(query_starts[requests.start]), int(query_starts[requests.stop])
+        host[0], host[1] = query_starts[own] - begin, token_starts[own] - token_starts[requests.start]
+        self.requests, self.queries = requests, slice(begin, end)
+        self.query_starts, self.token_starts = starts.to(device, non_blocking=True).unbind()
+        self._tokens, self._rows, self._request_of = int(host[1, -1]), workspace, None
 
     def gather(self, block_table, cache, kind, scale):
         """[tokens, 576] of a layer's cache, of that kind."""
-        if self._requests is None:  # of each token, for all layers
-            at = torch.arange(self._tokens, dtype=torch.int32, device=self.starts.device)
-            self._requests = torch.searchsorted(self.starts[1:], at, right=True, out_int32=True)
-            self._begins = torch.zeros_like(self.starts[1:])
+        if self._request_of is None:  # each token, for all layers
+            at = torch.arange(self._tokens, dtype=torch.int32, device=self.token_starts.device)
+            self._request_of = torch.searchsorted(self.token_starts[1:], at, right=True, out_int32=True)
+            self._begins = torch.zeros_like(self.token_starts[1:])
         ops.gather_and_maybe_dequant_cache(
-            src_cache=cache, dst=self._rows, block_table=block_table, cu_seq_lens=self.starts,
-            token_to_seq=self._requests, num_tokens=self._tokens, kv_cache_dtype=kind, scale=scale,
+            src_cache=cache, dst=self._rows, block_table=block_table[self.requests], cu_seq_lens=self.token_starts,
+            token_to_seq=self._request_of, num_tokens=self._tokens, kv_cache_dtype=kind, scale=scale,
             seq_starts=self._begins)
         return self._rows[:self._tokens]
 
 
+def _runs(tokens, most):
+    """Slices of neighbours, each of at most `most` tokens, if a single one has no more, and as long as may be."""
+    begins, held = [0], 0
+    for i, own in enumerate(tokens.tolist()):
+        if held and held + own > most:
+            begins.append(i)
+            held = 0
+        held += own
+    return [slice(*ends) for ends in zip(begins, [*begins[1:], len(tokens)])]
+
+
+def _passes(tokens, contexts, room):
+    """Slices of requests, as few as have room for their tokens, and alike where that takes no more of them. None where
+    one alone has no room, or where they are more than vLLM's attentions to new tokens and to chunks, which have
+    room / requests of each context."""
+    total = int(tokens.sum())
+    if total <= room:
+        return [slice(0, len(tokens))]
+    longest = int(tokens.max())
+    if longest > room:
+        return []
+    fewest = _runs(tokens, room)
+    if (len(fewest) - 2) * room >= contexts.max() * (contexts > 0).sum():
+        return []
+    alike = _runs(tokens, min(max(longest, -(-total // len(fewest)) + longest // 2), room))
+    return alike if len(alike) == len(fewest) else fewest
+
+
 class HyperMLAPrefill(MLAPrefillBackend):
-    """whole: of the step that is built; None: its layers hand over new tokens and chunks of contexts. Only layers of
-    HyperMLAImpl know of it, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
+    """passes: of the step that is built; none: its layers hand over new tokens and chunks of contexts. Only layers of
+    HyperMLAImpl know of them, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
     attend."""
 
-    whole = None
+    passes = ()
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
         MLADimensions(qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE)]
 
@@ -85,13 +117,14 @@ class HyperMLAPrefill(MLAPrefillBackend):
     def clone(self):
         """The one that a builder of steps keeps: its kernels are loaded now, not when the first prompt waits."""
         made = super().clone()
-        new_tokens, _ = made._new_tokens, made._context
+        [new_tokens], _ = made._causal, made._context
         logger.info_once("HyperMLA prefills new tokens: %s", new_tokens.explain())
         return made
 
     @functools.cached_property
-    def _new_tokens(self):
-        return self._prefill(causal=True)
+    def _causal(self):
+        """Of new tokens, or the first pass; then those of the others, made when there are some, each of 64 KB."""
+        return [self._prefill(causal=True)]
 
     @functools.cached_property
     def _context(self):
@@ -107,11 +140,11 @@ class HyperMLAPrefill(MLAPrefillBackend):
 
     def take_contexts(self, common, threshold, workspace):
         """Before vLLM's builder makes a step whose requests of more than `threshold` queries, behind all others, are
-        prefills: if these have contexts, and the workspace has room for all of their tokens, returns the step as that
+        prefills: if these have contexts, and the workspace has room for passes of them, returns the step as that
         builder is to see it, without contexts, which it would cut into chunks: more of the host's time than all else
-        that it does. A cache in FP8 would round new tokens that are at hand, and how a prompt is cut must not depend on
-        others where bits must not."""
-        config, self.whole = self.vllm_config, None
+        that it does. Chunks stay where there are no passes, in FP8, which would round new tokens that are at hand, and
+        where bits must not depend on others, as the cuts of a prompt would."""
+        config, self.passes = self.vllm_config, ()
         if (envs.VLLM_BATCH_INVARIANT or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
                 or config.parallel_config.decode_context_parallel_size > 1):
             return common
@@ -120,26 +153,39 @@ class HyperMLAPrefill(MLAPrefillBackend):
         first = int((queries > threshold).argmax())
         if queries[first] <= threshold:
             return common
-        ends = common.seq_lens_cpu_upper_bound.numpy()[first:requests].cumsum()  # of prefills exact, by which vLLM goes
-        if ends[-1] == starts[requests] - starts[first] or ends[-1] > min(len(workspace), MlaPrefill.MAX_TOKENS):
+        tokens = common.seq_lens_cpu_upper_bound.numpy()[first:requests]  # of prefills exact, by which vLLM goes
+        query_starts, token_starts = starts[first:requests + 1] - starts[first], np.append(0, tokens.cumsum())
+        if token_starts[-1] == query_starts[-1]:
             return common
-        self.whole = Whole(ends, workspace)
+        cut = _passes(tokens, tokens - queries[first:], min(len(workspace), MlaPrefill.MAX_TOKENS))
+        if not cut:
+            return common
+        self.passes = [Pass(of, query_starts, token_starts, workspace) for of in cut]
         seen = copy.copy(common)
         seen.seq_lens_cpu_upper_bound = torch.from_numpy(queries)
         return seen
 
     def prepare_metadata(self, prefill_metadata):
-        """Plans a step's new tokens for all layers, with their contexts if `whole`."""
+        """Plans a step's new tokens, or its passes, for all layers."""
         super().prepare_metadata(prefill_metadata)
         self._planned = None  # the token starts of the chunk that _context is planned for
         starts = prefill_metadata.query_start_loc
-        self._new_tokens.plan(starts, starts if self.whole is None else self.whole.starts)
+        while len(self._causal) < len(self.passes):
+            self._causal.append(self._prefill(causal=True))
+        for prefill, one in zip(self._causal, self.passes):
+            prefill.plan(one.query_starts, one.token_starts)
+        if not self.passes:
+            self._causal[0].plan(starts, starts)
+
+    def run_pass(self, number, q, k, v, out):
+        """Attention of a pass's queries over its tokens; as run_prefill_new_tokens()."""
+        self._run(self._causal[number], q, k, v, out)
 
     def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
         """q, k: [tokens, heads, 192], k also as the pair [tokens, heads, 128] and [tokens, 1, 64]; v: [tokens, heads,
         128]; any strides. Returns the output [tokens, heads, 128] and, if it is asked for, the log-sum-exp [heads,
         tokens] in the natural logarithm."""
-        o, lse = self._run(self._new_tokens, q, k, v, out)
+        o, lse = self._run(self._causal[0], q, k, v, out)
         return (o, lse) if return_softmax_lse else o
 
     def run_prefill_context_chunk(self, q, k, v, chunk=None, chunk_idx=None, out=None):
