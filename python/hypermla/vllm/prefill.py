@@ -6,9 +6,9 @@ merges the parts by their log-sum-exps.
 
 import copy
 import functools
+import itertools
 from typing import ClassVar
 
-import numpy as np
 import torch
 import vllm._custom_ops as ops
 from vllm import envs
@@ -29,15 +29,15 @@ class Pass:
     beside those of the new tokens, and a merge."""
 
     def __init__(self, requests, query_starts, token_starts, workspace):
-        """requests: a slice of a step's prefills, whose queries and tokens all start where those arrays of NumPy say;
-        the workspace has rows for the tokens of these."""
+        """requests: a slice of a step's prefills, whose queries and tokens all start where those lists say; the
+        workspace has rows for the tokens of these."""
         device, own = workspace.device, slice(requests.start, requests.stop + 1)
-        starts = torch.zeros((2, own.stop - own.start), dtype=torch.int32, pin_memory=device.type == "cuda")
-        host, begin, end = starts.numpy(), int(query_starts[requests.start]), int(query_starts[requests.stop])
-        host[0], host[1] = query_starts[own] - begin, token_starts[own] - token_starts[requests.start]
-        self.requests, self.queries = requests, slice(begin, end)
+        query_starts, token_starts = query_starts[own], token_starts[own]
+        from_zero = [[at - starts[0] for at in starts] for starts in (query_starts, token_starts)]
+        starts = torch.tensor(from_zero, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.requests, self.queries = requests, slice(query_starts[0], query_starts[-1])
         self.query_starts, self.token_starts = starts.to(device, non_blocking=True).unbind()
-        self._tokens, self._rows, self._request_of = int(host[1, -1]), workspace, None
+        self._tokens, self._rows, self._request_of = from_zero[1][-1], workspace, None
 
     def gather(self, block_table, cache, kind, scale):
         """[tokens, 576] of a layer's cache, of that kind."""
@@ -55,7 +55,7 @@ class Pass:
 def _runs(tokens, most):
     """Slices of neighbours, each of at most `most` tokens, if a single one has no more, and as long as may be."""
     begins, held = [0], 0
-    for i, own in enumerate(tokens.tolist()):
+    for i, own in enumerate(tokens):
         if held and held + own > most:
             begins.append(i)
             held = 0
@@ -63,18 +63,17 @@ def _runs(tokens, most):
     return [slice(*ends) for ends in zip(begins, [*begins[1:], len(tokens)])]
 
 
-def _passes(tokens, contexts, room):
+def _passes(tokens, queries, room):
     """Slices of requests, as few as have room for their tokens, and alike where that takes no more of them. None where
     one alone has no room, or where they are more than vLLM's attentions to new tokens and to chunks, which have
     room / requests of each context."""
-    total = int(tokens.sum())
+    total, longest = sum(tokens), max(tokens)
     if total <= room:
         return [slice(0, len(tokens))]
-    longest = int(tokens.max())
     if longest > room:
         return []
-    fewest = _runs(tokens, room)
-    if (len(fewest) - 2) * room >= contexts.max() * (contexts > 0).sum():
+    fewest, contexts = _runs(tokens, room), [of - new for of, new in zip(tokens, queries) if of > new]
+    if (len(fewest) - 2) * room >= max(contexts) * len(contexts):
         return []
     alike = _runs(tokens, min(max(longest, -(-total // len(fewest)) + longest // 2), room))
     return alike if len(alike) == len(fewest) else fewest
@@ -138,31 +137,38 @@ class HyperMLAPrefill(MLAPrefillBackend):
                           batch_invariant=envs.VLLM_BATCH_INVARIANT,
                           device=config.device_config.device)
 
+    @functools.cached_property
+    def _may_pass(self):
+        """Whether contexts may come in passes: not in FP8, which would round new tokens that are at hand, and not where
+        bits must not depend on others, as the cuts of a prompt would."""
+        config = self.vllm_config
+        return (not envs.VLLM_BATCH_INVARIANT and config.cache_config.cache_dtype in ("auto", "bfloat16", "float16")
+                and config.parallel_config.decode_context_parallel_size == 1)
+
     def take_contexts(self, common, threshold, workspace):
         """Before vLLM's builder makes a step whose requests of more than `threshold` queries, behind all others, are
         prefills: if these have contexts, and the workspace has room for passes of them, returns the step as that
         builder is to see it, without contexts, which it would cut into chunks: more of the host's time than all else
-        that it does. Chunks stay where there are no passes, in FP8, which would round new tokens that are at hand, and
-        where bits must not depend on others, as the cuts of a prompt would."""
-        config, self.passes = self.vllm_config, ()
-        if (envs.VLLM_BATCH_INVARIANT or config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16")
-                or config.parallel_config.decode_context_parallel_size > 1):
+        that it does."""
+        self.passes = ()
+        if not self._may_pass:
             return common
-        requests, starts = common.num_reqs, common.query_start_loc_cpu.numpy()
-        queries = starts[1:requests + 1] - starts[:requests]
-        first = int((queries > threshold).argmax())
-        if queries[first] <= threshold:
+        # Lists, since a call of NumPy or PyTorch takes longer than a few requests do.
+        count, starts = common.num_reqs, common.query_start_loc_cpu.tolist()
+        tokens = common.seq_lens_cpu_upper_bound.tolist()  # of prefills exact, by which vLLM goes
+        first = next((i for i in range(count) if starts[i + 1] - starts[i] > threshold), count)
+        starts, tokens = starts[first:count + 1], tokens[first:count]
+        queries = [end - begin for begin, end in zip(starts, starts[1:])]
+        if tokens == queries:
             return common
-        tokens = common.seq_lens_cpu_upper_bound.numpy()[first:requests]  # of prefills exact, by which vLLM goes
-        query_starts, token_starts = starts[first:requests + 1] - starts[first], np.append(0, tokens.cumsum())
-        if token_starts[-1] == query_starts[-1]:
+        passes = _passes(tokens, queries, min(len(workspace), MlaPrefill.MAX_TOKENS))
+        if not passes:
             return common
-        cut = _passes(tokens, tokens - queries[first:], min(len(workspace), MlaPrefill.MAX_TOKENS))
-        if not cut:
-            return common
-        self.passes = [Pass(of, query_starts, token_starts, workspace) for of in cut]
+        begin, token_starts = starts[0], [0, *itertools.accumulate(tokens)]
+        starts = [at - begin for at in starts]
+        self.passes = [Pass(of, starts, token_starts, workspace) for of in passes]
         seen = copy.copy(common)
-        seen.seq_lens_cpu_upper_bound = torch.from_numpy(queries)
+        seen.seq_lens_cpu_upper_bound = common.query_start_loc_cpu.diff()
         return seen
 
     def prepare_metadata(self, prefill_metadata):
