@@ -877,6 +877,16 @@ class PrefillTest(unittest.TestCase):
                 builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:workspace]
             self.run_step(builder, impl, Batch(tokens, [140, 300]))
 
+    def test_decodes_have_no_passes(self):
+        """Of which vLLM may not say how long they are."""
+        config = config_of()
+        builder = builder_of(config, prefill=self.made(config), impl=self.impl_of(config))
+        common = Batch([300, 480], [1, 128]).common()
+        common.seq_lens_cpu_upper_bound = None
+        prefill = builder._prefill_backend
+        self.assertIs(prefill.take_contexts(common, 128, builder.chunked_prefill_workspace), common)
+        self.assertEqual(len(prefill.passes), 0)
+
     def test_contexts_beside_another_backend_of_decoding(self):
         """Whose layers know nothing of tokens that are gathered."""
         with mock.patch.multiple(Impl, forward_mha=Impl.__mro__[1].forward_mha,

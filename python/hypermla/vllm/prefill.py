@@ -155,10 +155,12 @@ class HyperMLAPrefill(MLAPrefillBackend):
             return common
         # Lists, since a call of NumPy or PyTorch takes longer than a few requests do.
         count, starts = common.num_reqs, common.query_start_loc_cpu.tolist()
-        tokens = common.seq_lens_cpu_upper_bound.tolist()  # of prefills exact, by which vLLM goes
-        first = next((i for i in range(count) if starts[i + 1] - starts[i] > threshold), count)
-        starts, tokens = starts[first:count + 1], tokens[first:count]
+        first = next((i for i in range(count) if starts[i + 1] - starts[i] > threshold), None)
+        if first is None:
+            return common
+        starts = starts[first:count + 1]
         queries = [end - begin for begin, end in zip(starts, starts[1:])]
+        tokens = common.seq_lens_cpu_upper_bound.tolist()[first:count]  # of prefills exact, by which vLLM goes
         if tokens == queries:
             return common
         passes = _passes(tokens, queries, min(len(workspace), MlaPrefill.MAX_TOKENS))
