@@ -106,6 +106,7 @@ BOTH = shapes((32, 128), (4096,), (False, True))
 SAMPLES = shapes((64, 128, 512), (8192,))
 LISTS = shapes((1, 32, 128), (8192,))  # of 2048 tokens
 LONG = shapes((1, 8), (65536,)) + shapes((32,), (8192,))
+BEHIND = shapes((1, 8), (8192,), new=512)
 PROMPTS = (shapes((1, 8), (8192, 32768), new=512) + shapes((1,), (0,), new=16384) + shapes((1, 8), (0,), new=2048)
            + shapes((64,), (0,), new=256))
 PARTS = (
@@ -140,6 +141,8 @@ PARTS = (
     Part("h16-d3-default", 16, 3, BOTH, (OURS,), DEFAULT_GRAPHS, rounds=1),
     Part("h128-prompts", 128, 0, PROMPTS),
     Part("h16-prompts", 16, 0, PROMPTS),
+    Part("h128-prompts-fp8", 128, 0, BEHIND, (OURS, FLASHMLA), rounds=1, cache="fp8"),
+    Part("h16-prompts-fp8", 16, 0, BEHIND, (OURS, FLASHMLA), rounds=1, cache="fp8"),
     Part("h128-mtp3", 128, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
     Part("h16-mtp3", 16, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
     Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),

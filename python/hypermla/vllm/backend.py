@@ -542,6 +542,8 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         out = output.view(-1, self.num_heads, VALUE)
         for number, one in enumerate(backend.passes):
             rows = one.gather(prefill.block_table, kv_c_and_k_pe_cache, self.kv_cache_dtype, k_scale)
+            if self.kv_cache_dtype in FP8:
+                one.put_new(kv_c_normed, k_pe)
             keys, values = self._decompressed(rows[:, :LATENT], rows[:, None, LATENT:])
             backend.run_pass(number, q[one.queries], keys, values, out[one.queries])
         if not backend.passes:

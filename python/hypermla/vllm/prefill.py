@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 
 from hypermla._planned import HOPPER
-from hypermla.mla_decode import ROPE
+from hypermla.mla_decode import LATENT, ROPE
 from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 logger = init_logger("vllm.hypermla")
@@ -37,19 +37,38 @@ class Pass:
         starts = torch.tensor(from_zero, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.requests, self.queries = requests, slice(query_starts[0], query_starts[-1])
         self.query_starts, self.token_starts = starts.to(device, non_blocking=True).unbind()
-        self._tokens, self._rows, self._request_of = from_zero[1][-1], workspace, None
+        self._tokens, self._rows = from_zero[1][-1], workspace
+
+    @functools.cached_property
+    def _request_of(self):
+        """Of each token, for all layers."""
+        at = torch.arange(self._tokens, dtype=torch.int32, device=self.token_starts.device)
+        return torch.searchsorted(self.token_starts[1:], at, right=True, out_int32=True)
+
+    @functools.cached_property
+    def _begins(self):
+        return torch.zeros_like(self.token_starts[1:])
+
+    @functools.cached_property
+    def _row_of(self):
+        """Of each new token, behind its request's context."""
+        at = torch.arange(self.queries.stop - self.queries.start, device=self.query_starts.device)
+        request = torch.searchsorted(self.query_starts[1:], at, right=True)
+        return at + (self.token_starts - self.query_starts)[1:][request]
 
     def gather(self, block_table, cache, kind, scale):
         """[tokens, 576] of a layer's cache, of that kind."""
-        if self._request_of is None:  # each token, for all layers
-            at = torch.arange(self._tokens, dtype=torch.int32, device=self.token_starts.device)
-            self._request_of = torch.searchsorted(self.token_starts[1:], at, right=True, out_int32=True)
-            self._begins = torch.zeros_like(self.token_starts[1:])
         ops.gather_and_maybe_dequant_cache(
             src_cache=cache, dst=self._rows, block_table=block_table[self.requests], cu_seq_lens=self.token_starts,
             token_to_seq=self._request_of, num_tokens=self._tokens, kv_cache_dtype=kind, scale=scale,
             seq_starts=self._begins)
         return self._rows[:self._tokens]
+
+    def put_new(self, latents, rope):
+        """In place of what gather() found of them: the step's new tokens [tokens, 512] and [tokens, 1, 64], where the
+        cache has rounded ones."""
+        self._rows[:, :LATENT].index_copy_(0, self._row_of, latents[self.queries])
+        self._rows[:, LATENT:].index_copy_(0, self._row_of, rope[self.queries, 0])
 
 
 def _runs(tokens, most):
@@ -139,11 +158,9 @@ class HyperMLAPrefill(MLAPrefillBackend):
 
     @functools.cached_property
     def _may_pass(self):
-        """Whether contexts may come in passes: not in FP8, which would round new tokens that are at hand, and not where
-        bits must not depend on others, as the cuts of a prompt would."""
-        config = self.vllm_config
-        return (not envs.VLLM_BATCH_INVARIANT and config.cache_config.cache_dtype in ("auto", "bfloat16", "float16")
-                and config.parallel_config.decode_context_parallel_size == 1)
+        """Whether contexts may come in passes: not where bits must not depend on others, as the cuts of a prompt would,
+        nor where other GPUs have parts of them."""
+        return not envs.VLLM_BATCH_INVARIANT and self.vllm_config.parallel_config.decode_context_parallel_size == 1
 
     def take_contexts(self, common, threshold, workspace):
         """Before vLLM's builder makes a step whose requests of more than `threshold` queries, behind all others, are
