@@ -2,14 +2,15 @@
 # The checks that only a GPU can make, on a machine with nothing but its driver and Python: scripts/pack_gpu_checks.sh
 # packs the rest elsewhere. From a checkout of the same commit in which gpu_checks.tar.xz was unpacked:
 #
-#   scripts/gpu_checks.sh                            # all steps
+#   scripts/gpu_checks.sh                            # all steps but sanitize
 #   scripts/gpu_checks.sh --out=/tmp/out unit runs   # some; logs and records go to /tmp/out, else to out/gpu_checks
 #   scripts/gpu_checks.sh --list                     # what each step would do
 #
-#   unit    the unit tests that are skipped without a GPU
-#   verify  `hypermla verify` of the kernels whose records do not match; verified.json in the output folder has all
-#   python  the tests and examples of the Python package on a GPU; they need PyTorch
-#   runs    tests/attack/decode_runs.py, 10000 runs; it needs PyTorch
+#   unit      the unit tests that are skipped without a GPU
+#   verify    `hypermla verify` of the kernels whose records do not match; verified.json in the output folder has all
+#   python    the tests and examples of the Python package on a GPU; they need PyTorch
+#   runs      tests/attack/decode_runs.py, 10000 runs; it needs PyTorch
+#   sanitize  compute-sanitizer's memcheck and synccheck over unit tests of attention; only where it is asked for
 #
 # What is timed runs alone, the rest side by side, everything with a limit. A table comes last; the exit status is 1
 # when something failed. See docs/gpu-checks.md.
@@ -25,6 +26,9 @@ tests='?*OnAGpu.*:*OnHopper.*:SparseDecode.AGpu*'  # that only work on a GPU
 timed='Counters.*:Sampling.*:Timeline.*:Metrics.*'
 concurrent='ConcurrentOnAGpu.*'  # timed, too; a process that has read counters gets no green contexts
 large='*Beyond32Bits'
+attention='DecodeOnHopper.*:*LatentOnHopper.*:MlaPrefillOnHopper.*:SharedPrefixOnHopper.*:SparseDecode.AGpu*'
+# Of v3, whose phases that nobody waits for synccheck takes for faults: docs/log/cute-flash-mla.md.
+unwaited='SparseDecode.AGpuRunsCommandsOverCachesInFp8'
 shards=6 lanes=3
 
 out=$root/out/gpu_checks list='' steps=()
@@ -33,8 +37,8 @@ for word in "$@"; do
     -h | --help) exec sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$file" ;;
     --out=?*) out=${word#*=} ;;
     --list) list=1 ;;
-    unit | verify | python | runs) steps+=("$word") ;;
-    *) die "there is no step '$word'; choose among unit, verify, python and runs, or see --help" ;;
+    unit | verify | python | runs | sanitize) steps+=("$word") ;;
+    *) die "there is no step '$word'; choose among unit, verify, python, runs and sanitize, or see --help" ;;
   esac
 done
 ((${#steps[@]})) || steps=(unit verify python runs)
@@ -57,7 +61,12 @@ if [[ $list ]]; then
     printf 'python  %s\n' tests/package/{compat,torch}_test.py examples/python/{sparse,mla}_layer.py
   fi
   if wanted runs; then echo "runs    tests/attack/decode_runs.py"; fi
+  if wanted sanitize; then echo "sanitize $attention"; fi
   exit
+fi
+if wanted sanitize; then
+  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) ||
+    die "compute-sanitizer is not found; install the CUDA toolkit, or add the folder of that program to PATH"
 fi
 
 # Unit tests look for the checkout where they were compiled.
@@ -120,6 +129,18 @@ if wanted python; then
   check python mla_layer 60 python3 examples/python/mla_layer.py
 fi
 wait
+# sanitize TOOL FILTER
+sanitize() {
+  for ((shard = 0; shard < shards; ++shard)); do
+    (cd "$build" && check sanitize "$1-$shard" 300 env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
+      "$sanitizer" --tool "$1" --error-exitcode 1 --print-limit 20 tests/unit_tests --gtest_filter="$2") &
+  done
+  wait
+}
+if wanted sanitize; then
+  sanitize memcheck "$attention-$large"
+  sanitize synccheck "$attention-$large:$unwaited"
+fi
 if wanted runs; then check runs decode_runs 120 python3 tests/attack/decode_runs.py --runs=10000; fi
 
 # Every kernel's record from the file that its own run wrote.

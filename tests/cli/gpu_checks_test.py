@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -46,8 +47,8 @@ class GpuChecks(CommandCase):
     def test_help_names_steps_and_files(self):
         for words in (["--help"], ["-h"]):
             said = self.script("gpu_checks.sh", *words).stdout
-            self.assertEqual(re.findall(r"^  (\w+)   ? ?[^ ]", said, re.MULTILINE),
-                             ["unit", "verify", "python", "runs"])
+            self.assertEqual(re.findall(r"^  (\w+)  +[^ ]", said, re.MULTILINE),
+                             ["unit", "verify", "python", "runs", "sanitize"])
             self.assertIn("gpu_checks.tar.xz", self.script("pack_gpu_checks.sh", *words).stdout)
 
     def test_a_list_names_the_kernels_whose_records_do_not_match(self):
@@ -72,9 +73,17 @@ class GpuChecks(CommandCase):
                          [["verify", "cutile.mla.prefix_decompression"]])
         self.assertEqual(listed("pack_gpu_checks.sh"), after)
         self.assertEqual(list(dict(listed("gpu_checks.sh", "runs", "unit"))), ["unit", "runs"])
+        self.assertEqual(list(dict(listed("gpu_checks.sh", "sanitize"))), ["sanitize"])
 
     def test_refusals(self):
         self.assertIn("no step 'verfy'", self.script("gpu_checks.sh", "verfy", status=2).stderr)
+        bare = self.directory / "bare"  # of all that is needed but one program
+        bare.mkdir()
+        for name in ("bash", "dirname", "readlink", "awk"):
+            (bare / name).symlink_to(shutil.which(name))
+        if not pathlib.Path("/usr/local/cuda/bin/compute-sanitizer").exists():
+            self.assertIn("compute-sanitizer is not found",
+                          self.script("gpu_checks.sh", "sanitize", status=2, PATH=str(bare)).stderr)
         nothing = self.script("gpu_checks.sh", status=2, HYPERMLA_TEST_BUILD=str(self.directory)).stderr
         self.assertIn("unpack gpu_checks.tar.xz", nothing)
         self.assertIn("say the folder", self.script("pack_gpu_checks.sh", status=1).stderr)
@@ -122,6 +131,21 @@ class GpuChecks(CommandCase):
                          {"unit large", "verify cute.mla.b"})
         self.assertIn("FAILED Suite.Fails\n", (out / "table.txt").read_text())
         self.assertIn("verifying cute.mla.b", (out / "verify.log").read_text())
+
+    def test_sanitizers_run_unit_tests(self):
+        """memcheck over all of them, and both fail with what they find."""
+        tools = self.directory / "tools"
+        tools.mkdir()
+        sanitizer = tools / "compute-sanitizer"
+        sanitizer.write_text('#!/bin/bash\n[[ $FAIL != "$2" ]] && exec "${@:7}"\n')
+        sanitizer.chmod(0o755)
+        path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+        _, table = self.check("sanitize", **path)
+        self.assertEqual(set(table.values()), {"passed"})
+        self.assertEqual({name.split("-")[0] for name in table}, {"sanitize memcheck", "sanitize synccheck"})
+        _, table = self.check("sanitize", status=1, FAIL="synccheck", **path)
+        failed = {name.split("-")[0] for name, said in table.items() if said == "FAILED"}
+        self.assertEqual(failed, {"sanitize synccheck"})
 
 
 if __name__ == "__main__":
