@@ -42,8 +42,7 @@ class Pass:
     @functools.cached_property
     def _request_of(self):
         """Of each token, for all layers."""
-        at = torch.arange(self._tokens, dtype=torch.int32, device=self.token_starts.device)
-        return torch.searchsorted(self.token_starts[1:], at, right=True, out_int32=True)
+        return _requests_of(self.token_starts, self._tokens)
 
     @functools.cached_property
     def _begins(self):
@@ -52,9 +51,9 @@ class Pass:
     @functools.cached_property
     def _row_of(self):
         """Of each new token, behind its request's context."""
-        at = torch.arange(self.queries.stop - self.queries.start, device=self.query_starts.device)
-        request = torch.searchsorted(self.query_starts[1:], at, right=True)
-        return at + (self.token_starts - self.query_starts)[1:][request]
+        count = self.queries.stop - self.queries.start
+        behind = (self.token_starts - self.query_starts)[1:]
+        return torch.arange(count, device=behind.device) + behind[_requests_of(self.query_starts, count)]
 
     def gather(self, block_table, cache, kind, scale):
         """[tokens, 576] of a layer's cache, of that kind."""
@@ -69,6 +68,12 @@ class Pass:
         cache has rounded ones."""
         self._rows[:, :LATENT].index_copy_(0, self._row_of, latents[self.queries])
         self._rows[:, LATENT:].index_copy_(0, self._row_of, rope[self.queries, 0])
+
+
+def _requests_of(starts, count):
+    """The request of each of `count` tokens, which start there."""
+    at = torch.arange(count, dtype=torch.int32, device=starts.device)
+    return torch.searchsorted(starts[1:], at, right=True, out_int32=True)
 
 
 def _runs(tokens, most):
