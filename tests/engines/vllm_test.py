@@ -815,7 +815,7 @@ class PrefillTest(unittest.TestCase):
 
     def step(self, tokens, queries, workspace=None, cache="auto", ours=True):
         config = config_of()
-        config.cache_config.cache_dtype, config.scheduler_config.max_num_batched_tokens = cache, 8192
+        config.cache_config.cache_dtype = cache
         impl = self.impl_of(config)
         builder = builder_of(config, prefill=self.made(config), impl=impl, kind=Builder if ours else OthersBuilder)
         if workspace:

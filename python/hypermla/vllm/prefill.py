@@ -180,17 +180,15 @@ class HyperMLAPrefill(MLAPrefillBackend):
         first = next((i for i in range(count) if starts[i + 1] - starts[i] > threshold), None)
         if first is None:
             return common
-        starts = starts[first:count + 1]
-        queries = [end - begin for begin, end in zip(starts, starts[1:])]
+        queries = [end - begin for begin, end in itertools.pairwise(starts[first:count + 1])]
         tokens = common.seq_lens_cpu_upper_bound.tolist()[first:count]  # of prefills exact, by which vLLM goes
         if tokens == queries:
             return common
         passes = _passes(tokens, queries, min(len(workspace), MlaPrefill.MAX_TOKENS))
         if not passes:
             return common
-        begin, token_starts = starts[0], [0, *itertools.accumulate(tokens)]
-        starts = [at - begin for at in starts]
-        self.passes = [Pass(of, starts, token_starts, workspace) for of in passes]
+        query_starts, token_starts = ([0, *itertools.accumulate(of)] for of in (queries, tokens))
+        self.passes = [Pass(of, query_starts, token_starts, workspace) for of in passes]
         seen = copy.copy(common)
         seen.seq_lens_cpu_upper_bound = common.query_start_loc_cpu.diff()
         return seen
