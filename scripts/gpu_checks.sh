@@ -27,7 +27,7 @@ timed='Counters.*:Sampling.*:Timeline.*:Metrics.*'
 concurrent='ConcurrentOnAGpu.*'  # timed, too; a process that has read counters gets no green contexts
 large='*Beyond32Bits'
 attention='DecodeOnHopper.*:*LatentOnHopper.*:MlaPrefillOnHopper.*:SharedPrefixOnHopper.*:SparseDecode.AGpu*'
-# Of v3, whose phases that nobody waits for synccheck takes for faults: docs/log/cute-flash-mla.md.
+# Runs v3, of which synccheck reports phases that nobody waits for; they are right: docs/log/cute-flash-mla.md.
 unwaited='SparseDecode.AGpuRunsCommandsOverCachesInFp8'
 shards=6 lanes=3
 
@@ -84,7 +84,7 @@ trap 'rm -rf "$work"' EXIT
 table=$out/table.txt
 : >"$table"
 export HYPERMLA_TEST_BUILD=$build HYPERMLA_TEST_BINARY=$program PYTHONPATH=$build/python
-export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GTEST_TOTAL_SHARDS=1 GTEST_SHARD_INDEX=0
 
 # check STEP NAME SECONDS COMMAND...: with a limit, a log and a line of the table.
 check() {
@@ -96,10 +96,17 @@ check() {
     said = !status ? "passed" : status == 124 || status == 137 ? "STOPPED" : "FAILED"
     printf "%-44s %-8s %6.1f s\n", name, said, end - begin }' | tee -a "$table"
 }
-# unit NAME SECONDS FILTER [SHARDS SHARD]
-unit() {
-  (cd "$build" && export GTEST_TOTAL_SHARDS=${4:-1} GTEST_SHARD_INDEX=${5:-0} &&
-    check unit "$1" "$2" tests/unit_tests --gtest_filter="$3")
+# unit_tests STEP NAME SECONDS FILTER [COMMAND...]: under that command, if there is one.
+unit_tests() {
+  (cd "$build" && check "$1" "$2" "$3" "${@:5}" tests/unit_tests --gtest_filter="$4")
+}
+# The same side by side, a share of the tests each; NAME-0 and so on are their names.
+sharded() {
+  local shard
+  for ((shard = 0; shard < shards; ++shard)); do
+    GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard unit_tests "$1" "$2-$shard" "${@:3}" &
+  done
+  wait
 }
 # Each kernel with records of its own: two that end at once would overwrite each other's.
 verify() {
@@ -113,13 +120,10 @@ verify() {
 }
 
 if wanted unit; then
-  unit timed 150 "$timed"
-  unit concurrent 60 "$concurrent"
-  for ((shard = 0; shard < shards; ++shard)); do
-    unit "others-$shard" 150 "$tests-$timed:$concurrent:$large" $shards "$shard" &
-  done
-  wait
-  unit large 60 "$large"
+  unit_tests unit timed 150 "$timed"
+  unit_tests unit concurrent 60 "$concurrent"
+  sharded unit others 150 "$tests-$timed:$concurrent:$large"
+  unit_tests unit large 60 "$large"
 fi
 verify &
 if wanted python; then
@@ -129,17 +133,10 @@ if wanted python; then
   check python mla_layer 60 python3 examples/python/mla_layer.py
 fi
 wait
-# sanitize TOOL FILTER
-sanitize() {
-  for ((shard = 0; shard < shards; ++shard)); do
-    (cd "$build" && check sanitize "$1-$shard" 300 env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard \
-      "$sanitizer" --tool "$1" --error-exitcode 1 --print-limit 20 tests/unit_tests --gtest_filter="$2") &
-  done
-  wait
-}
 if wanted sanitize; then
-  sanitize memcheck "$attention-$large"
-  sanitize synccheck "$attention-$large:$unwaited"
+  tool() { sharded sanitize "$1" 300 "$2" "$sanitizer" --tool "$1" --error-exitcode 1 --print-limit 20; }
+  tool memcheck "$attention-$large"
+  tool synccheck "$attention-$large:$unwaited"
 fi
 if wanted runs; then check runs decode_runs 120 python3 tests/attack/decode_runs.py --runs=10000; fi
 
