@@ -795,10 +795,11 @@ def sglang_beside(name):
     return table(["heads, requests", *engines], lines)
 
 
-def sglang_prompts(name):
-    """Steps of prompts: milliseconds in kernels, the least of several in bold, in attention, and of the whole step."""
-    shapes, columns, is_chosen = {}, {}, record(name)["asked"].get("forms") == ["chosen"]
-    for one in record(name)["results"]:
+def sglang_prompts(*names):
+    """Steps of prompts: milliseconds in kernels, the least of several in bold, in attention, and of the whole step. Of
+    a row that several records have, the last one's."""
+    shapes, columns, is_chosen = {}, {}, record(names[0])["asked"].get("forms") == ["chosen"]
+    for one in (one for name in names for one in record(name)["results"]):
         if one["what"] == "prompts" and "kernels_ms" in one:
             form, graphs = "chosen" if is_chosen else one["form"], one.get("graphs", "no") + " graphs" * is_chosen
             column = one["backend"] != "hypermla", one["backend"], form != "decompressed", graphs != "no graphs", graphs
