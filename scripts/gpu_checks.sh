@@ -26,9 +26,8 @@ tests='?*OnAGpu.*:*OnHopper.*:SparseDecode.AGpu*'  # that only work on a GPU
 timed='Counters.*:Sampling.*:Timeline.*:Metrics.*'
 concurrent='ConcurrentOnAGpu.*'  # timed, too; a process that has read counters gets no green contexts
 large='*Beyond32Bits'
+tile='*OnHopper.Portable*'  # of which memcheck reports what the driver keeps: docs/gpu-checks.md
 attention='DecodeOnHopper.*:*LatentOnHopper.*:MlaPrefillOnHopper.*:SharedPrefixOnHopper.*:SparseDecode.AGpu*'
-# Runs v3, of which synccheck reports phases that nobody waits for; they are right: docs/log/cute-flash-mla.md.
-unwaited='SparseDecode.AGpuRunsCommandsOverCachesInFp8'
 shards=6 lanes=3
 
 out=$root/out/gpu_checks list='' steps=()
@@ -135,8 +134,8 @@ fi
 wait
 if wanted sanitize; then
   tool() { sharded sanitize "$1" 300 "$2" "$sanitizer" --tool "$1" --error-exitcode 1 --print-limit 20; }
-  tool memcheck "$attention-$large"
-  tool synccheck "$attention-$large:$unwaited"
+  tool memcheck "$attention-$large:$tile"
+  tool synccheck "$attention-$large"
 fi
 if wanted runs; then check runs decode_runs 120 python3 tests/attack/decode_runs.py --runs=10000; fi
 

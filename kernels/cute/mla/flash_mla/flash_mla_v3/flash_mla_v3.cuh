@@ -61,7 +61,8 @@ struct WidenedShared {
   Array<Bytes<kRowBytes>, 2> weights;               // of every second block
   Array<Bytes<kTile / 2 * kLine>, kHalves> tokens;  // two halves are a slot
   Barriers<kHalves> full, empty;
-  Barriers<2> scored, weights_full, weights_empty;  // of every second block
+  Barriers<2> scored;                       // of every second block that is not the first of its item
+  Barriers<2> weights_full, weights_empty;  // of every second block
   Barrier queries_full, queries_empty;
   Barriers<2> sums_full, sums_empty;  // of every second item
   u32 present[kHalves][2];            // [half block][16 tokens]: bit r says whether token r is there
@@ -374,6 +375,7 @@ struct Scores : Fragments<problem, N> {
   __device__ __forceinline__ void attend() {
     const float scale_log2 = latent::scale_log2_of(with, one_scale ? *with.cache_scale : 1.0f);
     int slot = 0, number = 0;  // of the next block
+    int later = 0;             // blocks so far that are not the first of their item
     u32 phase = 0;             // of that slot
     WorkItem item = with.own_work()[0];
 #pragma unroll 1
@@ -398,7 +400,10 @@ struct Scores : Fragments<problem, N> {
       for (int block = begin; block < end; ++block) {
         barrier_wait(shared.full[2 * slot + (warp() >> 1)], phase);
         score(slot, number);
-        if (lane_id() == 0) barrier_arrive(shared.scored[number & 1]);
+        if (block > begin) {
+          if (lane_id() == 0) barrier_arrive(shared.scored[later & 1]);
+          ++later;
+        }
         const u32 present = shared.present[2 * slot + (warp() >> 1)][warp() & 1];
         if (problem.causal && hidden(block * kTile + kTile - 1) > 0) {
           const int token = block * kTile + warp() * 16 + group();  // the thread's first; the second is 8 on
@@ -514,6 +519,7 @@ struct Values : Fragments<problem, N> {
 
   __device__ __forceinline__ void attend() {
     int slot = 0, number = 0;  // of the next block
+    int later = 0;             // of the next block that is not the first of its item
     WorkItem item = with.own_work()[0];
 #pragma unroll 1
     for (int place = 0;; ++place) {  // of the item
@@ -529,7 +535,10 @@ struct Values : Fragments<problem, N> {
 #pragma unroll 1
       for (int block = begin; block < end; ++block) {
         barrier_wait(shared.weights_full[number & 1], number >> 1 & 1);
-        if (block + 1 < end) barrier_wait(shared.scored[(number + 1) & 1], (number + 1) >> 1 & 1);
+        if (block + 1 < end) {
+          barrier_wait(shared.scored[later & 1], later >> 1 & 1);
+          ++later;
+        }
         if (uniform(shared.raised[number & 3])) rescale(number);
         pin<2 * N>(&o[0][0]);
         weigh_values(slot, number);
