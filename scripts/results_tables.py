@@ -681,10 +681,10 @@ def vllm_engine(name, kind="plain"):
                   for (heads, drafts, context, batch), of in sorted(shapes.items())])
 
 
-def vllm_prompts(name):
+def vllm_prompts(name, kind="plain"):
     """Steps of prompts: milliseconds in kernels, the least of several in bold, in attention, and of the whole step."""
     shapes = {}
-    for run in vllm_runs(name, VLLM_DECODE):
+    for run in vllm_runs(name, VLLM_DECODE, kind):
         for row in run["rows"]:
             if row.get("new"):
                 shape = -run["heads"], row["context"], row["batch"], row["new"]

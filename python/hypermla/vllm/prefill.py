@@ -87,18 +87,14 @@ def _runs(tokens, most):
     return [slice(*ends) for ends in zip(begins, [*begins[1:], len(tokens)])]
 
 
-def _passes(tokens, queries, room):
-    """Slices of requests, as few as have room for their tokens, and alike where that takes no more of them. None where
-    one alone has no room, or where they are more than vLLM's attentions to new tokens and to chunks, which have
-    room / requests of each context."""
+def _passes(tokens, room):
+    """Slices of requests, as few as have room for their tokens, and alike where that takes no more of them; none where
+    one alone has no room. They may be more than vLLM's attentions to new tokens and to chunks would be, but two
+    neighbours have more tokens than there is room for at once, and no results to merge."""
     total, longest = sum(tokens), max(tokens)
-    if total <= room:
-        return [slice(0, len(tokens))]
     if longest > room:
         return []
-    fewest, contexts = _runs(tokens, room), [of - new for of, new in zip(tokens, queries) if of > new]
-    if (len(fewest) - 2) * room >= max(contexts) * len(contexts):
-        return []
+    fewest = _runs(tokens, room)
     alike = _runs(tokens, min(max(longest, -(-total // len(fewest)) + longest // 2), room))
     return alike if len(alike) == len(fewest) else fewest
 
@@ -184,7 +180,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
         tokens = common.seq_lens_cpu_upper_bound.tolist()[first:count]  # of prefills exact, by which vLLM goes
         if tokens == queries:
             return common
-        passes = _passes(tokens, queries, min(len(workspace), MlaPrefill.MAX_TOKENS))
+        passes = _passes(tokens, min(len(workspace), MlaPrefill.MAX_TOKENS))
         if not passes:
             return common
         query_starts, token_starts = ([0, *itertools.accumulate(of)] for of in (queries, tokens))
