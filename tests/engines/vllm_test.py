@@ -36,6 +36,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.spec_decode.utils import extend_all_queries_by_N
 
 
 hypermla.vllm.register()
@@ -58,7 +59,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
         hf_text_config=types.SimpleNamespace(q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
                                              qk_rope_head_dim=ROPE, v_head_dim=128))
     return types.SimpleNamespace(
-        model_config=model,
+        model_config=model, use_v2_model_runner=False,
         parallel_config=types.SimpleNamespace(prefill_context_parallel_size=1, decode_context_parallel_size=shards,
                                               cp_kv_cache_interleave_size=interleave,
                                               distributed_executor_backend=executor),
@@ -112,13 +113,15 @@ def dcp_manager():
     return manager and mock.create_autospec(manager, instance=True)
 
 
-def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None, prefill=None):
+def builder_of(config, block=16, heads=HEADS, kind=Builder, impl=None, prefill=None,
+               layers=mla_attention.MLAAttention):
     names = ["layer.0", "layer.1"]
     for name in names:
-        config.compilation_config.static_forward_context[name] = types.SimpleNamespace(
+        layer = config.compilation_config.static_forward_context[name] = layers.__new__(layers)
+        vars(layer).update(
             prefill_backend=prefill or NoPrefill(), scale=SCALE, num_heads=heads, q_lora_rank=None, kv_lora_rank=LATENT,
             qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=128, dcp_manager=dcp_manager(),
-            impl=impl or types.SimpleNamespace())
+            impl=impl or types.SimpleNamespace(num_heads=heads), attn_backend=Backend)
     dtype = torch.bfloat16 if config.cache_config.cache_dtype == "auto" else torch.uint8
     spec = types.SimpleNamespace(block_size=block, dtype=dtype)
     return kind(spec, names, config, torch.device("cpu"))
@@ -898,6 +901,34 @@ class PrefillTest(unittest.TestCase):
                                  _use_flashinfer_concat_mla_k=False, create=True):
             self.assertEqual(self.step([500, 333, 131], [140, 300, 131], ours=False), 2)
 
+    def test_layers_that_attend_by_themselves(self):
+        """As Kimi-K3's from vLLM 0.27 on, which know of chunks alone, and call vLLM's part of forward_mha()."""
+        config = config_of()
+        impl = self.impl_of(config)
+        builder = builder_of(config, prefill=self.made(config), impl=impl, layers=types.SimpleNamespace)
+        batch = Batch([500, 333], [140, 300])
+        with WithoutGpu():
+            metadata = builder.build(0, batch.common())
+        self.assertIsNotNone(metadata.prefill.chunked_context)
+        self.assertEqual(len(metadata.prefill.prefill_backend.passes), 0)
+        k_nope, k_pe = self.normal(3, HEADS, NOPE), self.normal(3, 1, ROPE)
+        with mock.patch.object(impl, "_use_flashinfer_concat_mla_k", False, create=True):
+            self.assertEqual(impl._concat_k_nope_k_pe(k_nope, k_pe).shape, (3, HEADS, NOPE + ROPE))
+
+    def test_drafters_that_lengthen_requests(self):
+        """Of which the lengths on the CPU, by which contexts are cut, say nothing."""
+        for changed in dict(method="draft_model"), dict(parallel_drafting=True):
+            for cache in "auto", "fp8":
+                config = config_of(drafts=3, cache=cache)
+                vars(config.speculative_config).update(changed)
+                impl = self.impl_of(config)
+                builder = builder_of(config, prefill=self.made(config), impl=impl)
+                longer, first = Batch([141, 201], [141, 201]), Batch([140, 200], [140, 200]).common()
+                first.block_table_tensor = longer.table
+                slots, at = torch.zeros(longer.rows, dtype=torch.int64), torch.arange(8, dtype=torch.int32)
+                with mock.patch.object(longer, "common", lambda: extend_all_queries_by_N(first, 1, at, slots)):
+                    self.run_step(builder, impl, longer)
+
     def test_contexts_in_chunks(self):
         """Each has a plan of its own in each layer; requests without a context, and some that have ended."""
         plans = self.step([500, 160, 131], [140, 140, 131], workspace=256)  # no room for the first alone
@@ -1050,6 +1081,24 @@ class SparseTest(unittest.TestCase):
             self.assertTrue(torch.allclose(o[query].double(), expected, atol=tolerance))
             wanted = scores.logsumexp(-1) if len(seen) else torch.full((HEADS,), math.inf)
             self.assertTrue(torch.allclose(lse[query].double(), wanted.double(), atol=tolerance))
+
+    def test_tokens_are_whole_ones_apart(self):
+        """Where a version knows of it, and in larger blocks whole pages of 64 where vLLM has them so."""
+        if not hasattr(Backend.__mro__[1], "customize_spec"):  # before 0.28
+            return
+        from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+        sparse = Sparse.get_class()
+        others = sparse.__mro__[1]
+        for block in 64, 128:
+            spec = MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+            theirs, ours = others.customize_spec(spec), sparse.customize_spec(spec)
+            if not hasattr(spec, "block_stride_alignment"):  # until 0.30
+                self.assertEqual(ours, theirs)
+            elif block > 64 and theirs.block_stride_alignment:
+                self.assertEqual(ours, theirs)
+            else:
+                self.assertEqual(ours.block_stride_alignment, spec.state_content_size_bytes)
 
     def test_it_takes_the_place_of_vllms_where_it_is_asked_for(self):
         self.assertEqual({backend.get_path() for backend in SPARSE}, {hypermla.vllm.SPARSE_BACKEND})

@@ -16,9 +16,10 @@ from vllm import envs
 from vllm.config import CUDAGraphMode, get_current_vllm_config_or_none
 from vllm.distributed import get_dcp_group
 from vllm.logger import init_logger
-from vllm.model_executor.layers.attention.mla_attention import (MLACommonBackend, MLACommonDecodeMetadata,
-                                                                MLACommonImpl, MLACommonMetadata,
-                                                                MLACommonMetadataBuilder, QueryLenSupport)
+from vllm.model_executor.layers.attention.mla_attention import (MLAAttention, MLACommonBackend,
+                                                                MLACommonDecodeMetadata, MLACommonImpl,
+                                                                MLACommonMetadata, MLACommonMetadataBuilder,
+                                                                QueryLenSupport)
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
@@ -406,6 +407,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._usual, self._long = _capacities(vllm_config, any_batch, heads, shards, name)
         self._causal = True
         self.supports_draft_decode_metadata_update = shards == 1
+        self._layers_pass = all(isinstance(layer, MLAAttention) for layer in layers)  # by HyperMLAImpl.forward_mha()
         self._plans = Plans(name)
         if _is_portable():
             logger.warning_once("HyperMLA decodes by portable kernels here, which an H200 alone has verified; "
@@ -428,9 +430,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
                 and not self.use_pcp and common.num_reqs == common.seq_lens.size(0)
                 == common.block_table_tensor.size(0) == common.query_start_loc.size(0) - 1):
-            if isinstance(getattr(self, "_prefill_backend", None), HyperMLAPrefill) and not self.use_pcp:
-                common = self._prefill_backend.take_contexts(common, self.reorder_batch_threshold,
-                                                             self.chunked_prefill_workspace)
+            prefill = getattr(self, "_prefill_backend", None)
+            if self._layers_pass and isinstance(prefill, HyperMLAPrefill) and not self.use_pcp:
+                common = prefill.take_contexts(common, self.reorder_batch_threshold, self.chunked_prefill_workspace)
             return super().build(common_prefix_len, common, fast_build)
         # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
         decode = self._build_decode(common.block_table_tensor, common.seq_lens, common.query_start_loc_cpu,
@@ -471,6 +473,7 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
     supports_dcp: bool = True
     supports_mtp_with_cp_non_trivial_interleave_size: bool = True
     supports_pcp: bool = False
+    _keys_in_parts = False  # in layers, as Kimi-K3's, that do not attend by forward_mha()
 
     def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype,
                  logits_soft_cap, attn_type, kv_sharing_target_layer_name, **mla_args):

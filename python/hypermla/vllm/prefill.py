@@ -100,9 +100,9 @@ def _passes(tokens, room):
 
 
 class HyperMLAPrefill(MLAPrefillBackend):
-    """passes: of the step that is built; none: its layers hand over new tokens and chunks of contexts. Only layers of
-    HyperMLAImpl know of them, whose builder calls take_contexts(): beside another backend of decoding vLLM's own
-    attend."""
+    """passes: of the step that is built; none: its layers hand over new tokens and chunks of contexts. Only
+    HyperMLAImpl.forward_mha() knows of them, so only a builder all of whose layers attend by it calls take_contexts():
+    beside another backend of decoding vLLM's own attend, and Kimi-K3's layers do so by themselves."""
 
     passes = ()
     supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
@@ -160,8 +160,12 @@ class HyperMLAPrefill(MLAPrefillBackend):
     @functools.cached_property
     def _may_pass(self):
         """Whether contexts may come in passes: not where bits must not depend on others, as the cuts of a prompt would,
-        nor where other GPUs have parts of them."""
-        return not envs.VLLM_BATCH_INVARIANT and self.vllm_config.parallel_config.decode_context_parallel_size == 1
+        nor where other GPUs have parts of them, nor where drafters may lengthen all requests, of which the lengths on
+        the CPU do not tell."""
+        drafts = self.vllm_config.speculative_config
+        lengthened = drafts is not None and (drafts.method == "draft_model" or drafts.parallel_drafting)
+        return not (envs.VLLM_BATCH_INVARIANT or lengthened
+                    or self.vllm_config.parallel_config.decode_context_parallel_size > 1)
 
     def take_contexts(self, common, threshold, workspace):
         """Before vLLM's builder makes a step whose requests of more than `threshold` queries, behind all others, are

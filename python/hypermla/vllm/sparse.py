@@ -40,8 +40,13 @@ class HyperMLASparseBackend(FlashMLASparseBackend):
 
     @classmethod
     def customize_spec(cls, spec):
-        """0.33: tokens are whole ones apart, in FP8, too, whatever pages of other layers lie between."""
-        return replace(spec, block_stride_alignment=spec.state_content_size_bytes)
+        """From 0.28 on. Tokens are whole ones apart, in FP8, too, whatever pages of other layers lie between: a spec
+        knows of that from 0.31 on. Larger blocks than FlashMLA's, of 64 tokens, are whole ones of these apart in 0.33.
+        """
+        spec = super().customize_spec(spec)
+        if hasattr(spec, "block_stride_alignment") and not (spec.block_size > 64 and spec.block_stride_alignment):
+            spec = replace(spec, block_stride_alignment=spec.state_content_size_bytes)
+        return spec
 
     @classmethod
     def get_supported_head_sizes(cls):
