@@ -1097,7 +1097,7 @@ class Sparse(unittest.TestCase):
             counted.append(len(cache_seqlens))
             return torch.ones(132, 8, dtype=torch.int32), torch.arange(len(cache_seqlens) + 1)
 
-        self.backend.flashmla_kv_num_q_heads, self.backend.dsa_index_topk = 128, 2048
+        self.backend.flashmla_kv_num_q_heads, self.backend.dsa_index_topk, self.backend.qk_rope_head_dim = 128, 2048, 64
         with contextlib.ExitStack() as stack:
             for name in "sgl_kernel.flash_mla", "sglang.kernels.ops.attention.flash_mla_interface":
                 stack.enter_context(mock.patch.object(sys.modules[name], "get_mla_metadata", planned))
@@ -1106,7 +1106,10 @@ class Sparse(unittest.TestCase):
                 kept = self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries)
                 self.assertEqual((kept.flashmla_metadata.shape, kept.num_splits.shape), ((132, 8), (count + 1,)))
                 kept.copy_(self.backend._compute_flashmla_metadata(cache_seqlens=rows(count), seq_len_q=queries))
-        self.assertEqual(counted, [4, 6, 2])
+            self.assertEqual(counted, [4, 6, 2])
+            with mock.patch.object(self.backend, "qk_rope_head_dim", 0):  # whose layers FlashMLA's kernels attend
+                self.backend._compute_flashmla_metadata(cache_seqlens=rows(3), seq_len_q=1)
+            self.assertEqual(counted, [4, 6, 2, 3])
 
 
 class DropIns(unittest.TestCase):

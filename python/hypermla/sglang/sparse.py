@@ -115,7 +115,9 @@ def forward_fa3(default, self, q_rope, kv_cache, v_head_dim, q_nope, page_table,
 
 def compute_flashmla_metadata(default, self, cache_seqlens, seq_len_q):
     """FlashMLA's plan for so many requests, which SGLang makes and copies in each step over FP8. Its kernels alone read
-    it, and ours are in their place: so it is made once, for the most requests."""
+    it, and ours are in their place, but in models without RoPE: so it is made once, for the most requests."""
+    if self.qk_rope_head_dim != ROPE:
+        return default(self, cache_seqlens=cache_seqlens, seq_len_q=seq_len_q)
     made, rows = vars(self).setdefault("hypermla_made", {}), cache_seqlens.shape[0] + 1
     if seq_len_q not in made or made[seq_len_q].num_splits.shape[0] < rows:
         made[seq_len_q] = default(self, cache_seqlens=cache_seqlens, seq_len_q=seq_len_q)
