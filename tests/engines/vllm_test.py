@@ -862,10 +862,15 @@ class PrefillTest(unittest.TestCase):
         for tokens, queries, room, passes in (
                 ([400] * 5 + [200], [140, 150, 160, 170, 180, 200], 1600, [3, 3]),  # not the first four
                 ([160, 500, 200, 200], [160, 180, 140, 150], 700, [2, 2]),
-                ([400] * 4, [140] * 4, 600, [1] * 4),  # where two chunks were enough
                 ([150, 500, 200, 430], [20, 180, 140, 150], 640, [1, 2])):
             self.assertEqual(self.step(tokens, queries, workspace=room), len(passes))
             self.assertEqual(self.passes, passes)
+
+    def test_more_than_two_passes_take_turns(self):
+        """At the second one's MlaPrefill, which is planned anew for each, in both layers: what each has is memory."""
+        plans = self.step([400] * 4, [140] * 4, workspace=600)  # where two chunks were enough
+        self.assertEqual(self.passes, [1] * 4)
+        self.assertEqual(plans, 2 + 2 + 3)
 
     def test_contexts_are_those_of_their_step(self):
         """What one step takes is nothing to the next, which has none or has no room; its metadata stays as it was."""
@@ -940,7 +945,7 @@ class PrefillTest(unittest.TestCase):
         layers = self.made(config)
         with mock.patch.object(self.Prefill, "_prefill", autospec=True, side_effect=self.Prefill._prefill) as made:
             builder_of(config, prefill=layers)
-            self.assertEqual(made.call_count, 2)
+            self.assertEqual(made.call_count, 3)
         self.assertNotIn("_causal", vars(layers))
 
     def test_memory_is_taken_while_vllm_measures_it(self):
@@ -953,7 +958,7 @@ class PrefillTest(unittest.TestCase):
             alive.add(prefill)
             return prefill
 
-        for named, count in (MLAPrefillBackendEnum.CUSTOM, 2), (MLAPrefillBackendEnum.FLASH_ATTN, 0):
+        for named, count in (MLAPrefillBackendEnum.CUSTOM, 3), (MLAPrefillBackendEnum.FLASH_ATTN, 0):
             with self.subTest(named), mock.patch("hypermla.vllm.prefill.MlaPrefill", mock.Mock(wraps=make)) as of:
                 of.MAX_REQUESTS, of.MAX_QUERY_TOKENS, of.MAX_TOKENS = 2048, 1 << 20, 1 << 20
                 made.clear()
@@ -966,8 +971,8 @@ class PrefillTest(unittest.TestCase):
                 held = [one for one, _ in made]
                 self.assertEqual((len(held), len(alive)), (count, count))
                 builder = builder_of(config, impl=layers[0], prefill=self.made(config))
-                self.assertEqual([one for one, _ in made[-2:]], [one for one, _ in made[:2]])
-                self.assertEqual(made[-2][1], 0, "what was held is there while the builder makes its own")
+                self.assertEqual([one for one, _ in made[-3:]], [one for one, _ in made[:3]])
+                self.assertEqual(made[-3][1], 0, "what was held is there while the builder makes its own")
                 del builder
                 gc.collect()
                 self.assertEqual(len(alive), 0)
@@ -978,7 +983,7 @@ class PrefillTest(unittest.TestCase):
                   mock.patch.object(MlaPrefill, "__init__", autospec=True, side_effect=MlaPrefill.__init__) as made):
                 self.made(config_of()).clone()
             self.assertEqual([(call.kwargs["causal"], call.kwargs["batch_invariant"]) for call in made.call_args_list],
-                             [(True, invariant), (False, invariant)])
+                             [(True, True), (False, True)] if invariant else [(True, False)] * 2 + [(False, False)])
 
     def test_keys_and_outputs_of_other_backends_are_vllms(self):
         """Such as a command line names."""

@@ -136,14 +136,15 @@ class HyperMLAPrefill(MLAPrefillBackend):
     def clone(self):
         """The one that a builder of steps keeps: its kernels are loaded now, not when the first prompt waits."""
         made = super().clone()
-        [new_tokens], _ = made._causal, made._context
+        [new_tokens, *_], _ = made._causal, made._context
         logger.info_once("HyperMLA prefills new tokens: %s", new_tokens.explain())
         return made
 
     @functools.cached_property
     def _causal(self):
-        """Of new tokens, or the first pass; then those of the others, made when there are some, each of 64 KB."""
-        return [self._prefill(causal=True)]
+        """Of new tokens, or of the first pass; then of the second one, and of those behind it in turn: each has 26 MB,
+        and two passes are what most steps have that have several."""
+        return [self._prefill(causal=True) for _ in range(1 + self._may_pass)]
 
     @functools.cached_property
     def _context(self):
@@ -196,18 +197,26 @@ class HyperMLAPrefill(MLAPrefillBackend):
     def prepare_metadata(self, prefill_metadata):
         """Plans a step's new tokens, or its passes, for all layers."""
         super().prepare_metadata(prefill_metadata)
-        self._planned = None  # the token starts of the chunk that _context is planned for
-        starts = prefill_metadata.query_start_loc
-        while len(self._causal) < len(self.passes):
-            self._causal.append(self._prefill(causal=True))
+        self._planned = {}  # of each MlaPrefill where the token starts are that it is planned for
         for prefill, one in zip(self._causal, self.passes):
-            prefill.plan(one.query_starts, one.token_starts)
+            self._plan(prefill, one.query_starts, one.token_starts)
         if not self.passes:
-            self._causal[0].plan(starts, starts)
+            starts = prefill_metadata.query_start_loc
+            self._plan(self._causal[0], starts, starts)
+
+    def _plan(self, prefill, query_starts, token_starts):
+        """Once a step; in each layer, 3 us, if others have been planned since by the same one."""
+        at = token_starts.data_ptr()
+        if self._planned.get(prefill) != at:
+            self._planned.pop(prefill, None)
+            prefill.plan(query_starts, token_starts)
+            self._planned[prefill] = at
 
     def run_pass(self, number, q, k, v, out):
         """Attention of a pass's queries over its tokens; as run_prefill_new_tokens()."""
-        self._run(self._causal[number], q, k, v, out)
+        prefill, one = self._causal[min(number, len(self._causal) - 1)], self.passes[number]
+        self._plan(prefill, one.query_starts, one.token_starts)
+        self._run(prefill, q, k, v, out)
 
     def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
         """q, k: [tokens, heads, 192], k also as the pair [tokens, heads, 128] and [tokens, 1, 64]; v: [tokens, heads,
@@ -225,11 +234,7 @@ class HyperMLAPrefill(MLAPrefillBackend):
         else:
             step = self._prefill_metadata
             query_starts, token_starts = step.query_start_loc, step.chunked_context.cu_seq_lens[chunk_idx]
-        at = token_starts.data_ptr()
-        if self._planned != at:  # a step of one chunk is planned once, one of several in each layer, 3 us a chunk
-            self._planned = None
-            self._context.plan(query_starts, token_starts)
-            self._planned = at
+        self._plan(self._context, query_starts, token_starts)
         return self._run(self._context, q, k, v, out)
 
     def _run(self, prefill, q, k, v, out):
