@@ -703,6 +703,17 @@ class Cases:
                              ({"page_sizes": 1}, "plan.. has no argument page_sizes"),
                              ({"metadata": flashinfer.MLAPlanMetadata()}, "the step is given twice"),
                              ({"kv_len_arr": xp.int64([5])}, "kv_len_arr must be int32, not .*int64"),
+                             ({"kv_indptr": xp.int64([0, 1])}, "kv_indptr must be int32, not .*int64"),
+                             ({"kv_indices": xp.float16(numpy.float32([7.6]))}, "kv_indices must be int32"),
+                             ({"kv_indices": xp.int32([[0]])}, "kv_indices must have one dimension, not .*1, 1"),
+                             ({"kv_indices": self.of_the_other_library([0])}, "kv_indices is of type .* one library"),
+                             ({"kv_len_arr": xp.int32([-1])}, "request 0 has -1 tokens; give 0 or more"),
+                             ({"qo_indptr": xp.int32([1, 2])}, "qo_indptr begins with 1; it must begin with 0"),
+                             ({"qo_indptr": xp.int32([0, -1])}, "qo_indptr falls from 0 to -1 at request 0"),
+                             ({"kv_indptr": xp.int32([-1, 1]), "kv_indices": xp.int32([7, 5])},
+                              "kv_indptr begins with -1; it must not be negative"),
+                             ({"qo_indptr": xp.int32([0, 1, 2]), "kv_indptr": xp.int32([0, 1, 0]),
+                               "kv_len_arr": xp.int32([5, 0])}, "kv_indptr falls from 1 to 0 at request 1"),
                              ({"qo_indptr": xp.int32([0, 1025])}, "1025 queries of a request are not supported"),
                              ({"block_tables": xp.int32([[0]])}, "cum_seq_lens_q, seq_lens are missing")):
             with self.assertRaisesRegex(hypermla.Error, said):
@@ -710,7 +721,9 @@ class Cases:
         step = lambda *table: flashinfer.MLAPlanMetadata.dense(xp.int32([0, 1]), xp.int32(table), xp.int32([5]))
         others = {name: value for name, value in given.items() if "indptr" not in name and not name.startswith("kv_i")
                   and name != "kv_len_arr"}
-        for metadata, said in ((step([0], [0]), "1 lengths need block_tables of .1, pages., not .2, 1."),
+        for metadata, said in ((flashinfer.MLAPlanMetadata.dense(xp.int32([0, 1]), self.of_the_other_library([[0]]),
+                                                                 xp.int32([5])), "block_tables is of type"),
+                               (step([0], [0]), "1 lengths need block_tables of .1, pages., not .2, 1."),
                                (step([]), "request 0 has 5 tokens, but 0 pages of 8"),
                                (7, "metadata must be an MLAPlanMetadata, not int")):
             with self.assertRaisesRegex(hypermla.Error, said):
@@ -729,6 +742,26 @@ class Cases:
             wrapper.run(*q, *cache, ckv_scale=1.0)
         with self.assertRaisesRegex(hypermla.Error, "no room between pages"):
             wrapper.run(*q, zeros(1, 9, 512)[:, :8], zeros(1, 8, 64))
+
+    def of_the_other_library(self, values):
+        """int32, of NumPy where the others are PyTorch's; else what says that it is PyTorch's."""
+        array = numpy.array(values, numpy.int32)
+        return array if isinstance(self.xp, Torch) else mock.Mock(dtype="torch.int32", shape=array.shape)
+
+    def test_a_plan_of_flashinfer_that_fails_leaves_none(self):
+        xp, wrapper = self.xp, self.wrapper()
+        step = xp.int32([0, 1]), xp.int32([0, 1]), xp.int32([0]), xp.int32([5])
+        rest = 2, 512, 64, 16, True, 0.1, xp.dtype("float16"), xp.dtype("float16")
+        zeros = lambda *shape: xp.float16(numpy.zeros(shape, numpy.float32))
+        run = lambda: wrapper.run(query=zeros(1, 2, WIDTH), kv_cache=zeros(1, 16, WIDTH), return_lse=True)[1]
+        for _ in range(2):  # the first plan, then one behind another
+            with mock.patch.object(wrapper, "_here", side_effect=hypermla.Error("no room")):
+                with self.assertRaisesRegex(hypermla.Error, "no room"):
+                    wrapper.plan(*step, *rest)
+            with self.assertRaisesRegex(hypermla.Error, "run.. needs a plan; call plan.. first"):
+                run()
+            wrapper.plan(*step, *rest)
+            self.assert_close(run(), numpy.full((1, 2), math.log2(5)), 1e-5)
 
     def test_a_wrapper_for_graphs_keeps_its_capacity(self):
         with self.assertRaisesRegex(hypermla.Error, "make the wrapper with max_tokens"):

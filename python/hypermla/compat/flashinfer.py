@@ -79,6 +79,7 @@ class BatchMLAPagedAttentionWrapper:
         self._use_cuda_graph, self._max_tokens = use_cuda_graph, max_tokens
         self._all_pages = None if kv_indices is None else kv_indices.shape[0]
         self._options = self._decode = self._table = None
+        self._queries = None  # of the plan; None: there is none
 
     @raises_error
     def plan(self, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, num_heads=None, head_dim_ckv=None,
@@ -88,8 +89,10 @@ class BatchMLAPagedAttentionWrapper:
         """Divides a step's work; waits for the tensors where they lie on the device.
 
         The step is given as `metadata`, an MLAPlanMetadata or FlashInfer's, or by its fields, which may lie on the CPU.
-        page_size: any. declared: query_layout and the like, which say what run() will get.
+        page_size: any. declared: query_layout and the like, which say what run() will get. A plan() that raises leaves
+        none: run() asks for another.
         """
+        self._queries = None
         flat = MLAPlanMetadata(qo_indptr, kv_indptr, kv_indices, kv_len_arr, cum_seq_lens_q, block_tables, seq_lens,
                                max_q_len)
         if metadata is not None and any(value is not None for value in vars(flat).values()):
@@ -118,14 +121,15 @@ class BatchMLAPagedAttentionWrapper:
         if page_size < 1:
             raise Error(f"page_size={page_size} is not supported: it must be at least 1")
         page = next(one for one in PAGES if page_size % one == 0)
-        step = _Step(flat if metadata is None else metadata, page_size)
+        step = _Step(flat if metadata is None else metadata, page_size, self._like)
         wanted = {"requests": len(step.lengths), "tokens": max(step.lengths, default=0), "queries": step.most_queries}
         fixed = {"heads": num_heads, "page": page, "dtype": dtype, "causal": booleans(causal=causal)[0],
                  "scale": positive("sm_scale", sm_scale), "lse_base2": True, "device": self.device}
         self._require_capacity(wanted, fixed, step)
-        self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
-        self._page, self._parts, self._queries = page_size, page_size // page, step.starts[-1]
+        self._page, self._parts = page_size, page_size // page
         self._fill_table(step)
+        self._decode.plan(self._here(step.lengths_given), self._here(step.starts_given))
+        self._queries = step.starts[-1]
 
     @raises_error
     def run(self, q_nope=None, q_pe=None, ckv_cache=None, kpe_cache=None, out=None, lse=None, return_lse=False,
@@ -148,7 +152,7 @@ class BatchMLAPagedAttentionWrapper:
             if value is not None:
                 raise Error(f"{name} is not supported; leave it out: caches and outputs have 16 bits, without scales, "
                             "and plan() takes the lengths")
-        if self._table is None:
+        if self._queries is None:
             raise Error("run() needs a plan; call plan() first, once per step")
         query = _one_of("query", query, q_nope, q_pe)
         kv_cache = _one_of("kv_cache", kv_cache, ckv_cache, kpe_cache)
@@ -245,27 +249,37 @@ class BatchMLAPagedAttentionWrapper:
 
 class _Step:
     """A step as plan() is given it, checked: `table`, or `lists`, where pages begin and all of them; `width`, the most
-    pages of a request."""
+    pages of a request. Its contents are checked here: on a GPU MlaDecode does not see them before it runs."""
 
-    def __init__(self, given, page_size):
+    def __init__(self, given, page_size, like):
         self.table, self.page_size = given.block_tables, page_size
         names = _LISTS if self.table is None else _TABLE
         values = {name: getattr(given, name) for name in names}
         if missing := [name for name, value in values.items() if value is None]:
             raise Error(f"a step needs {', '.join(_LISTS)}, or {', '.join(_TABLE)}; {', '.join(missing)} "
                         f"{'is' if len(missing) == 1 else 'are'} missing")
+        _tensors.require_int32(**values)
+        for name, value in values.items():
+            if _tensors.is_torch(value) != _tensors.is_torch(like):
+                raise Error(f"{name} is of type {type(value).__name__}, but float_workspace_buffer of "
+                            f"{type(like).__name__}; give both of one library")
+            if name != "block_tables" and len(value.shape) != 1:
+                raise Error(f"{name} must have one dimension, not the shape {list(value.shape)}")
         self.starts_given, *self.lists, self.lengths_given = values.values()
-        _tensors.require_int32(**{names[0]: self.starts_given, names[-1]: self.lengths_given})
         self.starts, self.lengths = self.starts_given.tolist(), self.lengths_given.tolist()
         requests = len(self.lengths)
         if len(self.starts) != requests + 1:
             raise Error(f"{requests} lengths need {names[0]} of {requests + 1}, not {len(self.starts)}")
+        if self.starts[0] != 0:
+            raise Error(f"{names[0]} begins with {self.starts[0]}; it must begin with 0")
         if self.table is None:
             begins, all_pages = self.lists[0].tolist(), self.lists[1].shape[0]
             if len(begins) != requests + 1 or begins[-1] > all_pages:
                 raise Error(f"{requests} lengths need kv_indptr of {requests + 1} and as many kv_indices as kv_indptr "
                             f"ends with, not {len(begins)} and {all_pages}")
-            pages = [behind - begin for begin, behind in zip(begins, begins[1:])]
+            if begins[0] < 0:
+                raise Error(f"kv_indptr begins with {begins[0]}; it must not be negative")
+            pages = _counts("kv_indptr", begins)
         else:
             if len(self.table.shape) != 2 or self.table.shape[0] != requests:
                 raise Error(f"{requests} lengths need block_tables of [{requests}, pages], not "
@@ -273,10 +287,21 @@ class _Step:
             pages = [self.table.shape[1]] * requests
         self.width = max(pages, default=0)
         for request, (length, count) in enumerate(zip(self.lengths, pages)):
+            if length < 0:
+                raise Error(f"request {request} has {length} tokens; give 0 or more")
             if count * page_size < length:
                 raise Error(f"request {request} has {length} tokens, but {count} pages of {page_size}")
-        own = [behind - begin for begin, behind in zip(self.starts, self.starts[1:])]
-        self.most_queries = max(max(own, default=0), given.max_q_len or 0)
+        self.most_queries = max(max(_counts(names[0], self.starts), default=0), given.max_q_len or 0)
+
+
+def _counts(name, starts):
+    """How many each request has, by where those of each begin."""
+    counts = [behind - begin for begin, behind in zip(starts, starts[1:])]
+    for request, count in enumerate(counts):
+        if count < 0:
+            raise Error(f"{name} falls from {starts[request]} to {starts[request + 1]} at request {request}; it must "
+                        "not fall")
+    return counts
 
 
 def _one_of(name, whole, *apart):
