@@ -141,9 +141,11 @@ class HYPERMLA_API MlaDecode {
   // Divides a step's work; on the device, in stream order. lengths: int32 [requests], tokens of each, the new ones and
   // those of other shards included; null where attention is sparse: max_tokens of each. query_starts: int32 [requests +
   // 1], the first 0, the queries of request r being those from query_starts[r] to query_starts[r + 1]; null:
-  // max_queries of each. What exceeds the capacity is cut to it, see check(), and where query_starts fall all may be
-  // left out; a CPU's reference throws. Throws Error unless 0 <= requests <= max_requests. With shared_prefixes, and
-  // only then, block_table and table_stride are those that run() will be given.
+  // max_queries of each. What exceeds the capacity check() reports: of tokens the first max_tokens count; a request of
+  // more than max_queries queries is left out, wholly or but for the first max_queries, one that goes beyond
+  // max_query_tokens wholly, and where query_starts fall all may be; rows of queries that are left out are not written.
+  // A CPU's reference throws. Throws Error unless 0 <= requests <= max_requests. With shared_prefixes, and only then,
+  // block_table and table_stride are those that run() will be given.
   void plan(const int* lengths, const int* query_starts, int requests, void* stream = nullptr,
             const int* block_table = nullptr, std::int64_t table_stride = 0);
 

@@ -94,8 +94,9 @@ class HYPERMLA_API MlaPrefill {
 
   // Divides a step's work; on the device, in stream order. query_starts and token_starts: int32 [requests + 1]; request
   // r has the queries from query_starts[r] to query_starts[r + 1], and the keys and values from token_starts[r] to
-  // token_starts[r + 1]. What exceeds the capacity is cut to it, see check(), and where query_starts fall all may be
-  // left out; on a CPU it throws. Throws Error unless 0 <= requests <= max_requests.
+  // token_starts[r + 1]. What exceeds the capacity check() reports: of tokens the first max_tokens count; a request
+  // that goes beyond max_query_tokens is left out, and where query_starts fall all may be; on a CPU it throws. Throws
+  // Error unless 0 <= requests <= max_requests.
   void plan(const int* query_starts, const int* token_starts, int requests, void* stream = nullptr);
 
   // Attention of one layer over the requests of the last plan(); with query_tokens 0 nothing is done or looked at.

@@ -125,8 +125,9 @@ void MlaDecode::check() const {
         state_->options.max_tokens);
   if (status & kWrongQueries)
     fail(
-        "the last plan had query_starts that fall, so that requests were left out, or more than max_queries={} queries "
-        "of a request or max_query_tokens={} in all, which were left out",
+        "the last plan had query_starts that fall, or more than max_queries={} queries of a request or "
+        "max_query_tokens={} in all; those requests were left out, wholly or in part, and where query_starts fall "
+        "others may have been, too",
         state_->options.max_queries, state_->options.max_query_tokens);
 }
 
