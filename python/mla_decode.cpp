@@ -104,10 +104,11 @@ PyObject* decode_fixed_split(PyObject*, PyObject* arguments) {
 PyObject* decode_most_query_tokens(PyObject*, PyObject* heads) {
   const long count = PyLong_AsLong(heads);
   if (count == -1 && PyErr_Occurred()) return nullptr;
-  if (count < 1 || count > MlaDecode::kMaxHeads)
-    return PyErr_Format(PyExc_ValueError, "heads=%ld is not supported: it must be from 1 to %d", count,
-                        MlaDecode::kMaxHeads);
-  return PyLong_FromLong(MlaDecode::most_query_tokens(int(count)));
+  return guarded([&] {
+    if (count < 1 || count > MlaDecode::kMaxHeads)
+      hypermla::fail("heads={} is not supported: it must be from 1 to {}", count, MlaDecode::kMaxHeads);
+    return PyLong_FromLong(MlaDecode::most_query_tokens(int(count)));
+  });
 }
 PyObject* decode_explain(PyObject* self, PyObject*) {
   return guarded([&] { return PyUnicode_FromString(as_decode(self)->decode->explain().c_str()); });

@@ -73,6 +73,7 @@ class MlaDecode(Planned):
             integers(shards=shards, shard=shard, interleave=interleave)))
 
     @staticmethod
+    @raises_error
     def most_query_tokens(heads):
         """Queries of a step, at most, that Hopper's kernels take of so many heads: their largest max_query_tokens."""
         return _hypermla.MlaDecode.most_query_tokens(heads)

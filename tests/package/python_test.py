@@ -243,8 +243,10 @@ class Decode(unittest.TestCase):
         self.assertEqual([hypermla.MlaDecode.most_query_tokens(heads) for heads in (1, 16, 128)],
                          [(1 << 31) - 1, (1 << 24) - 1, (1 << 18) - 1])
         for heads in 0, 1025:
-            with self.assertRaisesRegex(ValueError, f"heads={heads} is not supported: it must be from 1 to 1024"):
+            with self.assertRaisesRegex(hypermla.Error, f"^heads={heads} is not supported: it must be from 1 to 1024$"):
                 hypermla.MlaDecode.most_query_tokens(heads)
+        with self.assertRaisesRegex(hypermla.Error, "most_query_tokens.. was given a value that cannot be"):
+            hypermla.MlaDecode.most_query_tokens(2**70)
         fixed_split = hypermla.MlaDecode.fixed_split
         self.assertEqual([fixed_split(room, max_tokens=5000, device="cpu") for room in (1 << 20, 0)], [512, 8192])
         with self.assertRaisesRegex(hypermla.Error, "max_tokens=0"):
