@@ -73,6 +73,10 @@ def described(name, tensor):
                 current_stream(tensor), not is_torch(tensor) and not tensor.flags.writeable)
     except AttributeError as error:
         raise _no_tensor(name, tensor) from error
+    except Error:  # which is a RuntimeError, too
+        raise
+    except RuntimeError as error:  # PyTorch's, of what is sparse or nested
+        raise Error(f"{name} has no memory of its own to read; give a dense tensor ({error})") from error
 
 
 def shape_of(name, tensor):

@@ -233,7 +233,7 @@ class Decode(unittest.TestCase):
         lengths, q, cache, table = self.step()
         decode = self.decode()
         decode.plan(lengths)
-        with self.assertRaisesRegex(hypermla.Error, "q is of >u2, which is not supported"):
+        with self.assertRaisesRegex(hypermla.Error, "^q is of >u2, which is not supported$"):
             decode.run(q.astype(">u2"), cache, table)
 
     def test_the_largest_capacity_and_fixed_splits(self):

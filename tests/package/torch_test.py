@@ -162,6 +162,13 @@ class Tensors(unittest.TestCase):
             with self.assertRaisesRegex(hypermla.Error, said):
                 wrong()
 
+    def test_sparse_tensors_are_refused(self):
+        with self.assertRaisesRegex(hypermla.Error, "^lengths has no memory of its own to read; give a dense tensor"):
+            self.decode.plan(self.lengths.to_sparse(), self.starts)
+        self.decode.plan(self.lengths, self.starts)
+        with self.assertRaisesRegex(hypermla.Error, "^q has no memory of its own to read; give a dense tensor"):
+            self.decode.run(self.q.to_sparse(), self.cache, self.table)
+
     def test_nothing_imports_torch(self):
         script = "import sys, hypermla; hypermla.MlaDecode(device='cpu'); print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(BUILD / "python")},
