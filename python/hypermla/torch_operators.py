@@ -10,6 +10,12 @@ say that they write it, so no compiler drops a plan or moves a run before it. No
 and `cache_rope` are the second tensors of pairs. plan() and run() take these operators by themselves while
 torch.compile() traces; the rest of the time they call the library directly, which costs less. This module imports
 PyTorch, and the classes import it only where PyTorch is imported already.
+
+To torch.export() `decode.order` is a constant, and a program in which one is written can be called, but neither
+decomposed nor compiled ahead. For that a module calls the operators itself, with a buffer of its own in its place:
+
+    self.register_buffer("order", torch.zeros(1, device=decode.device))                      # in __init__()
+    torch.ops.hypermla.mla_decode_plan(decode.handle, self.order, lengths, query_starts)     # in forward()
 """
 
 import itertools

@@ -671,6 +671,28 @@ class Operators(unittest.TestCase):
                               Step()(lengths - 3, *tensors)):
             self.assertTrue(torch.equal(one, other))
 
+    def test_an_exported_program_with_an_order_of_its_own_is_decomposed(self):
+        lengths, starts, *tensors = step()
+        decode = new_decode()
+
+        class Step(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("order", torch.zeros(1, device=decode.device))
+
+            def forward(self, lengths, q, cache, table):
+                torch.ops.hypermla.mla_decode_plan(decode.handle, self.order, lengths, starts)
+                out, lse = q.new_empty(len(q), HEADS, 512), q.new_empty(q.shape[:2], dtype=torch.float32)
+                torch.ops.hypermla.mla_decode_run(decode.handle, self.order, q, None, cache, None, table, out, lse)
+                return out, lse
+
+        program = torch.export.export(Step(), (lengths, *tensors)).run_decompositions()
+        decode.plan(lengths - 3, starts)
+        expected = decode.run(*tensors)
+        decode.plan(lengths, starts)
+        for one, other in zip(program.module()(lengths - 3, *tensors), expected):
+            self.assertTrue(torch.equal(one, other))
+
     def test_what_cannot_be_traced_is_said(self):
         lengths, *_ = step()
         decode = new_decode()
