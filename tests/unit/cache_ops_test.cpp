@@ -86,7 +86,8 @@ TEST(MlaCacheOps, NothingToDoIsNoError) {
 }
 
 TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
-  EXPECT_TRUE(contains(error_of([] { MlaCacheOps(DType::float32, DeviceHandle("cpu")); }), "float32"));
+  EXPECT_EQ(error_of([] { MlaCacheOps(DType::float32, DeviceHandle("cpu")); }),
+            "dtype=float32 is not supported: choose bfloat16 or float16");
   // A case whose results have memory of their own.
   unsigned seed = 0;
   while (MergeCase(seed).in_place || !MergeCase(seed).lse_wanted || MergeCase(seed).heads < 2) ++seed;
@@ -124,6 +125,7 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_append([](auto&) {}), "the cache has slots 0 to"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.rope = (char*)with.rope + 2; }), "rope must point"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.latent_stride = 0; }), "latent_stride=0"));
+  EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.format = MlaCacheFormat(77); }), "77 is no value"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.page = 0; }), "pages of 0 tokens"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.latent_token_stride = 8; }), "512 elements would"));
   EXPECT_TRUE(contains(refused_append([](auto& with) { with.cache.rope_page_stride = 56; }), "64 elements would"));

@@ -466,7 +466,9 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.heads = 0}), "heads=0"));
   EXPECT_TRUE(contains(refusal({.max_requests = 2049}), "max_requests=2049"));
   EXPECT_TRUE(contains(refusal({.page = 48}), "page=48"));
-  EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
+  EXPECT_EQ(refusal({.dtype = DType::float32}), "dtype=float32 is not supported: choose bfloat16 or float16");
+  EXPECT_TRUE(contains(refusal({.dtype = DType(77)}), "77 is no value of DType"));
+  EXPECT_TRUE(contains(refusal({.cache_format = MlaCacheFormat(77)}), "77 is no value of MlaCacheFormat"));
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
   EXPECT_TRUE(contains(refusal({.scale = 1e-27f}), "2^-60 to 2^60"));
   EXPECT_TRUE(contains(refusal({.scale = 3e38f}), "2^-60 to 2^60"));
@@ -545,7 +547,8 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
     EXPECT_EQ(said.empty(), taken) << said;
     EXPECT_EQ(contains(said, "rows would overlap"), !taken) << said;
   }
-  EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 0, with.cache_latent = nullptr; }), "pages=0"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = 0, with.cache_latent = nullptr; }), "pages=0 is"));
+  EXPECT_TRUE(contains(refused_run([](auto& with) { with.pages = -1; }), "pages=-1 is not supported"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse = reinterpret_cast<float*>(1); }), "to 4 bytes"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.o_token_stride = 8; }), "rows would overlap"));
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_token_stride = 0; }), "lse with a token stride of 0"));

@@ -269,7 +269,7 @@ TEST(MlaPrefill, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refusal({.max_requests = 2049}), "max_requests=2049"));
   EXPECT_TRUE(contains(refusal({.max_query_tokens = 0}), "max_query_tokens=0"));
   EXPECT_TRUE(contains(refusal({.max_tokens = (1 << 20) + 1}), "max_tokens=1048577"));
-  EXPECT_TRUE(contains(refusal({.dtype = DType::float32}), "float32"));
+  EXPECT_EQ(refusal({.dtype = DType::float32}), "dtype=float32 is not supported: choose bfloat16 or float16");
   EXPECT_TRUE(contains(refusal({.scale = -1}), "scale=-1"));
   EXPECT_TRUE(contains(refusal({.scale = 1e-27f}), "2^-60 to 2^60"));
   EXPECT_TRUE(contains(refusal({.scale = 3e38f}), "2^-60 to 2^60"));

@@ -12,7 +12,7 @@ struct MlaCacheOps::State {
 };
 
 MlaCacheOps::MlaCacheOps(DType dtype, const DeviceHandle& device) : state_(std::make_unique<State>()) {
-  require_half_precision(dtype);
+  require_half_precision(dtype, "dtype");
   state_->device = device.device_;
   state_->kernels = state_->device->is_gpu() ? make_cache_kernels(dtype, shared().compiler, *state_->device)
                                              : make_cache_reference(dtype, *state_->device);

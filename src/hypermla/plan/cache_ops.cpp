@@ -34,6 +34,7 @@ void require_count(const char* name, std::int64_t count, std::int64_t most) {
   if (count < 0 || count > most) fail("{}={} is not supported: it must be from 0 to {}", name, count, most);
 }
 void require_cache(const MlaCache& cache) {
+  require_cache_format(cache.format);
   require_address("cache.latent", cache.latent);
   if (const int bytes = fp8_bytes(cache.format)) {
     for (const auto& [name, stride] : {std::pair("cache.latent_page_stride", cache.latent_page_stride),

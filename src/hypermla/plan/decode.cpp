@@ -44,7 +44,8 @@ void settle(MlaDecodeOptions& at) {
   within("max_query_tokens", at.max_query_tokens, all);
   if (at.page != 1 && at.page != 16 && at.page != 32 && at.page != 64 && at.page != 128)
     fail("page={} is not supported: choose 1, 16, 32, 64 or 128", at.page);
-  require_half_precision(at.dtype);
+  require_half_precision(at.dtype, "dtype");
+  require_cache_format(at.cache_format);
   if (!is_scale(at.scale))
     fail("scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(128 + 64)", at.scale);
   if (at.scale == 0) at.scale = softmax_scale(128, 64);
@@ -98,7 +99,8 @@ void require_tensors(const MlaDecodeOptions& at, const MlaDecodeTensors& with) {
         "sinks are not supported with shared_prefixes: a sink counts once and not in every part; leave one of them "
         "out");
   if (with.query_tokens < 1 || with.pages < 1)  // first: of none there may be no memory
-    fail("{} is not supported: there must be at least one", with.pages < 1 ? "pages=0" : "query_tokens=0");
+    fail("{}={} is not supported: there must be at least one", with.pages < 1 ? "pages" : "query_tokens",
+         with.pages < 1 ? with.pages : with.query_tokens);
   const std::pair<const char*, const void*> pointers[] = {{"q_latent", with.q_latent.data},
                                                           {"q_rope", with.q_rope.data},
                                                           {"cache_latent", with.cache_latent},

@@ -13,6 +13,11 @@ constexpr int kFactorsAt = 512, kBfloatsAt = 528, kBfloats = 64;
 
 }  // namespace
 
+void require_cache_format(MlaCacheFormat format) {
+  if (format != MlaCacheFormat::as_queries && !fp8_bytes(format))
+    fail("{} is no value of MlaCacheFormat: choose as_queries, fp8_656 or fp8_576", int(format));
+}
+
 void require_cache_scale(MlaCacheFormat format, const float* cache_scale) {
   const bool has_one = format == MlaCacheFormat::fp8_576;
   if (has_one && !cache_scale) fail("cache_scale is missing: give the address of the factor of the cache");

@@ -7,6 +7,9 @@
 
 namespace hypermla {
 
+// Throws Error for a number that names no format.
+void require_cache_format(MlaCacheFormat format);
+
 // Throws Error unless the factor of the whole cache is given exactly where the format has one.
 void require_cache_scale(MlaCacheFormat format, const float* cache_scale);
 

@@ -19,7 +19,7 @@ void settle(MlaPrefillOptions& at) {
   within("max_requests", at.max_requests, MlaPrefill::kMaxRequests);
   within("max_query_tokens", at.max_query_tokens, MlaPrefill::kMaxQueryTokens);
   within("max_tokens", at.max_tokens, MlaPrefill::kMaxTokens);
-  require_half_precision(at.dtype);
+  require_half_precision(at.dtype, "dtype");
   if (!is_scale(at.scale))
     fail("scale={} is not supported: it must be from 2^-60 to 2^60, or 0 for 1 / sqrt(128 + 64)", at.scale);
   if (at.scale == 0) at.scale = softmax_scale(128, 64);

@@ -28,9 +28,9 @@ inline void require_power_of_two(const char* name, int value, int least, int mos
   if (value < least || value > most || !std::has_single_bit(unsigned(value)))
     fail("--{}={} is not supported: it must be a power of two from {} to {}", name, value, least, most);
 }
-inline void require_half_precision(DType dtype) {
+inline void require_half_precision(DType dtype, const char* name = "--dtype") {
   if (dtype != DType::bfloat16 && dtype != DType::float16)
-    fail("--dtype={} is not supported: choose bfloat16 or float16", dtype_name(dtype));
+    fail("{}={} is not supported: choose bfloat16 or float16", name, dtype_name(dtype));
 }
 // Memory of the device that is aligned to so many bytes; a tensor that is not given is, too.
 inline void require_aligned(const char* name, const void* data, unsigned bytes, bool missing = false) {
