@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hypermla/check.h"
@@ -29,12 +30,28 @@ namespace hypermla {
 
 class Device;
 
+// What an object of the library owns. One that was moved from throws Error at every use until it is assigned to.
+template <class State>
+class Owned {
+ public:
+  Owned(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  State* operator->() const {
+    if (!state_) throw Error("this object was moved from; use the one that it was moved to");
+    return state_.get();
+  }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
 // A CUDA device, or this CPU. Copies share it. A thread's current device of CUDA stays what it is; one that has none
 // gets this.
 class HYPERMLA_API DeviceHandle {
  public:
   // "cpu", "cuda", "cuda:1", or "auto": the first GPU, else the CPU.
   explicit DeviceHandle(const std::string& name = "auto");
+  DeviceHandle(const DeviceHandle&) = default;  // a move copies, too, so that no handle is empty
+  DeviceHandle& operator=(const DeviceHandle&) = default;
   std::string name() const;  // "NVIDIA H200"
   bool is_gpu() const;
   void synchronize() const;
@@ -127,7 +144,7 @@ class HYPERMLA_API Kernel {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  Owned<State> state_;
 };
 
 // One version of one kernel, as `hypermla --list` prints it.

@@ -114,7 +114,7 @@ class HYPERMLA_API MlaCacheOps {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  Owned<State> state_;
 };
 
 }  // namespace hypermla

@@ -162,7 +162,7 @@ class HYPERMLA_API MlaDecode {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  Owned<State> state_;
 };
 
 }  // namespace hypermla

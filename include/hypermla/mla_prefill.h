@@ -112,7 +112,7 @@ class HYPERMLA_API MlaPrefill {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  Owned<State> state_;
 };
 
 }  // namespace hypermla

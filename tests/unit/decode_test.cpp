@@ -15,6 +15,7 @@
 #include "hypermla/device/device.h"
 #include "hypermla/mla_cache.h"
 #include "hypermla/mla_decode.h"
+#include "hypermla/mla_prefill.h"
 #include "hypermla/plan/cases.h"
 #include "hypermla/plan/decode.h"
 #include "hypermla/plan/reference.h"
@@ -559,6 +560,31 @@ TEST(MlaDecode, WhatHasNoMeaningIsRefused) {
       << "written by a run that was refused";
   EXPECT_EQ(refused_run([](auto&) {}), "");
   step.check(step.o, step.lse);
+}
+
+TEST(MlaDecode, WhatWasMovedFromSaysSo) {
+  DeviceHandle device("cpu"), moved_device = std::move(device);
+  EXPECT_FALSE(device.is_gpu());  // a handle is copied
+  MlaDecode decode({.heads = 1}, device), decode_to = std::move(decode);
+  MlaPrefill prefill({.heads = 1}, device), prefill_to = std::move(prefill);
+  Kernel kernel("flash_mla", {}, device), kernel_to = std::move(kernel);
+  MlaDecodeTensors decoded;
+  MlaPrefillTensors prefilled;
+  decoded.query_tokens = prefilled.query_tokens = 1;
+  const std::function<void()> uses[] = {[&] { decode.run(decoded); },
+                                        [&] { decode.plan(nullptr, nullptr, 0); },
+                                        [&] { decode.check(); },
+                                        [&] { decode.explain(); },
+                                        [&] { decode.workspace_bytes(); },
+                                        [&] { prefill.run(prefilled); },
+                                        [&] { prefill.explain(); },
+                                        [&] { prefill.plan(nullptr, nullptr, 0); },
+                                        [&] { prefill.check(); },
+                                        [&] { kernel.bind("q", nullptr); },
+                                        [&] { kernel.run(); }};
+  for (const auto& use : uses) EXPECT_TRUE(contains(error_of(use), "this object was moved from"));
+  decode = std::move(decode_to);
+  EXPECT_TRUE(contains(decode.explain(), "reference"));
 }
 
 class DecodeOnHopper : public testing_support::OnHopper {
