@@ -79,7 +79,7 @@ class HYPERMLA_API MlaCacheOps {
     const std::int64_t* slots = nullptr;              // [tokens]
     int tokens = 0;
     MlaCache cache = {};
-    const float* cache_scale = nullptr;  // float [1] on the device, of fp8_576 only: the factor
+    const float* cache_scale = nullptr;  // float [1] on the device, positive, of fp8_576 only: the factor
   };
 
   // Keys k = z W_UK^T and values v = z W_UV of the first `tokens` tokens of a request, for all heads. Table entries

@@ -97,8 +97,8 @@ struct MlaDecodeTensors {
   // Attention sinks, float [heads], or null, which it is with shards: the output of a head is multiplied by
   // exp(lse) / (exp(lse) + exp(sinks[head])); lse is not.
   const float* sinks = nullptr;
-  const float* cache_scale = nullptr;  // float [1], of fp8_576 only: what its numbers are multiplied by
-  const float* q_scale = nullptr;      // float [1], positive, of fp8_queries only: likewise
+  const float* cache_scale = nullptr;                        // float [1], positive, of fp8_576 only: its factor
+  const float* q_scale = nullptr;                            // float [1], positive, of fp8_queries only: theirs
   bool operator==(const MlaDecodeTensors&) const = default;  // the same memory
 
   // Queries [tokens, heads, 576], of bytes where they are in FP8, a cache [pages, page, 576] in their type or, in FP8,

@@ -61,7 +61,8 @@ def append(rows, cache, slots, stream=None, cache_scale=None):
 
     rows: [tokens, 576], or the pair [tokens, 512] and [tokens, 64]. cache: [pages, page, 576], or the pair [pages,
     page, 512] and [pages, page, 64]; or uint8 or torch.float8_e4m3fn, into which rows are rounded (docs/fp8.md):
-    [pages, page, 656], DeepSeek's FP8 form, or [pages, page, 576] with one factor for all, `cache_scale`, float32 [1].
+    [pages, page, 656], DeepSeek's FP8 form, or [pages, page, 576] with one factor for all, `cache_scale`, positive,
+    float32 [1].
     slots: int64, page * (tokens of a page) + token in it for each of the first rows; -1 skips one. Slots that the cache
     does not have are skipped on a GPU and raise Error on a CPU.
     """

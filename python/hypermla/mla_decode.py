@@ -108,7 +108,7 @@ class MlaDecode(Planned):
         be read up to their stride. out: [tokens, heads, 512]; lse: float32 [tokens, heads], or [requests, max_queries,
         heads]; both are made where they are not given. `out` must have memory of its own.
         sinks: float32 [heads], attention sinks: a head's output is multiplied by exp(lse) / (exp(lse) + exp(sink)).
-        cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by.
+        cache_scale: float32 [1], for cache_format="fp8_576": what the cache's numbers are multiplied by; positive.
         q_scale: float32 [1], for fp8_queries: what the queries' numbers are multiplied by; positive.
         """
         if self._fp8_cache:
