@@ -129,12 +129,14 @@ TEST_F(CompilerTest, OnACpuTheKeyDependsOnTheCompiler) {
 }
 
 TEST_F(CompilerTest, AGpuEntryIsServedWithoutAnyToolchain) {
-  Compiler compiler(config());
+  CompilerConfig without = config();
+  without.toolchain.searched = {"/a/cuda", "/b"};
+  Compiler compiler(without);
   EXPECT_FALSE(compiler.available(source(), "sm_90"));
   const std::string missing = error_of([&] { compiler.compile(source(), "sm_90"); });
   EXPECT_TRUE(contains(missing, "a is not in the cache " + config().cache.string() + " for sm_90, or not whole there"))
       << missing;
-  EXPECT_TRUE(contains(missing, "no CUDA Tile compiler was found")) << missing;
+  EXPECT_TRUE(contains(missing, "no CUDA Tile compiler was found in /a/cuda, /b; ")) << missing;
   EXPECT_TRUE(contains(missing, "HYPERMLA_CUDA_ROOT")) << missing;
 }
 

@@ -184,8 +184,73 @@ TEST_F(EnvironmentTest, FindsToolkitsInTheirOrder) {
   EXPECT_EQ(Environment::detect().toolchain.cuda_root, wheels);
   set("HYPERMLA_CUDA_ROOT", toolkit("mine"));
   EXPECT_EQ(Environment::detect().toolchain.cuda_root, dir_.path() / "mine");
-  set("HYPERMLA_CUDA_ROOT", dir_.path() / "absent");  // what is not there falls through to the next
-  EXPECT_EQ(Environment::detect().toolchain.cuda_root, wheels);
+}
+
+// Where one is named, no other is taken for it; what the cache holds runs without any.
+TEST_F(EnvironmentTest, AToolkitThatIsNotThereIsMissedWhereACompilerIsNeeded) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  set("CUDA_HOME", toolkit("home"));
+  set("HYPERMLA_CUDA_ROOT", dir_.path() / "absent");
+  const Toolchain found = Environment::detect().toolchain;
+  EXPECT_EQ(found.cuda_root, "");
+  EXPECT_EQ(found.searched, std::vector<fs::path>{dir_.path() / "absent"});
+}
+
+TEST_F(EnvironmentTest, RefusesAToolkitThatDependsOnWhereItIsStarted) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  toolkit("mine");
+  for (const char* name : {"CUDA_HOME", "HYPERMLA_CUDA_ROOT"}) {
+    set(name, "mine");
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, std::string(name) + "=mine is not an absolute path")) << message;
+  }
+}
+
+TEST_F(EnvironmentTest, RefusesARootBelowADirectoryOfAll) {
+  const fs::path root = tree("open/checkout", true), open = dir_.path() / "open";
+  set("HYPERMLA_ROOT", root);
+  set("HYPERMLA_CACHE_DIR", dir_.path() / "cache");
+  fs::permissions(open, fs::perms(01777));
+  EXPECT_EQ(Environment::detect().root, root);
+  fs::permissions(open, fs::perms(0777));
+  const std::string message = error_of([] { Environment::detect(); });
+  EXPECT_TRUE(contains(message, root.string() + "' is not used, because another user may write '" + open.string()))
+      << message;
+  EXPECT_TRUE(contains(message, "chmod o-w '" + open.string() + "'")) << message;
+}
+
+// The libraries of one are loaded, and its programs started.
+TEST_F(EnvironmentTest, RefusesAToolkitThatOthersMayWrite) {
+  const fs::path root = tree("checkout", true);
+  set("HYPERMLA_ROOT", root);
+  const fs::path wheels = toolkit("checkout/.venv/lib/python3.11/site-packages/nvidia/cu13"),
+                 mine = toolkit("open/mine");
+  for (const fs::path& one : {wheels / "lib/libnvrtc.so.13", wheels / "bin", wheels}) {
+    fs::permissions(one, fs::perms(0777));
+    const std::string message = error_of([] { Environment::detect(); });
+    EXPECT_TRUE(contains(message, one.string() + "' is not used, because another user may write it")) << message;
+    EXPECT_TRUE(contains(message, "chmod -R go-w '" + wheels.string() + "'`, or set HYPERMLA_CUDA_ROOT")) << message;
+    fs::permissions(one, fs::perms(0755));
+  }
+  set("HYPERMLA_CUDA_ROOT", mine);
+  EXPECT_EQ(Environment::detect().toolchain.cuda_root, mine);
+  fs::permissions(mine.parent_path(), fs::perms(0777));
+  const std::string message = error_of([] { Environment::detect(); });
+  EXPECT_TRUE(contains(message, "may write '" + mine.parent_path().string() + "'")) << message;
+}
+
+TEST_F(EnvironmentTest, ProfilersAreNotTakenFromAToolkitThatOthersMayWrite) {
+  set("HYPERMLA_ROOT", tree("checkout", true));
+  set("HYPERMLA_CUDA_ROOT", toolkit("mine"));
+  const fs::path wheels = toolkit("checkout/.venv/lib/python3.11/site-packages/nvidia/cu13"),
+                 cupti = dir_.write_program(wheels / "lib/libcupti.so.13", "");
+  const auto found = [&] {
+    const std::vector<fs::path> all = Environment::detect().profile_tools.cupti;
+    return std::find(all.begin(), all.end(), cupti) != all.end();
+  };
+  EXPECT_TRUE(found());
+  fs::permissions(cupti, fs::perms(0777));
+  EXPECT_FALSE(found());
 }
 
 TEST_F(EnvironmentTest, FindsTheCompilerAndItsFlags) {

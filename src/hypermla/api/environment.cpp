@@ -53,6 +53,11 @@ fs::path find_image() {
 const fs::path loaded_image = find_image();
 const fs::path& own_image() { return loaded_image; }
 
+bool is_below(const fs::path& path, const fs::path& directory) {
+  const fs::path inside = path.lexically_relative(directory);
+  return !inside.empty() && *inside.begin() != "..";
+}
+
 // All that lies below a directory.
 std::vector<fs::directory_entry> files_below(const fs::path& path) try {
   return {fs::recursive_directory_iterator(path), fs::recursive_directory_iterator()};
@@ -69,13 +74,20 @@ class Writers {
     const fs::path& image = own_image();
     add(image, true);
     add(image.parent_path(), false);
-    if (const fs::path inside = image.lexically_relative(root); !inside.empty() && *inside.begin() != "..")
-      add(root, true);
+    if (is_below(image, root)) add(root, true);
   }
   bool alone_write(const fs::path& path) const {
     struct stat status {};
     return ::stat(path.c_str(), &status) == 0 && owners_.count(status.st_uid) &&
            !(status.st_mode & (S_IWGRP | S_IWOTH) & ~writable_);
+  }
+  // By what another user may change `path`: it itself, or a directory above it that does not hold this image, too.
+  // Empty: by nothing.
+  fs::path exposed(const fs::path& path) const {
+    if (!alone_write(path)) return path;
+    const fs::path above = open_above(path);
+    std::error_code ignored;
+    return above.empty() || is_below(fs::weakly_canonical(own_image(), ignored), above) ? fs::path() : above;
   }
 
  private:
@@ -90,22 +102,43 @@ class Writers {
   mode_t writable_ = 0;  // of S_IWGRP and S_IWOTH
 };
 
+// `exposed` is by what another user may change what lies at `path`, a directory; `instead` what else could be used.
+void require_unexposed(const fs::path& exposed, const fs::path& path, std::string_view instead) {
+  if (exposed.empty()) return;
+  const bool inside = is_below(exposed, path);
+  fail(
+      "'{}' is not used, because another user may write {} and could put code there that would run as you; run `{}`, "
+      "or set {}",
+      (inside ? exposed : path).string(), inside ? "it" : "'" + exposed.string() + "'",
+      inside ? "chmod -R go-w '" + path.string() + "'" : "chmod o-w '" + exposed.string() + "'", instead);
+}
+
 // The sources below a root are compiled and run.
 void require_sources(const fs::path& root) {
   const Writers writers(root);
-  const auto require = [&](const fs::path& path) {
-    if (!writers.alone_write(path))
-      fail(
-          "'{}' is not used, because another user may write it and could put code there that would run as you; run "
-          "`chmod -R go-w '{}'`, or set HYPERMLA_ROOT to a checkout or a <prefix>/share/hypermla of your own",
-          path.string(), root.string());
+  const auto require = [&](const fs::path& exposed) {
+    require_unexposed(exposed, root, "HYPERMLA_ROOT to a checkout or a <prefix>/share/hypermla of your own");
   };
-  require(root);
+  require(writers.exposed(root));
   for (const fs::path& directory : {root / "kernels", root / "include"})
     if (std::error_code absent; fs::exists(directory, absent)) {
-      require(directory);
-      for (const auto& one : files_below(directory)) require(one.path());
+      require(writers.exposed(directory));
+      for (const auto& one : files_below(directory))
+        if (!writers.alone_write(one.path())) require(one.path());
     }
+}
+
+// Of what is loaded or started of a toolkit, that which another user may change; empty: nothing.
+fs::path exposed_in_toolkit(const Writers& writers, const fs::path& toolkit) {
+  for (const char* part : {"", "bin", "bin/tileiras", "bin/ptxas", "bin/ncu", "bin/nsys", "include", "lib",
+                           "lib/libnvrtc.so.13", "lib/libcupti.so.13", "lib64", "lib64/libnvrtc.so.13",
+                           "lib64/libcupti.so.13", "extras/CUPTI/lib64", "extras/CUPTI/lib64/libcupti.so.13"}) {
+    std::error_code absent;
+    const fs::path path = *part ? toolkit / part : toolkit;
+    if (!fs::exists(path, absent)) continue;
+    if (fs::path exposed = writers.exposed(path); !exposed.empty()) return exposed;
+  }
+  return {};
 }
 
 fs::path find_root() {
@@ -186,6 +219,9 @@ ProfileTools find_tools(const Environment& environment) {
   std::vector<fs::path> toolkits = {environment.toolchain.cuda_root};
   for (const fs::path& root : wheel_roots(environment.root)) toolkits.push_back(root);
   toolkits.push_back("/usr/local/cuda");
+  const Writers writers(environment.root);
+  std::erase_if(toolkits,
+                [&](const fs::path& root) { return root.empty() || !exposed_in_toolkit(writers, root).empty(); });
   ProfileTools tools = find_profile_tools(toolkits, variable("PATH"));
   tools.rules = environment.root / "conf/profile_rules.json";
   tools.cards = environment.root / "docs/knowledge";
@@ -212,14 +248,19 @@ Environment Environment::detect() {
   environment.own_kernels = find_own_kernels();
   environment.cache = find_cache(environment.root);
   require_trusted(environment.cache);
-  std::vector<fs::path> roots = {variable("HYPERMLA_CUDA_ROOT")};
-  for (const fs::path& root : wheel_roots(environment.root)) roots.push_back(root);
-  roots.push_back(variable("CUDA_HOME"));
-  roots.push_back("/usr/local/cuda");
+  std::vector<fs::path> roots = {absolute_variable("HYPERMLA_CUDA_ROOT")};  // which stands for no other one
+  if (roots.front().empty()) {
+    roots = wheel_roots(environment.root);
+    roots.push_back(absolute_variable("CUDA_HOME"));
+    roots.push_back("/usr/local/cuda");
+  }
   std::vector<std::string> compilers = {"g++", "c++", "clang++"};
   const std::string cxx = variable("CXX");
   if (!cxx.empty()) compilers = {cxx};
   environment.toolchain = Toolchain::find(roots, compilers, variable("PATH"));
+  if (const fs::path& toolkit = environment.toolchain.cuda_root; !toolkit.empty())
+    require_unexposed(exposed_in_toolkit(Writers(environment.root), toolkit), toolkit,
+                      "HYPERMLA_CUDA_ROOT to a CUDA toolkit of your own");
   if (!cxx.empty() && environment.toolchain.cxx.empty())
     fail("CXX={} is no program that can be run; set it to the path of a C++20 compiler, without flags, or unset it",
          cxx);

@@ -5,7 +5,7 @@
 //   HYPERMLA_CACHE_DIR   compiled kernels, tuning results, measured devices  (default: .cache in a checkout, else
 //                        $XDG_CACHE_HOME/hypermla or ~/.cache/hypermla); absolute, and of this user or root alone
 //   HYPERMLA_KERNELS     kernels of the user's own, laid out as kernels/ is: absolute, and of this user or root alone
-//   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras           (default: the wheels in .venv, CUDA_HOME)
+//   HYPERMLA_CUDA_ROOT   root of CUDA 13.3 or newer, with tileiras: absolute (default: the wheels in .venv, CUDA_HOME)
 //   CXX                  C++20 compiler for kernels on the CPU               (default: g++, then c++, then clang++)
 //   HYPERMLA_HOST_FLAGS  further compiler flags for CPU kernels, such as -DHYPERMLA_TILE_DEBUG
 #pragma once
@@ -30,7 +30,7 @@ struct Environment {
   ProfileTools profile_tools;
 
   // Throws Error when the kernels' sources or the program that CXX names are not found, or when another user may write
-  // the cache or the user's own kernels.
+  // them, the CUDA toolkit, the cache or the user's own kernels.
   static Environment detect();
 
   std::filesystem::path kernel_root() const { return root / "kernels"; }

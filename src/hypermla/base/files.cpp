@@ -149,12 +149,19 @@ void require_trusted(const fs::path& path, std::string_view advice, const fs::pa
     fail("'{}' may be written by other users and is not used, because {}; run `chmod -R go-w '{}'`", path.string(),
          kDanger, path.string());
   }
-  for (fs::path above = real.parent_path(); !above.empty(); above = above.parent_path()) {
-    if (::stat(above.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) && !(status.st_mode & S_ISVTX))
-      fail("'{}' is not used, because all users may write '{}': {}; choose another directory, or run `chmod o-w '{}'`",
-           path.string(), above.string(), kDanger, above.string());
-    if (above == above.parent_path()) break;
+  if (const fs::path above = open_above(path); !above.empty())
+    fail("'{}' is not used, because all users may write '{}': {}; choose another directory, or run `chmod o-w '{}'`",
+         path.string(), above.string(), kDanger, above.string());
+}
+
+fs::path open_above(const fs::path& path) {
+  std::error_code ignored;
+  for (fs::path at = fs::weakly_canonical(path, ignored); at.has_relative_path();) {
+    at = at.parent_path();
+    struct stat status {};
+    if (::stat(at.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) && !(status.st_mode & S_ISVTX)) return at;
   }
+  return {};
 }
 
 std::string read_file(const fs::path& path) {

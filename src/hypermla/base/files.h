@@ -23,6 +23,9 @@ void require_trusted(const std::filesystem::path& path,
 // Whether `path` itself belongs to this user or to root, and no other user may write it; or nobody but who may write
 // `image`. A symbolic link is not trusted.
 bool trusted(const std::filesystem::path& path, const std::filesystem::path& image = {});
+// The nearest directory above `path` in which any user may put another file in the place of what is there: all may
+// write it, and it has no sticky bit. Empty: none.
+std::filesystem::path open_above(const std::filesystem::path& path);
 
 // Throws Error, too, when it is no regular file: reading a pipe could wait for ever.
 std::string read_file(const std::filesystem::path& path);

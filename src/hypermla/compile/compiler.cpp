@@ -176,11 +176,15 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   cache_.sweep();
   BackendOutput output;
   if (is_gpu_arch(arch)) {
-    if (tools.cuda_root.empty())
+    if (tools.cuda_root.empty()) {
+      std::string searched;
+      for (const fs::path& root : tools.searched) searched += (searched.empty() ? " in " : ", ") + root.string();
       fail(
-          "{} is not in the cache {} for {}, or not whole there, and no CUDA Tile compiler was found; run ./hypermla "
-          "once or, of the Python package, pip install its extra `compilers`, or set HYPERMLA_CUDA_ROOT",
-          source.name, config_.cache.string(), arch);
+          "{} is not in the cache {} for {}, or not whole there, and no CUDA Tile compiler was found{}; run ./hypermla "
+          "once or, of the Python package, pip install its extra `compilers`, or set HYPERMLA_CUDA_ROOT to a CUDA "
+          "toolkit 13.3 or newer",
+          source.name, config_.cache.string(), arch, searched);
+    }
     output = is_cute(source) ? compile_cuda(tools.cuda_root, input) : compile_tile(tools.cuda_root, input);
   } else {
     if (is_cute(source))
@@ -253,6 +257,7 @@ void require_arguments(const KernelSource& source, const CacheEntry& entry) {
 }
 
 Json to_json(const KernelSource& source, const std::string& arch, const CompilerConfig& config) {
+  const std::vector<fs::path>& searched = config.toolchain.searched;
   return {{"name", source.name},
           {"header", source.header},
           {"instance", source.instance},
@@ -266,6 +271,7 @@ Json to_json(const KernelSource& source, const std::string& arch, const Compiler
           {"shipped", config.shipped.string()},
           {"image", config.image.string()},
           {"cuda_root", config.toolchain.cuda_root.string()},
+          {"searched", std::vector<std::string>(searched.begin(), searched.end())},
           {"cxx", config.toolchain.cxx.string()},
           {"host_flags", config.host_flags},
           {"caller", ::getpid()}};
@@ -280,6 +286,7 @@ void run_compile_job(const Json& job) {
   config.shipped = job.at("shipped").get<std::string>();
   config.image = job.at("image").get<std::string>();
   config.toolchain.cuda_root = job.at("cuda_root").get<std::string>();
+  for (const Json& root : job.at("searched")) config.toolchain.searched.emplace_back(root.get<std::string>());
   config.toolchain.cxx = job.at("cxx").get<std::string>();
   config.host_flags = job.at("host_flags").get<std::vector<std::string>>();
   const KernelSource source{job.at("name"), job.at("header"), job.at("instance"), job.at("arguments"), job.at("part")};

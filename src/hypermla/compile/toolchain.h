@@ -14,7 +14,7 @@ struct Toolchain {
   std::filesystem::path cuda_root;
   // C++20 compiler for kernels on the CPU. Empty: not found.
   std::filesystem::path cxx;
-  // Where both were looked for, for the sentence that says they are missing.
+  // Where CUDA was looked for, for the sentence that says it is missing.
   std::vector<std::filesystem::path> searched;
 
   // The first root of `cuda_roots` that holds NVRTC and tileiras; the first of `compilers` that is on `path`.
