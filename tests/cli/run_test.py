@@ -138,6 +138,33 @@ class Profile(CommandCase):
         (self.directory / "out").write_text("in the way")
         self.assertIn("Not a directory", self.refuse(*KERNEL, **cache))
 
+    def test_a_run_that_ends_before_leaves_no_profile(self):
+        words = [*KERNEL, "--no_autotune", "--prof_type=event"]
+        self.succeed(*words, "--bench_runs=1", "--out_dir=whole")
+        there = self.directory / "there"
+        there.mkdir()
+        for out in "new", "there", "new/":
+            with self.subTest(out):
+                before = len(list(self.directory.rglob("params.json")))
+                interrupted = start(*words, "--bench_runs=1000000", f"--out_dir={out}", cwd=self.directory)
+                while len(list(self.directory.rglob("params.json"))) == before:
+                    self.assertIsNone(interrupted.poll())
+                interrupted.send_signal(signal.SIGINT)
+                self.assertEqual(finish(interrupted).status, -signal.SIGINT)
+                self.assertFalse((self.directory / out / "params.json").exists())
+                limited = subprocess.run(["sh", "-c", 'ulimit -f 1; exec "$0" "$@"', BINARY, *words, "--bench_runs=1",
+                                          f"--out_dir={out}"], cwd=self.directory, capture_output=True, text=True)
+                self.assertEqual(limited.returncode, 2, limited)
+                self.assertIn("raise the file size limit", limited.stderr)
+                self.succeed(*words, "--bench_runs=1", f"--out_dir={out}")
+                files = [sorted(str(path.relative_to(top)) for path in top.rglob("*"))
+                         for top in (self.directory / "whole", self.directory / out)]
+                self.assertEqual(*files)
+                self.assertEqual([(self.directory / out).stat().st_mode], [there.stat().st_mode])
+                self.assertEqual(list(self.directory.rglob("*.tmp")), [])
+                if out == "new":
+                    shutil.rmtree(self.directory / out)
+
     def test_disabled_writes_nothing(self):
         self.succeed(*QUICK)
         self.assertEqual(list(self.directory.iterdir()), [])

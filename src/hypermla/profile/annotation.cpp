@@ -82,11 +82,11 @@ ProfileResult annotation_profile(const ProfileRequest& request) {
   frame.profile.counters->attempts = attempts;
   for (std::size_t i = 0; i < counters.stages.size(); ++i)
     frame.set_metrics(i, counters.stages[i], counters.about.source);
-  ProfileResult result = frame.finish();
-  frame.write("nsight_raw_metrics.csv", raw_metrics_csv(result.profile));
-  frame.write("nsight_formatted_metrics.csv", formatted_metrics_csv(result.profile));
-  frame.write("roofline_metrics.csv", roofline_metrics_csv(result.profile));
-  return result;
+  frame.judge();
+  frame.write("nsight_raw_metrics.csv", raw_metrics_csv(frame.profile));
+  frame.write("nsight_formatted_metrics.csv", formatted_metrics_csv(frame.profile));
+  frame.write("roofline_metrics.csv", roofline_metrics_csv(frame.profile));
+  return frame.publish();
 }
 
 }  // namespace hypermla

@@ -102,6 +102,7 @@ std::vector<Executable*> profiled_stages(Executable& executable) {
 }
 
 void require_out_dir(const fs::path& out_dir) {
+  sweep_scratch(out_dir);
   std::error_code no_directory;
   if (fs::directory_iterator(out_dir, no_directory) != fs::directory_iterator())
     fail("'{}' holds files already; a profile goes to a new or an empty directory, so that runs are never mixed",
@@ -148,10 +149,18 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
 
   require_out_dir(request.out_dir);
   require_knowledge(request.tools);  // what finish() needs, before there is a file
-  directory = request.out_dir;
-  if (directory.empty())
-    directory = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /
-                                utc_now("%Y%m%dT%H%M%SZ"));
+  wanted_ = request.out_dir.has_filename() ? request.out_dir : request.out_dir.parent_path();  // a slash at the end
+  if (wanted_.empty())
+    wanted_ = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /
+                              utc_now("%Y%m%dT%H%M%SZ"));
+  // Beside its final place or, where that is there and may be a mount or the working directory, in it.
+  std::error_code absent;
+  inside_ = fs::exists(wanted_, absent);
+  const fs::path beside = wanted_.has_parent_path() ? wanted_.parent_path() : ".";
+  make_directories(inside_ ? wanted_ : beside);
+  sweep_scratch(inside_ ? wanted_ : beside);
+  scratch_.emplace(inside_ ? wanted_ / "profile" : wanted_, Scratch::Kind::directory);
+  directory = scratch_->path() / "run";
   make_directories(directory);
   write("params.json", profile.problem.dump(2) + "\n");
   for (const auto& stage : request.tuning.stages)
@@ -198,7 +207,7 @@ void Frame::set_metrics(std::size_t stage, const std::map<std::string, double>& 
   profile.stages[stage].metrics_source = source;
 }
 
-ProfileResult Frame::finish() {
+void Frame::judge() {
   if (!request.tools.rules.empty())
     assess(profile, Rules::load(request.tools.rules),
            request.tools.cards.empty() ? Cards() : Cards::load(request.tools.cards));
@@ -207,7 +216,23 @@ ProfileResult Frame::finish() {
       profile.files[file.path().lexically_relative(directory).generic_string()] = file.file_size();
   write("profile.json", to_json(profile).dump(2) + "\n");
   write("report.md", render_report(profile));
-  return {profile, directory};
+}
+
+ProfileResult Frame::publish() {
+  std::error_code failed;
+  if (inside_) {
+    for (const auto& one : fs::directory_iterator(directory))
+      if (!failed) fs::rename(one.path(), wanted_ / one.path().filename(), failed);
+  } else {
+    if (request.out_dir.empty()) wanted_ = fresh_directory(wanted_);  // another process may have been faster
+    fs::rename(directory, wanted_, failed);
+  }
+  if (failed) {
+    require_out_dir(request.out_dir);
+    fail_file("write", wanted_, failed.value());
+  }
+  sync_directory(inside_ ? wanted_ : wanted_.has_parent_path() ? wanted_.parent_path() : ".");
+  return {profile, wanted_};
 }
 
 }  // namespace hypermla

@@ -2,6 +2,9 @@
 // what it measures, and finishes it.
 #pragma once
 
+#include <optional>
+
+#include "hypermla/base/files.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/profile/profilers.h"
 
@@ -9,7 +12,7 @@ namespace hypermla {
 
 struct Frame {
   // Kernel, problem, device, roofline, cost, clocks and stages (every kernel, then every group of kernels that run at
-  // once); the directory, with params.json, tiling/ and compiled/.
+  // once); the directory, with params.json, tiling/ and compiled/. That is scratch until it is published.
   Frame(const ProfileRequest& request, ProfileMode mode);
 
   // Cold and burst; sustained where `sustained_seconds` is positive and the device is a GPU. For pipelines every
@@ -19,11 +22,18 @@ struct Frame {
   void set_metrics(std::size_t stage, const std::map<std::string, double>& metrics, const std::string& source);
   void write(const std::filesystem::path& name, const std::string& text) const;
   // Judges and writes profile.json and report.md.
-  ProfileResult finish();
+  void judge();
+  // Moves all that was written to its final place. A run that ends before leaves nothing there.
+  ProfileResult publish();
 
   const ProfileRequest& request;
   Profile profile;
-  std::filesystem::path directory;
+  std::filesystem::path directory;  // until it is published
+
+ private:
+  std::filesystem::path wanted_;
+  bool inside_ = false;  // wanted_ was there, and holds the scratch
+  std::optional<Scratch> scratch_;
 };
 
 // A time in rates and against the roofline.

@@ -332,7 +332,8 @@ ProfileResult ncu_profile(const ProfileRequest& request) {
     counters.attempts.push_back(fmt::format("ncu: {}", error.what()));
     frame.profile.missing = "no report of Nsight Compute, only times";
   }
-  return frame.finish();
+  frame.judge();
+  return frame.publish();
 }
 
 }  // namespace hypermla

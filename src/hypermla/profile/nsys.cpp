@@ -43,7 +43,7 @@ Timeline by_nsys(const ProfileRequest& request, const fs::path& directory) {
                                               "csv", "--force-overwrite=true", "-o", stats, report + ".nsys-rep"},
                                              {.timeout = kTracePatience});
   for (const char* name : {"_cuda_gpu_trace.csv", "_cuda_api_sum.csv", "_cuda_api_trace.csv"})
-    if (!fs::exists(stats + name)) fail("its statistics lack {} (status {})", stats + name, exported.status);
+    if (!fs::exists(stats + name)) fail("its statistics lack report{} (status {})", name, exported.status);
   Timeline timeline;
   timeline.operations = parse_cuda_gpu_trace(read_file(stats + "_cuda_gpu_trace.csv"));
   timeline.calls = parse_cuda_api_trace(read_file(stats + "_cuda_api_trace.csv"));
@@ -82,12 +82,14 @@ ProfileResult nsys_profile(const ProfileRequest& request) {
     } catch (const Error& second) {
       counters.attempts.push_back(fmt::format("CUPTI: {}", second.what()));
       frame.profile.missing = "no timeline, only times";
-      return frame.finish();
     }
   }
-  frame.write("chrome_trace.json", chrome_trace_json(timeline));
-  frame.profile.timeline = analyse(timeline);
-  return frame.finish();
+  if (frame.profile.missing.empty()) {
+    frame.write("chrome_trace.json", chrome_trace_json(timeline));
+    frame.profile.timeline = analyse(timeline);
+  }
+  frame.judge();
+  return frame.publish();
 }
 
 }  // namespace hypermla

@@ -46,7 +46,8 @@ ProfileResult event_profile(const ProfileRequest& request) {
   Frame frame(request, ProfileMode::event);
   frame.time(request.sustained_seconds);
   if (request.device.is_gpu()) frame.profile.host_us_per_run = host_microseconds(request.device, request.executable);
-  return frame.finish();
+  frame.judge();
+  return frame.publish();
 }
 
 ProfileResult profile(const ProfileRequest& request, ProfileMode mode) {
