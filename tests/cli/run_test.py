@@ -416,6 +416,8 @@ class DeviceReport(CommandCase):
             shutil.copytree(kernels, self.directory / "kernels",
                             ignore=lambda _, names: [name for name in names if "-sm_" in name])
         cache = {"HYPERMLA_CACHE_DIR": self.directory}
+        name = re.search(r"(?m)^device     (.*): ", self.succeed("device", "--device=cpu").out)[1]
+        (self.directory / "devices.json").write_text(json.dumps({name: {"measured": {}}}))  # of no use, and no harm
         out = self.succeed("device", "--device=cpu", "--measure", **cache).out
         self.assertRegex(out,
                          r"(?m)^reach      latent tensor [\d.]+: cutile\.mla\.flash_mla\S* took [\d.]+ us for b1_s16_")
@@ -429,6 +431,14 @@ class DeviceReport(CommandCase):
                                 if row["kernel"] == "cutile.mla.flash_mla"] for where in ({}, cache))
         took = float(re.search(r"latent tensor .* took ([\d.]+) us", out)[1])
         self.assertLess(abs(after / took - 1), 0.5, (before, after, took))
+        # What is interrupted loses nothing of it.
+        again = start("device", "--device=cpu", "--measure", **cache)
+        while not again.stdout.readline().startswith("measured   date"):
+            self.assertIsNone(again.poll())
+        again.send_signal(signal.SIGINT)
+        finish(again)
+        (entry,) = json.loads((self.directory / "devices.json").read_text()).values()
+        self.assertEqual(entry["measured"]["reach"], reach)
 
 
 if __name__ == "__main__":

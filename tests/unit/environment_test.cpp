@@ -335,6 +335,19 @@ TEST(SpecFor, AMeasuredDeviceKeepsItsArchitecture) {
   EXPECT_EQ(spec.peak_gbps, 7);
 }
 
+// An entry adds to what is known without it, and takes nothing away.
+TEST(SpecFor, AnEntryWithoutFiguresHasThoseOfTheOthers) {
+  const TempDir dir;
+  const DeviceTable table = DeviceTable::load(
+      dir.write("devices.json", R"({"CPU": {"peak_dram_bw_GBps": 20, "peak_float32_float32_tflops": 2}})"),
+      dir.write("measured.json", R"({"Fake 1": {"measured": {}}})"));
+  testing_support::FakeDevice cpu;
+  EXPECT_EQ(spec_for(table, cpu).name, "Fake 1");
+  EXPECT_EQ(spec_for(table, cpu).peak_gbps, 20);
+  EXPECT_EQ(spec_for(table, cpu).peak_tflops(DType::float32), 2);
+  EXPECT_GT(ridge(spec_for(table, Gpu()), DType::bfloat16), 0);
+}
+
 TEST(SpecFor, AnUnknownGpuIsAsThoseOfItsArchitecture) {
   const TempDir dir;
   const DeviceTable table = DeviceTable::load(dir.write("devices.json", R"({"CPU": {}, "A": {"arch": "generic",

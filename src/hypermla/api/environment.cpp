@@ -343,9 +343,11 @@ DeviceSpec guess(const DeviceTable& table, const DeviceInfo& info) {
 
 DeviceSpec spec_for(const DeviceTable& table, const Device& device) {
   const DeviceInfo& info = device.info();
-  DeviceSpec spec = table.contains(info.name) ? table.find(info.name)
-                    : device.is_gpu()         ? guess(table, info)
-                                              : table.find("CPU");
+  const DeviceSpec unknown = device.is_gpu() ? guess(table, info) : table.find("CPU");
+  DeviceSpec spec = table.contains(info.name) ? table.find(info.name) : unknown;
+  for (double DeviceSpec::*peak :
+       {&DeviceSpec::bfloat16_tflops, &DeviceSpec::float16_tflops, &DeviceSpec::float32_tflops, &DeviceSpec::peak_gbps})
+    if (spec.*peak == 0) spec.*peak = unknown.*peak;
   // What an entry does not say, as one that was measured here alone, the device does.
   if (spec.name != info.name || spec.sm_count == 0) spec.sm_count = info.processors;
   if (device.is_gpu() && spec.arch.empty()) spec.arch = info.arch;

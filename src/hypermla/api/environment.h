@@ -50,7 +50,7 @@ struct Environment {
 
 // The roofline of a device: its own entry; else, for a CPU, the entry "CPU" with the number of its cores; else a guess
 // for an unknown GPU, enough to order kernels by: the peaks of a known one of its architecture, by its multiprocessors.
-// What an entry leaves out, as one that `hypermla device --measure` added, the device says.
+// What an entry leaves out, as one that `hypermla device --measure` added, the device says or, of peaks, that guess.
 DeviceSpec spec_for(const DeviceTable& table, const Device& device);
 
 // What plans for a present device are made for; and for an entry of the table by its name, whether the device is here

@@ -52,13 +52,16 @@ int device_command(const Words& words) {
   require_writable(session.environment.measured_devices().parent_path());  // else it is all for nothing
   Json measured = measure_ceilings(session.device, session.compiler);
   measured["date"] = utc_now();
+  // Of an earlier time, until the present one is known: what is interrupted loses nothing.
+  if (const Json& before = session.planned.spec.measured; before.contains("reach")) measured["reach"] = before["reach"];
   const auto save = [&] {
     save_measured(session.environment.measured_devices(), session.device->info().name, measured);
   };
   save();
   for (const auto& [key, value] : measured.items())
-    fmt::print("measured   {:<26} {}\n", key,
-               value.is_number() ? fmt::format("{:.5g}", value.get<double>()) : value.get<std::string>());
+    if (!value.is_object())
+      fmt::print("measured   {:<26} {}\n", key,
+                 value.is_number() ? fmt::format("{:.5g}", value.get<double>()) : value.get<std::string>());
   std::fflush(stdout);
   // Kernels are judged by the ceilings that were just measured.
   const PlannedDevice planned = planned_device(session.environment.devices(), *session.device);
