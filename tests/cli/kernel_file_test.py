@@ -37,6 +37,7 @@ __tile_global__ void twice(float* __restrict__ x_ptr, float* __restrict__ y_ptr,
 }
 
 #else
+#include <cstdlib>
 #include <stdexcept>
 
 #include "hypermla/kernel_file.h"
@@ -49,6 +50,7 @@ void describe(hypermla::KernelFile& file) {
   const auto mode = file.size("mode", 6, 6, "what goes wrong: 1 to 5");
   const int x = file.input("x", hypermla::DType::float32, {rows, columns}, 4, shifted);
   const int y = file.output("y", hypermla::DType::float32, {rows, columns}, 4);
+  if (mode == 15) std::exit(0);
   if (mode == 7) throw std::runtime_error("seven");
   if (mode == 8) file.output("z", hypermla::DType::float32, {rows + 1}, 1);
   file.kernel(mode == 9 ? "fortran" : "cutile", "twice");
@@ -64,6 +66,7 @@ void reference(const hypermla::Row& at) {
   if (at.size(2) == 11) throw std::runtime_error("eleven");
   if (at.size(2) == 12) at.input(1);
   if (at.size(2) == 13) *reinterpret_cast<volatile int*>(16) = 0;
+  if (at.size(2) == 14) std::exit(0);
   for (std::int64_t j = 0; j < at.size(1); ++j) at.output(0)[j] = 2 * at.input(0)[at.row * at.size(1) + j];
 }
 
@@ -116,6 +119,18 @@ class KernelFiles(CommandCase):
         self.assertIn("check     passed: rows=21 columns=64 mode=6, compared 21 of 21 rows", done.out)
         self.assertIn("output    y        [21, 64] float32, aligned to 16 bytes, moved by 4 (16 bytes)", done.out)
         self.assertIn("compared 100 of 100 rows", self.verify("--rows=100").out)
+
+    def test_a_file_that_ends_the_program_has_not_passed(self):
+        for command in "verify-file", "bench-file":
+            for mode in 14, 15:
+                done = run(command, self.file, "--device=cpu", f"--mode={mode}", cwd=self.directory)
+                self.assertEqual(done.status, 2, done)
+                self.assertRegex(done.err, r"^hypermla: the kernel file crashed or ended the program; [^\n]+\n$")
+
+    def test_a_folder_with_the_name_of_a_header(self):
+        self.write(KERNEL.replace("#include <cstdlib>", "#include <cstdlib>\n#include <new>"))
+        (self.directory / "new").mkdir()
+        self.assertEqual(self.verify().status, 0)
 
     def test_a_wrong_kernel_fails(self):
         sentence = self.wrong("--mode=1")

@@ -6,9 +6,11 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/process.h"
@@ -23,24 +25,32 @@
 namespace hypermla {
 namespace {
 
-// The file's host part and, on a CPU, its kernel run in this process: what they break ends it, with a sentence.
-extern "C" void say_crash(int) {
+// The file's host part and, on a CPU, its kernel run in this process: what they break ends it, with a sentence. So does
+// exit(), behind which the status would be that of a file which passed.
+extern "C" void say_end(int) {
   static std::atomic_flag said;
   while (said.test_and_set()) ::pause();  // another thread says it, and ends all
   static constexpr char kSentence[] =
-      "hypermla: the kernel file crashed; look in describe(), reference() and the kernel for an access outside of a "
-      "tensor, or for an array that no stack has room for\n";
+      "hypermla: the kernel file crashed or ended the program; look in describe(), reference() and the kernel for an "
+      "access outside of a tensor, for an array that no stack has room for, or for exit()\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
   ::_exit(2);
 }
 
-void say_what_crashes() {
+std::atomic<bool> has_verdict{false};
+
+void say_what_ends() {
   static const SignalStack stack;
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was said before it crashes is out
   struct sigaction action = {};
-  action.sa_handler = say_crash;
+  action.sa_handler = say_end;
   action.sa_flags = SA_ONSTACK;  // the thread's own may be what overflowed
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(number, &action, nullptr);
+  // Each thread of the reference that calls exit() takes one of these, or it would go on to the end.
+  for (unsigned i = 0; i <= std::thread::hardware_concurrency(); ++i)
+    std::atexit([] {
+      if (!has_verdict) say_end(0);
+    });
 }
 
 struct FileFlags {
@@ -63,13 +73,15 @@ std::int64_t whole_number(const std::string& flag, const std::string& text) {
 struct FileCommand {
   FileCommand(const Words& words, const std::string& name, const std::string& summary, bool timed)
       : words(words), name("hypermla " + name), summary(summary), timed(timed) {}
+  FileCommand(const FileCommand&) = delete;
+  ~FileCommand() { has_verdict = true; }  // or an error; exit() destroys nothing
 
   // False: help was printed.
   bool open() {
     const bool file_given = !words.empty() && words[0].rfind("-", 0) != 0;
     const Words rest(words.begin() + file_given, words.end());
     session = std::make_unique<Session>(flag_value(rest, "--device", "auto"));
-    say_what_crashes();
+    say_what_ends();
     if (file_given) library = std::make_unique<FileLibrary>(words[0], session->compiler);
     CLI::App app(summary, name + " <file>");
     const auto tolerance = [&](const char* flag, double& value, const char* help) {

@@ -36,7 +36,7 @@ void collect(const fs::path& file, const std::vector<fs::path>& paths, std::map<
     std::vector<fs::path> directories = paths;
     if (quoted) directories.insert(directories.begin(), normal.parent_path());
     for (const fs::path& directory : directories)
-      if (fs::exists(directory / name)) {
+      if (std::error_code unreadable; fs::is_regular_file(directory / name, unreadable)) {  // as compilers look for it
         collect(directory / name, paths, texts);
         break;
       }
