@@ -316,10 +316,17 @@ class Refusals(CommandCase):
         self.assertIn("--page is a flag of cute.mla.flash_mla, which does not run on this device",
                       self.refuse("kernel", "flash_mla", "--device=cpu", "--page=16"))
 
-    def test_the_first_target_decides(self):
-        done = self.succeed("compile", "flash_mla", "--arch=cpu", "--arch=sm_90", "--s=1", "--t=64", "--h=4")
-        self.assertIn("2 compiled, 0 failed", done.out)
-        self.assertIn("written for Hopper GPUs", self.refuse("compile", "flash_mla", "--arch=sm_90", "--arch=sm_80"))
+    def test_each_target_has_its_own_language(self):
+        words = ["compile", "flash_mla", "--s=1", "--t=64", "--h=4"]
+
+        def compiled(*archs):
+            return sorted(line[:line.index(" shared")] for line in self.succeed(*words, *archs).out.splitlines()[:-1])
+
+        alone = sorted(compiled("--arch=cpu") + compiled("--arch=sm_90"))
+        for archs in ["--arch=cpu", "--arch=sm_90"], ["--arch=sm_90,cpu"], ["--arch", "sm_90", "cpu"]:
+            self.assertEqual(compiled(*archs), alone)
+        self.assertIn("written for Hopper GPUs",
+                      self.refuse("compile", "cute.mla.flash_mla", "v0", "--arch=sm_90", "--arch=sm_80"))
 
     def test_what_only_decodes_is_verified_on_a_gpu(self):
         for version in "v2", "v3":

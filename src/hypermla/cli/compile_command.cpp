@@ -20,6 +20,26 @@ struct Job {
   std::shared_future<CacheEntry> entry;
 };
 
+void add_arch(CLI::App& app, std::vector<std::string>& archs) {
+  app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
+      ->delimiter(',');
+}
+
+// What is wrong with the flags the whole command line says.
+Words archs_in(Words words) {
+  Words archs;
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  add_arch(app, archs);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError&) {
+  }
+  return archs;
+}
+
 }  // namespace
 
 int compile_command(const Words& words) {
@@ -37,27 +57,24 @@ int compile_command(const Words& words) {
 
   if (name == "all" && !version.empty()) fail("'{}' is not expected here; see hypermla compile --help", version);
 
-  // The first target decides the language, and the language decides which flags exist.
-  std::string asked;
-  for (std::size_t i = 1; i <= rest.size() && asked.empty(); ++i)
-    asked = flag_value({rest.begin(), rest.begin() + std::ptrdiff_t(i)}, "--arch");
+  // Targets decide languages, and languages decide which flags exist.
   const std::string language_flag = flag_value(rest, "--language");
-  std::string first = asked.substr(0, asked.find(','));
-  if (first.empty()) {
+  std::vector<std::string> archs = archs_in(rest);
+  if (archs.empty()) {
     const std::shared_ptr<Device> present = make_device("auto");
-    first = present->is_gpu() ? present->info().arch : "cpu";
+    archs = {present->is_gpu() ? present->info().arch : "cpu"};
   }
-  const std::string first_arch = first == "cpu" ? make_cpu_device()->info().arch : first;
+  std::vector<Target> targets;
+  for (const std::string& arch : archs)
+    targets.push_back(arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch));
 
-  std::vector<std::string> archs;
   std::string language;
   bool candidates = false, cases = false, decode = false, forbid_spills = false;
   CLI::App app(
       "Compile kernels ahead of time into the cache; no GPU is needed.\n"
       "Without a kernel, or with `all`: every kernel for the problems that deployments see.\n",
       "hypermla compile [<kernel>|all] [version]");
-  app.add_option("--arch", archs, "targets: sm_80, sm_90, ..., or cpu for this processor (default: the present device)")
-      ->delimiter(',');
+  add_arch(app, archs);
   app.add_option("--language", language, "cute or cutile (default: the fastest that runs on the target)");
   app.add_flag("--candidates", candidates,
                "every tiling that the tuner may try, not only the default, and the kernels of MlaPrefill");
@@ -65,9 +82,10 @@ int compile_command(const Words& words) {
   app.add_flag("--decode", decode,
                "everything that MlaDecode, MlaPrefill and MlaCacheOps run, for an installation without compilers");
   app.add_flag("--forbid_spills", forbid_spills, "exit status 1 when a kernel keeps registers in memory");
-  std::vector<KernelEntry> entries;  // of the first target; none: all kernels
+  std::vector<std::vector<KernelEntry>> entries;  // of each target; none: all kernels
   if (name != "all") {
-    entries = Registry::instance().find_all(name, version, first_arch, language_flag);
+    for (const Target& target : targets)
+      entries.push_back(Registry::instance().find_all(name, version, target.arch, language_flag));
   } else if (const std::vector<KernelEntry> all = Registry::instance().all();
              !language_flag.empty() && std::none_of(all.begin(), all.end(), [&](const KernelEntry& entry) {
                return entry.language == language_flag;
@@ -75,8 +93,9 @@ int compile_command(const Words& words) {
     fail("there is no language '{}'; take cute or cutile", language_flag);
   }
   Settings said;
-  add_problem_fields(app, entries, said);
-  for (const KernelEntry& one : entries) add_tiling_fields(app, *one.make(), said);
+  for (const std::vector<KernelEntry>& of_target : entries) add_problem_fields(app, of_target, said);
+  for (const std::vector<KernelEntry>& of_target : entries)
+    for (const KernelEntry& one : of_target) add_tiling_fields(app, *one.make(), said);
   if (!parse(app, rest)) return 0;
   const auto says = [&](const Json& fields, const char* what) {
     if (!fields.empty() && (cases || decode))
@@ -92,9 +111,8 @@ int compile_command(const Words& words) {
   const DeviceTable devices = known_devices(environment);
   Compiler compiler(worker_config(environment));
   std::vector<Job> jobs;
-  if (archs.empty()) archs = {first};
-  for (std::string& arch : archs) {
-    const Target target = arch == "cpu" ? Target::of(make_cpu_device()->info()) : Target::of_arch(arch);
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const Target& target = targets[i];
     const PlannedDevice on{target, devices.of_arch(target.arch)};
     std::vector<KernelSource> sources;
     const auto add = [&](const std::vector<KernelSource>& more) {
@@ -110,14 +128,11 @@ int compile_command(const Words& words) {
       return called_by_engines;
     };
     if (!entries.empty()) {
-      // Throws where its language does not compile.
-      if (!jobs.empty()) Registry::instance().find(entries.front().full_name(), "", target.arch);
       const bool said_none = said.problem.empty() && said.tiling.empty();
-      if (said_none && entries.front().make()->only_decodes()) {  // what a plan is by default is not for it
-        add(called(entries.front()));
+      if (said_none && entries[i].front().make()->only_decodes()) {  // what a plan is by default is not for it
+        add(called(entries[i].front()));
       } else {
-        const auto [entry, plan, chosen] = configure(entries, on, said);
-        entries = {entry};  // for the other targets, too
+        const auto [entry, plan, chosen] = configure(entries[i], on, said);
         add(cases || decode ? called(entry) : kernel_sources(*plan, candidates));
         if (candidates) add(prefill_sources(*plan, plan->dtype()));
       }
