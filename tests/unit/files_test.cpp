@@ -207,6 +207,18 @@ TEST_F(Files, TrustsWhatNoOneElseMayWrite) {
   EXPECT_NE(error_of([&] { require_trusted(cache); }).find("belongs to another user (uid 65534)"), std::string::npos);
 }
 
+TEST_F(Files, ALinkIsWrittenThrough) {
+  write_file_atomic(dir_ / "file", "old");
+  fs::create_symlink("file", dir_ / "near");
+  fs::create_symlink(dir_ / "near", dir_ / "link");
+  fs::create_symlink("absent", dir_ / "dangling");
+  write_file_atomic(dir_ / "link", "new");
+  write_file_atomic(dir_ / "dangling", "first");
+  EXPECT_EQ(read_file(dir_ / "file"), "new");
+  EXPECT_EQ(read_file(dir_ / "absent"), "first");
+  for (const char* link : {"near", "link", "dangling"}) EXPECT_TRUE(fs::is_symlink(dir_ / link)) << link;
+}
+
 // What an installation brings is as safe as the code of it that runs, which the same users may write.
 TEST_F(Files, TrustsWhatOnlyWritersOfTheProgramMayWrite) {
   const fs::path image = dir_ / "bin/program", brought = dir_ / "brought";

@@ -182,7 +182,11 @@ std::string read_file(const fs::path& path) {
   }
 }
 
-void write_file_atomic(const fs::path& path, std::string_view bytes, Access access) {
+void write_file_atomic(const fs::path& name, std::string_view bytes, Access access) {
+  fs::path path = name;
+  std::error_code unreadable;
+  for (int links = 0; fs::is_symlink(path, unreadable) && links < 40; ++links)
+    path = path.parent_path() / fs::read_symlink(path, unreadable);
   const Scratch scratch(path, Scratch::Kind::file, access);
   if (const int error = write_all(scratch.descriptor(), bytes)) fail_file("write", path, error);
   if (::rename(scratch.path().c_str(), path.c_str()) != 0) fail_file("write", path, errno);

@@ -31,7 +31,8 @@ std::filesystem::path open_above(const std::filesystem::path& path);
 std::string read_file(const std::filesystem::path& path);
 
 // Replaces `path` by `bytes`: written beside it, synced, renamed, and the directory synced. Readers see the old
-// contents or the new ones. On failure the old ones stay, and no temporary file is left. The directory must exist.
+// contents or the new ones. On failure the old ones stay, and no temporary file is left. The directory must exist. A
+// link stays, and what it leads to is replaced.
 void write_file_atomic(const std::filesystem::path& path, std::string_view bytes, Access access = Access::by_umask);
 
 // Writes and syncs a file that must not exist yet, as part of a directory that is not published yet: Access::owner.
