@@ -233,6 +233,20 @@ class Refusals(CommandCase):
         self.assertRegex(done.err, rf"^hypermla: measured devices are left out: {self.directory}/devices.json: device "
                                    "'NVIDIA H200': peak_dram_bw_GBps is \"fast\"[^\n]*\n$")
 
+    def test_a_cache_of_another_user(self):
+        cache = self.directory / "cache"
+        cache.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        self.directory.chmod(0o755)
+        user = {"user": 65534} if os.geteuid() == 0 else {}
+        try:
+            done = subprocess.run([BINARY, "choose", "--b=4"], cwd="/", capture_output=True, text=True, **user,
+                                  env={**os.environ, "HYPERMLA_CACHE_DIR": str(cache)})
+        except PermissionError:
+            self.skipTest("other users cannot read the program")
+        self.assertEqual(done.stderr, f"hypermla: measured devices are left out: '{cache}' cannot be looked into; set "
+                                      "HYPERMLA_CACHE_DIR to a directory of your own\n")
+        self.assertEqual(done.returncode, 0)
+
     def test_a_key_of_megabytes_is_cut(self):
         cache = self.directory / "cache"
         cache.mkdir(mode=0o700)

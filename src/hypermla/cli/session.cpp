@@ -18,9 +18,7 @@ CompilerConfig worker_config(const Environment& environment) {
 
 DeviceTable known_devices(const Environment& environment) {
   DeviceTable devices = environment.devices();
-  if (!devices.ignored().empty())
-    std::cerr << "hypermla: measured devices are left out: " << devices.ignored() << "; `hypermla device --measure`"
-              << " writes that file anew\n";
+  if (!devices.ignored().empty()) std::cerr << "hypermla: measured devices are left out: " << devices.ignored() << "\n";
   return devices;
 }
 

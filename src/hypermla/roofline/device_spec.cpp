@@ -149,13 +149,19 @@ DeviceTable DeviceTable::load(const std::filesystem::path& devices, const std::f
   Json entries = parse_devices(devices);
   DeviceTable table;
   table.specs_ = specs_of(entries, devices);
+  std::error_code error;
+  if (!std::filesystem::exists(overlay, error) && error == std::errc::permission_denied) {
+    table.ignored_ = fmt::format("'{}' cannot be looked into; set HYPERMLA_CACHE_DIR to a directory of your own",
+                                 overlay.parent_path().string());
+    return table;
+  }
   try {
     const Json changes = parse_overlay(overlay);
     for (const auto& [name, entry] : changes.items())
       for (const auto& [key, value] : entry.items()) entries[name][key] = value;
     table.specs_ = specs_of(entries, overlay);
   } catch (const Error& error) {
-    table.ignored_ = error.what();
+    table.ignored_ = fmt::format("{}; `hypermla device --measure` writes that file anew", error.what());
   }
   return table;
 }
