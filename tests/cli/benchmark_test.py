@@ -18,7 +18,8 @@ TINY = ["--b=1", "--t=64", "--h=2", "--device=cpu", "--seconds=0"]
 
 class FreshClone(CommandCase):
     def test_help_needs_no_package(self):
-        for path in sorted(BENCHMARKS.glob("bench_*.py")):
+        for path in sorted([*BENCHMARKS.glob("bench_*.py"),
+                            CHECKOUT / "tests/engines/bench_context_parallel.py"]):
             with self.subTest(path.name):
                 environment = {**os.environ, "HYPERMLA_TEST_BUILD": str(self.directory), "PYTHONNOUSERSITE": "1"}
                 done = subprocess.run([sys.executable, "-S", path, "--help"], env=environment, cwd=self.directory,

@@ -19,12 +19,17 @@ import pathlib
 import sys
 import types
 
-import torch
-from torch import distributed
 from vllm_worker import driver_version
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples/python"))
-import context_parallel  # noqa: E402
+missing = None
+try:
+    import torch
+    from torch import distributed
+
+    import context_parallel
+except ModuleNotFoundError as error:
+    missing = error.name  # which --help does not need
 
 # (heads, requests, queries of each, tokens of each)
 ROWS = ((128, 1, 1, 1 << 20), (16, 1, 1, 1 << 20), (128, 1, 1, 1 << 18), (16, 1, 1, 1 << 18), (128, 1, 4, 1 << 20),
@@ -66,6 +71,8 @@ def main():
     parser.add_argument("--rows", type=int, default=len(ROWS), help="the first of them, so many (default all)")
     parser.add_argument("--record", default="context_parallel.json", help="file of all results")
     at = parser.parse_args()
+    if missing:
+        sys.exit(f"bench_context_parallel.py: Python does not find {missing}; install it, then run this again")
     if torch.cuda.device_count() < at.ranks:
         sys.exit(f"bench_context_parallel.py: it needs {at.ranks} GPUs, and PyTorch finds {torch.cuda.device_count()}")
     at.driver, at.rows = driver_version(), ROWS[:at.rows]
