@@ -124,6 +124,15 @@ class Clone(CommandCase):
                          r"flash_attention_v7 is not part of this program: run \./hypermla.*\n.*no version 'v7'")
         self.assertEqual([path.name for path in own.parent.iterdir()], ["kernels"])
 
+    def test_paths_with_blanks_are_quoted(self):
+        own = self.directory / "a project/kernels"
+        own.mkdir(parents=True)
+        own.chmod(0o755)
+        copy = own / "cutile/mla/flash_attention/flash_attention_v7"
+        self.assertIn(f"clang-format -i '{copy}'/*\n",
+                      self.clone("flash_attention", "v7", HYPERMLA_KERNELS=own).out)
+        self.assertIn(f"-DHYPERMLA_KERNELS='{own}'\n", run("device", HYPERMLA_KERNELS=own).err)
+
     def test_where_others_may_write_is_no_place(self):
         own = self.directory / "project/kernels"
         (own / "cutile").mkdir(parents=True)

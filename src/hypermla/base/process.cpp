@@ -165,6 +165,16 @@ ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOpt
   return {code, timed_out, contents_of(out), contents_of(err)};
 }
 
+std::string shell_word(const std::string& text) {
+  if (!text.empty() &&
+      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./=,:") ==
+          std::string::npos)
+    return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 void end_programs() {
   std::lock_guard lock(running().mutex);
   running().ending = true;

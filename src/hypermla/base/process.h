@@ -27,6 +27,9 @@ struct ProcessResult {
 // Throws Error when it cannot be started; that it failed is told by `status`.
 ProcessResult run_process(const std::vector<std::string>& argv, const ProcessOptions& options = {});
 
+// As a word of a shell's command, quoted where it needs to be.
+std::string shell_word(const std::string& text);
+
 // A stack for the handlers of the calling thread's signals, as long as this lives: where its own has overflowed there
 // is no room for one.
 class SignalStack {

@@ -10,6 +10,7 @@
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
 #include "hypermla/base/pattern.h"
+#include "hypermla/base/process.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/compile/source_text.h"
@@ -266,7 +267,7 @@ int clone_command(const Words& words) {
   fmt::print("cloned    {} as {}, a draft\n", original.full_name(), made);
   for (const auto& [file, text] : files) fmt::print("          {}\n", (directory / file).string());
   fmt::print("edit      one idea, and say what you expect of it before you measure; clang-format -i {}/*\n",
-             directory.string());
+             shell_word(directory.string()));
   fmt::print("check     ./hypermla kernel {} --check --prof_type=disabled\n", made);
   fmt::print("measure   ./hypermla kernel {} --prof_type=event, and {} the same\n", made, original.full_name());
   fmt::print("compare   ./hypermla compare <run of the original> <run of the copy>\n");

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/process.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/signals.h"
 #include "hypermla/compile/backends.h"
@@ -30,7 +31,7 @@ Session::Session(const std::string& name)
       compiler(worker_config(environment)) {
   for (const std::string& kernel : environment.unbuilt_kernels())
     std::cerr << "hypermla: " << kernel << " is not part of this program: run ./hypermla, or build it with "
-              << "-DHYPERMLA_KERNELS=" << environment.own_kernels.string() << "\n";
+              << "-DHYPERMLA_KERNELS=" << shell_word(environment.own_kernels.string()) << "\n";
 }
 
 int compile_job_command(const Words&) try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/process.h"
 #include "hypermla/profile/compare.h"
 
 namespace hypermla {
@@ -95,17 +96,6 @@ std::string start_command(const NextInput& input, const std::string& language) {
   return fmt::format("clone {} v{}", original, input.next_version);
 }
 
-// As a word of a shell's command.
-std::string word_of(const std::string& text) {
-  if (!text.empty() &&
-      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./=,:") ==
-          std::string::npos)
-    return text;
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 Json gates(const NextInput& input, const std::string& kernel, const std::string& language) {
   Json list = Json::array();
   auto add = [&](const std::string& gate, const std::string& command) {
@@ -120,12 +110,13 @@ Json gates(const NextInput& input, const std::string& kernel, const std::string&
         fmt::format("kernel {} --b=32 --s={} --t=4096 --check", kernel, queries));
   std::string flags;
   for (const auto& [field, value] : input.profile.problem.items())
-    flags += " " + word_of(fmt::format("--{}={}", field, value.is_string() ? value.get<std::string>() : value.dump()));
+    flags +=
+        " " + shell_word(fmt::format("--{}={}", field, value.is_string() ? value.get<std::string>() : value.dump()));
   add("profiled as the run was", fmt::format("kernel {}{} --check", kernel, flags));
-  add("no regression", fmt::format("compare {} <that run of {}>", word_of(input.run), kernel));
+  add("no regression", fmt::format("compare {} <that run of {}>", shell_word(input.run), kernel));
   add("the version has its entry", fmt::format("devlog add {} --profile=<run> --baseline={} --changed=.. --why=.. "
                                                "--insight=..",
-                                               kernel, word_of(input.run)));
+                                               kernel, shell_word(input.run)));
   add("no version without an entry", "devlog lint");
   add("what others can use is a card", fmt::format("kb add languages/{}/optimizations/<name> --title=..", language));
   add("the cards are right", "kb lint");
