@@ -308,6 +308,8 @@ class Refusals(CommandCase):
         self.assertIn("no UTF-8 text", self.refuse("verify", "--awaits_gpu=\udcff"))
 
     def test_numbers_are_numbers(self):
+        self.assertIn("n cannot be '-2'; give it an integer of 32 bits, or roofline",
+                      self.refuse("predict", "mla_var6_plus", "--n=-2"))
         for words in (["choose", "--b=4", "--measure", "--seconds=nan"], ["compare", "a", "b", "--noise=nan"]):
             self.assertIn("nan is no number from 0 to", self.refuse(*words))
         for seed in "-1", "0x10", "9" * 30:
@@ -384,6 +386,11 @@ class Refusals(CommandCase):
         for word in "--prefetch=2", "--spare":
             self.assertIn(f"{word} is not supported here: it needs a dense cache or pages of 16 tokens or more",
                           self.refuse("compile", "cute.mla.flash_mla", "v0", "--arch=sm_90", "--page=1", word))
+
+    def test_an_empty_word(self):
+        """Not as if it were left out: the variable of a script may not be set."""
+        for words in (["kernel", "flash_attention", ""], ["predict", "flash_mla", ""], ["compile", "flash_mla", ""]):
+            self.assertIn("an argument is empty", self.refuse(*words))
 
     def test_a_flag_without_its_value(self):
         self.assertIn("hypermla kernel flash_attention --help", self.refuse("kernel", "flash_attention", "--b"))

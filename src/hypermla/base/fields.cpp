@@ -85,9 +85,12 @@ std::optional<int> json_int(const Json& value) {
 }
 
 std::optional<int> parse_int(const FieldRef& field, std::string_view text) {
-  for (const auto& [word, value] : field.words)
+  const std::optional<int> spelled = number<int>(text);
+  for (const auto& [word, value] : field.words) {
     if (word == text) return value;
-  return number<int>(text);
+    if (spelled == value) return std::nullopt;  // that is said by the word
+  }
+  return spelled;
 }
 
 std::optional<bool> parse_bool(std::string_view text) {

@@ -53,6 +53,9 @@ std::string usage() {
 }
 
 int run(const hypermla::Words& words) {
+  for (const std::string& word : words)
+    if (word.empty())
+      hypermla::fail("an argument is empty, as that of a shell's variable which is not set; leave it out or give it");
   const std::string first = words.empty() ? "--help" : words.front();
   auto asks = [](const std::string& word) { return word == "--help" || word == "-h" || word == "help"; };
   const bool help = asks(first);
