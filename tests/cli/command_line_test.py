@@ -308,6 +308,9 @@ class Refusals(CommandCase):
         self.assertIn("no UTF-8 text", self.refuse("verify", "--awaits_gpu=\udcff"))
 
     def test_numbers_are_numbers(self):
+        for count in "1.5", "x", "1e3", "-1":
+            self.assertIn(f"{count} is no whole number from 0 to 1000000",
+                          self.refuse("kernel", "flash_attention", "--device=cpu", f"--tune_max_iters={count}"))
         self.assertIn("n cannot be '-2'; give it an integer of 32 bits, or roofline",
                       self.refuse("predict", "mla_var6_plus", "--n=-2"))
         for words in (["choose", "--b=4", "--measure", "--seconds=nan"], ["compare", "a", "b", "--noise=nan"]):
@@ -387,10 +390,21 @@ class Refusals(CommandCase):
             self.assertIn(f"{word} is not supported here: it needs a dense cache or pages of 16 tokens or more",
                           self.refuse("compile", "cute.mla.flash_mla", "v0", "--arch=sm_90", "--page=1", word))
 
+    def test_a_flag_given_twice(self):
+        self.check("--prof_type is given twice; leave one out", "kernel", "flash_attention", "--device=cpu",
+                   "--prof_type=event", "--prof_type", "disabled")
+
+    def test_a_flag_with_a_value_that_it_does_not_take(self):
+        self.assertIn("--check = maybe is neither true nor false",
+                      self.refuse("kernel", "flash_attention", "--device=cpu", "--check=maybe"))
+
     def test_an_empty_word(self):
         """Not as if it were left out: the variable of a script may not be set."""
         for words in (["kernel", "flash_attention", ""], ["predict", "flash_mla", ""], ["compile", "flash_mla", ""]):
             self.assertIn("an argument is empty", self.refuse(*words))
+
+    def test_a_job_of_nobody(self):
+        self.assertIn("run `hypermla compile`", self.refuse("compile-job"))
 
     def test_a_flag_without_its_value(self):
         self.assertIn("hypermla kernel flash_attention --help", self.refuse("kernel", "flash_attention", "--b"))

@@ -277,6 +277,8 @@ class Templates(CommandCase):
         self.assertTrue(all(one["report"]["arch"] == "sm_90" and one["report"]["frame_bytes"] == 0 for one in report),
                         report)
         self.assertIn("is no GPU's", self.refuse("verify-file", TEMPLATES / "reduction_cutile.cu", "--arch=x86"))
+        self.assertIn("unknown target 'sm_9'; choose one of cpu, sm_80, ",
+                      self.refuse("verify-file", TEMPLATES / "reduction_cutile.cu", "--arch=sm_9"))
 
     def test_a_kernel_may_time_itself(self):
         """Two reads of the global timer stay what they are, but for kernels that ask where their code lies."""

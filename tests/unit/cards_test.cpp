@@ -130,7 +130,8 @@ TEST(Cards, ThatDoNotParseAreFoundBeforeAProfile) {
   ProfileTools tools;
   tools.cards = directory.path();
   const std::string said = error_of([&] { require_knowledge(tools); });
-  EXPECT_TRUE(contains(said, "cga.md: its front matter is no JSON object")) << said;
+  EXPECT_EQ(said, (directory.path() / "optimizations/cga.md").string() +
+                      ": its front matter is no JSON object; mend it, or restore it from the repository");
   tools.cards = checkout() / "docs/knowledge";
   EXPECT_EQ(error_of([&] { require_knowledge(tools); }), "");
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "hypermla/base/json_file.h"
 #include "hypermla/profile/metrics.h"
 #include "support.h"
 
@@ -69,10 +70,18 @@ TEST(Rules, SignalsFollowFromARecordedProfile) {
 }
 
 TEST(Rules, ATilingThatIsDamagedIsNamed) {
-  Profile profile = load("output_decompression");
-  profile.stages[0].tiling["occupancy"] = "two";
-  EXPECT_EQ(error_of([&] { stage_signals(profile, profile.stages[0]); }),
-            "'occupancy' of output_decompression is \"two\", and no number; profile it again");
+  Json json = read_json(checkout() / "tests/unit/recorded/output_decompression.json");
+  const testing_support::TempDir directory;
+  for (const Json& wrong : {Json("two"), Json()}) {
+    json["stages"][0]["tiling"]["occupancy"] = wrong;
+    const auto file = directory.write("profile.json", json.dump());
+    EXPECT_EQ(error_of([&] { load_profile(file); })
+                  .find(file.string() +
+                        " is not a profile ('occupancy' of "
+                        "output_decompression is " +
+                        wrong.dump()),
+              0u);
+  }
 }
 
 // The mode nsys counts nothing, but it samples.
@@ -237,7 +246,7 @@ TEST(Rules, WithoutCountersTimeAndCostDecide) {
 
 TEST(Rules, RefuseWhatTheyDoNotUnderstand) {
   auto refusal = [](const char* text) { return error_of([&] { Rules::parse(Json::parse(text), "my.json"); }); };
-  EXPECT_TRUE(contains(refusal("{}"), "my.json is not a file of profile rules of schema 1"));
+  EXPECT_TRUE(contains(refusal("{}"), "my.json is not a file of profile rules of schema 1; restore it"));
   EXPECT_TRUE(contains(refusal(R"({"schema": 1, "classes": [{"class": "c", "why": "w", "when": [["a", ">", 1, 1]]}]})"),
                        "'c' compares with '>'; use < or >="));
   EXPECT_TRUE(contains(refusal(R"({"schema": 1, "classes": [{"class": "c", "why": "w", "when": [["a", "<", 1, 0]]}]})"),

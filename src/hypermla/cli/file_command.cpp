@@ -179,6 +179,7 @@ void say_entry(const CacheEntry& entry) {
 // The device part for a GPU that is not here.
 void compile_for(const FileCommand& command, const std::string& arch) {
   if (!is_gpu_arch(arch)) fail("--arch={} is no GPU's; write sm_90, for example", arch);
+  Target::of_arch(arch);  // throws where there is none of that name
   Json compiled = Json::array();
   for (const bool timed : {false, true}) {
     const FileProblem problem = command.describe(timed);

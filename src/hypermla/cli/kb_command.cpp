@@ -134,8 +134,8 @@ int kb_lint(const Words& words) {
       unwritten = error.what();
     }
   std::vector<std::string> problems = lint_cards(checkout, signal_names());
-  if (!unwritten.empty() && std::find(problems.begin(), problems.end(), unwritten) == problems.end())
-    problems.push_back(unwritten);
+  const auto is_said = [&](const std::string& problem) { return unwritten.find(problem) != std::string::npos; };
+  if (!unwritten.empty() && std::none_of(problems.begin(), problems.end(), is_said)) problems.push_back(unwritten);
   for (const std::string& problem : problems) fmt::print("{}\n", problem);
   if (!problems.empty()) return 1;
   fmt::print("{} cards, nothing is wrong\n", Cards::load(checkout / "docs/knowledge").all().size());

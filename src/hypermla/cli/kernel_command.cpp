@@ -43,12 +43,12 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--retune", flags.retune, "forget what was measured, and which tilings were rejected, before")
       ->group("Tune");
   app.add_option("--tune_max_iters", flags.tune_max_iters, "candidates to measure per kernel; 0: all")
-      ->check(within(0, 1e6))
+      ->check(whole_within(0, 1000000))
       ->group("Tune");
   app.add_option("--prof_type", flags.prof_type, "annotation (default), event, ncu, nsys or disabled")
       ->group("Profile");
   app.add_option("--bench_runs", flags.bench_runs, "cold runs that are timed (default 20); bursts: up to 7 of them")
-      ->check(within(1, 1e6))
+      ->check(whole_within(1, 1000000))
       ->group("Profile");
   app.add_option("--label", flags.label, "a word of yours for this run, kept in its profile")->group("Profile");
   app.add_option("--out_dir", flags.out_dir,

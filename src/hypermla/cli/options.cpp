@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <set>
 
 #include "hypermla/base/error.h"
 
@@ -52,6 +53,18 @@ CLI::Validator within(double least, double most) {
       "");
 }
 
+CLI::Validator whole_within(int least, int most) {
+  return CLI::Validator(
+      [least, most](std::string& text) {
+        int value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error == std::errc{} && end == text.data() + text.size() && value >= least && value <= most)
+          return std::string();
+        return fmt::format("{} is no whole number from {} to {}", text, least, most);
+      },
+      "");
+}
+
 std::filesystem::path checkout_of(const std::string& root, const std::filesystem::path& absent) {
   std::error_code unreadable;
   if (!root.empty() && !std::filesystem::is_directory(root, unreadable))
@@ -83,10 +96,24 @@ void refuse_missing_values(const CLI::App& app, const std::vector<std::string>& 
   }
 }
 
+// A flag of one value that is given again, where the second value does not stand for the first.
+void refuse_repetitions(const CLI::App& app, const std::vector<std::string>& arguments) {
+  std::set<std::string> seen;
+  for (const std::string& argument : arguments) {
+    const std::string flag = argument.substr(0, argument.find('='));
+    const CLI::Option* option = flag.rfind("--", 0) == 0 ? app.get_option_no_throw(flag) : nullptr;
+    if (!option || option->get_items_expected_max() != 1 ||
+        option->get_multi_option_policy() != CLI::MultiOptionPolicy::Throw)
+      continue;
+    if (!seen.insert(flag).second) fail("{} is given twice; leave one out", flag);
+  }
+}
+
 }  // namespace
 
 bool parse(CLI::App& app, std::vector<std::string> arguments) {
   refuse_missing_values(app, arguments);
+  refuse_repetitions(app, arguments);
   app.allow_extras();
   app.get_formatter()->column_width(36);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -95,6 +122,10 @@ bool parse(CLI::App& app, std::vector<std::string> arguments) {
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return false;
+  } catch (const CLI::ConversionError& error) {  // of a flag: what is a number says so itself
+    const std::string said = error.what();
+    fail("{} is neither true nor false; see {} --help", said.substr(std::min(said.find("--"), said.size())),
+         app.get_name());
   } catch (const CLI::ParseError& error) {
     fail("{}; see {} --help", error.what(), app.get_name());
   }

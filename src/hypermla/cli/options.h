@@ -27,6 +27,7 @@ CLI::Option* add_seed(CLI::App& app, std::uint64_t& seed, const std::string& hel
 
 // A number of these limits, and not NaN, which CLI11's own range takes.
 CLI::Validator within(double least, double most);
+CLI::Validator whole_within(int least, int most);
 
 // The directory that --root names, which must be there; `absent` where it names none.
 std::filesystem::path checkout_of(const std::string& root, const std::filesystem::path& absent);

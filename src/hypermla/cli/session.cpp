@@ -45,6 +45,8 @@ int compile_job_command(const Words&) try {
 } catch (const Error& error) {
   std::cerr << error.what() << "\n";
   return 2;
+} catch (const Json::exception&) {
+  fail("compile-job reads a job in JSON from this program itself; run `hypermla compile`");
 }
 
 }  // namespace hypermla

@@ -139,9 +139,15 @@ Cards Cards::load(const fs::path& directory) {
     fail("the knowledge cards are not at {}; restore them from the repository", directory.string());
   for (const fs::path& place : card_directories(directory)) {
     std::error_code absent;
-    for (const auto& entry : fs::directory_iterator(directory / place, absent))
-      if (entry.path().extension() == ".md")
-        cards.cards_.push_back(parse(place / entry.path().filename(), read_file(entry.path())));
+    for (const auto& entry : fs::directory_iterator(directory / place, absent)) {
+      if (entry.path().extension() != ".md") continue;
+      const std::string text = read_file(entry.path());
+      try {
+        cards.cards_.push_back(parse(place / entry.path().filename(), text));
+      } catch (const Error& error) {
+        fail("{}/{}; mend it, or restore it from the repository", directory.string(), error.what());
+      }
+    }
   }
   std::sort(cards.cards_.begin(), cards.cards_.end(), before);
   return cards;

@@ -100,9 +100,8 @@ int choose_n(KernelPlan& plan, const DeviceSpec& device) {
 }
 
 void ChoiceProblem::settle() {
-  require_positive("b", b);
-  require_positive("s", s);
-  require_positive("h", h);
+  for (const auto& [name, extent] : {std::pair{"b", b}, {"s", s}, {"h", h}, {"d", d}, {"p", p}, {"k", k}})
+    require_positive(name, extent);
   if (prefix < 0 || own < 0) fail("--prefix={} --private={} is not supported: tokens cannot be negative", prefix, own);
   require_extents(fields_of(*this));
   if (own > 0) t = prefix + own;

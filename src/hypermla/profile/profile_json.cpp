@@ -216,6 +216,9 @@ Profile load_profile(const std::filesystem::path& path) {
     profile.timing.for_each([](const char* name, const Times& times) {
       if (!is_possible(times)) fail("its {} time is {}, which no run takes", name, to_text(times));
     });
+    for (const ProfileStage& stage : profile.stages)  // the one field of a tiling that is read
+      if (const auto asked = stage.tiling.find("occupancy"); asked != stage.tiling.end() && !asked->is_number())
+        fail("'occupancy' of {} is {}, and no number", stage.name, asked->dump());
     return profile;
   } catch (const Error& error) {
     fail("{} is not a profile ({}); give the directory of a run below out/profiles, or its profile.json", file.string(),

@@ -36,7 +36,7 @@ Rules::Rule Rules::parse_rule(const Json& json, const std::string& file, bool is
 
 Rules Rules::parse(const Json& json, const std::string& name) try {
   if (json.value("schema", 0) != kRulesSchema)
-    fail("{} is not a file of profile rules of schema {}", name, kRulesSchema);
+    fail("{} is not a file of profile rules of schema {}; restore it from the repository", name, kRulesSchema);
   Rules rules;
   auto parse_all = [&](const char* list, bool classes) {
     if (!json.contains(list) || !json[list].is_array()) fail("{} has no list '{}'", name, list);

@@ -197,9 +197,7 @@ class StageSignals {
   // How often the blocks fill the processors: of a group and of a kernel alone all, of a member its own.
   double waves(const ProfileStage& kernel) const {
     // A tiling that asks for several blocks per SM says so; the others are large enough to run alone.
-    const Json asked = kernel.tiling.value("occupancy", Json(1));
-    if (!asked.is_number()) fail("'occupancy' of {} is {}, and no number; profile it again", kernel.name, asked.dump());
-    const double together = std::max(1.0, asked.get<double>());
+    const double together = std::max(1.0, kernel.tiling.value("occupancy", 1.0));
     return blocks(kernel) / (stage_.processors.value_or(profile_.device.processors) * together);
   }
 
