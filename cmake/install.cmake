@@ -7,6 +7,9 @@
 #
 # Components: runtime (bin and share) and development (lib and include).
 include(CMakePackageConfigHelpers)
+# Everybody may look into the directories of an installation, whatever the umask of who makes it.
+set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
+                                                WORLD_READ WORLD_EXECUTE)
 
 # `./hypermla` builds the command line only. What is missing is said before anything is copied, so no half of an
 # installation is left behind.
@@ -18,7 +21,7 @@ endfunction()
 require_built(hypermla_cli runtime)
 require_built(hypermla development)
 
-set(HYPERMLA_DATA_DIR ${CMAKE_INSTALL_DATADIR}/hypermla)
+set(HYPERMLA_DATA_DIR share/hypermla)  # where program and library look for it
 install(TARGETS hypermla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 install(DIRECTORY kernels DESTINATION ${HYPERMLA_DATA_DIR} COMPONENT runtime
         FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")

@@ -79,7 +79,7 @@ class Installation(unittest.TestCase):
                              "c++", f"-I{self.prefix}/include", "-", input=f"#include <hypermla/{header.name}>\n")
 
     def test_the_library_exports_its_interface_only(self):
-        (library,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]
+        (library,) = [path for path in self.prefix.rglob("libhypermla.so.*.*.*")]
         names = self.succeed("nm", "-D", "-C", "--defined-only", library).splitlines()
         own = [name for name in names if "hypermla" in name]
         self.assertTrue(any("hypermla::Kernel::run" in name for name in own))
@@ -101,7 +101,7 @@ class Installation(unittest.TestCase):
         self.assertEqual(self.succeed(build / "sparse"), "lse 1.3863 2.0794, o 3fe0 3f80\n")
 
     def test_other_languages_call_the_c_interface(self):
-        (path,) = [path for path in self.prefix.rglob("libhypermla.so.*.*")]
+        (path,) = [path for path in self.prefix.rglob("libhypermla.so.*.*.*")]
         library = ctypes.CDLL(str(path))
         library.hypermla_version.restype = library.hypermla_last_error.restype = ctypes.c_char_p
         self.assertEqual(path.name, f"libhypermla.so.{library.hypermla_version().decode()}")

@@ -56,6 +56,14 @@ class Wheel(unittest.TestCase):
     def test_it_installs(self):
         self.assertEqual(self.installed.returncode, 0, self.installed.stdout + self.installed.stderr)
 
+    def test_it_is_built_with_the_cupti_that_it_runs_with(self):
+        """Whose structures grow: an older library refuses those of newer headers."""
+        requires = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["build-system"]["requires"]
+        [built_with] = re.findall(r"nvidia-cuda-cupti==(.*)\.\*$", "\n".join(requires), re.MULTILINE)
+        pins = (CHECKOUT / "requirements.txt").read_text()
+        [runs_with] = re.findall(r"^nvidia-cuda-cupti==(.*)$", pins, re.MULTILINE)
+        self.assertEqual(runs_with.rpartition(".")[0], built_with)
+
     def test_its_compilers_are_what_requirements_txt_pins(self):
         """As an extra: without it nothing of an engine's environment is replaced."""
         script = "import importlib.metadata as m; print(*sorted(m.requires('hypermla')), sep='\\n')"
