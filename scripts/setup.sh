@@ -20,13 +20,20 @@ show_log() { tail -n "${2:-5}" "$1" | sed -E 's#[a-z]+://[^ ]+#<address>#g' >&2;
 # Processes started here inherit the lock: when a launcher is killed, its ninja still holds it, and no second build
 # starts beside it. apt-get does not inherit it, since it may start services.
 lock() {
-  mkdir -p "$root/build" 2>/dev/null || die "$root cannot be written; copy the checkout to a place of your own"
+  { mkdir -p "$root/build" && : >>"$root/build/lock"; } 2>/dev/null ||
+    die "$root cannot be written; copy the checkout to a place of your own"
   exec 9>"$root/build/lock"
   flock -n 9 || { note "waiting for another ./hypermla that is building"; flock 9; }
 }
 unlock() { exec 9>&-; }
 
 can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
+
+# As environment.cpp has it, which starts the same compiler.
+require_cxx() {
+  [[ -z ${CXX:-} ]] || command -v "$CXX" >/dev/null ||
+    die "CXX=$CXX is no program that can be run; set it to the path of a C++20 compiler, without flags, or unset it"
+}
 
 # The system's Python: one from elsewhere may lack its headers.
 find_python() {
@@ -74,9 +81,12 @@ install_packages() {
 }
 
 # The compilers of kernels for GPUs: the wheels that requirements.txt pins, in the environment .venv of this checkout.
+has_wheels() {
+  [[ -n ${HYPERMLA_CUDA_ROOT:-} && -e $HYPERMLA_CUDA_ROOT/include/cuda.h ]] ||
+    cmp -s "$root/requirements.txt" "$venv/installed.txt"
+}
 install_wheels() {
-  [[ -n ${HYPERMLA_CUDA_ROOT:-} && -e $HYPERMLA_CUDA_ROOT/include/cuda.h ]] && return 0
-  cmp -s "$root/requirements.txt" "$venv/installed.txt" && return 0
+  has_wheels && return 0
   local log=$root/build/pip.log
   note "installing the CUDA Tile compilers into .venv (300 MB to download)"
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" >"$log" 2>&1 ||
@@ -96,6 +106,7 @@ knows_own_kernels() {
 }
 
 install_all() {
+  require_cxx
   install_packages "${packages[@]}" "$@"
   install_wheels
 }

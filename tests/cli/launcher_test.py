@@ -20,7 +20,7 @@ class Launcher(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(prefix="hypermla-test-")
         self.addCleanup(temporary.cleanup)
         self.root = pathlib.Path(temporary.name).resolve() / "a $checkout"
-        for name in ("src", "kernels", "include", "build/bin", ".venv"):
+        for name in ("src", "kernels", "include", "cmake", "build/bin", ".venv/bin"):
             (self.root / name).mkdir(parents=True)
         shutil.copy(CHECKOUT / "hypermla", self.root)
         shutil.copytree(CHECKOUT / "scripts", self.root / "scripts")
@@ -69,6 +69,27 @@ class Launcher(unittest.TestCase):
         done = self.launch("a", "b c")
         self.expect_program(done)
         self.assertEqual((done.stderr, self.called), ("", ""))
+
+    def test_compilers_that_are_missing_are_installed(self):
+        """Also where the program is up to date; without a network it runs without them."""
+        for status, said in (1, "where there is a network, .*\nhypermla: running without compilers\n"), (0, ""):
+            (self.root / ".venv/installed.txt").unlink()
+            self.program(".venv/bin/python", f'#!/bin/sh\ncase "$*" in *install*) exit {status} ;; esac\n')
+            done = self.launch("a", "b c")
+            self.expect_program(done)
+            self.assertRegex(done.stderr, rf"(?s)^hypermla: installing the CUDA Tile compilers .*{said}$")
+            self.assertEqual((self.root / ".venv/installed.txt").exists(), not status)
+            self.write(".venv/installed.txt", "some==1\n")
+        (self.root / ".venv/installed.txt").unlink()
+        for variables in {"HYPERMLA_CUDA_ROOT": "/nonexistent"}, {"HYPERMLA_CUDA_ROOT": "/usr"}:
+            self.assertEqual(self.launch("a", "b c", **variables).stderr, "")
+        self.assertEqual(self.called, "")
+
+    def test_a_compiler_with_flags_is_refused(self):
+        self.binary.unlink()
+        done = self.launch("a", CXX="g++ -O1")
+        self.assertEqual((done.returncode, self.called), (1, ""))
+        self.assertRegex(done.stderr, r"^hypermla: CXX=g\+\+ -O1 is no program that can be run; .*without flags.*\n$")
 
     def test_through_a_link(self):
         link = self.tools / "link"
@@ -206,7 +227,6 @@ class Launcher(unittest.TestCase):
     def test_wheels_that_cannot_be_had(self):
         self.binary.unlink()
         self.write("requirements.txt", "other==2\n")
-        (self.root / ".venv/bin").mkdir()
         self.program(".venv/bin/python",
                      '#!/bin/sh\n[ "$3" = --version ] || { echo "ERROR: no https://a.host/other"; exit 1; }\n')
         done = self.launch("a")
