@@ -30,7 +30,8 @@ smi() {
     echo "nvidia-smi $*"
   else
     require_smi
-    ((EUID == 0)) || die "clocks belong to root; run \`sudo $0\`"
+    ((EUID == 0)) ||
+      die "clocks belong to root; run \`sudo ${HYPERMLA_CACHE_DIR:+HYPERMLA_CACHE_DIR='$HYPERMLA_CACHE_DIR' }$0\`"
     nvidia-smi "$@" >/dev/null || die "nvidia-smi $* failed; does this board allow it?"
   fi
 }
@@ -43,7 +44,8 @@ lock_clocks() {
   if [[ $dry_run ]]; then
     echo "write $note to $note_file"
   else
-    mkdir -p "${note_file%/*}"
+    # The cache is its user's, who has lent this script root's rights.
+    [[ -e ${note_file%/*} ]] || { mkdir -p "${note_file%/*}" && chown "${SUDO_UID:-0}" "${note_file%/*}"; }
     echo "$note" >"$note_file"
     echo "locked at $1 MHz (SM) and $2 MHz (memory); scripts/reset-gpu-clock.sh undoes it"
   fi
