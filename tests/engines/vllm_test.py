@@ -677,7 +677,8 @@ class EngineTest(unittest.TestCase):
             with self.subTest(wrong):
                 self.assertIn(said, reasons(**wrong))
         for wrong, said in ((dict(shards=2, interleave=128), ""), (dict(shards=33), "among at most 32 GPUs"),
-                            (dict(shards=2, interleave=256), "turns of at most 128 tokens")):
+                            (dict(shards=2, interleave=256), "turns of at most 128 tokens"), (dict(requests=2048), ""),
+                            (dict(requests=2049), "at most 2048 requests"), (dict(hypermla_shared_prefixes=True), "")):
             with self.subTest(wrong), set_current_vllm_config(config_of(**wrong)):
                 found = reasons()
                 self.assertIn(said, found)
