@@ -59,6 +59,13 @@ def cold(call, calls=150):
     return 1e6 * statistics.median(found)
 
 
+class NoPlan:
+    """In place of a MlaPrefill, whose plan() is a launch."""
+
+    def plan(self, query_starts, token_starts):
+        pass
+
+
 def prompts():
     """Of steps of prompts whose contexts are in the cache."""
     fakes.MODEL_TOKENS, new = 16384, 512
@@ -70,7 +77,7 @@ def prompts():
             config = fakes.config_of()
             with fakes.WithoutGpu():
                 builder = fakes.builder_of(config, BLOCK, kind=kind, prefill=ours.made(config))
-                builder._prefill_backend._causal = [types.SimpleNamespace(plan=lambda *_: None)] * 2
+                builder._prefill_backend._causal = [NoPlan(), NoPlan()]
                 builder.chunked_prefill_workspace_size = 1 << 16  # as an engine has for such models
                 builder.chunked_prefill_workspace = torch.empty(1 << 16, 1)
                 call = lambda: builder.build(0, common)  # noqa: E731
