@@ -148,18 +148,17 @@ Frame::Frame(const ProfileRequest& asked, ProfileMode mode) : request(asked) {
     profile.stages.push_back(describe_group(*group, profile.stages, spec, plan.dtype()));
 
   require_out_dir(request.out_dir);
-  require_knowledge(request.tools);  // what finish() needs, before there is a file
+  require_knowledge(request.tools);  // what judge() needs, before there is a file
   wanted_ = request.out_dir.has_filename() ? request.out_dir : request.out_dir.parent_path();  // a slash at the end
   if (wanted_.empty())
     wanted_ = fresh_directory(fs::path("out/profiles") / profile.mode / profile.kernel / problem_key(plan) /
                               utc_now("%Y%m%dT%H%M%SZ"));
   // Beside its final place or, where that is there and may be a mount or the working directory, in it.
   std::error_code absent;
-  inside_ = fs::exists(wanted_, absent);
-  const fs::path beside = wanted_.has_parent_path() ? wanted_.parent_path() : ".";
-  make_directories(inside_ ? wanted_ : beside);
-  sweep_scratch(inside_ ? wanted_ : beside);
-  scratch_.emplace(inside_ ? wanted_ / "profile" : wanted_, Scratch::Kind::directory);
+  place_ = fs::exists(wanted_, absent) ? wanted_ : wanted_.has_parent_path() ? wanted_.parent_path() : ".";
+  make_directories(place_);
+  sweep_scratch(place_);
+  scratch_.emplace(place_ / "profile", Scratch::Kind::directory);
   directory = scratch_->path() / "run";
   make_directories(directory);
   write("params.json", profile.problem.dump(2) + "\n");
@@ -220,7 +219,7 @@ void Frame::judge() {
 
 ProfileResult Frame::publish() {
   std::error_code failed;
-  if (inside_) {
+  if (place_ == wanted_) {
     for (const auto& one : fs::directory_iterator(directory))
       if (!failed) fs::rename(one.path(), wanted_ / one.path().filename(), failed);
   } else {
@@ -231,7 +230,7 @@ ProfileResult Frame::publish() {
     require_out_dir(request.out_dir);
     fail_file("write", wanted_, failed.value());
   }
-  sync_directory(inside_ ? wanted_ : wanted_.has_parent_path() ? wanted_.parent_path() : ".");
+  sync_directory(place_);
   return {profile, wanted_};
 }
 

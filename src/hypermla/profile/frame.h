@@ -31,8 +31,7 @@ struct Frame {
   std::filesystem::path directory;  // until it is published
 
  private:
-  std::filesystem::path wanted_;
-  bool inside_ = false;  // wanted_ was there, and holds the scratch
+  std::filesystem::path wanted_, place_;  // of the scratch: wanted_ where that was there, else the directory above it
   std::optional<Scratch> scratch_;
 };
 
