@@ -27,7 +27,8 @@ metadata builder and, without graphs, in one layer's forward call. Steps of prom
 contexts that the prefix cache keeps, are timed as a whole. Behind all runs, since a process that has profiled
 stays slower: attention by the kernels that PyTorch's profiler sees, planners outside of the graph among them, those
 that overlap once, and the pauses around them. Agreement: log-probabilities of greedy texts of 32 tokens, against ours,
-and of prompts alone against the same prompts in one batch, which is the noise to compare with.
+and of prompts alone against the same prompts in one batch, which is the noise to compare with. With drafts,
+tokens_a_step is how many tokens a step of a prompt alone makes.
 
 An engine on two GPUs is a process for each, which share those cores; its times are the first's. Such parts are left out
 where there is one GPU. Needs a GPU, vLLM, and this package where Python finds it; CUSTOM is ours. Sparse parts need
@@ -68,7 +69,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "V
                "PYTHONUNBUFFERED": "1"}
 DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
-OURS_BUT_MTP = f"{OURS}/{FLASH_ATTN}"  # behind the slash: a drafter's backend, where it is not the engine's choice
+OURS_BUT_DRAFTER = f"{OURS}/{FLASH_ATTN}"  # behind the slash: a drafter's backend, where it is not the engine's choice
 SPARSE = {OURS: None, FLASHMLA: "FLASHMLA_SPARSE", FLASH_ATTN: "FLASH_ATTN_MLA_SPARSE"}  # None: vLLM's choice, replaced
 
 
@@ -90,7 +91,7 @@ class Part(NamedTuple):
     sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
     gpus: int = 1  # of an engine, a process each, which share the heads
     contexts_shared: bool = False  # and the contexts: decode context parallelism
-    mtp: bool = False  # drafts are an MTP layer's, over a checkpoint, not n-grams
+    method: str = ""  # drafts are n-grams; or by a layer, over a checkpoint: mtp, eagle, eagle3
 
 
 def shapes(batches, contexts, mixed=(False,), new=0):
@@ -143,8 +144,10 @@ PARTS = (
     Part("h16-prompts", 16, 0, PROMPTS),
     Part("h128-prompts-fp8", 128, 0, BEHIND, (OURS, FLASHMLA), rounds=1, cache="fp8"),
     Part("h16-prompts-fp8", 16, 0, BEHIND, (OURS, FLASHMLA), rounds=1, cache="fp8"),
-    Part("h128-mtp3", 128, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
-    Part("h16-mtp3", 16, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_MTP, FLASHMLA), DEFAULT_GRAPHS, rounds=1, mtp=True),
+    *(Part(f"h{heads}-mtp3", heads, 3, SHORT, (OURS, FLASH_ATTN, OURS_BUT_DRAFTER, FLASHMLA), DEFAULT_GRAPHS, rounds=1,
+           method="mtp") for heads in (128, 16)),
+    *(Part(f"h{heads}-{method}-d3", heads, 3, SHORT, (OURS, FLASH_ATTN, FLASHMLA), DEFAULT_GRAPHS, rounds=1,
+           method=method) for heads in (128, 16) for method in ("eagle", "eagle3")),
     Part("h128-two", 128, 0, LONG, rounds=1, gpus=2),
     Part("h128-two-contexts", 128, 0, LONG, rounds=1, gpus=2, contexts_shared=True),
 )
@@ -206,7 +209,8 @@ def missing(record, part, backend, number, at):
     have = {shape_of(row) for row in run["rows"]}
     wanted = [shape for shape in part.shapes if (not at.batches or shape.batch in at.batches)
               and (not at.contexts or shape.context in at.contexts)]
-    agreement = number == 0 and part.graphs == DECODE_GRAPHS and part.layers == LAYERS and "alone" not in run
+    agreement = (number == 0 and (part.graphs == DECODE_GRAPHS or part.method) and part.layers == LAYERS
+                 and "alone" not in run)
     return [shape for shape in wanted if shape not in have], agreement
 
 
@@ -221,7 +225,8 @@ def merge(record, part, backend, number, found):
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
-        run |= {name: True for name in ("samples", "shares", "sparse", "mtp") if getattr(part, name)}
+        run |= {name: True for name in ("samples", "shares", "sparse") if getattr(part, name)}
+        run |= {part.method: True} if part.method else {}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
         run |= {"gpus": part.gpus, "contexts_shared": part.contexts_shared} if part.gpus > 1 else {}
         record["runs"].append(run)
@@ -305,8 +310,9 @@ class Worker:
         asked = {"backend": SPARSE[attends] if part.sparse else attends, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
                  "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
-                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "mtp": part.mtp,
-                 "drafter": drafter, "steps": STEPS * (2 if part.mtp else 1),  # tokens, of which such a step makes two
+                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "method": part.method,
+                 "drafter": drafter,
+                 "steps": STEPS * (2 if part.method else 1),  # tokens, of which such a step makes up to two
                  "work": at.work, "path": f"{self.name}.jsonl", "until": until,
                  "cache_bytes": CACHE_BYTES // len(part.backends)}
         environment = {**ENVIRONMENT, "VLLM_CACHE_ROOT": os.path.join(at.work, "cache"), **os.environ}
@@ -440,13 +446,13 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
 
 
 def against_ours(part, backend, found, at):
-    """Compares the texts of a process with ours of as many heads and GPUs without drafts, which lie beside the model.
-    Samples have other prompts, several GPUs other weights."""
+    """Compares the texts of a process with ours of as many heads and GPUs without drafts, or with drafts by the
+    same method, which lie beside the model. Samples have other prompts, several GPUs and checkpoints other weights."""
     path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}{'-sparse' * part.sparse}"
-                                 f"{f'-{part.gpus}' * (part.gpus > 1)}.json")
+                                 f"{f'-{part.gpus}' * (part.gpus > 1)}{f'-{part.method}' * bool(part.method)}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
-        if (backend == OURS and part.drafts == 0 and part.cache == "auto" and not part.invariant and not part.shares
-                and not part.contexts_shared):
+        if (backend == OURS and (part.drafts == 0 or part.method) and part.cache == "auto" and not part.invariant
+                and not part.shares and not part.contexts_shared):
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):

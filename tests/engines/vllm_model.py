@@ -101,38 +101,93 @@ def write_tokenizer(directory, longest):
 
 
 def weights_of(config):
-    """{name in a checkpoint of DeepSeek-V3: tensor}, the MTP layer's as one behind the others."""
-    import torch
-
-    generator, hidden, count = torch.Generator().manual_seed(11), config["hidden_size"], config["num_hidden_layers"]
+    """{name in a checkpoint of DeepSeek-V3: tensor}, an MTP layer's as one behind the others."""
+    hidden, count = config["hidden_size"], config["num_hidden_layers"]
     layer = attention_shapes(config) | mlp_shapes("mlp", hidden, config["intermediate_size"])
     mtp = f"model.layers.{count}"
     shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
     for i in range(count + config["num_nextn_predict_layers"]):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes |= {f"{mtp}.enorm": (hidden,), f"{mtp}.hnorm": (hidden,), f"{mtp}.shared_head.norm": (hidden,),
-               f"{mtp}.eh_proj": (hidden, hidden)}
-    weights = {name: torch.ones(shape) if len(shape) == 1 else
-               spread_of(name, shape[1]) * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    if config["num_nextn_predict_layers"]:
+        shapes |= {f"{mtp}.enorm": (hidden,), f"{mtp}.hnorm": (hidden,), f"{mtp}.shared_head.norm": (hidden,),
+                   f"{mtp}.eh_proj": (hidden, hidden)}
+    weights = random_weights(shapes, 11)
     # A token's successor gets about as much as the most that attention gives any.
     weights["lm_head"] += 0.1 * weights["model.embed_tokens"].roll(1, 0)
-    # The MTP layer sees mostly the next token's embedding, and little of the last hidden state.
-    weights[f"{mtp}.eh_proj"] = torch.cat((torch.eye(hidden), 0.3 * weights[f"{mtp}.eh_proj"]), 1)
-    weights[f"{mtp}.embed_tokens"] = weights["model.embed_tokens"].clone()
-    weights[f"{mtp}.shared_head.head"] = weights["lm_head"].clone()
-    return {f"{name}.weight": one.bfloat16() for name, one in weights.items()}
+    if config["num_nextn_predict_layers"]:
+        weights[f"{mtp}.eh_proj"] = mostly_the_token(weights[f"{mtp}.eh_proj"])
+        weights[f"{mtp}.embed_tokens"] = weights["model.embed_tokens"].clone()
+        weights[f"{mtp}.shared_head.head"] = weights["lm_head"].clone()
+    return weights
 
 
-def write_checkpoint(work, heads, layers, tokens):
-    """A directory that `vllm serve` takes, of a DeepSeek-V3 without experts and with an MTP layer. By its weights some
-    tokens follow from the last one, as the MTP layer guesses them, and others from attention: some drafts are accepted,
-    others not."""
+def drafter_of(method, config, weights):
+    """{name in a checkpoint of an EAGLE or EAGLE-3 drafter: tensor}, of one layer with latent attention."""
+    hidden, three = config["hidden_size"], method == "eagle3"
+    layer = attention_shapes(config) | mlp_shapes("mlp", hidden, config["intermediate_size"])
+    if three:  # of the token's embedding and three layers' hidden states, which become one
+        layer |= {"hidden_norm": (hidden,)} | {f"self_attn.{name}": (layer[f"self_attn.{name}"][0], 2 * hidden)
+                                               for name in ("q_a_proj", "kv_a_proj_with_mqa")}
+    own = {"fc": (hidden, 3 * hidden)} if three else {"fc": (hidden, hidden), "enorm": (hidden,), "hnorm": (hidden,)}
+    found = random_weights({"norm": (hidden,)} | own | {f"layers.0.{name}": one for name, one in layer.items()}, 12)
+    if not three:
+        found["fc"] = mostly_the_token(found["fc"])
+    return found | {"embed_tokens": weights["model.embed_tokens"].clone(), "lm_head": weights["lm_head"].clone()}
+
+
+def random_weights(shapes, seed):
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.ones(shape) if len(shape) == 1 else
+            spread_of(name, shape[1]) * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def mostly_the_token(weights):
+    """Of a drafter's projection, which then sees mostly the last token's embedding, and little of the hidden state."""
+    import torch
+
+    return torch.cat((torch.eye(len(weights)), 0.3 * weights), 1)
+
+
+def write_checkpoint(work, heads, layers, tokens, method="mtp"):
+    """A directory that `vllm serve` takes, of a DeepSeek-V3 without experts: with an MTP layer or, for the methods
+    "eagle" and "eagle3", with a drafter in drafter_in(). By its weights some tokens follow from the last one, as the
+    MTP layer and EAGLE's guess them, and others from attention: some of their drafts are accepted, others not."""
+    mtp = method == "mtp"
+    directory = write_model(work, heads, layers, tokens, False, num_nextn_predict_layers=int(mtp),
+                            first_k_dense_replace=layers + 1)
+    config = config_in(directory)
+    weights = weights_of(config)
+    save(directory, weights)
+    write_tokenizer(directory, tokens)
+    if not mtp:
+        # vLLM takes a drafter of the type deepseek_v3 for an MTP layer, which EAGLE's classes, but not EAGLE-3's, are.
+        # Positions of EAGLE-3's are always YaRN's.
+        yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": tokens, "beta_fast": 32,
+                "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+        kind = ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "rope_scaling": yarn,
+                 "rope_parameters": yarn | {"rope_theta": 10000.0}} if method == "eagle3"
+                else {"num_nextn_predict_layers": 1})
+        own = config | kind | {"num_hidden_layers": 1}
+        os.makedirs(drafter_in(directory), exist_ok=True)
+        with open(os.path.join(drafter_in(directory), "config.json"), "w") as file:
+            json.dump(own, file, indent=1)
+        save(drafter_in(directory), drafter_of(method, own, weights))
+    return directory
+
+
+def drafter_in(directory):
+    return os.path.join(directory, "drafter")
+
+
+def config_in(directory):
+    with open(os.path.join(directory, "config.json")) as file:
+        return json.load(file)
+
+
+def save(directory, weights):
     from safetensors.torch import save_file
 
-    directory = write_model(work, heads, layers, tokens, False, num_nextn_predict_layers=1,
-                            first_k_dense_replace=layers + 1)
-    with open(os.path.join(directory, "config.json")) as file:
-        config = json.load(file)
-    save_file(weights_of(config), os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})
-    write_tokenizer(directory, tokens)
-    return directory
+    save_file({f"{name}.weight": one.bfloat16() for name, one in weights.items()},
+              os.path.join(directory, "model.safetensors"), metadata={"format": "pt"})

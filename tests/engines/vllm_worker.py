@@ -19,7 +19,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from vllm_model import VOCABULARY, use_normal_weights, write_checkpoint, write_model
+from vllm_model import VOCABULARY, drafter_in, use_normal_weights, write_checkpoint, write_model
 
 GREEDY_TOKENS = 32
 TEXT_PROMPTS = (5, 17, 64, 65, 200, 777, 2048, 5000)  # tokens of the prompts behind which texts are compared
@@ -52,9 +52,9 @@ class Engine:
         sizes |= {mixed_queries(shape.batch, queries) for shape in shapes if shape.mixed}
         tokens = max([16384, *(2048 + shape.context + shape.new for shape in shapes)])
         own = f"{at['path']}.model"  # where processes that write weights do not meet
-        arguments = {"model": write_checkpoint(own, at["heads"], at["layers"], tokens) if at["mtp"] else
-                     write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
-                     "load_format": "auto" if at["mtp"] else "dummy", "skip_tokenizer_init": True,
+        arguments = {"model": write_checkpoint(own, at["heads"], at["layers"], tokens, at["method"]) if at["method"]
+                     else write_model(at["work"], at["heads"], at["layers"], tokens, at["sparse"]),
+                     "load_format": "auto" if at["method"] else "dummy", "skip_tokenizer_init": True,
                      "dtype": "bfloat16", "seed": 1, "max_model_len": tokens,
                      # Engines that start side by side cannot look at what memory is free.
                      "kv_cache_memory_bytes": at["cache_bytes"], "gpu_memory_utilization": 0.1,
@@ -70,8 +70,9 @@ class Engine:
             arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": at["graphs"],
                                                "cudagraph_capture_sizes": sorted(sizes)}
         if at["drafts"]:
-            how = {"method": "mtp"} if at["mtp"] else {"method": "ngram", "prompt_lookup_min": 1,
-                                                       "prompt_lookup_max": 2}
+            how = {"method": at["method"]} if at["method"] else {"method": "ngram", "prompt_lookup_min": 1,
+                                                                 "prompt_lookup_max": 2}
+            how |= {"model": drafter_in(arguments["model"])} if at["method"] in ("eagle", "eagle3") else {}
             how |= {"attention_backend": at["drafter"]} if at["drafter"] else {}
             arguments["speculative_config"] = how | {"num_speculative_tokens": at["drafts"]}
         if at["gpus"] > 1:
@@ -167,6 +168,11 @@ class Engine:
                  "logprobs": [{str(token): round(of.logprob, 5) for token, of in place.items()}
                               for place in one.outputs[0].logprobs]}
                 for one in self.generate(prompts, GREEDY_TOKENS, 8)]
+
+    def tokens_a_step(self, texts):
+        """With drafts, of so many texts one after the other, but for the prompts' steps and the tokens of these."""
+        steps = sum(requests > 0 for requests, _ in self.batches) - texts
+        return {"tokens_a_step": round(texts * (GREEDY_TOKENS - 1) / steps, 3)} if self.queries > 1 else {}
 
     def clear(self):
         for noted in (self.replays, self.batches, self.steps, self.built, self.forward):
@@ -412,11 +418,12 @@ def main():
     if at["agreement"]:
         together = engine.texts(prompts)
         alone = []
+        engine.clear()
         for prompt in prompts[:8]:  # of samples some are enough
             engine.llm.reset_prefix_cache()
             alone += engine.texts([prompt])
         put("texts", texts=together)
-        put("alone", **difference(alone, together))
+        put("alone", **difference(alone, together), **engine.tokens_a_step(len(alone)))
     # Every token occurs, so that an n-gram drafter always finds one.
     shapes = [Shape(*shape) for shape in at["shapes"]]
     most = max([shape.batch for shape in shapes], default=0)

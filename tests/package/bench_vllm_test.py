@@ -100,6 +100,22 @@ class Bench(unittest.TestCase):
         plain, shared = (part for part in bench_vllm.PARTS if part.samples)
         self.assertEqual((plain.shares, shared.shares, plain.shapes), (False, True, shared.shapes))
 
+    def test_drafts_of_layers_are_compared_with_ours_by_the_same_method(self):
+        self.run_bench("--parts", "h16-d0", "--backends", "CUSTOM", "--batches", "1")
+        _, record, _ = self.run_bench("--parts", "h16-mtp3", "h16-eagle-d3", "--backends", "CUSTOM", "FLASHMLA")
+        runs = {(run["part"], run["backend"]): run for run in record["runs"] if run["round"] == 0}
+        for part, method in (("h16-mtp3", "mtp"), ("h16-eagle-d3", "eagle")):
+            self.assertIs(runs[part, "CUSTOM"][method], True)
+            self.assertNotIn("against", runs[part, "CUSTOM"])
+            self.assertEqual(runs[part, "FLASHMLA"]["against"]["logprob_max"], 0.25)
+
+    def test_tokens_of_a_step_are_those_behind_the_prompts(self):
+        engine = vllm_worker.Engine.__new__(vllm_worker.Engine)
+        engine.queries, engine.batches = 4, [(1, 5), *[(1, 4)] * 20, (0, 0), (1, 9), *[(1, 4)] * 11]
+        self.assertEqual(engine.tokens_a_step(2), {"tokens_a_step": 2.0})
+        engine.queries = 1
+        self.assertEqual(engine.tokens_a_step(2), {})
+
     def test_samples_share_the_prompt_alone(self):
         self.assertEqual(vllm_worker.samples_of([1, 2], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
 
