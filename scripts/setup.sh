@@ -26,6 +26,11 @@ lock() {
   flock -n 9 || { note "waiting for another ./hypermla that is building"; flock 9; }
 }
 unlock() { exec 9>&-; }
+# Tests have places of their own below build/, which a second run would share.
+lock_tests() {
+  exec 8>"$root/build/tests.lock"
+  flock -n 8 || { note "waiting for another ./test"; flock 8; }
+}
 
 can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
 

@@ -224,6 +224,30 @@ class Launcher(unittest.TestCase):
         else:
             self.assertEqual(done.stderr, f"hypermla: missing packages; run `sudo {line}`, then run this again\n")
 
+    def test_a_second_run_of_the_tests_waits_for_the_first(self):
+        shutil.copy(CHECKOUT / "test", self.root)
+        (self.tools / "nproc").symlink_to(shutil.which("nproc"))
+        self.program(self.tools / "chromium", "#!/bin/sh\n")
+        go = self.root.parent / "go"
+        self.program(self.tools / "ctest", f'#!/bin/sh\necho begin >>"{self.calls}"\n'
+                                           f'until [ -e "{go}" ]; do sleep 0.01; done\necho end >>"{self.calls}"\n')
+
+        def start(word):
+            return subprocess.Popen([self.root / "test", word], text=True, stderr=subprocess.PIPE,
+                                    env={"PATH": str(self.tools)})
+
+        with start("one") as one:
+            while not self.calls.exists() or "begin" not in self.calls.read_text():
+                self.assertIsNone(one.poll())
+                time.sleep(0.01)
+            with start("other") as other:
+                said = next((line for line in other.stderr if "waiting" in line), "")
+                go.touch()
+        self.assertEqual(said, "hypermla: waiting for another ./test\n")
+        self.assertEqual((one.returncode, other.returncode), (0, 0))
+        lines = self.calls.read_text().splitlines()
+        self.assertEqual([line for line in lines if line in ("begin", "end")], ["begin", "end", "begin", "end"])
+
     def test_wheels_that_cannot_be_had(self):
         self.binary.unlink()
         self.write("requirements.txt", "other==2\n")
