@@ -463,13 +463,14 @@ VLLM_BACKENDS = ("CUSTOM", "CUSTOM/FLASH_ATTN_MLA", "FLASHMLA", "FLASH_ATTN_MLA"
 
 
 VLLM_DECODE, VLLM_ANY, VLLM_DEFAULT = "FULL_DECODE_ONLY", "FULL", "FULL_AND_PIECEWISE"  # cudagraph_mode
+VLLM_DRAFTERS = ("mtp", "eagle", "eagle3")  # methods whose drafts are a layer's
 # Which runs of a record: what they have that is not as usual.
 VLLM_USUAL = {"layers": 8, "cache": "auto", "sparse": False, "samples": False, "gpus": 1, "contexts_shared": False,
-              "mtp": False, "eagle": False, "eagle3": False}
+              **dict.fromkeys(VLLM_DRAFTERS, False)}
 VLLM_KINDS = {"plain": {}, "deep": {"layers": 16}, "fp8": {"cache": "fp8"}, "fp8_queries": {"cache": "fp8+queries"},
               "sparse": {"sparse": True}, "sparse_fp8": {"sparse": True, "cache": "fp8_ds_mla"}, "two": {"gpus": 2},
               "two_contexts": {"gpus": 2, "contexts_shared": True},
-              **{method: {method: True, "graphs": VLLM_DEFAULT} for method in ("mtp", "eagle", "eagle3")}}
+              **{method: {method: True, "graphs": VLLM_DEFAULT} for method in VLLM_DRAFTERS}}
 
 
 def vllm_runs(name, graphs, kind="plain"):

@@ -23,14 +23,16 @@ lock() {
   { mkdir -p "$root/build" && : >>"$root/build/lock"; } 2>/dev/null ||
     die "$root cannot be written; copy the checkout to a place of your own"
   exec 9>"$root/build/lock"
-  flock -n 9 || { note "waiting for another ./hypermla that is building"; flock 9; }
+  wait_for_others 9 "./hypermla that is building"
 }
 unlock() { exec 9>&-; }
 # Tests have places of their own below build/, which a second run would share.
 lock_tests() {
   exec 8>"$root/build/tests.lock"
-  flock -n 8 || { note "waiting for another ./test"; flock 8; }
+  wait_for_others 8 ./test
 }
+# Arguments: the descriptor of a lock, and who may hold it.
+wait_for_others() { flock -n "$1" || { note "waiting for another $2"; flock "$1"; }; }
 
 can_build() { command -v "${CXX:-g++}" && command -v cmake && command -v ninja; } >/dev/null
 

@@ -157,8 +157,7 @@ def write_checkpoint(work, heads, layers, tokens, method="mtp"):
     mtp = method == "mtp"
     directory = write_model(work, heads, layers, tokens, False, num_nextn_predict_layers=int(mtp),
                             first_k_dense_replace=layers + 1)
-    config = config_in(directory)
-    weights = weights_of(config)
+    weights = weights_of(config_in(directory))
     save(directory, weights)
     write_tokenizer(directory, tokens)
     if not mtp:
@@ -169,16 +168,13 @@ def write_checkpoint(work, heads, layers, tokens, method="mtp"):
         kind = ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "rope_scaling": yarn,
                  "rope_parameters": yarn | {"rope_theta": 10000.0}} if method == "eagle3"
                 else {"num_nextn_predict_layers": 1})
-        own = config | kind | {"num_hidden_layers": 1}
-        os.makedirs(drafter_in(directory), exist_ok=True)
-        with open(os.path.join(drafter_in(directory), "config.json"), "w") as file:
-            json.dump(own, file, indent=1)
-        save(drafter_in(directory), drafter_of(method, own, weights))
+        drafter = write_model(directory, heads, 1, tokens, False, first_k_dense_replace=layers + 1, **kind)
+        save(drafter, drafter_of(method, config_in(drafter), weights))
     return directory
 
 
-def drafter_in(directory):
-    return os.path.join(directory, "drafter")
+def drafter_in(directory, heads):
+    return directory_of_model(directory, heads, 1, False)
 
 
 def config_in(directory):

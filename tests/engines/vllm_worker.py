@@ -72,7 +72,7 @@ class Engine:
         if at["drafts"]:
             how = {"method": at["method"]} if at["method"] else {"method": "ngram", "prompt_lookup_min": 1,
                                                                  "prompt_lookup_max": 2}
-            how |= {"model": drafter_in(arguments["model"])} if at["method"] in ("eagle", "eagle3") else {}
+            how |= {"model": drafter_in(arguments["model"], at["heads"])} if at["method"] in ("eagle", "eagle3") else {}
             how |= {"attention_backend": at["drafter"]} if at["drafter"] else {}
             arguments["speculative_config"] = how | {"num_speculative_tokens": at["drafts"]}
         if at["gpus"] > 1:
