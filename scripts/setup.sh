@@ -144,7 +144,8 @@ build() {
     cmake --build "$root/build" --target "$@" >&2 || die "the build failed; the lines above say why"
   else
     NINJA_STATUS='[%p] ' cmake --build "$root/build" --target "$@" 2>&1 | tee "$log" | show_quarters >&2 ||
-      { grep -A 12 -E 'FAILED|error' "$log" | head -60 >&2 || true; die "the build failed; the lines above say why"; }
+      { grep -A 12 -E 'FAILED|[Ee]rror' "$log" | head -60 >&2 || true
+        die "the build failed; the lines above say why"; }
   fi
   mv "$root/build/building" "$root/build/built"
   note "built in $((SECONDS - begin)) s"
@@ -159,9 +160,10 @@ show_quarters() {
 }
 
 # Serving engines, each in an environment of its own: tests/engines/<engine>.txt is what pip installs there, and
-# tests/engines/<engine>_test.py runs with it. Neither needs a GPU.
+# tests/engines/<engine>_test.py runs with it. So do the tests of the package that want PyTorch, which comes with every
+# engine. None needs a GPU.
 test_engines() {
-  local wanted engine place log failed=0
+  local wanted engine place log one failed=0
   for wanted in "$root"/tests/engines/*.txt; do
     engine=$(basename "$wanted" .txt) place=$root/build/engines/$engine log=$root/build/engines/$engine.log
     mkdir -p "$root/build/engines"
@@ -173,7 +175,10 @@ test_engines() {
       cp "$wanted" "$place/installed.tmp"
       mv "$place/installed.tmp" "$place/installed.txt"
     fi
-    HYPERMLA_TEST_BUILD=$root/build "$place/bin/python" "$root/tests/engines/${engine}_test.py" || failed=1
+    for one in engines/"$engine" package/torch package/compat package/fp8; do
+      HYPERMLA_TEST_BUILD=$root/build "$place/bin/python" "$root/tests/${one}_test.py" ||
+        failed=1
+    done
   done
-  ((!failed)) || die "a test of an engine's plug-in failed; the lines above say why"
+  ((!failed)) || die "a test failed in an engine's environment; the lines above say why"
 }

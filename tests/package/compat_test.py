@@ -395,6 +395,13 @@ class Cases:
             q, cache, None, None, LATENT, flash_mla.get_mla_metadata()[0], indices=xp.int32(numpy.array([[slots]])))[1])
         apart, beyond = xp.bfloat16(layers)[:, 1], [1 << 30, (1 << 30) + PAGE, (1 << 31) - 1, -(1 << 31), 4 * PAGE]
         self.assertTrue((call(apart, [5, 6, *beyond]) == call(apart, [5, 6, *[-1] * 5])).all())
+        # As of pages without gaps, the first slot and the last too.
+        ends = [0, 4 * PAGE - 1]
+        self.assertTrue((call(apart, ends) == call(xp.bfloat16(layers[:, 1]), ends)).all())
+        flat = xp.bfloat16(numpy.zeros(4 * (PAGE * WIDTH + 8)))
+        with self.assertRaisesRegex(hypermla.Error, r"^pages that are 36872 elements apart are not supported: make it "
+                                                    r"a multiple of the 576 from a token to the next$"):
+            call(flat.reshape(4, -1)[:, :PAGE * WIDTH].reshape(4, PAGE, 1, WIDTH), [5, 6])
 
     def test_lists_take_pages_of_any_size(self):
         xp, random = self.xp, numpy.random.default_rng(2)

@@ -27,6 +27,7 @@ namespace {
 
 using testing_support::contains;
 using testing_support::error_of;
+using testing_support::worse;
 
 constexpr int kLatent = 512, kRope = 64, kWidth = kLatent + kRope;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -92,7 +93,7 @@ struct Step {
           for (int c = 0; c < kLatent; ++c) {
             const double difference =
                 std::abs(to_float(got_o[row * kLatent + c]) - expected.o[std::size_t(i) * kLatent + c]);
-            if (!(difference <= worst)) worst = difference;
+            worst = worse(worst, difference);
           }
           EXPECT_TRUE(worst <= 0.03) << "request " << r << " query " << i << " head " << head << ": " << worst;
         }

@@ -22,6 +22,7 @@ namespace {
 
 using testing_support::contains;
 using testing_support::error_of;
+using testing_support::worse;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::uint16_t kNan = 0x7fff;  // in bfloat16 and in float16
@@ -161,7 +162,7 @@ struct Batch {
           for (int c = 0; c < 128; ++c) {
             const double difference =
                 std::abs(from_half_bits(*element(o, row, head, c), at.dtype) - expected.o[std::size_t(i) * 128 + c]);
-            if (!(difference <= worst)) worst = difference;
+            worst = worse(worst, difference);
           }
           EXPECT_TRUE(worst <= 0.02) << "request " << r << " query " << i << " head " << head << ": " << worst;
         }
@@ -461,13 +462,13 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
       }
       const float wanted = from_half_bits(expected[i], batch.at.dtype);
       const double difference = std::abs(from_half_bits(got[i], batch.at.dtype) - wanted) / (1 + std::abs(wanted));
-      if (!(difference <= worst)) worst = difference;
+      worst = worse(worst, difference);
     }
     for (std::size_t i = 0; i < batch.lse.size(); ++i) {
       const float wanted = batch.lse[i];
       if (std::isfinite(wanted)) {
         const double difference = std::abs(got_lse[i] - wanted);
-        if (!(difference <= worst_lse)) worst_lse = difference;
+        worst_lse = worse(worst_lse, difference);
       } else {
         ASSERT_EQ(std::bit_cast<std::uint32_t>(got_lse[i]), std::bit_cast<std::uint32_t>(wanted)) << "lse " << i;
       }

@@ -15,6 +15,8 @@
 namespace hypermla::shared_prefix_test {
 namespace {
 
+using testing_support::worse;
+
 constexpr int kHeads = 3, kPage = 16, kLatent = 512, kRope = 64, kWidth = kLatent + kRope, kColumns = 128, kWide = 192;
 constexpr std::uint16_t kNan = 0x7fc0;
 
@@ -184,7 +186,7 @@ struct OnDevice : testing_support::DeviceMemory {
           double worst = 0;
           for (int d = 0; d < kColumns; ++d) {
             const double difference = std::abs(value(got[row * kColumns + d]) - wanted[d]);
-            if (!(difference <= worst)) worst = difference;
+            worst = worse(worst, difference);
           }
           EXPECT_TRUE(worst <= 0.02) << "request " << r << " query " << i << " head " << head << ": " << worst;
         }

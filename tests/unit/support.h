@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -31,6 +33,11 @@ inline std::string error_of(const std::function<void()>& action) {
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The larger of both differences; infinite once one is NaN, whichever it is and whatever follows.
+inline double worse(double worst, double difference) {
+  return std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
+}
 
 // The checkout that this file was compiled in.
 inline std::filesystem::path checkout() {
