@@ -14,6 +14,14 @@ die() {
   note "$*"
   exit 1
 }
+
+# As CMake notes it, without a slash at its end; with one it would be another directory at every call.
+if [[ -n ${HYPERMLA_KERNELS:-} ]]; then
+  [[ $HYPERMLA_KERNELS == /* ]] ||
+    die "HYPERMLA_KERNELS=$HYPERMLA_KERNELS is not an absolute path; set it to one, or unset it"
+  while [[ $HYPERMLA_KERNELS == ?*/ ]]; do HYPERMLA_KERNELS=${HYPERMLA_KERNELS%/}; done
+fi
+
 # The end of a log, without addresses.
 show_log() { tail -n "${2:-5}" "$1" | sed -E 's#[a-z]+://[^ ]+#<address>#g' >&2; }
 
