@@ -68,6 +68,42 @@ def long_pages(root):
             if lines > PAGE_LINES and page.parent != root / "docs/log" and page != root / KNOWLEDGE]
 
 
+def files_named(text):
+    """The programs that a page names, `a[_b].py` as a.py and a_b.py."""
+    program = r"(?<![\w/.*<-])((?:[\w.]+/)*)(\w+)(?:\[([\w,]+)\])?(\.(?:py|sh|cu))\b"
+    for place, name, more, end in re.findall(program, text):
+        for variant in ("", *more.split(",")) if more else ("",):
+            yield f"{place}{name}{variant}{end}"
+
+
+def unknown_commands(text):
+    """What a page calls that is not there: commands of the program and theirs, tests, and programs by their paths or,
+    below tests/, by their names."""
+    cli = CHECKOUT / "src/hypermla/cli"
+    known = {name: set() for name in re.findall(r'^    \{"([\w-]+)", "', (cli / "main.cpp").read_text(), re.M)}
+    for path in cli.glob("*_command.cpp"):
+        found = re.search(r'run_subcommand\("(\w+)",(.*?)words\);', path.read_text(), re.S)
+        if found:
+            known[found[1]] = set(re.findall(r'\{"(\w+)", "', found[2]))
+    for command, word in re.findall(r"(?:\./|`)hypermla ([a-z][\w-]*)(?: ([a-z]\w*))?", text):
+        if command not in known:
+            yield f"hypermla {command}"
+        elif word and known[command] and word not in known[command]:
+            yield f"hypermla {command} {word}"
+    tests = CHECKOUT / "tests"
+    names = {f"{path.parent.name}.{path.stem.removesuffix('_test')}" for path in tests.glob("*/*_test.py")}
+    names |= {f"{path.parent.name}.{suite}.{name}" for path in tests.glob("*/*_test.cpp")
+              for suite, name in re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", path.read_text(), re.M)}
+    names |= set(re.findall(r"add_test\(NAME ([\w.]+)", (tests / "CMakeLists.txt").read_text()))
+    for wanted in re.findall(r"\./test '?([^\s`']+)", text):
+        flag = wanted.startswith("-") and f"\n  {wanted})" in (CHECKOUT / "test").read_text()
+        if not flag and not any(re.search(wanted, name) for name in names):
+            yield f"./test {wanted}"
+    for name in files_named(text):
+        if not (CHECKOUT / name).exists() and ("/" in name or not any(tests.glob(f"*/{name}"))):
+            yield name
+
+
 def unlisted_pages(root):
     indexes = [path for path in (root / "docs/index.md", root / KNOWLEDGE) if path.exists()]
     listed = {(index.parent / link.partition("#")[0]).resolve() for index in indexes
@@ -129,6 +165,22 @@ class Documents(unittest.TestCase):
                         if not (CHECKOUT / name).exists():
                             missing.append(f"{path.relative_to(CHECKOUT)}: {name}")
         self.assertEqual(missing, [])
+
+    def test_commands_that_pages_name_exist(self):
+        """Of AGENTS.md, all; other pages, which also name files of other projects, may call the program."""
+        agents = (CHECKOUT / "AGENTS.md").read_text()
+        self.assertEqual(list(unknown_commands(agents)), [])
+        self.assertGreater(len(list(files_named(agents))), 15)
+        for page in documents(CHECKOUT):
+            unknown = unknown_commands(page.read_text())
+            self.assertEqual([one for one in unknown if one.startswith("hypermla ")], [], page)
+        page = ("    ./hypermla list\n    ./hypermla compare a b\n    ./hypermla kb mach <run>\n"
+                "`hypermla devlog remove`\n    ./test 'unit.Gone'\n    ./test 'unit.Roofline'\n    ./test --engine\n"
+                "    ./test --engines\nscripts/gone.sh and scripts/waits.py\n"
+                "`bench_mla_var6_plus[_v3,_v7].py`, `bench_gone.py`\n")
+        self.assertEqual(list(unknown_commands(page)), [
+            "hypermla list", "hypermla kb mach", "hypermla devlog remove", "./test unit.Gone", "./test --engine",
+            "scripts/gone.sh", "bench_mla_var6_plus_v7.py", "bench_gone.py"])
 
     def test_the_steps_of_an_engine_are_those_that_run(self):
         page = (CHECKOUT / "docs/serving.md").read_text()
