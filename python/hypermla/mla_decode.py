@@ -28,8 +28,9 @@ class MlaDecode(Planned):
     the cache, 1, 16, 32, 64 or 128. scale: of the scores; 0: 1 / sqrt(192). split: tokens after which every request is
     cut, so that the bits of its output do not depend on its batch; 0: free. lse_base2: the log-sum-exp in base 2.
     empty_lse_positive: +inf instead of -inf for a query that sees no token. kernel: pins one by its full name.
-    workspace: a tensor of workspace_bytes of another MlaDecode of the same options; None: memory of its own. device:
-    "cpu", "cuda:1" or PyTorch's own; "auto": PyTorch's current GPU, else the first one, else the CPU.
+    workspace: a tensor of workspace_bytes of another MlaDecode of the same options, aligned to 256 bytes; None: memory
+    of its own. device: "cpu", "cuda:1" or PyTorch's own; "auto": PyTorch's current GPU, else the first one, else the
+    CPU.
 
     shards, shard, interleave: of several GPUs that share the context of every request, token i is in the cache of shard
     (i // interleave) % shards, in order, and this is one of them. Lengths and max_tokens count whole requests, and

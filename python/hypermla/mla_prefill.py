@@ -28,8 +28,8 @@ class MlaPrefill(Planned):
     merges into what `out` and `lse` hold, attention of the same queries over other tokens. batch_invariant: the bits of
     a request's output do not depend on its batch; else tokens are cut where a step has few queries and heads, for which
     there are 26 MB on 132 multiprocessors.
-    workspace: a tensor of workspace_bytes of another MlaPrefill of the same options; None: memory of its own. device:
-    as MlaDecode's.
+    workspace: a tensor of workspace_bytes of another MlaPrefill of the same options, aligned to 256 bytes; None: memory
+    of its own. device: as MlaDecode's.
 
     torch.compile() traces plan() and run(), with fullgraph=True, too, if PyTorch was imported before the MlaPrefill was
     made: they are operators then (torch_operators.py).

@@ -122,6 +122,12 @@ TEST_F(CApi, EveryMemberOfTheOptionsArrives) {
   EXPECT_TRUE(contains(refused([](auto& at) { at.split = 100; }), "split=100"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.kernel = "cute.mla.flash_mla"; }), "kernel=cute.mla.flash_mla"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.reserved = 1; }), "options->reserved is 1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.causal = 2; }), "causal=2 is not supported: it must be 0 or 1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.lse_base2 = -1; }), "lse_base2=-1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.empty_lse_positive = 2; }), "empty_lse_positive=2"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.sparse = 2; }), "sparse=2"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.shared_prefixes = 256; }), "shared_prefixes=256"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.fp8_queries = 2; }), "fp8_queries=2"));
 
   // Flags and the scale, by what they change: the last token counts, base 2, +infinity of an empty request, halves.
   hypermla_decode_options options = small_options();
@@ -430,6 +436,11 @@ TEST(CApiPrefill, EveryMemberOfTheOptionsArrives) {
   EXPECT_TRUE(contains(refused([](auto& at) { at.scale = -1; }), "scale=-1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.reserved = 1; }), "options->reserved is 1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.size = 0; }), "hypermla_prefill_options_init()"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.causal = 2; }), "causal=2 is not supported: it must be 0 or 1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.lse_base2 = 2; }), "lse_base2=2"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.empty_lse_positive = -1; }), "empty_lse_positive=-1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.accumulate = 2; }), "accumulate=2"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.batch_invariant = 2; }), "batch_invariant=2"));
 
   // Flags by what they change: the last token counts, base 2, +infinity of an empty request; and merged into ones.
   hypermla_prefill_options options = small_prefill();
@@ -599,6 +610,11 @@ TEST_F(CApiCache, PartsMergeAsMlaCacheOpsMergesThem) {
   EXPECT_EQ(lse[1], 3) << "twice 2^2";
   with.width = 4;
   EXPECT_TRUE(contains(refusal(hypermla_merge_states(ops_, &with, nullptr)), "width=4"));
+  with.lse_base2 = 2;
+  EXPECT_TRUE(contains(refusal(hypermla_merge_states(ops_, &with, nullptr)), "lse_base2=2"));
+  with.lse_base2 = 1;
+  with.empty_lse_positive = 2;
+  EXPECT_TRUE(contains(refusal(hypermla_merge_states(ops_, &with, nullptr)), "empty_lse_positive=2"));
 }
 
 TEST_F(CApiCache, APrefixIsDecompressedAsByMlaCacheOps) {

@@ -133,8 +133,8 @@ hypermla_status hypermla_merge_states(hypermla_cache_ops* ops, const hypermla_me
                            .tokens = count_of("tokens", with.tokens),
                            .heads = count_of("heads", with.heads),
                            .width = count_of("width", with.width),
-                           .lse_base2 = with.lse_base2 != 0,
-                           .empty_lse_positive = with.empty_lse_positive != 0},
+                           .lse_base2 = flag_of("lse_base2", with.lse_base2),
+                           .empty_lse_positive = flag_of("empty_lse_positive", with.empty_lse_positive)},
                           stream);
   });
 }

@@ -79,6 +79,11 @@ inline MlaCacheFormat cache_format_of(std::int32_t format) {
   return MlaCacheFormat(format);
 }
 
+inline bool flag_of(const char* name, std::int32_t flag) {
+  if (flag != 0 && flag != 1) fail("{}={} is not supported: it must be 0 or 1", name, flag);
+  return flag == 1;
+}
+
 inline int count_of(const char* name, std::int64_t count) {
   if (count < 0 || count > std::numeric_limits<int>::max())
     fail("{}={} is not supported: it must be from 0 to 2^31 - 1", name, count);

@@ -41,12 +41,12 @@ MlaPrefillOptions options_of(const hypermla_prefill_options* given) {
           .max_query_tokens = at.max_query_tokens,
           .max_tokens = at.max_tokens,
           .dtype = dtype_of(at.dtype),
-          .causal = at.causal != 0,
+          .causal = flag_of("causal", at.causal),
           .scale = at.scale,
-          .lse_base2 = at.lse_base2 != 0,
-          .empty_lse_positive = at.empty_lse_positive != 0,
-          .accumulate = at.accumulate != 0,
-          .batch_invariant = at.batch_invariant != 0};
+          .lse_base2 = flag_of("lse_base2", at.lse_base2),
+          .empty_lse_positive = flag_of("empty_lse_positive", at.empty_lse_positive),
+          .accumulate = flag_of("accumulate", at.accumulate),
+          .batch_invariant = flag_of("batch_invariant", at.batch_invariant)};
 }
 
 }  // namespace
