@@ -60,8 +60,20 @@ TEST(Compare, SlowerInAnyTimeIsSlower) {
     const Comparison result = compare_profiles(recorded(), slow);
     EXPECT_EQ(result.times[0].verdict, Verdict::same);
     EXPECT_EQ(result.verdict, Verdict::slower);
-    EXPECT_TRUE(contains(result.why, sustained ? "; SLOWER: sustained " : "; SLOWER: burst ")) << result.why;
-    EXPECT_EQ(compare_profiles(recorded(), scaled(slow, 0.8)).verdict, Verdict::unclear) << "and faster when cold";
+    // The headline begins with the time that decided, not with the one that a verdict is mostly of.
+    const std::string decided = sustained ? "sustained " : "burst ";
+    EXPECT_EQ(render_comparison(result).rfind("SLOWER: " + decided, 0), 0u) << result.why;
+    EXPECT_TRUE(contains(result.why, "; cold is SAME, ")) << result.why;
+    const Comparison both = compare_profiles(recorded(), scaled(slow, 0.8));
+    EXPECT_EQ(both.verdict, Verdict::unclear) << "and faster when cold";
+    EXPECT_EQ(both.why.rfind(decided + "is SLOWER, ", 0), 0u) << both.why;
+    EXPECT_TRUE(contains(both.why, "; cold is FASTER, ")) << both.why;
+    Profile noisy = slow;  // cold intervals that overlap
+    noisy.timing.cold.high_us *= 3, noisy.timing.cold.median_us *= 1.5;
+    const Comparison overlap = compare_profiles(recorded(), noisy);
+    EXPECT_EQ(overlap.times[0].verdict, Verdict::unclear);
+    EXPECT_EQ(render_comparison(overlap).rfind("SLOWER: " + decided, 0), 0u) << overlap.why;
+    EXPECT_TRUE(contains(overlap.why, "; cold is UNCLEAR, ")) << overlap.why;
     EXPECT_EQ(compare_profiles(slow, recorded()).verdict, Verdict::same) << "the first decides else";
     *slow.timing.sustained->sm_mhz /= 2;
     EXPECT_EQ(compare_profiles(recorded(), slow).verdict, sustained ? Verdict::unclear : Verdict::slower)
@@ -175,6 +187,7 @@ TEST(Compare, OtherDevicesAreNamedAndCyclesLeftOut) {
   EXPECT_EQ(result.note, "different devices: NVIDIA H200 and NVIDIA H100");
   EXPECT_FALSE(result.times[0].cycles);
   EXPECT_EQ(result.verdict, Verdict::unclear);
+  EXPECT_EQ(result.why.rfind("the devices differ; cold ", 0), 0u) << result.why;
 }
 
 TEST(Compare, ClocksThatOnlyOneRunHadLockedAreNoted) {

@@ -97,9 +97,11 @@ bool same_problem(const Profile& a, const Profile& b) {
 
 bool clock_moved(const Comparison::Row& row) { return row.cycles && row.cycles->verdict != row.verdict; }
 
-std::string reason(const Comparison::Row& row) {
-  std::string text = fmt::format("{} {:.1f} us against {:.1f} us ({:+.1f} %)", row.time, row.b.median, row.a.median,
-                                 row.change_percent);
+// `verdict`: that of this time, where the headline's is another.
+std::string reason(const Comparison::Row& row, const std::string& verdict = "") {
+  std::string text =
+      fmt::format("{}{} {:.1f} us against {:.1f} us ({:+.1f} %)", row.time,
+                  verdict.empty() ? "" : " is " + verdict + ",", row.b.median, row.a.median, row.change_percent);
   if (row.cycles) text += fmt::format(", in cycles {:+.1f} %", row.cycles->change_percent);
   if (clock_moved(row))
     text += fmt::format("; time says {} and cycles say {}: the clock moved", verdict_name(row.verdict),
@@ -156,10 +158,14 @@ Comparison compare_profiles(const Profile& a, const Profile& b, double noise) {
                                    [](const Comparison::Row& row) { return row.verdict == Verdict::slower; });
   if (slower != result.times.end() && result.verdict != Verdict::slower) {
     const bool doubtful = result.verdict == Verdict::faster || clock_moved(*slower);
+    result.why = reason(*slower, doubtful ? verdict_name(Verdict::slower) : "") + "; " +
+                 reason(first, verdict_name(result.verdict));
     result.verdict = doubtful ? Verdict::unclear : Verdict::slower;
-    result.why += "; SLOWER: " + reason(*slower);
   }
-  if (!same_device) result.verdict = Verdict::unclear;
+  if (!same_device) {
+    result.verdict = Verdict::unclear;
+    result.why = "the devices differ; " + result.why;
+  }
   if (a.bottleneck && b.bottleneck) {
     result.bottleneck_a = a.bottleneck->kind;
     result.bottleneck_b = b.bottleneck->kind;

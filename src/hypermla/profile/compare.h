@@ -45,7 +45,7 @@ struct Comparison {
   std::string note;        // what makes them hard to compare; may be empty
   std::vector<Row> times;  // the first decides, unless another is SLOWER
   Verdict verdict = Verdict::unclear;
-  std::string why;
+  std::string why;                         // what decided first
   std::string bottleneck_a, bottleneck_b;  // empty where a run was not judged
   std::vector<Delta> deltas;               // what changed by a percent or more, the most relevant first
 };
