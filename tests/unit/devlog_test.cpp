@@ -65,6 +65,10 @@ TEST(Devlog, AnEntryHoldsWhatTheProfilesMeasured) {
   const double burst = logs.run.profile.timing.burst.median_us;
   EXPECT_TRUE(contains(text, fmt::format("| duration, burst, us | {:.1f} | {:.1f} | -20.0 % |", burst, burst * 1.25)))
       << text;
+  const double cold = logs.run.profile.timing.cold.median_us;
+  EXPECT_TRUE(contains(text, fmt::format("| duration, cold, us | {:.1f} | {:.1f} | -20.0 % |", cold, cold * 1.25)))
+      << text;
+  EXPECT_TRUE(contains(text, "\n| verdict | FASTER | - | - |\n\n")) << text;
   EXPECT_TRUE(
       contains(text, fmt::format("| tensor pipe, % | {:.1f} |", logs.run.profile.stages[0].signals.at("tensor_pct"))))
       << text;
@@ -215,6 +219,38 @@ TEST(Devlog, OnlyADraftMayKeepItsProfileElsewhere) {
   write_file_atomic(logs.dir.path() / "results/run.json", to_json(other).dump());
   ASSERT_EQ(logs.lint().size(), 1u);
   EXPECT_TRUE(contains(logs.lint()[0], "results/run.json is a profile of cute.mla.flash_mla; link one of"));
+}
+
+// Entries were written before the table had a cold time and a verdict: they are right, and stay as they are.
+TEST(Devlog, AnEarlierEntryIsRight) {
+  Logs logs;
+  const auto path = logs.add();
+  const std::string now = read_file(path);
+  const auto without = [](std::string text, const std::string& row) {
+    const std::size_t begin = text.find(row);
+    EXPECT_NE(begin, std::string::npos) << row;
+    return text.erase(begin, text.find('\n', begin) + 1 - begin);
+  };
+  const std::string earlier = without(without(now, "| duration, cold, us "), "| verdict ");
+  write_file_atomic(path, earlier);
+  EXPECT_EQ(logs.lint(), (std::vector<std::string>{}));
+  EXPECT_TRUE(refresh_devlogs(logs.dir.path(), shipped_rules()).empty());
+  EXPECT_EQ(read_file(path), earlier);
+  for (const std::string& wrong : {without(now, "| verdict "), without(now, "| duration, cold, us "),
+                                   without(earlier, "| duration, burst, us ")}) {
+    write_file_atomic(path, wrong);
+    ASSERT_EQ(logs.lint().size(), 1u);
+    EXPECT_TRUE(contains(logs.lint()[0], "its measured half is not that of")) << logs.lint()[0];
+    EXPECT_EQ(refresh_devlogs(logs.dir.path(), shipped_rules()).size(), 1u);
+    EXPECT_EQ(read_file(path), now);
+  }
+}
+
+TEST(Devlog, WithoutABaselineThereIsNoVerdict) {
+  Logs logs;
+  const std::string text = read_file(logs.add(kTexts, false));
+  EXPECT_TRUE(contains(text, "| duration, cold, us | "));
+  EXPECT_FALSE(contains(text, "| verdict |"));
 }
 
 // A kernel that is measured again gets its new figures, and keeps what people wrote.

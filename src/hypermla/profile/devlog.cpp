@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <sstream>
+#include <string_view>
 
 #include "hypermla/base/error.h"
 #include "hypermla/base/files.h"
@@ -22,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLogs = "docs/log";
 constexpr const char* kTable = "| metric | value | before | change |";
+constexpr const char* kCold = "duration, cold, us";
 constexpr const char* kNotKept = ", not kept here";
 
 // One item of a list, in lines of at most 120 columns.
@@ -85,7 +87,8 @@ std::vector<Row> rows_of(const Profile& profile) {
   };
   const Times& burst = profile.timing.burst;
   const auto& sustained = profile.timing.sustained;
-  return {{"duration, burst, us", burst.median_us},
+  return {{kCold, profile.timing.cold.median_us},
+          {"duration, burst, us", burst.median_us},
           {"duration, sustained, us", sustained ? sustained->median_us : std::nan("")},
           {"TFLOP/s", burst.tflops},
           {"GB/s", burst.gbps},
@@ -97,8 +100,10 @@ std::string figure_text(double value) {
   return value < 10 ? fmt::format("{:.2f}", value) : fmt::format("{:.1f}", value);
 }
 
-// What comes from profiles and never changes: everything but the judgement.
-std::string measured_half(const fs::path& root, const DevlogRun& run, const std::optional<DevlogRun>& baseline) {
+// What comes from profiles and never changes: everything but the judgement. `earlier`: as entries have it that were
+// written before the table had a cold time and a verdict.
+std::string measured_half(const fs::path& root, const DevlogRun& run, const std::optional<DevlogRun>& baseline,
+                          bool earlier = false) {
   const Profile& now = run.profile;
   const auto& device = now.device;
   std::string text = item(
@@ -113,6 +118,7 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
   text += fmt::format("\n{}\n|---|---|---|---|\n", kTable);
   const std::vector<Row> values = rows_of(now), before = baseline ? rows_of(baseline->profile) : std::vector<Row>();
   for (std::size_t i = 0; i < values.size(); ++i) {
+    if (earlier && std::string_view(values[i].name) == kCold) continue;
     const double value = values[i].value, old = baseline ? before[i].value : std::nan("");
     std::string change = "-";
     if (std::isfinite(value) && std::isfinite(old) && (values[i].points || old != 0))
@@ -122,6 +128,8 @@ std::string measured_half(const fs::path& root, const DevlogRun& run, const std:
                         std::isfinite(value) ? figure_text(value) : "not measured",
                         std::isfinite(old) ? figure_text(old) : "-", change);
   }
+  if (baseline && !earlier)
+    text += fmt::format("| verdict | {} | - | - |\n", verdict_name(compare_profiles(baseline->profile, now).verdict));
   return text + "\n";
 }
 
@@ -342,7 +350,10 @@ int count(const std::string& text, const std::string& part) {
 
 // Whether all that the tool writes stands there, and nothing that looks like it.
 bool is_of(const fs::path& root, const Entry& entry, const Linked& linked) {
-  return count(entry.text, measured_half(root, linked.run, linked.baseline)) == 1 && count(entry.text, kTable) == 1 &&
+  const auto has_half = [&](bool earlier) {
+    return count(entry.text, measured_half(root, linked.run, linked.baseline, earlier)) == 1;
+  };
+  return (has_half(false) || has_half(true)) && count(entry.text, kTable) == 1 &&
          count("\n" + entry.text, "\n" + judgement(linked.run.profile)) == 1 &&
          count("\n" + entry.text, "\n- Bottleneck:") == 1;
 }
