@@ -211,6 +211,32 @@ TEST_F(CompilerTest, AnErrorIsTheCompilersOwnAndLeavesNothing) {
   EXPECT_EQ(cached().size(), 1u);
 }
 
+// A wrong name in a plan is not a directory of kernels that is missing.
+TEST_F(CompilerTest, AHeaderThatIsMissingIsLookedForWhereItBelongs) {
+  auto refusal = [&](const CompilerConfig& config, const std::string& header) {
+    return error_of([&] { Compiler(config).compile({"a", header, "a<1>"}, kArch); });
+  };
+  CompilerConfig own = with_compiler();
+  own.own_kernel_root = dir_.path() / "mine/kernels";
+  dir_.write("mine/kernels/cutile/mla/a/a_v9/a_v9.cpp", "the plan");
+  for (const CompilerConfig& one : {with_compiler(), own}) {
+    const std::string wrong_name = refusal(one, "cutile/mla/a/a/b.cuh");
+    EXPECT_TRUE(
+        contains(wrong_name, "a plan names b.cuh, which is not in " + (one.kernel_root / "cutile/mla/a/a").string()));
+    EXPECT_TRUE(contains(wrong_name, "correct the name in the plan")) << wrong_name;
+    EXPECT_FALSE(contains(wrong_name, "HYPERMLA_KERNELS")) << wrong_name;
+  }
+  const std::string missing = refusal(own, "cutile/mla/a/a_v9/a_v9.cuh");
+  EXPECT_TRUE(contains(
+      missing, "a plan names a_v9.cuh, which is not in " + (own.own_kernel_root / "cutile/mla/a/a_v9").string()));
+  EXPECT_FALSE(contains(missing, "HYPERMLA_KERNELS")) << missing;
+  // Here the variable is not set, or names another directory.
+  EXPECT_TRUE(contains(refusal(with_compiler(), "cutile/mla/a/a_v9/a_v9.cuh"),
+                       "if it is a kernel of your own, point HYPERMLA_KERNELS at its directory `kernels`"));
+  EXPECT_TRUE(contains(refusal(own, "cutile/mla/a/a_v8/a_v8.cuh"),
+                       "point HYPERMLA_KERNELS at the directory that this program was built with"));
+}
+
 // What g++ 12, NVRTC 13.5 and tileiras 13.5 write when they fail.
 TEST(CompileVerdict, IsWhatHasAPlaceInTheSource) {
   const BackendInput input{"", "a<1>", "generic", {}, {}};

@@ -99,8 +99,14 @@ std::vector<fs::path> Compiler::include_paths(const KernelSource& source, const 
 }
 
 fs::path Compiler::path_of(const std::string& header) const {
-  for (const fs::path& root : {config_.kernel_root, config_.own_kernel_root})
-    if (!root.empty() && fs::exists(root / header)) return root / header;
+  std::vector<fs::path> roots = {config_.kernel_root};
+  if (!config_.own_kernel_root.empty()) roots.push_back(config_.own_kernel_root);
+  for (const fs::path& root : roots)
+    if (fs::exists(root / header)) return root / header;
+  for (const fs::path& root : roots)
+    if (const fs::path directory = (root / header).parent_path(); fs::is_directory(directory))
+      fail("a plan names {}, which is not in {}; write that file, or correct the name in the plan, as in beside()",
+           fs::path(header).filename().string(), directory.string());
   if (!config_.own_kernel_root.empty())
     fail("{} is neither in {} nor in {}; point HYPERMLA_KERNELS at the directory that this program was built with",
          header, config_.kernel_root.string(), config_.own_kernel_root.string());
