@@ -237,6 +237,20 @@ TEST_F(CompilerTest, AHeaderThatIsMissingIsLookedForWhereItBelongs) {
                        "point HYPERMLA_KERNELS at the directory that this program was built with"));
 }
 
+// g++ says nothing of a flag -Wno-... that it does not know, until there is an error: then that comes first.
+TEST_F(CompilerTest, AnErrorOnACpuIsThatOfTheSourceAlone) {
+  const char* path = ::getenv("PATH");
+  CompilerConfig config = with_compiler();
+  for (const char* name : {"g++", "clang++"}) {
+    config.toolchain = Toolchain::find({}, {name}, path ? path : "");
+    if (config.toolchain.cxx.empty()) continue;
+    dir_.write("checkout/kernels/cutile/mla/b/b/b.cuh", "[[nobody::knows]] int attribute;\nint wrong = \"text\";\n");
+    const std::string said = error_of([&] { Compiler(config).compile({"b", "cutile/mla/b/b/b.cuh", "b<1>"}, kArch); });
+    EXPECT_TRUE(contains(said, "b.cuh:2:")) << said;
+    for (const char* word : {"-Wno", "unrecognized", "nobody"}) EXPECT_FALSE(contains(said, word)) << said;
+  }
+}
+
 // What g++ 12, NVRTC 13.5 and tileiras 13.5 write when they fail.
 TEST(CompileVerdict, IsWhatHasAPlaceInTheSource) {
   const BackendInput input{"", "a<1>", "generic", {}, {}};

@@ -38,8 +38,8 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   write_new_file(source_path, source);
 
   // No -ffast-math: it would break the -inf and NaN logic of a softmax.
-  std::vector<std::string> command = {
-      cxx.string(), "-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wno-attributes", "-Wno-unknown-attributes"};
+  std::vector<std::string> command = {cxx.string(), "-std=c++20",     "-O3", "-fPIC", "-shared",
+                                      "-pthread",   "-Wno-attributes"};
   for (const std::string& flag : arch_flags(input.arch)) command.push_back(flag);
   for (const std::string& flag : extra_flags) command.push_back(flag);
   for (const fs::path& path : input.include_paths) command.push_back("-I" + path.string());
