@@ -285,6 +285,19 @@ TEST_F(AutotuneTest, NoneLeftIsASentenceWithTheReason) {
   EXPECT_TRUE(contains(message, "reads out of bounds")) << message;
 }
 
+// A compiler's message names the tiling, so that one mistake has as many messages as there are tilings.
+TEST_F(AutotuneTest, OneMistakeIsNotSaidToBeSeveral) {
+  config_.toolchain.cxx = write_fake_compiler(dir_, "Bm = 1");  // 16 and 128
+  ASSERT_EQ(remarks(tune()).size(), 1u);
+  const std::string remark = remarks(tune())[0];
+  EXPECT_TRUE(contains(remark, "2 tilings of first rejected")) << remark;
+  EXPECT_TRUE(contains(remark, ", one of them because ")) << remark;
+  EXPECT_TRUE(contains(remark, "this tiling is refused")) << remark;
+  EXPECT_FALSE(contains(remark, "other")) << remark;
+  plan_.candidates = {{16}, {64}};
+  EXPECT_TRUE(contains(remarks(tune())[0], "forgets it), because ")) << remarks(tune())[0];
+}
+
 TEST_F(AutotuneTest, WithoutACompilerOnlyWhatIsCachedIsACandidate) {
   const auto plan = plan_.plan({});
   TiledKernel* kernel = plan->kernels()[0];

@@ -124,9 +124,10 @@ std::vector<std::string> remarks(const AutotuneResult& result) {
     if (left_out.empty()) return;
     int count = 0;
     for (const auto& [why, times] : left_out) count += times;
-    sentences.push_back(fmt::format("{} tiling{} of {} {} ({}), because {}{}", count, count == 1 ? "" : "s", kernel,
-                                    consequence, hint, left_out.begin()->first,
-                                    left_out.size() > 1 ? ", and others for other reasons" : ""));
+    // Messages may differ where the mistake is one: they name the tiling.
+    sentences.push_back(fmt::format("{} tiling{} of {} {} ({}), {}because {}", count, count == 1 ? "" : "s", kernel,
+                                    consequence, hint, left_out.size() > 1 ? "one of them " : "",
+                                    left_out.begin()->first));
   };
   for (const AutotuneResult::Stage& stage : result.stages) {
     say(stage.skipped, stage.kernel, "could not be tried", "they will be the next time");
