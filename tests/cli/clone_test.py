@@ -12,6 +12,10 @@ def pascal(name):
     return "".join(word[0].upper() + word[1:] for word in name.split("_") if word)
 
 
+def tokens(text):
+    return text.replace("//", " ").split()
+
+
 class Clone(CommandCase):
     def setUp(self):
         super().setUp()
@@ -53,8 +57,10 @@ class Clone(CommandCase):
                     text, original = (one.replace("HYPERMLA_REGISTER_DRAFT(", "HYPERMLA_REGISTER(")
                                       for one in (text, original))  # a draft may be copied, too
                     back = text.replace("_v77", suffix).replace("V77", pascal(suffix[1:]))
-                    # The line behind the name is indented as far as the name of the macro is long.
-                    self.assertEqual(re.sub(r"\n +\"", "\n\"", back), re.sub(r"\n +\"", "\n\"", original))
+                    # The line behind the name is indented as far as the name of the macro is long, and what the
+                    # longer name makes too long is broken.
+                    self.assertEqual(tokens(back), tokens(original))
+                    self.assertEqual([line for line in renamed.read_text().splitlines() if len(line) > 120], [])
                 shutil.rmtree(copy)
 
     def test_the_names_that_its_headers_declare_are_new(self):
@@ -66,6 +72,22 @@ class Clone(CommandCase):
         self.assertLess({"ChunkV77", "chunk_at_v77", "PlanPrefixesTilingV77", "FlashAttentionV77Tiling"}, names)
         self.assertTrue(all(name.endswith(("V77", "_v77")) or "V77" in name for name in names), names)
         self.assertIn("kMaxPrefixRequestsV77", (copy / "plan_prefixes.cuh").read_text())
+
+    def test_the_published_algorithm_keeps_its_name(self):
+        self.clone("cutile.mla.flash_attention", "v77")
+        copy = self.root / "kernels/cutile/mla/flash_attention/flash_attention_v77"
+        self.assertRegex((copy / "flash_attention_v77.cuh").read_text(), r"^// FlashAttention \(Dao")
+        self.assertIn("class FlashAttentionV77Plan ", (copy / "flash_attention_v77.cpp").read_text())
+
+    def test_lines_are_broken_where_cpp_may_be(self):
+        for design in ("cutile.mla.flash_mla_split_kv", "cute.mla.output_decompression", "cute.mla.flash_mla"):
+            self.clone(design, "v999999")
+        copies = [path.read_text() for path in self.root.glob("kernels/*/mla/*/*_v999999/*")]
+        self.assertEqual([line for text in copies for line in text.splitlines() if len(line) > 120], [])
+        for broken in (r'\(FlashMlaSplitKvV999999Plan,\n +"flash_mla with the tokens split over blocks, ',
+                       r"\n// grid = any multiple of the cluster[^\n]* dynamic shared\n// memory\.",
+                       r"\n__global__ [^\n]*\n    OutputDecompressionV999999Arguments with\) \{"):
+            self.assertTrue(any(re.search(broken, text) for text in copies), broken)
 
     def test_what_the_form_declares_keeps_its_name(self):
         self.clone("output_decompression", "v3")

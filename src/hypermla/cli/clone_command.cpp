@@ -61,6 +61,36 @@ std::string rewritten(const std::string& text, Comment&& comment, Literal&& lite
   return all.append(text, last);
 }
 
+// A line that longer names made too long for the project, broken at blanks that may be a new line in C++, too.
+// clang-format, which need not be here, does it better.
+std::string folded_line(const std::string& line) {
+  constexpr std::size_t kColumns = 120;
+  const std::size_t indent = line.find_first_not_of(' ');
+  if (line.size() <= kColumns || line[indent] == '#' || line.back() == '\\') return line;
+  std::size_t at = std::string::npos, comment = std::string::npos;
+  bool quoted = false;
+  for (std::size_t i = indent; i <= kColumns; ++i) {
+    const char before = i == 0 ? ' ' : line[i - 1];
+    if (line[i] == ' ' && !quoted && before != '/') at = i;
+    if (comment != std::string::npos) continue;
+    if (line.compare(i, 1, "\"") == 0 && before != '\\') quoted = !quoted;
+    if (!quoted && line.compare(i, 2, "//") == 0) comment = i;
+  }
+  if (at == std::string::npos) return line;
+  const std::string begin = std::string(indent, ' ') + (comment < at ? "// " : "    ");
+  return line.substr(0, line.find_last_not_of(' ', at) + 1) + "\n" + folded_line(begin + line.substr(at + 1));
+}
+
+std::string folded(const std::string& text) {
+  std::string all;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    all += folded_line(text.substr(begin, end - begin)) + (end < text.size() ? "\n" : "");
+    begin = end + 1;
+  }
+  return all;
+}
+
 const auto kKeep = [](const std::string& text) { return text; };
 
 std::set<std::string> identifiers(const std::string& text) {
@@ -92,7 +122,7 @@ class Renaming {
  public:
   Renaming(const KernelEntry& from, std::string to, const std::map<std::string, std::string>& files,
            const std::vector<fs::path>& include_paths)
-      : from_(from.name()), from_version_(from.version), to_(std::move(to)) {
+      : from_(from.name()), from_version_(from.version), published_(in_pascal_case(from.design)), to_(std::move(to)) {
     for (const KernelEntry& other : Registry::instance().all())
       if (other.name() != from_ && behind(other.name(), from_)) longer_.insert(other.name());
     for (const auto& [path, text] : files) {
@@ -128,7 +158,7 @@ class Renaming {
       if (files_.count(inside)) return '"' + file(inside) + '"';  // #include, and beside()
       return is_own(inside) ? '"' + identifier(inside) + '"' : quoted;
     };
-    // Records, logs and pages that a comment names stay those of the original.
+    // Records, logs and pages that a comment names stay those of the original, and so does the published algorithm.
     const auto comment = [this](const std::string& said) {
       static const Pattern name(R"([\w./*-]+)");
       std::string all;
@@ -136,12 +166,12 @@ class Renaming {
       for (const Pattern::Found& at : name.search_all(said)) {
         const std::string& word = at.groups[0];
         all.append(said, last, at.begin - last);
-        all += files_.count(word) ? file(word) : identifier(word);
+        all += word == published_ ? word : files_.count(word) ? file(word) : identifier(word);
         last = at.end();
       }
       return all.append(said, last);
     };
-    return rewritten(text, comment, literal, [this](const std::string& word) { return identifier(word); });
+    return folded(rewritten(text, comment, literal, [this](const std::string& word) { return identifier(word); }));
   }
 
  private:
@@ -159,7 +189,7 @@ class Renaming {
     return name + suffix(to_.substr(to_.rfind("_v") + 1));
   }
 
-  std::string from_, from_version_, to_;
+  std::string from_, from_version_, published_, to_;
   std::set<std::string> longer_;    // names of other versions and kernels that begin as `from_` does
   std::set<std::string> files_;     // of the version
   std::set<std::string> declared_;  // by its headers
