@@ -122,12 +122,21 @@ class Clone(CommandCase):
 
     def test_nothing_is_left_where_it_fails(self):
         shutil.rmtree(self.root / "kernels/cutile/mla/flash_attention/flash_attention")
+        self.assertIn("it was moved or removed after the build", self.refuse_clone("flash_attention", "v7"))
+        (self.root / "CMakeLists.txt").unlink()
         self.assertIn("an installation holds no plans", self.refuse_clone("flash_attention", "v7"))
         if os.geteuid() != 0:  # root may write everywhere
             design = self.root / "kernels/cutile/mla/flash_mla"
             design.chmod(0o555)
             self.addCleanup(design.chmod, 0o755)
             self.assertIn("could not write", self.refuse_clone("flash_mla", "v7"))
+
+    def test_a_directory_that_was_renamed_is_named(self):
+        """Built again, it is the version of its new name, with files of the old one."""
+        directory = self.root / "kernels/cute/mla/flash_attention/flash_attention_v1"
+        (directory / "flash_attention_v1.cpp").rename(directory / "flash_attention_v9.cpp")
+        said = self.refuse_clone("cute.mla.flash_attention", "v1", "v7")
+        self.assertIn("flash_attention_v1 holds flash_attention_v9.cpp and no flash_attention_v1.cpp: was the", said)
 
     def test_a_directory_of_ones_own(self):
         own = self.directory / "project/kernels"

@@ -205,19 +205,31 @@ KernelEntry find_original(const std::string& kernel, const std::string& version,
   return found.front();
 }
 
-// The sources of a version by their paths.
+// The sources of a version by their paths. A build takes the version's name from the directory, so one that was renamed
+// is found under the new name, with files of the old one.
 std::map<std::string, std::string> read_version(const KernelEntry& entry, const std::vector<fs::path>& roots) {
   for (const fs::path& root : roots) {
     const fs::path directory = root / entry.directory;
-    if (!fs::exists(directory / (entry.name() + ".cpp"))) continue;
+    if (!fs::exists(directory / (entry.name() + ".cpp"))) {
+      std::error_code absent;
+      for (const auto& one : fs::directory_iterator(directory, absent))
+        if (one.path().extension() == ".cpp")
+          fail(
+              "{} holds {} and no {}.cpp: was the directory renamed? Give it the name of its files again, and make the "
+              "new version by `hypermla clone`",
+              directory.string(), one.path().filename().string(), entry.name());
+      continue;
+    }
     std::map<std::string, std::string> files;
     for (const auto& one : fs::directory_iterator(directory)) files[one.path().string()] = read_file(one.path());
     return files;
   }
-  fail(
-      "the plan of {} is not in {}: an installation holds no plans; call this in a checkout, or point HYPERMLA_ROOT at "
-      "one",
-      entry.full_name(), (roots.front() / entry.directory).string());
+  std::vector<std::string> places;
+  for (const fs::path& root : roots) places.push_back((root / entry.directory).string());
+  const std::string missing = fmt::format("the plan of {} is not in {}", entry.full_name(), fmt::join(places, " or "));
+  if (fs::exists(roots.front().parent_path() / "CMakeLists.txt"))
+    fail("{}: it was moved or removed after the build; put it back, or run ./hypermla, which builds again", missing);
+  fail("{}: an installation holds no plans; call this in a checkout, or point HYPERMLA_ROOT at one", missing);
 }
 
 void require_version(const std::string& suffix, const KernelEntry& original) {
