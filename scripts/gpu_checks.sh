@@ -128,6 +128,7 @@ verify &
 if wanted python; then
   check python compat_test 60 python3 tests/package/compat_test.py -v -k OnAGpu
   check python torch_test 120 python3 tests/package/torch_test.py -v -k OnAGpu
+  check python prefixes_test 60 python3 tests/package/prefixes_test.py -v -k OnAGpu
   check python sparse_layer 60 python3 examples/python/sparse_layer.py
   check python mla_layer 60 python3 examples/python/mla_layer.py
 fi

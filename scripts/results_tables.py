@@ -654,12 +654,12 @@ def vllm_whole(of):
             + f", {statistics.median(row['builder_us'] for row in of[column]):.0f}" for column, graph in graphs.items()}
 
 
-def vllm_samples(name="vllm"):
-    """Samples of one prompt: ours without and with shared prefixes, and the others; and how far texts agree."""
+def vllm_samples(name="vllm", heads="16"):
+    """Samples of one prompt: ours without and with its options for them, and the others; and how far texts agree."""
     shapes, texts = {}, {}
     for run in record(name)["runs"]:
-        if run.get("samples"):
-            backend = run["backend"] + ", shared prefixes" * run.get("shares", False)
+        if run.get("samples") and run["heads"] == int(heads):
+            backend = run["backend"].replace("/", ", ") + ", shared prefixes" * run.get("shares", False)
             said = {key: agreement(run[key]) for key in ("alone", "against") if key in run}
             texts.setdefault(backend, {}).update(said)
             for row in run["rows"]:
@@ -668,6 +668,20 @@ def vllm_samples(name="vllm"):
     rows += [(name, {backend: said[key] for backend, said in texts.items() if key in said})
              for key, name in (("alone", "alone, in a batch"), ("against", "against CUSTOM"))]
     return table(["samples", *texts], [[name, *(of.get(backend, "") for backend in texts)] for name, of in rows])
+
+
+def vllm_samples_attention(name):
+    """Samples of one prompt: milliseconds of attention in a step, and over those with a prefix cache."""
+    shapes = {}
+    for run in record(name)["runs"]:
+        for row in run["rows"] if run.get("samples") else ():
+            of = shapes.setdefault((-run["heads"], row["batch"]), {})
+            of[run["backend"].replace("/", ", ")] = row["attention_ms"]
+    columns = list(dict.fromkeys(column for of in shapes.values() for column in of))
+    least = next(column for column in columns if "cache" in column)
+    return table(["heads, samples", *columns],
+                 [[f"{-heads}, {samples}", *(f"{of[one]:.3f}" + (f", {of[one] / of[least]:.2f}" if one != least else "")
+                                             for one in columns)] for (heads, samples), of in sorted(shapes.items())])
 
 
 def vllm_engine(name, kind="plain"):
@@ -717,20 +731,20 @@ def vllm_server():
                                             for row in runs[0]["rows"])], lines)
 
 
-def vllm_attention():
-    """vLLM's own benchmark of attention alone: microseconds of a layer, and the least of the others' over ours."""
+def vllm_attention(config):
+    """vLLM's own benchmark of attention alone, the batches of one of its files: microseconds of a layer with ours, and
+    of the faster of the other backends over ours."""
     found = {}
-    for row in record("vllm26_attention")["rows"]:
-        if row["us"] is not None:
-            found.setdefault((row["config"], row["spec"], row["heads"]), {})[row["backend"]] = row["us"]
-    backends, lines = [name for name in VLLM_BACKENDS if any(name in of for of in found.values())], []
-    for (_, spec, heads), of in found.items():
-        best = min((us for name, us in of.items() if name != "CUSTOM"), default=None)
-        least = min(of.values()) if len(of) == len(backends) else None
-        cells = ["" if name not in of else f"**{of[name]:.1f}**" if of[name] == least else f"{of[name]:.1f}"
-                 for name in backends]
-        lines.append([f"`{spec}`, {heads}", *cells, f"{best / of['CUSTOM']:.2f}" if best and "CUSTOM" in of else ""])
-    return table(["batch, heads", *backends, "best other / CUSTOM"], lines)
+    for row in record("vllm26_own")["rows"]:
+        if row["config"] == config and row["us"] is not None:
+            found.setdefault(row["spec"], {}).setdefault(row["heads"], {})[row["backend"]] = row["us"]
+    heads, lines = sorted({heads for of in found.values() for heads in of}, reverse=True), []
+    for spec, of in found.items():
+        lines.append([f"`{spec}`"])
+        for us in (of.get(count, {}) for count in heads):
+            ours = us.pop("CUSTOM", None)
+            lines[-1].append(f"{ours:.1f}, {min(us.values()) / ours:.2f}" if ours and len(us) == 2 else "")
+    return table(["batch", *(f"{count} heads" for count in heads)], lines)
 
 
 # ---- Decoding and prefill in SGLang: tests/engines/bench_sglang.py.
@@ -869,9 +883,9 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_other, engine_few, engine_between, engine_pairs_in_all,
                                            engine_pairs, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
                                            vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
-                                           vllm_samples, vllm_engine, vllm_prompts, vllm_server, vllm_attention,
-                                           sglang_steps, sglang_beside, sglang_prompts, sglang_agreement, sparse_bf16,
-                                           context_parallel, waiting, runs)}
+                                           vllm_samples, vllm_samples_attention, vllm_engine, vllm_prompts,
+                                           vllm_server, vllm_attention, sglang_steps, sglang_beside, sglang_prompts,
+                                           sglang_agreement, sparse_bf16, context_parallel, waiting, runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

@@ -183,7 +183,7 @@ test_engines() {
       cp "$wanted" "$place/installed.tmp"
       mv "$place/installed.tmp" "$place/installed.txt"
     fi
-    for one in engines/"$engine" package/torch package/compat package/fp8; do
+    for one in engines/"$engine" package/torch package/compat package/fp8 package/prefixes; do
       HYPERMLA_TEST_BUILD=$root/build "$place/bin/python" "$root/tests/${one}_test.py" ||
         failed=1
     done

@@ -70,6 +70,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "V
 DECODE_GRAPHS = "FULL_DECODE_ONLY"
 OURS, FLASHMLA, FLASH_ATTN, TRITON = "CUSTOM", "FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"
 OURS_BUT_DRAFTER = f"{OURS}/{FLASH_ATTN}"  # behind the slash: a drafter's backend, where it is not the engine's choice
+# Or an option of ours: docs/latent-prefixes.md, docs/shared-prefixes.md.
+SHARED, HYBRID = "shared prefixes", "prefix cache"
+OURS_SHARED, OURS_HYBRID = f"{OURS}/{SHARED}", f"{OURS}/{HYBRID}"
 SPARSE = {OURS: None, FLASHMLA: "FLASHMLA_SPARSE", FLASH_ATTN: "FLASH_ATTN_MLA_SPARSE"}  # None: vLLM's choice, replaced
 
 
@@ -85,7 +88,6 @@ class Part(NamedTuple):
     rounds: int = 2  # of all processes; the second in reverse order
     invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
-    shares: bool = False  # with shared prefixes: docs/latent-prefixes.md
     layers: int = LAYERS
     cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
     sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
@@ -133,8 +135,8 @@ PARTS = (
     Part("h128-d0-fp8-queries", 128, 0, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h128-d3-fp8-queries", 128, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     Part("h16-d3-fp8-queries", 16, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
-    Part("h16-samples", 16, 0, SAMPLES, samples=True),
-    Part("h16-samples-shared", 16, 0, SAMPLES, (OURS,), samples=True, shares=True),
+    *(Part(f"h{heads}-samples", heads, 0, SAMPLES, (OURS, OURS_SHARED, OURS_HYBRID, FLASH_ATTN, FLASHMLA), samples=True)
+      for heads in (16, 128)),
     Part("h128-sparse", 128, 0, LISTS, sparse=True),
     Part("h128-sparse-fp8", 128, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
@@ -225,7 +227,7 @@ def merge(record, part, backend, number, found):
     if run is None:
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
-        run |= {name: True for name in ("samples", "shares", "sparse") if getattr(part, name)}
+        run |= {name: True for name in ("samples", "sparse") if getattr(part, name)}
         run |= {part.method: True} if part.method else {}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
         run |= {"gpus": part.gpus, "contexts_shared": part.contexts_shared} if part.gpus > 1 else {}
@@ -305,13 +307,15 @@ class Worker:
     """A process, what it has found, and, once it has ended, why."""
 
     def __init__(self, part, backend, number, wanted, agreement, at, host, until):
-        name, (attends, _, drafter) = f"{part.name}-{backend}-{number}".replace("/", "-"), backend.partition("/")
+        name = f"{part.name}-{backend}-{number}".replace("/", "-").replace(" ", "-")
+        attends, _, more = backend.partition("/")
         self.name, self.until, self.found = os.path.join(at.work, name), until, []
         asked = {"backend": SPARSE[attends] if part.sparse else attends, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
-                 "shapes": wanted, "agreement": agreement, "samples": part.samples, "shares": part.shares,
-                 "gpus": part.gpus, "rank": 0, "contexts_shared": part.contexts_shared, "method": part.method,
-                 "drafter": drafter,
+                 "shapes": wanted, "agreement": agreement, "samples": part.samples,
+                 "shares": more == SHARED, "hybrid": more == HYBRID, "gpus": part.gpus, "rank": 0,
+                 "contexts_shared": part.contexts_shared, "method": part.method,
+                 "drafter": "" if more in (SHARED, HYBRID) else more,
                  "steps": STEPS * (2 if part.method else 1),  # tokens, of which such a step makes up to two
                  "work": at.work, "path": f"{self.name}.jsonl", "until": until,
                  "cache_bytes": CACHE_BYTES // len(part.backends)}
@@ -452,7 +456,7 @@ def against_ours(part, backend, found, at):
                                  f"{f'-{part.gpus}' * (part.gpus > 1)}{f'-{part.method}' * bool(part.method)}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
         if (backend == OURS and (part.drafts == 0 or part.method) and part.cache == "auto" and not part.invariant
-                and not part.shares and not part.contexts_shared):
+                and not part.contexts_shared):
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):

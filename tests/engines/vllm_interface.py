@@ -70,7 +70,10 @@ def of_engine():
                                   if inspect.isroutine(getattr(base, name, None))}
     methods["MLACommonMetadata"] = {"__init__": parameters(
         importlib.import_module("hypermla.vllm.backend").MLACommonMetadata.__init__)}
-    prefill = importlib.import_module("vllm.model_executor.layers.attention.mla_attention").MLACommonPrefillMetadata
+    layers = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
+    methods["MLAAttention"] = {"forward_impl": parameters(layers.MLAAttention.forward_impl)}
+    methods["ModelConfig"] = {"get_num_layers": parameters(VllmConfig.__annotations__["model_config"].get_num_layers)}
+    prefill = layers.MLACommonPrefillMetadata
     gather = importlib.import_module("vllm._custom_ops").gather_and_maybe_dequant_cache
     contexts = {of.__name__: parameters(of) for of in (prefill, prefill.ChunkedContextMetadata, gather)}
     fields, kinds = {}, {"vllm_config": VllmConfig, "common": CommonAttentionMetadata}

@@ -55,6 +55,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
     """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs; asked: options of ours."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
+        get_num_layers=lambda parallel: 2,
         get_head_size=lambda: LATENT + ROPE, use_mla=True,
         hf_text_config=types.SimpleNamespace(q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
                                              qk_rope_head_dim=ROPE, v_head_dim=128))
@@ -358,6 +359,51 @@ class EngineTest(unittest.TestCase):
         builder.update_draft_decode_metadata(step)  # a drafter that advances its requests in a graph
         self.agree(first, impl, step, *first.layer())
         self.assertEqual(len(planned), 4)
+
+    def test_a_prefix_is_decompressed_and_added(self):
+        from hypermla.vllm import prefixes
+
+        config = config_of(hypermla_prefix_cache=0.02)
+        w_uk, w_uv = torch.randn(HEADS, NOPE, LATENT).bfloat16() / 23, torch.randn(HEADS, LATENT, 128).bfloat16() / 23
+        project = torch.cat((w_uk, w_uv.transpose(1, 2)), 1).flatten(0, 1).T
+        impl = impl_of(config, lambda latents: (latents @ project, None))
+        projected = lambda o: torch.einsum("thl,hlv->thv", o.float(), w_uv.float()).bfloat16()
+
+        def attend(layer, q, k_c_normed, k_pe, cache, metadata, output, **named):
+            if metadata is not None:  # else vLLM measures memory
+                absorbed = torch.einsum("thc,hcl->thl", q[..., :NOPE].float(), w_uk.float()).bfloat16()
+                o, _ = layer.impl.forward_mqa((absorbed, q[..., NOPE:]), cache, metadata, layer)
+                output[:] = projected(o).flatten(1)
+            return output
+
+        batch = Batch([300, 310, 290, 17], [1, 2, 1, 1])
+        batch.table[1:3, :10] = batch.table[0, :10]
+        _, cache = batch.layer()
+        q, output = torch.randn(5, HEADS, NOPE + ROPE).bfloat16(), torch.zeros(5, HEADS * 128).bfloat16()
+        absorbed = torch.einsum("thc,hcl->thl", q[..., :NOPE].float(), w_uk.float()).bfloat16()
+        expected = projected(batch.expected((absorbed, q[..., NOPE:]), cache)[0])
+        with (mock.patch.object(prefixes, "saved_us", lambda heads, queries, tokens: queries * tokens - 100),
+              mock.patch.object(mla_attention.MLAAttention, "forward_impl", attend)):
+            builder_of(config, impl=impl)  # which vLLM makes to measure memory
+            layers = config.compilation_config.static_forward_context
+            builder = Builder(types.SimpleNamespace(block_size=16, dtype=torch.bfloat16), list(layers), config,
+                              torch.device("cpu"))
+            layer = layers["layer.0"]
+            for each in layers.values():
+                vars(each)["kv_cache"] = cache
+            for shared in (0, 160, 160, 0, 160):
+                if shared == 0:  # a step of prompts alone
+                    with WithoutGpu():
+                        builder.build(0, Batch([300], [300]).common())
+                    self.assertIs(builder._prefix._host_pages, None)
+                metadata = builder.build(0, batch.common())
+                left_out = torch.tensor(batch.tokens) - metadata.decode.seq_lens
+                self.assertEqual(left_out.tolist(), [shared] * 3 + [0])
+                layer.forward_impl(q, None, None, cache, metadata, output=output)
+                self.assertTrue(torch.allclose(output.view(5, HEADS, 128).float(), expected.float(), atol=2e-2))
+            layer.forward_impl(q, None, None, cache, None, output=output)
+            with self.assertRaisesRegex(NotImplementedError, "adds to outputs of torch.bfloat16, not of"):
+                layer.forward_impl(q, None, None, cache, metadata, output=output.to(torch.float8_e4m3fn))
 
     def test_a_step_of_decodes_is_as_vllm_makes_it(self):
         builder = builder_of(config_of(drafts=3))
@@ -686,13 +732,28 @@ class EngineTest(unittest.TestCase):
         for capability in (8, 0), (8, 9), (10, 0), (12, 0):
             self.assertEqual(reasons(capability), "")
             for wrong, said in ((dict(shards=2), "among Hopper GPUs only"),
-                                (dict(hypermla_shared_prefixes=True), "needs a Hopper GPU")):
+                                (dict(hypermla_shared_prefixes=True), "needs a Hopper GPU"),
+                                (dict(hypermla_prefix_cache=1), "hypermla_prefix_cache needs a Hopper GPU")):
                 with set_current_vllm_config(config_of(**wrong)):
                     self.assertIn(said, reasons(capability))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
         for wrong, cache, name in ((dict(), "fp8", "a cache in FP8"), (dict(shards=2), "auto", "decode context")):
             with set_current_vllm_config(config_of(**wrong, hypermla_shared_prefixes=True)):
                 self.assertIn(f"hypermla_shared_prefixes is not for {name}", reasons(kv_cache_dtype=cache))
+            with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
+                self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons(kv_cache_dtype=cache))
+        for wrong, name in ((dict(hypermla_shared_prefixes=True), "hypermla_shared_prefixes"),
+                            (dict(drafts=3), "drafters with layers")):
+            with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
+                self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons())
+        with set_current_vllm_config(config_of(drafts=3, method="ngram", hypermla_prefix_cache=1)):
+            self.assertEqual(reasons(), "")
+        with self.assertRaisesRegex(ValueError, "hypermla_prefix_cache='4 GB' is no number; give it GiB"):
+            impl_of(config_of(hypermla_prefix_cache="4 GB"))
+        with self.assertRaisesRegex(ValueError, "room for 246 tokens in each of 2 layers; give it 0.01 GiB at least"):
+            impl_of(config_of(hypermla_prefix_cache=0.001))
+        with self.assertRaisesRegex(ValueError, r"for layers of 128, 64 and 128 columns, not of \(192, 64, 256\)"):
+            impl_of(config_of(hypermla_prefix_cache=1), nope=192, value=256)
         with self.assertRaisesRegex(NotImplementedError, "sliding_window"):
             config = config_of()
             with set_current_vllm_config(config):

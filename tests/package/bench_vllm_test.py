@@ -91,14 +91,14 @@ class Bench(unittest.TestCase):
 
     def test_samples_are_compared_with_samples_that_share_nothing(self):
         self.run_bench("--parts", "h16-d0", "--backends", "CUSTOM", "--batches", "1")
-        _, record, _ = self.run_bench("--parts", "h16-samples", "h16-samples-shared", "--backends", "CUSTOM")
-        runs = {run["part"]: run for run in record["runs"] if run["round"] == 0}
-        self.assertNotIn("against", runs["h16-samples"])
-        self.assertEqual(runs["h16-samples-shared"]["against"]["prompts_equal"], 1)
-        self.assertEqual([[name for name in ("samples", "shares") if name in runs[part]] for part in
-                          ("h16-d0", "h16-samples", "h16-samples-shared")], [[], ["samples"], ["samples", "shares"]])
-        plain, shared = (part for part in bench_vllm.PARTS if part.samples)
-        self.assertEqual((plain.shares, shared.shares, plain.shapes), (False, True, shared.shapes))
+        backends = "CUSTOM", "CUSTOM/shared prefixes", "CUSTOM/prefix cache"
+        _, record, _ = self.run_bench("--parts", "h16-samples", "--backends", *backends)
+        runs = {run["backend"]: run for run in record["runs"] if run["round"] == 0 and run["part"] == "h16-samples"}
+        self.assertNotIn("against", runs["CUSTOM"])
+        for backend in backends:
+            self.assertTrue(runs[backend]["samples"])
+            if backend != "CUSTOM":
+                self.assertEqual(runs[backend]["against"]["prompts_equal"], 1)
 
     def test_drafts_of_layers_are_compared_with_ours_by_the_same_method(self):
         self.run_bench("--parts", "h16-d0", "--backends", "CUSTOM", "--batches", "1")

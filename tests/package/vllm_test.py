@@ -73,6 +73,10 @@ class Interface(unittest.TestCase):
                 given, taken = {one.arg for one in made.keywords}, recorded["methods"].pop("MLACommonMetadata")
                 self.assertLessEqual({name for name in taken["__init__"] if not name.endswith("=")}, given)
                 self.assertLessEqual(given, {name.removesuffix("=") for name in taken["__init__"]})
+                layer = recorded["methods"].pop("MLAAttention")["forward_impl"]
+                self.assertEqual(complaints(next(one for one in ast.walk(MODULES["backend"]) if isinstance(
+                    one, ast.FunctionDef) and one.name == "forward_impl"), layer), [])
+                self.assertEqual(recorded["methods"].pop("ModelConfig"), {"get_num_layers": ["parallel_config"]})
                 for name, methods in recorded["methods"].items():
                     ours = FUNCTIONS[name]
                     for method in ours.keys() & methods.keys():

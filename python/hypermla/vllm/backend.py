@@ -27,10 +27,11 @@ from hypermla import _tensors
 from hypermla._planned import HOPPER
 from hypermla.compat._queries import ROUNDED_ROWS, takes_strides
 from hypermla.mla_decode import LATENT, ROPE, MlaDecode
-from hypermla.mla_prefill import NOPE, VALUE
+from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 from hypermla.vllm import BACKEND, PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
 from hypermla.vllm.prefill import HyperMLAPrefill
+from hypermla.vllm.prefixes import LEAST_TOKENS, Decompressed, SharedPrefix, bytes_of_token
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
@@ -268,13 +269,19 @@ class HyperMLABackend(MLACommonBackend):
             return "with VLLM_BATCH_INVARIANT=1 queries stay as they are; leave hypermla_fp8_queries out"
         if portable and config.parallel_config.decode_context_parallel_size > 1:
             return "HyperMLA shares a context among Hopper GPUs only; leave --decode-context-parallel-size out"
-        if portable and _asked(config, "shared_prefixes"):
-            return "hypermla_shared_prefixes needs a Hopper GPU; leave it out"
+        for option in ("shared_prefixes", "prefix_cache"):
+            if portable and _asked(config, option):
+                return f"hypermla_{option} needs a Hopper GPU; leave it out"
         apart = {"a cache in FP8": kv_cache_dtype in FP8, "VLLM_BATCH_INVARIANT=1": envs.VLLM_BATCH_INVARIANT,
                  "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1}
-        if _asked(config, "shared_prefixes") and any(apart.values()):
-            return (f"hypermla_shared_prefixes is not for {next(name for name in apart if apart[name])}; leave one of "
-                    "them out")
+        for option, more in (("shared_prefixes", {}), ("prefix_cache", {
+                "hypermla_shared_prefixes": _asked(config, "shared_prefixes"),
+                "a cache that other engines fill": getattr(config, "kv_transfer_config", None) is not None,
+                "micro-batches": getattr(config.parallel_config, "use_ubatching", False),
+                "drafters with layers of attention": (config.speculative_config is not None
+                                                      and config.speculative_config.method in MODELS)})):
+            if wrong := [name for name, asked in (apart | more).items() if asked and _asked(config, option)]:
+                return f"hypermla_{option} is not for {wrong[0]}; leave one of them out"
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
             return f"HyperMLA decodes at most {MlaDecode.MAX_REQUESTS} requests at once; lower --max-num-seqs to that"
         if config.model_config.max_model_len > MlaDecode.MAX_TOKENS:
@@ -356,8 +363,50 @@ def _kind(config, heads, page, scale, cache, rounded):
     return heads, page, config.model_config.dtype, scale, "fp8_576" if cache in FP8 else "as_queries", rounded
 
 
+def _prefix_of_layer(config, heads, dimensions):
+    """A layer's part of the room for a decompressed prefix that --additional-config asks for, in GiB of all layers of
+    this device; None: it does not. dimensions: columns of NoPE, RoPE and values."""
+    if config is None or config.model_config is None or not _asked(config, "prefix_cache"):
+        return None
+    if dimensions != (NOPE, ROPE, VALUE):
+        raise ValueError(f"hypermla_prefix_cache is for layers of {NOPE}, {ROPE} and {VALUE} columns, not of "
+                         f"{dimensions}; leave it out")
+    asked, model = config.additional_config["hypermla_prefix_cache"], config.model_config
+    layers = model.get_num_layers(config.parallel_config)
+    if not isinstance(asked, (int, float)):
+        raise ValueError(f"hypermla_prefix_cache={asked!r} is no number; give it GiB, as 4 or 0.5")
+    tokens = min(int(asked * 2**30 / layers / bytes_of_token(heads)), MlaPrefill.MAX_TOKENS)
+    if tokens < LEAST_TOKENS:
+        least = LEAST_TOKENS * bytes_of_token(heads) * layers / 2**30
+        raise ValueError(f"hypermla_prefix_cache={asked} has room for {tokens} tokens in each of {layers} layers; give "
+                         f"it {math.ceil(100 * least) / 100} GiB at least, for {LEAST_TOKENS} tokens, or leave it out")
+    return Decompressed(min(tokens, model.max_model_len), heads, model.dtype, config.device_config.device)
+
+
 # What HyperMLAImpl.reserve_workspace() holds until there is a builder: Plans by device, and backends of prefills.
 _reserved = {}
+
+
+def _add_prefix(layer, shared):
+    """Has a layer add a SharedPrefix to the outputs of its decodes, behind its projection of values."""
+    again = layer.impl.prefix.shared is not None  # vLLM may make a builder to measure, and then another
+    layer.impl.prefix.shared = shared
+    if again:
+        return
+    attend = layer.forward_impl
+
+    def forward_impl(q, k_c_normed, k_pe, kv_cache, attn_metadata, output, **named):
+        given = attend(q, k_c_normed, k_pe, kv_cache, attn_metadata, output=output, **named)
+        if attn_metadata is not None and attn_metadata.num_decode_tokens:
+            if output.dtype != q.dtype:
+                raise NotImplementedError(f"hypermla_prefix_cache adds to outputs of {q.dtype}, not of {output.dtype}; "
+                                          "leave it out")
+            count = attn_metadata.num_decode_tokens
+            prefix = layer.impl.prefix
+            prefix.shared.attend(prefix, q[:count], output[:count].view(count, -1, VALUE), layer.impl.lse)
+        return given
+
+    layer.forward_impl = forward_impl
 
 
 @dataclass
@@ -424,6 +473,22 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                 logger.info_once("HyperMLA decodes requests of up to %d queries: %s", capacity.queries,
                                  decode.explain())
 
+        self._prefix, rows = None, [getattr(getattr(layer, "impl", None), "prefix", None) for layer in layers]
+        if rows and None not in rows and self._layers_pass and len(self._kinds) == 1:
+            self._layers = layers
+            self._prefix = SharedPrefix(
+                heads, self._usual.requests, max(self._usual.query_tokens, self._long.query_tokens),
+                -(-self._usual.tokens // self.page_size), self.page_size, self._kinds[0][2], self._kinds[0][3], rows,
+                name)
+            for layer in layers:
+                _add_prefix(layer, self._prefix)
+        elif any(one is not None for one in rows):
+            logger.warning_once("HyperMLA leaves hypermla_prefix_cache alone: layers differ, or attend by themselves")
+
+    def _fill_prefix(self, pages):
+        for layer in self._layers:
+            layer.impl.prefix.fill(layer.kv_cache, pages, lambda latents: layer.impl.kv_b_proj(latents)[0])
+
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
         self._causal, self._longest = common.causal is not False, common.max_query_len
@@ -433,7 +498,10 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             prefill = getattr(self, "_prefill_backend", None)
             if self._layers_pass and isinstance(prefill, HyperMLAPrefill) and not self.use_pcp:
                 common = prefill.take_contexts(common, self.reorder_batch_threshold, self.chunked_prefill_workspace)
-            return super().build(common_prefix_len, common, fast_build)
+            metadata = super().build(common_prefix_len, common, fast_build)
+            if self._prefix is not None and not metadata.num_decodes:
+                self._prefix.drop()
+            return metadata
         # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
         decode = self._build_decode(common.block_table_tensor, common.seq_lens, common.query_start_loc_cpu,
                                     common.query_start_loc, None)
@@ -453,6 +521,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  "reorder_batch_threshold was changed after the builder was made")
             if longest > self._usual.queries:
                 capacity = self._long
+        if self._prefix is not None:
+            block_table_tensor, seq_lens_device = self._prefix.plan(block_table_tensor, seq_lens_device,
+                                                                    query_start_loc_device, self._fill_prefix)
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,
@@ -489,11 +560,13 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
             raise NotImplementedError(f"HyperMLA does not support {', '.join(refused)}; choose another attention "
                                       "backend for this model")
         self.reserves = True
+        self.lse = None  # of the last decodes, where a prefix is added to them
         config = get_current_vllm_config_or_none()
         # Else queries stay bfloat16 beside a cache in FP8, too.
         self.supports_quant_query_input = config is not None and _rounds_queries(
             config, num_heads * config.parallel_config.decode_context_parallel_size, self.kv_cache_dtype)
         dimensions = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        self.prefix = _prefix_of_layer(config, num_heads, dimensions)
         self._prefills = config is not None and _prefill_too(config, dimensions)
         if config is not None:
             _draft_too(config)
@@ -530,7 +603,10 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
             return step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), torch.bfloat16, self.scale,
                                      layer._k_scale.view(1),
                                      layer._q_scale.view(1) if self.supports_quant_query_input else None)
-        return step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
+        o, lse = step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
+        if self.prefix is not None:
+            self.lse = lse
+        return o, lse
 
     def forward_mha(self, q, kv_c_normed, k_pe, kv_c_and_k_pe_cache, attn_metadata, k_scale, output, output_scale=None):
         """Attention of prompts, decompressed, by vLLM where contexts come in chunks. Our backend of prefills reads

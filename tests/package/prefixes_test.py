@@ -1,0 +1,220 @@
+"""The vLLM plug-in's decompressed prefixes against MlaDecode over all tokens. Skipped (77) where PyTorch is not
+installed."""
+
+import pathlib
+import sys
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from support import BUILD
+
+try:
+    import torch
+except ImportError:
+    print("PyTorch is not installed")
+    sys.exit(77)
+
+sys.path.insert(0, str(BUILD / "python"))
+import hypermla
+from hypermla.vllm import prefixes
+
+HEADS, PAGE, WIDTH, PAGES, LATENT, REQUESTS = 16, 64, 8, 120, 512, 8
+SCALE = 192**-0.5
+WHAT_PAYS = prefixes.saved_us  # which tests replace
+
+
+class Engine:
+    """A layer with its cache and requests, which have pages, tokens and queries of the step to come."""
+
+    def __init__(self, tokens=6 * PAGE):
+        torch.manual_seed(1)
+        device = str(torch.get_default_device())
+        normal = lambda *shape: torch.randn(shape).bfloat16()
+        self.cache = torch.full((PAGES, PAGE, 576), torch.nan).bfloat16()
+        self.w_uk, self.w_uv = normal(HEADS, 128, LATENT) / 23, normal(HEADS, LATENT, 128) / 23
+        self.free = torch.randperm(PAGES).tolist()
+        self.requests, self.fills = [], 0
+        self.layer = prefixes.Decompressed(tokens, HEADS, torch.bfloat16, device)
+        self.shared = prefixes.SharedPrefix(HEADS, REQUESTS, 3 * REQUESTS, WIDTH, PAGE, torch.bfloat16, SCALE,
+                                            [self.layer], device)
+        new = lambda: hypermla.MlaDecode(heads=HEADS, max_requests=REQUESTS, max_queries=3, max_tokens=PAGE * WIDTH,
+                                         page=PAGE, device=device)
+        self.decode, self.whole = new(), new()
+
+    def write(self, page, tokens=PAGE):
+        self.cache[page, :tokens] = torch.randn(tokens, 576).bfloat16()
+
+    def prompt(self, count):
+        """Pages of a prompt of whole pages."""
+        pages = [self.free.pop() for _ in range(count)]
+        for page in pages:
+            self.write(page)
+        return pages
+
+    def add(self, prompt, tokens):
+        """A request behind a prompt, with so many tokens of its own."""
+        own = [self.free.pop() for _ in range(WIDTH - len(prompt))]
+        for page in own:
+            self.write(page)
+        self.requests.append([prompt + own, len(prompt) * PAGE + tokens])
+
+    def project(self, latents):
+        weights = torch.cat((self.w_uk, self.w_uv.transpose(1, 2)), 1).flatten(0, 1)
+        return latents @ weights.T
+
+    def fill(self, pages):
+        self.fills += 1
+        self.layer.fill(self.cache, pages, self.project)
+
+    def step(self, queries=1, pad=0):
+        """How far outputs are from those without a prefix, and how many tokens MlaDecode had less to attend to."""
+        for request in self.requests:
+            request[1] += queries
+        integers = lambda values: torch.tensor(values, dtype=torch.int32)
+        count = len(self.requests)
+        table = integers([pages for pages, _ in self.requests] + [[-1] * WIDTH] * pad)
+        lengths = integers([tokens for _, tokens in self.requests] + [0] * pad)
+        starts = integers([min(i, count) * queries for i in range(count + pad + 1)])
+        q = torch.randn(count * queries, HEADS, 192).bfloat16()
+        absorbed = torch.einsum("thc,hcl->thl", q[..., :128].float(), self.w_uk.float()).bfloat16(), q[..., 128:]
+        projected = lambda o: torch.einsum("thl,hlv->thv", o.float(), self.w_uv.float()).bfloat16()
+
+        own_table, own = self.shared.plan(table, lengths, starts, self.fill)
+        self.decode.plan(own, starts)
+        o, lse = self.decode.run(absorbed, self.cache, own_table)
+        out = projected(o)
+        self.shared.attend(self.layer, q, out, lse)
+
+        self.whole.plan(lengths, starts)
+        wanted, wanted_lse = self.whole.run(absorbed, self.cache, table)
+        off = torch.maximum((out.float() - projected(wanted).float()).abs().max(), (lse - wanted_lse).abs().max())
+        return off.item(), (lengths - own).tolist()
+
+
+def saved_us(heads, queries, tokens):
+    return queries * tokens if queries >= 3 and tokens >= 2 * PAGE else 0
+
+
+@mock.patch.multiple(prefixes, saved_us=saved_us, STEPS=2)
+class SharedPrefix(unittest.TestCase):
+    device = "cpu"
+
+    def steps(self, engine, count, **of_step):
+        """What the last of these steps left out for MlaDecode; all of them are right."""
+        for _ in range(count):
+            off, left_out = engine.step(**of_step)
+            self.assertTrue(off <= 0.02, off)
+        return left_out
+
+    def setUp(self):
+        if self.device == "cuda" and not torch.cuda.is_available():
+            self.skipTest("there is no GPU")
+        torch.set_default_device(self.device)
+        self.addCleanup(torch.set_default_device, "cpu")
+
+    def test_samples_of_a_prompt(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        engine.add([], 30)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        engine.add(prompt[:3], 3 * PAGE)
+        self.assertEqual(self.steps(engine, 1, pad=2), [0] * 8)  # which is looked at before the next one
+        self.assertEqual(self.steps(engine, 1, pad=2), [0, *[5 * PAGE] * 4, 0, 0, 0])
+        self.assertEqual(self.steps(engine, 6, queries=3, pad=1), [0, *[5 * PAGE] * 4, 0, 0])
+        self.assertEqual(engine.fills, 1)
+
+    def test_few_queries_or_tokens_share_nothing(self):
+        engine = Engine()
+        few, short = engine.prompt(5), engine.prompt(1)
+        for prompt in (few, few, short, short, short, short):
+            engine.add(prompt, 20)
+        self.assertEqual(self.steps(engine, 6), [0] * 6)
+        self.assertEqual(engine.fills, 0)
+
+    def test_pages_that_are_given_to_others_are_not_taken_for_the_prefix(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        # A step without these requests, or without any.
+        for end in (lambda: self.steps(engine, 1), engine.shared.drop):
+            sharing, engine.requests = engine.requests, []
+            engine.add([], 50)
+            end()
+            engine.requests = sharing
+            for page in prompt:
+                engine.write(page)
+            self.assertEqual(self.steps(engine, 5), [5 * PAGE] * 4)  # all of them right
+        self.assertEqual(engine.fills, 3)
+
+    def test_a_prefix_that_pays_no_more_is_left(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        del engine.requests[2:]
+        self.assertEqual(self.steps(engine, 1), [5 * PAGE] * 2)
+        self.assertEqual(self.steps(engine, 4), [0] * 2)
+        self.assertEqual(engine.fills, 1)
+
+    def test_what_pays(self):
+        for heads, queries, tokens, pays in ((16, 64, 8192, True), (128, 64, 8192, True), (16, 512, 1024, True),
+                                             (16, 16, 8192, False), (128, 32, 8192, False), (16, 64, 512, False)):
+            self.assertEqual(WHAT_PAYS(heads, queries, tokens) > 0, pays, (heads, queries, tokens))
+
+    def test_neighbours_alone_share(self):
+        engine = Engine()
+        prompt = engine.prompt(4)
+        for number in range(8):
+            engine.add(prompt if number not in (2, 6) else [], 33)
+        self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[4 * PAGE] * 3, 0, 0])
+        engine.requests.pop(2)  # now five are neighbours
+        self.assertEqual(self.steps(engine, 1), [*[4 * PAGE] * 5, 0, 0])
+        self.assertEqual(engine.fills, 1)
+
+    def test_the_prefix_that_saves_most_is_kept(self):
+        engine = Engine()
+        first, second = engine.prompt(3), engine.prompt(5)
+        for prompt in (first, first, first, second, second, second):
+            engine.add(prompt, 2 * PAGE + 20)
+        self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[5 * PAGE] * 3])
+        self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[5 * PAGE] * 3])
+        engine.requests = engine.requests[:4]
+        self.assertEqual(self.steps(engine, 1), [0, 0, 0, 5 * PAGE])  # still right, if few
+        self.assertEqual(self.steps(engine, 4), [*[3 * PAGE] * 3, 0])
+        self.assertEqual(engine.fills, 2)
+
+    def test_a_prefix_has_as_many_tokens_as_there_is_room_for(self):
+        engine = Engine(tokens=3 * PAGE + 5)
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40):
+            engine.add(prompt, tokens)
+        self.assertEqual(self.steps(engine, 4), [3 * PAGE] * 3)
+
+    def test_tokens_of_the_step_are_no_prefix(self):
+        engine = Engine()
+        prompt = engine.prompt(4)
+        for _ in range(4):
+            engine.add(prompt, -PAGE // 2)  # the last page is not full
+        self.assertEqual(self.steps(engine, 4), [3 * PAGE] * 4)
+        engine.add(prompt, -3 * PAGE // 2)
+        self.assertEqual(self.steps(engine, 1), [3 * PAGE] * 4 + [0])
+
+
+class SharedPrefixOnAGpu(SharedPrefix):
+    device = "cuda"
+
+    def steps(self, engine, count, **of_step):
+        left_out = []
+        for _ in range(count):
+            left_out = super().steps(engine, 1, **of_step)
+            torch.cuda.synchronize()  # what was looked at arrives
+        return left_out
+
+
+if __name__ == "__main__":
+    unittest.main()
