@@ -448,6 +448,15 @@ TEST(HostBackend, CompilesAKernelThatTheCpuRuns) {
   EXPECT_TRUE(
       contains(error_of([&] { device->load(entry.path("kernel.cpp"), "hypermla_run_block"); }), "does not load"));
   EXPECT_TRUE(contains(error_of([&] { device->load(entry.path("kernel.so"), "absent"); }), "has no absent"));
+  // What a plan passes is compared with what the library says of its kernel.
+  const auto passed = [&](std::vector<int> arguments) {
+    return error_of([&] {
+      compiler.compile({source.name, source.header, source.instance, std::move(arguments)}, device->info().arch);
+    });
+  };
+  EXPECT_EQ(passed({8, 8, 4}), "");
+  for (const std::vector<int>& others : {std::vector<int>{8, 8}, {8, 8, 4, 4}, {8, 8, 8}})
+    EXPECT_TRUE(contains(passed(others), "sum_tiles takes 3 arguments of 8, 8, 4 bytes, but its plan passes "));
   const KernelSource wrong{source.name, source.header, "hypermla::no_such_kernel<1>"};
   const std::string message = error_of([&] { compiler.compile(wrong, device->info().arch); });
   EXPECT_TRUE(contains(message, "hypermla::no_such_kernel<1> does not compile for ")) << message;

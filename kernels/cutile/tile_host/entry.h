@@ -7,7 +7,8 @@
 //   extern "C" const char* hypermla_run_block(void** args, const unsigned* grid, std::uint64_t block);
 // args[i] points to the i-th kernel argument, as for cuLaunchKernel; grid holds x, y and z; blocks count with x
 // fastest. Threads may run blocks at the same time. Returns null, or what went wrong (an access out of bounds, an
-// uninitialised tile, ...) as text that lives until this thread's next call.
+// uninitialised tile, ...) as text that lives until this thread's next call. The section hypermla_parameters holds the
+// bytes of each of the kernel's parameters, an int for each: what its plan passes is compared with them.
 #pragma once
 
 #include <cuda_tile.h>
@@ -26,6 +27,7 @@ struct Launcher;
 
 template <class... Args, void (*kernel)(Args...)>
 struct Launcher<kernel> {
+  static constexpr std::array<int, sizeof...(Args)> parameters = {int(sizeof(Args))...};
   static const char* run_block(void** args, dim3 grid, std::uint64_t i) {
     const auto x = static_cast<unsigned>(i % grid.x), y = static_cast<unsigned>(i / grid.x % grid.y);
     const auto z = static_cast<unsigned>(i / grid.x / grid.y);
@@ -52,6 +54,8 @@ struct Launcher<kernel> {
 
 #define HYPERMLA_TILE_HOST_UNWRAP(...) __VA_ARGS__
 #define HYPERMLA_TILE_HOST_ENTRY(kernel)                                                                      \
+  [[gnu::used, gnu::section("hypermla_parameters")]] static constexpr auto hypermla_parameters =              \
+      cuda::tiles::host::Launcher<&HYPERMLA_TILE_HOST_UNWRAP kernel>::parameters;                             \
   extern "C" [[gnu::visibility("default")]] const char* hypermla_run_block(void** args, const unsigned* grid, \
                                                                            std::uint64_t block) {             \
     return cuda::tiles::host::Launcher<&HYPERMLA_TILE_HOST_UNWRAP kernel>::run_block(                         \

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -66,6 +67,8 @@ struct CubinResources {
   std::vector<int> parameters;  // bytes of each, in order
 };
 CubinResources read_cubin(const std::string& cubin);
+// Bytes of each parameter of the kernel in a library for a CPU (tile_host/entry.h); none where it does not say.
+std::optional<std::vector<int>> library_parameters(const std::string& library);
 
 // Lets a kernel for sm_90 find its own code, as kernels/cute/hopper/code.h has it: of two reads of the 64 bits of the
 // global timer in its function the first becomes the address of the next instruction, the other that of the function's

@@ -28,23 +28,12 @@ bool is_cute(const KernelSource& source) {
 
 bool is_host_part(const KernelSource& source) { return source.part == "host"; }
 
-std::string translation_unit(const KernelSource& source, const std::string& arch) {
+std::string translation_unit(const KernelSource& source) {
   const bool of_file = !source.part.empty() && !is_host_part(source);
   // A kernel file by its name alone, so that its keys are the same wherever it lies.
   const std::string header = source.part.empty() ? source.header : fs::path(source.header).filename().string();
-  std::string text =
-      "// " + source.instance + "\n" + (of_file ? "#define HYPERMLA_DEVICE\n" : "") + "#include \"" + header + "\"\n";
-  // A cubin says what its kernel takes (require_arguments); a library for a CPU does not.
-  if (of_file && !is_gpu_arch(arch))
-    text += fmt::format(
-        "\ntemplate <class... Taken>\n"
-        "constexpr bool hypermla_takes(void (*)(Taken...), std::initializer_list<std::size_t> passed) {{\n"
-        "  const std::size_t taken[] = {{sizeof(Taken)...}};\n"
-        "  return std::equal(passed.begin(), passed.end(), std::begin(taken), std::end(taken));\n}}\n"
-        "static_assert(hypermla_takes(&{0}, {{{1}}}),\n"
-        "              \"describe() passes {2} arguments of {1} bytes, but the kernel takes others\");\n",
-        source.instance, fmt::join(source.arguments, ", "), source.arguments.size());
-  return text;
+  return "// " + source.instance + "\n" + (of_file ? "#define HYPERMLA_DEVICE\n" : "") + "#include \"" + header +
+         "\"\n";
 }
 
 // The names and texts of a header's sources, one after the other.
@@ -115,7 +104,7 @@ fs::path Compiler::path_of(const std::string& header) const {
 }
 
 std::string Compiler::key(const KernelSource& source, const std::string& arch) const {
-  std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source, arch);
+  std::string text = std::string(kFormat) + "\n" + arch + "\n" + translation_unit(source);
   if (!is_gpu_arch(arch))
     for (const std::string& flag : config_.host_flags) text += flag + "\n";
   text += closure_text(path_of(source.header), include_paths(source, arch));
@@ -171,7 +160,7 @@ CacheEntry Compiler::compile_here(const KernelSource& source, const std::string&
   if (auto entry = find(source, arch)) return *entry;
   const std::string entry_key = key(source, arch);
   const Toolchain& tools = config_.toolchain;
-  const BackendInput input{translation_unit(source, arch),
+  const BackendInput input{translation_unit(source),
                            source.instance,
                            arch,
                            include_paths(source, arch),
@@ -251,8 +240,10 @@ std::shared_future<CacheEntry> Compiler::compile_ahead(const KernelSource& sourc
 
 void require_arguments(const KernelSource& source, const CacheEntry& entry) {
   const std::string artifact = entry.report.at("artifact");
-  if (source.arguments.empty() || fs::path(artifact).extension() != ".cubin") return;
-  const std::vector<int> taken = read_cubin(read_file(entry.path(artifact))).parameters;
+  if (source.arguments.empty()) return;
+  const bool of_gpu = fs::path(artifact).extension() == ".cubin";
+  const std::vector<int> taken = of_gpu ? read_cubin(read_file(entry.path(artifact))).parameters
+                                        : entry.report.value("parameters", source.arguments);
   if (taken != source.arguments)
     fail(
         "{} takes {} arguments of {} bytes, but {} passes {} of {} bytes; give {} the order and the types of the "

@@ -35,7 +35,7 @@ struct KernelSource {
   std::string part = {};
 };
 
-// Throws Error when the cubin of `entry` takes other arguments than `source` says. Entries for CPUs are not checked.
+// Throws Error when the kernel of `entry` takes other arguments than `source` says.
 void require_arguments(const KernelSource& source, const CacheEntry& entry);
 
 struct CompilerConfig {

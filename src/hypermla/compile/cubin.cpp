@@ -24,7 +24,7 @@ constexpr unsigned char kFormatSized = 0x04;  // the payload follows; otherwise 
 template <class T>
 T read_at(const std::string& bytes, std::size_t offset) {
   if (offset > bytes.size() || bytes.size() - offset < sizeof(T))
-    fail("the cubin is cut off; delete its cache entry and compile again");
+    fail("the compiled kernel is cut off; delete its cache entry and compile again");
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
@@ -108,6 +108,18 @@ CubinResources read_cubin(const std::string& cubin) {
   });
   if (result.function.empty()) fail("the cubin holds no kernel; delete its cache entry and compile again");
   return result;
+}
+
+std::optional<std::vector<int>> library_parameters(const std::string& library) {
+  std::optional<std::vector<int>> found;
+  if (library.rfind(ELFMAG, 0) != 0) return found;
+  for_each_section(library, [&](const std::string& name, const Elf64_Shdr& section) {
+    if (name != "hypermla_parameters") return;
+    found.emplace();
+    for (std::size_t at = 0; at + sizeof(int) <= section.sh_size; at += sizeof(int))
+      found->push_back(read_at<int>(library, section.sh_offset + at));
+  });
+  return found;
 }
 
 }  // namespace hypermla

@@ -54,6 +54,7 @@ BackendOutput compile_host(const fs::path& cxx, const BackendInput& input,
   output.files["kernel.so"] = read_file(library_path);
   output.report["artifact"] = "kernel.so";
   output.report["function"] = input.exports.empty() ? "hypermla_run_block" : input.exports;
+  if (const auto parameters = library_parameters(output.files["kernel.so"])) output.report["parameters"] = *parameters;
   output.report["compiler"] = cxx_version(cxx);
   output.report["seconds"] = {
       {"total", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
