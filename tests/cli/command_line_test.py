@@ -276,6 +276,20 @@ class Refusals(CommandCase):
         path.write_text(re.sub(r'"arch": "[^"]*"', '"arch": "sm_90"', text))
         self.assertIn("recorded", self.succeed(*words, "--records_only").out)
 
+    def test_a_record_is_of_the_launches_too(self):
+        """One that does not say what was launched, as those of before, stands for any."""
+        path = self.directory / "records.json"
+        words = ["verify", "prefix_decompression", f"--record={path}"]
+        self.succeed(*words, "--device=cpu")
+        (of_kernel,) = json.loads(path.read_text()).values()
+        (record,) = of_kernel.values()
+        self.assertRegex(record["launches"], "^[0-9a-f]{32}$")
+        for launches, status in ((record["launches"], 0), ("0" * 32, 1), (None, 0)):
+            now = {**record, "arch": "sm_90", "launches": launches}
+            path.write_text(json.dumps({"cutile.mla.prefix_decompression": {
+                "A GPU": {key: value for key, value in now.items() if value is not None}}}))
+            self.assertEqual(run(*words, "--records_only").status, status)
+
     def test_a_kernel_that_awaits_a_gpu(self):
         """It passes as waiting while its source is the one that was spoken of."""
         path = self.directory / "records.json"

@@ -7,9 +7,11 @@
 #include <cmath>
 #include <set>
 
+#include "cutile/mla/flash_mla/flash_mla/flash_mla.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/inputs.h"
 #include "hypermla/plan/registry.h"
+#include "hypermla/plan/typed_plan.h"
 #include "support.h"
 
 namespace hypermla::cases_test {
@@ -441,6 +443,56 @@ TEST_P(EveryKernel, ItsKeyNamesEveryProblemApart) {
     keys.insert(problem_key(*plan_));
   }
   EXPECT_EQ(keys.size(), problems().size());
+}
+
+// A plan of one kernel, whose launch a test changes.
+struct Launches {
+  unsigned rows = 16;
+  int clusters = 1, arguments = 1;
+  std::vector<FlashMlaTiling> candidates = {{.Bm = 64}, {.Bm = 32}};
+  std::vector<Figures> figures = {};
+};
+class LaunchingPlan : public TypedPlan<LatentProblem, FlashMlaTiling> {
+ public:
+  explicit LaunchingPlan(Launches launches) : launches_(std::move(launches)) {}
+  void use_default_tiling() override { tiling = {}; }
+  void validate() const override {}
+  std::vector<TensorSpec> tensors() const override { return {}; }
+  ReferenceShape reference_shape() const override { return {}; }
+  ReferenceOutputs reference(std::int64_t, const InputReader&) const override { return {}; }
+  std::vector<Figures> figures() const override { return launches_.figures; }
+  std::unique_ptr<Executable> plan(const Tensors&) const override {
+    CuteKernelSpec<LatentProblem, FlashMlaTiling> spec;
+    spec.name = "launching";
+    spec.tiling = tiling;
+    spec.candidates = launches_.candidates;
+    spec.launch = [launches = launches_, s = problem.s](const FlashMlaTiling&) {
+      KernelLaunch launch{
+          .grid = {ceil_div(s, int(launches.rows)), 1, 1}, .shape = {}, .constants = {}, .arguments = {}};
+      launch.shape.cluster = unsigned(launches.clusters);
+      launch.arguments = [more = launches.arguments > 1, s](void*) { return more ? Arguments(s, s) : Arguments(s); };
+      return launch;
+    };
+    return std::make_unique<CuteKernel>(std::move(spec));
+  }
+
+ private:
+  Launches launches_;
+};
+
+// What a record of `verify` holds of a plan: how it launches its kernels, and not how fast it says that they are.
+TEST(Launches, AreNotThoseOfAnotherPlan) {
+  const auto launches = [](const Launches& of) {
+    KernelEntry entry;
+    entry.make = [&] { return std::make_unique<LaunchingPlan>(of); };
+    return verification_launches(entry);
+  };
+  const std::string honest = launches({});
+  EXPECT_EQ(launches({}), honest);
+  EXPECT_EQ(launches({.figures = {{.rows = 64, .burst = 1.5}}}), honest);
+  for (const Launches& other :
+       {Launches{.rows = 8}, Launches{.clusters = 2}, Launches{.arguments = 2}, Launches{.candidates = {{.Bm = 64}}}})
+    EXPECT_NE(launches(other), honest);
 }
 
 }  // namespace

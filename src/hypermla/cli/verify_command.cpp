@@ -20,7 +20,8 @@ int verify_command(const Words& words) {
   CLI::App app(
       "Run the correctness cases of every kernel, or of one, on this device, against the reference; of one that\n"
       "MlaDecode calls also steps of an engine, as MlaDecode runs them.\n"
-      "On a GPU the result is recorded: kernel fingerprint, device, driver, date, cases and worst errors.\n",
+      "On a GPU the result is recorded: fingerprints of the kernels and of their launches, device, driver, date,\n"
+      "cases and worst errors.\n",
       "hypermla verify");
   app.add_option("kernel", kernel, "one kernel (default: all)");
   app.add_option("version", version, "its version");
@@ -28,7 +29,8 @@ int verify_command(const Words& words) {
   app.add_option("--record", given,
                  "where to record (default, and only on a GPU: results/verified.json; of kernels of your own the file "
                  "verified.json in HYPERMLA_KERNELS)");
-  app.add_flag("--records_only", records_only, "run nothing; check that every kernel's record matches its source");
+  app.add_flag("--records_only", records_only,
+               "run nothing; check that every kernel's record matches its source and its launches");
   add_seed(app, seed, "of the random inputs, which the first line of a run says; 0 draws a fresh one");
   app.add_option("--awaits_gpu", awaits,
                  "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "

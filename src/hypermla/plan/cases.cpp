@@ -5,6 +5,7 @@
 #include <string>
 
 #include "hypermla/base/error.h"
+#include "hypermla/base/hash.h"
 #include "hypermla/plan/configure.h"
 #include "hypermla/plan/decode_cases.h"
 
@@ -253,6 +254,30 @@ std::vector<KernelSource> verification_sources(const KernelEntry& entry, const T
   }
   for (const DecodeCase& one : decode_cases(entry.full_name(), *plan)) add(plan->decode(one.options)->sources());
   return sources;
+}
+
+std::string verification_launches(const KernelEntry& entry) {
+  const std::unique_ptr<KernelPlan> plan = entry.make();
+  std::string all;
+  for (const Json& one : correctness_cases(*plan)) {
+    set_problem(*plan, one);
+    const std::unique_ptr<Executable> executable = plan_empty(*plan);
+    for (TiledKernel* kernel : executable->kernels()) {
+      std::vector<Json> tilings = {kernel->tiling()};
+      if (tries_all_tilings(one))
+        tilings.insert(tilings.end(), kernel->candidates().begin(), kernel->candidates().end());
+      for (const Json& tiling : tilings) {
+        kernel->set_tiling(tiling);
+        const Grid grid = kernel->grid();
+        const LaunchShape shape = kernel->shape();
+        const KernelSource source = kernel->source(tiling);
+        all += fmt::format("{} {} grid {} {} {} shape {} {} {} {} arguments {}\n", source.instance, tiling.dump(),
+                           grid.x, grid.y, grid.z, shape.threads, shape.shared_bytes, shape.cluster,
+                           shape.overlaps_previous, fmt::join(source.arguments, " "));
+      }
+    }
+  }
+  return content_hash(all);
 }
 
 }  // namespace hypermla

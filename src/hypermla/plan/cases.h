@@ -29,5 +29,8 @@ std::vector<KernelSource> decode_sources(const KernelPlan& plan);
 // The kernels of all that `hypermla verify` runs of a version, each once: the correctness cases and those of
 // plan/decode_cases.h.
 std::vector<KernelSource> verification_sources(const KernelEntry& entry, const Target& target);
+// 32 hex digits over the launches of its correctness cases on a GPU such as an H200: tilings, grids, shapes and sizes
+// of arguments. What arguments hold is not in it, nor are the steps of MlaDecode.
+std::string verification_launches(const KernelEntry& entry);
 
 }  // namespace hypermla

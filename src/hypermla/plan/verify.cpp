@@ -59,6 +59,15 @@ struct Verification {
   }
 };
 
+// What a record is of: the kernels and, where it says so, what their plan launches.
+Json sources_of(const KernelEntry& entry, const Compiler& compiler) {
+  return {{"fingerprint", fingerprints(entry, compiler)}, {"launches", verification_launches(entry)}};
+}
+bool is_of(const Json& record, const Json& sources) {
+  return record.value("fingerprint", Json()) == sources.at("fingerprint") &&
+         record.value("launches", sources.at("launches")) == sources.at("launches");
+}
+
 // Reads, changes and writes them; nothing is lost to a process that does the same.
 template <class Change>
 void change_records(const fs::path& path, const Change& change) {
@@ -124,16 +133,15 @@ Json read_records(const fs::path& path) {
 }
 
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
-  const Json by_device = records.value(entry.full_name(), Json::object()), now = fingerprints(entry, compiler);
+  const Json by_device = records.value(entry.full_name(), Json::object()), now = sources_of(entry, compiler);
   return std::any_of(by_device.begin(), by_device.end(), [&](const Json& one) {
-    return one.value("fingerprint", Json()) == now && one.value("failed", Json()) == 0 &&
-           is_gpu_arch(one.value("arch", ""));
+    return is_of(one, now) && one.value("failed", Json()) == 0 && is_gpu_arch(one.value("arch", ""));
   });
 }
 
 std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
   Json waiting = records.value(entry.full_name(), Json::object()).value(kWaiting, Json::object());
-  if (waiting.value("fingerprint", Json()) != fingerprints(entry, compiler)) return std::nullopt;
+  if (!is_of(waiting, sources_of(entry, compiler))) return std::nullopt;
   if (!waiting["date"].is_string() || !waiting["why"].is_string()) return std::nullopt;
   return fmt::format("since {}: {}", waiting["date"].get<std::string>(), waiting["why"].get<std::string>());
 }
@@ -143,20 +151,20 @@ void record(const fs::path& path, const KernelEntry& entry, const Tally& tally, 
   change_records(path, [&](Json& records) {
     Json& of_kernel = records[entry.full_name()];
     if (device.is_gpu() && of_kernel.contains(kWaiting)) of_kernel.erase(kWaiting);
-    of_kernel[device.info().name] = {{"fingerprint", fingerprints(entry, compiler)},
-                                     {"arch", device.info().arch},
-                                     {"driver", device.info().driver},
-                                     {"date", utc_now()},
-                                     {"cases", tally.cases},
-                                     {"failed", tally.failed},
-                                     {"worst_relative_error", tally.worst}};
+    Json& one = of_kernel[device.info().name] = sources_of(entry, compiler);
+    one.update({{"arch", device.info().arch},
+                {"driver", device.info().driver},
+                {"date", utc_now()},
+                {"cases", tally.cases},
+                {"failed", tally.failed},
+                {"worst_relative_error", tally.worst}});
   });
 }
 
 void record_waiting(const fs::path& path, const KernelEntry& entry, const std::string& why, const Compiler& compiler) {
   change_records(path, [&](Json& records) {
-    records[entry.full_name()][kWaiting] = {
-        {"fingerprint", fingerprints(entry, compiler)}, {"date", utc_now()}, {"why", why}};
+    Json& waiting = records[entry.full_name()][kWaiting] = sources_of(entry, compiler);
+    waiting.update({{"date", utc_now()}, {"why", why}});
   });
 }
 

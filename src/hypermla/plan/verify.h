@@ -36,12 +36,14 @@ Json fingerprints(const KernelEntry& entry, const Compiler& compiler);
 
 // Records, by kernel and device. An absent file has none; one that holds anything else is refused, not overwritten.
 Json read_records(const std::filesystem::path& path);
-// Whether some device has passed all cases of the version as its sources are now.
+// Whether some device has passed all cases of the version as its sources are now, and as its plan launches them where
+// the record says what was launched.
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler);
 // Why and since when the version, with its sources of now, waits for a GPU to be recorded on; none where no call of
 // verify said so.
 std::optional<std::string> awaits_gpu(const Json& records, const KernelEntry& entry, const Compiler& compiler);
-// Adds or replaces one: fingerprints, architecture, driver, date, cases and worst errors. A GPU's ends the waiting.
+// Adds or replaces one: fingerprints, launches, architecture, driver, date, cases and worst errors. A GPU's ends the
+// waiting.
 void record(const std::filesystem::path& path, const KernelEntry& entry, const Tally& tally, const Device& device,
             const Compiler& compiler);
 // Says so of a version that changed where there was no GPU. It holds for the sources as they are now and no others.
