@@ -1,11 +1,12 @@
-"""A kernel that somebody broke, in a copy of the sources: each fault is a sentence that says where to look."""
+"""Kernels that somebody broke, in a copy of the sources: each fault is a sentence that says where to look."""
 
 import shutil
 import unittest
 
-from support import CHECKOUT, CommandCase
+from support import CHECKOUT, CommandCase, kernel_directories, run
 
 KERNEL = "kernels/cutile/mla/prefix_decompression/prefix_decompression/prefix_decompression.cuh"
+NAME = "cutile.mla.prefix_decompression"
 PARAMETERS, BODY = "int b, int t, int h) {", "  using Element = element_t<problem.dtype>;\n"
 RUN = ["kernel", "prefix_decompression", "--b=1", "--t=70", "--h=2", "--device=cpu", "--no_autotune",
        "--prof_type=disabled"]
@@ -29,10 +30,33 @@ class BrokenKernel(CommandCase):
         for parameters, body, takes in ((PARAMETERS.replace(")", ", int more)"), "", "9 arguments of 8, .*, 4"),
                                         ("int b, int t) {", "  const int h = 2;\n", "7 arguments of 8, .*, 4")):
             self.change(parameters, body)
-            said = self.refuse("verify", "prefix_decompression", "--device=cpu", **self.of_copy)
+            done = run("verify", "prefix_decompression", "--device=cpu", **self.of_copy)
+            said = self.refuse(*RUN, **self.of_copy)
             self.assertRegex(said, f"^prefix_decompression takes {takes} bytes, but its plan passes 8 of .* bytes; "
                                    "give the plan's Arguments the order and the types of the parameters in .*cuh$")
-            self.assertEqual(self.refuse(*RUN, **self.of_copy), said)
+            self.assertEqual((done.status, done.out.splitlines()[1:]), (1, [f"FAILED {NAME}: {said}"]), done)
+
+    def test_those_behind_broken_ones(self):
+        """All kernels in CUDA Tile C++ but the last one are gone. It is verified, and records are looked at."""
+        for kernel in self.root.glob("kernels/cutile/[mh]*/**/*.cuh"):
+            if kernel != self.root / KERNEL:
+                kernel.unlink()
+        of_cutile = [name for name, _, _ in kernel_directories() if name.startswith("cutile.")]
+        done = run("verify", "--device=cpu", **self.of_copy)
+        self.assertEqual((done.status, done.err), (1, ""), done)
+        _, *failed, passed = done.out.splitlines()
+        self.assertEqual(len(failed), len(of_cutile) - 1)
+        for line in failed:
+            self.assertRegex(line, r"^FAILED cutile\.mla\.\w+: .* is not in .*; if it is a kernel of your own, point ")
+        self.assertRegex(passed, rf"^{NAME} +\d+ cases, 0 failed")
+
+        (self.root / "results").mkdir()
+        shutil.copy(CHECKOUT / "results/verified.json", self.root / "results")
+        done = run("verify", "--records_only", **self.of_copy)
+        self.assertEqual((done.status, done.err), (1, ""), done)
+        lines = done.out.splitlines()
+        self.assertEqual(len(lines), len(kernel_directories()))
+        self.assertEqual(sum(" FAILED, so NOT RECORDED: cutile/" in line for line in lines), len(of_cutile) - 1)
 
 
 if __name__ == "__main__":

@@ -57,15 +57,24 @@ int verify_command(const Words& words) {
     const Compiler compiler(environment.compiler_config());
     int stale = 0;
     for (const KernelEntry& entry : entries) {
-      const bool matches = has_record(read_records(path_of(entry)), entry, compiler);
-      if (!matches && !entry.draft && waits_for_gpu) record_waiting(path_of(entry), entry, awaits, compiler);
-      const std::optional<std::string> waits = awaits_gpu(read_records(path_of(entry)), entry, compiler);
-      stale += !matches && !entry.draft && !waits;
-      fmt::print("{:<40} {}\n", entry.full_name(),
-                 matches       ? "recorded"
-                 : entry.draft ? "a draft, not recorded"
-                 : waits       ? "awaits a GPU " + *waits
-                               : "NOT RECORDED: run `hypermla verify` on a GPU");
+      const Json records = read_records(path_of(entry));
+      const auto found = [&]() -> std::string {
+        if (has_record(records, entry, compiler)) return "recorded";
+        if (entry.draft) return "a draft, not recorded";
+        if (waits_for_gpu) record_waiting(path_of(entry), entry, awaits, compiler);
+        if (const auto waits = awaits_gpu(waits_for_gpu ? read_records(path_of(entry)) : records, entry, compiler))
+          return "awaits a GPU " + *waits;
+        ++stale;
+        return "NOT RECORDED: run `hypermla verify` on a GPU";
+      };
+      std::string said;
+      try {
+        said = found();
+      } catch (const Error& error) {  // such as a kernel that is not there; those behind it are looked at all the same
+        ++stale;
+        said = fmt::format("FAILED, so NOT RECORDED: {}", error.what());
+      }
+      fmt::print("{:<40} {}\n", entry.full_name(), said);
     }
     return stale ? 1 : 0;
   }
@@ -86,8 +95,16 @@ int verify_command(const Words& words) {
   int failed = 0;
   for (const KernelEntry& entry : entries) {
     const auto begin = std::chrono::steady_clock::now();
-    const Tally tally = verify(entry, session.device, session.compiler,
-                               {.say = [](const std::string& lines) { fmt::print("{}", lines); }, .seed = seed});
+    Tally tally;
+    try {
+      tally = verify(entry, session.device, session.compiler,
+                     {.say = [](const std::string& lines) { fmt::print("{}", lines); }, .seed = seed});
+    } catch (const Error& error) {  // those behind it are verified all the same
+      ++failed;
+      fmt::print("FAILED {}: {}\n", entry.full_name(), error.what());
+      std::fflush(stdout);
+      continue;
+    }
     failed += tally.failed;
     std::string worst;
     for (const auto& [output, error] : tally.worst) worst += fmt::format("  {} {:.1e}", output, error);
