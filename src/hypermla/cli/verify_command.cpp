@@ -33,8 +33,9 @@ int verify_command(const Words& words) {
                "run nothing; check that every kernel's record matches its source and its launches");
   add_seed(app, seed, "of the random inputs, which the first line of a run says; 0 draws a fresh one");
   app.add_option("--awaits_gpu", awaits,
-                 "run nothing; say of every kernel without a matching record why it changed where there was no GPU. "
-                 "--records_only then lists it as waiting, until its source changes again or a GPU records it");
+                 "run nothing; of every kernel without a matching record, write why it changed where there was no GPU. "
+                 "Drafts are left out: they need no record. --records_only then lists the kernel as waiting, until it "
+                 "changes again or a GPU records it");
   if (!parse(app, words)) return 0;
   const bool waits_for_gpu = app.count("--awaits_gpu") > 0;
   if (waits_for_gpu) {
