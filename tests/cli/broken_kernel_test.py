@@ -47,7 +47,7 @@ class BrokenKernel(CommandCase):
         _, *failed, passed = done.out.splitlines()
         self.assertEqual(len(failed), len(of_cutile) - 1)
         for line in failed:
-            self.assertRegex(line, r"^FAILED cutile\.mla\.\w+: .* is not in .*; if it is a kernel of your own, point ")
+            self.assertRegex(line, r"^FAILED cutile\.mla\.\w+: a plan names \w+\.cuh, which is not in .*; write that file, or ")
         self.assertRegex(passed, rf"^{NAME} +\d+ cases, 0 failed")
 
         (self.root / "results").mkdir()
