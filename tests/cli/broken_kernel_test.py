@@ -58,6 +58,23 @@ class BrokenKernel(CommandCase):
         self.assertEqual(len(lines), len(kernel_directories()))
         self.assertEqual(sum(" FAILED, so NOT RECORDED: cutile/" in line for line in lines), len(of_cutile) - 1)
 
+    def test_a_kernel_that_crashes(self):
+        """By any signal, with what ran and behind what was printed before."""
+        ran = r"prefix_decompression b1_t70_h2_\w+,  prefix_decompression \{\"Bm\":64,.*\}; look in it and in its plan "
+        for crash in ("*reinterpret_cast<volatile int*>(8) = 1;", "__builtin_trap();", "std::abort();",
+                      "volatile char deep[1 << 26]; for (int i = 0; i < 1 << 26; i += 4096) deep[i] = 1;"):
+            self.change(PARAMETERS, f"  {crash}\n")
+            for words in (RUN, [word for word in RUN if word != "--no_autotune"]):
+                with self.subTest(f"{crash} {len(words)}"):
+                    done = run(*words, **self.of_copy)
+                    self.assertEqual(done.status, 2, done)
+                    self.assertRegex(done.err.splitlines()[-1], rf"^hypermla: a kernel crashed in cutile\.mla\.{ran}")
+                    self.assertRegex(done.out, rf"^{NAME} v0 on .*\n" + ("tiling " if words == RUN else "$"))
+        done = run("verify", "prefix_decompression", "--device=cpu", **self.of_copy)
+        self.assertEqual((done.status, len(done.err.splitlines())), (2, 1), done)
+        self.assertRegex(done.err, rf"^hypermla: a kernel crashed in {NAME} b1_t1_h1_\w+,  prefix_decompression \{{")
+        self.assertRegex(done.out, "^verifying on ")
+
 
 if __name__ == "__main__":
     unittest.main()

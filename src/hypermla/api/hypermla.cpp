@@ -296,8 +296,8 @@ std::vector<VerifySummary> verify_kernels(const std::string& name, const DeviceH
     VerifySummary& summary = all.emplace_back();
     const Tally tally = verify(entry, present, shared().compiler,
                                {.say = [&](const std::string& lines) { summary.failures += lines; },
-                                .poll =
-                                    [&] {
+                                .begin =
+                                    [&](const std::string&) {
                                       if (options.stop && options.stop()) fail("the verification was stopped");
                                     }});
     summary.kernel = entry.full_name();

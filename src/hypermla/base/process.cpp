@@ -181,14 +181,4 @@ void end_programs() {
   for (const pid_t program : running().programs) ::kill(-program, SIGTERM);
 }
 
-SignalStack::SignalStack() : memory_(1 << 16) {
-  const stack_t stack = {.ss_sp = memory_.data(), .ss_flags = 0, .ss_size = memory_.size()};
-  ::sigaltstack(&stack, nullptr);
-}
-
-SignalStack::~SignalStack() {
-  const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
-  ::sigaltstack(&none, nullptr);
-}
-
 }  // namespace hypermla

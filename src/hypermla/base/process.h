@@ -1,6 +1,8 @@
 // Runs another program: a compiler, a profiler. No shell is involved, so arguments need no quoting.
 #pragma once
 
+#include <signal.h>
+
 #include <chrono>
 #include <map>
 #include <stop_token>
@@ -34,13 +36,19 @@ std::string shell_word(const std::string& text);
 // is no room for one.
 class SignalStack {
  public:
-  SignalStack();
-  ~SignalStack();
+  SignalStack() {
+    const stack_t stack = {.ss_sp = memory_.data(), .ss_flags = 0, .ss_size = memory_.size()};
+    ::sigaltstack(&stack, nullptr);
+  }
+  ~SignalStack() {
+    const stack_t none = {.ss_sp = nullptr, .ss_flags = SS_DISABLE, .ss_size = 0};
+    ::sigaltstack(&none, nullptr);
+  }
   SignalStack(const SignalStack&) = delete;
   SignalStack& operator=(const SignalStack&) = delete;
 
  private:
-  std::vector<char> memory_;
+  std::vector<char> memory_ = std::vector<char>(1 << 16);
 };
 
 // Ends every program that run_process() is waiting for, with everything it had started; none is started after it. For a

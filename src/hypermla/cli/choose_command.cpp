@@ -23,6 +23,7 @@ Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Sessi
     Device& device = *session.device;
     std::vector<std::unique_ptr<AllocatedTensors>> memory;
     std::vector<std::unique_ptr<Executable>> stages;
+    std::string what = ranked.entry.full_name();
     for (const auto& plan : plans_of(Registry::instance(), ranked, problem, session.planned)) {
       const double bytes = tensor_bytes(*plan);
       if (!(bytes < 0.95 * double(device.info().memory_bytes))) fail("its tensors need {:.1f} GB", bytes * 1e-9);
@@ -31,7 +32,9 @@ Measured measure(const RankedKernel& ranked, const ChoiceProblem& problem, Sessi
       if (memory.size() > 1) tensors["o_latent"] = memory.front()->tensors().at("o");
       stages.push_back(plan->plan(tensors));
       stages.back()->prepare(session.compiler, device);
+      what += " " + run_text(*plan, *stages.back());
     }
+    session.runs(what);
     const auto work = [&](StreamHandle stream) {
       for (const auto& stage : stages) stage->run(stream);
     };

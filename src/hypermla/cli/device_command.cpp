@@ -50,6 +50,7 @@ int device_command(const Words& words) {
   if (!measure) return 0;
 
   require_writable(session.environment.measured_devices().parent_path());  // else it is all for nothing
+  session.runs("one of those that measure this device");
   Json measured = measure_ceilings(session.device, session.compiler);
   measured["date"] = utc_now();
   // Of an earlier time, until the present one is known: what is interrupted loses nothing.

@@ -1,7 +1,4 @@
 // Stand-alone kernel files: docs/kernel-files.md.
-#include <signal.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <charconv>
 #include <cmath>
@@ -13,10 +10,10 @@
 #include <thread>
 
 #include "hypermla/base/error.h"
-#include "hypermla/base/process.h"
 #include "hypermla/cli/commands.h"
 #include "hypermla/cli/options.h"
 #include "hypermla/cli/session.h"
+#include "hypermla/cli/signals.h"
 #include "hypermla/device/architecture.h"
 #include "hypermla/device/measure.h"
 #include "hypermla/plan/kernel_file.h"
@@ -25,31 +22,17 @@
 namespace hypermla {
 namespace {
 
-// The file's host part and, on a CPU, its kernel run in this process: what they break ends it, with a sentence. So does
-// exit(), behind which the status would be that of a file which passed.
-extern "C" void say_end(int) {
-  static std::atomic_flag said;
-  while (said.test_and_set()) ::pause();  // another thread says it, and ends all
-  static constexpr char kSentence[] =
-      "hypermla: the kernel file crashed or ended the program; look in describe(), reference() and the kernel for an "
-      "access outside of a tensor, for an array that no stack has room for, or for exit()\n";
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kSentence, sizeof kSentence - 1);
-  ::_exit(2);
-}
-
 std::atomic<bool> has_verdict{false};
 
+// So does exit(), behind which the status would be that of a file which passed.
 void say_what_ends() {
-  static const SignalStack stack;
-  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was said before it crashes is out
-  struct sigaction action = {};
-  action.sa_handler = say_end;
-  action.sa_flags = SA_ONSTACK;  // the thread's own may be what overflowed
-  for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(number, &action, nullptr);
+  say_where_it_crashes(
+      "the kernel file crashed or ended the program; look in describe(), reference() and the kernel for an access "
+      "outside of a tensor, for an array that no stack has room for, or for exit()");
   // Each thread of the reference that calls exit() takes one of these, or it would go on to the end.
   for (unsigned i = 0; i <= std::thread::hardware_concurrency(); ++i)
     std::atexit([] {
-      if (!has_verdict) say_end(0);
+      if (!has_verdict) end_as_crashed();
     });
 }
 

@@ -123,11 +123,18 @@ void prepare(Executable& executable, Session& session, Progress& progress) {
   executable.prepare(session.compiler, *session.device);
 }
 
-AutotuneOptions tuning_options(const Flags& flags, const Session& session, Progress& progress) {
+// What is said where a kernel of it crashes.
+void begin(const KernelEntry& entry, KernelPlan& plan, Executable& executable, const Session& session) {
+  session.runs(fmt::format("{} {}", entry.full_name(), run_text(plan, executable)));
+}
+
+AutotuneOptions tuning_options(const KernelEntry& entry, const Flags& flags, const Session& session,
+                               Progress& progress) {
   AutotuneOptions options;
   options.history_root = session.environment.history_root();
   options.retune = flags.retune;
   options.tuner.max_iterations = flags.tune_max_iters;
+  options.begin = [&](KernelPlan& plan, Executable& executable) { begin(entry, plan, executable, session); };
   options.progress = [&](const AutotuneOptions::Progress& at) {
     const std::string counts =
         fmt::format("tuning {}: {} of {} tilings measured{}{}", at.kernel, at.measured, at.planned - at.rejected,
@@ -141,11 +148,11 @@ AutotuneOptions tuning_options(const Flags& flags, const Session& session, Progr
   return options;
 }
 
-AutotuneResult choose_tilings(const Flags& flags, KernelPlan& plan, Executable& executable, Session& session,
-                              Progress& progress) {
+AutotuneResult choose_tilings(const KernelEntry& entry, const Flags& flags, KernelPlan& plan, Executable& executable,
+                              Session& session, Progress& progress) {
   if (!flags.no_autotune)
     return autotune(plan, executable, session.compiler, *session.device, session.planned.spec,
-                    tuning_options(flags, session, progress));
+                    tuning_options(entry, flags, session, progress));
   prepare(executable, session, progress);
   return {};
 }
@@ -284,7 +291,7 @@ int kernel_command(const Words& words) {
     Json problem = to_json(configured.plan->problem_fields());
     problem["n"] = -1;
     tuned = tune_n(entry, session.planned, problem, session.device, session.compiler, seed,
-                   tuning_options(flags, session, progress));
+                   tuning_options(entry, flags, session, progress));
     flags.retune = false;  // that was for its tilings, too
     problem["n"] = tuned->n;
     configured = configure({entry}, session.planned, {.offered = problem});
@@ -298,7 +305,8 @@ int kernel_command(const Words& words) {
   require_memory(*plan, info);
   AllocatedTensors tensors(*plan, session.device, seed);
   std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
-  AutotuneResult tuning = choose_tilings(flags, *plan, *executable, session, progress);
+  AutotuneResult tuning = choose_tilings(entry, flags, *plan, *executable, session, progress);
+  begin(entry, *plan, *executable, session);
   if (tuned) tuning.stages.insert(tuning.stages.begin(), tuned->stage);
   for (const std::string& remark : remarks(tuning)) fmt::print("tuning    {}\n", remark);
   for (TiledKernel* kernel : launched_kernels(*executable))

@@ -1,5 +1,6 @@
 #include "hypermla/cli/session.h"
 
+#include <algorithm>
 #include <iostream>
 #include <iterator>
 
@@ -32,6 +33,16 @@ Session::Session(const std::string& name)
   for (const std::string& kernel : environment.unbuilt_kernels())
     std::cerr << "hypermla: " << kernel << " is not part of this program: run ./hypermla, or build it with "
               << "-DHYPERMLA_KERNELS=" << shell_word(environment.own_kernels.string()) << "\n";
+}
+
+void Session::runs(const std::string& what) const {
+  if (device->is_gpu()) return;
+  std::string line = what.substr(0, what.find_last_not_of('\n') + 1);
+  std::replace(line.begin(), line.end(), '\n', ',');
+  say_where_it_crashes(
+      fmt::format("a kernel crashed in {}; look in it and in its plan for an access outside of a tensor, for an array "
+                  "that no stack has room for, or for a division by zero",
+                  line));
 }
 
 int compile_job_command(const Words&) try {

@@ -12,6 +12,9 @@ struct Session {
   // `device` as in make_device().
   explicit Session(const std::string& device);
 
+  // To be told before kernels run, and what: on a CPU one that crashes ends this program, which then says so.
+  void runs(const std::string& what) const;
+
   Environment environment;
   DeviceTable devices;
   std::shared_ptr<Device> device;

@@ -99,7 +99,9 @@ int verify_command(const Words& words) {
     Tally tally;
     try {
       tally = verify(entry, session.device, session.compiler,
-                     {.say = [](const std::string& lines) { fmt::print("{}", lines); }, .seed = seed});
+                     {.say = [](const std::string& lines) { fmt::print("{}", lines); },
+                      .begin = [&](const std::string& what) { session.runs(what); },
+                      .seed = seed});
     } catch (const Error& error) {  // those behind it are verified all the same
       ++failed;
       fmt::print("FAILED {}: {}\n", entry.full_name(), error.what());

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hypermla/base/per_process.h"
+#include "hypermla/base/process.h"
 
 namespace hypermla {
 
@@ -59,6 +60,7 @@ class Workers {
 
  private:
   void work(int number, std::uint64_t seen) {
+    const SignalStack stack;  // a kernel may need more than this thread's
     for (std::unique_lock lock(mutex_);;) {
       wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
       if (stop_) return;

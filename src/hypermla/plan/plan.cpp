@@ -63,4 +63,11 @@ std::string problem_key(KernelPlan& plan) {
   return key;
 }
 
+std::string run_text(KernelPlan& plan, Executable& executable) {
+  std::string text = problem_key(plan) + "\n";
+  for (const TiledKernel* kernel : executable.kernels())
+    text += fmt::format("  {} {}\n", kernel->name(), kernel->tiling().dump());
+  return text;
+}
+
 }  // namespace hypermla

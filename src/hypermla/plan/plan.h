@@ -161,5 +161,7 @@ inline std::unique_ptr<Executable> plan_empty(const KernelPlan& plan) { return p
 
 // "b32_s16_t4096_h128_d128_p64_bfloat16": names directories and cache files.
 std::string problem_key(KernelPlan& plan);
+// What is run, for people: that key and, a line each, the kernels with their present tilings.
+std::string run_text(KernelPlan& plan, Executable& executable);
 
 }  // namespace hypermla

@@ -33,21 +33,22 @@ struct Verification {
   Tally tally = {};
 
   void run(Executable& executable, AllocatedTensors& tensors) {
-    if (hooks.poll) hooks.poll();
+    const std::string what = begin(run_text(plan, executable));
     executable.prepare(compiler, *device);
-    const CheckResult result = check(plan, executable, tensors, *device, 1, kReferenceFlops);
-    std::string tilings;
-    for (TiledKernel* kernel : executable.kernels())
-      tilings += fmt::format("  {} {}\n", kernel->name(), kernel->tiling().dump());
-    count(result, problem_key(plan) + "\n" + tilings);
+    count(check(plan, executable, tensors, *device, 1, kReferenceFlops), what);
   }
   void run(const DecodeCase& of, std::uint64_t seed) {
-    if (hooks.poll) hooks.poll();
+    const std::string what = begin(to_text(of) + "\n");
     const std::unique_ptr<DecodeKernels> kernels = plan.decode(of.options);
     const Buffer workspace(device, kernels->workspace_bytes());
     device->fill(workspace.data(), 0xff, workspace.bytes());
     kernels->prepare(compiler, *device, workspace.data());
-    count(DecodeStep(of, device, seed).check(*kernels, 1, kReferenceFlops), to_text(of) + "\n");
+    count(DecodeStep(of, device, seed).check(*kernels, 1, kReferenceFlops), what);
+  }
+  std::string begin(const std::string& run) {
+    const std::string what = fmt::format("{} {}", entry.full_name(), run);
+    if (hooks.begin) hooks.begin(what);
+    return what;
   }
   void count(const CheckResult& result, const std::string& what) {
     ++tally.cases;
@@ -55,7 +56,7 @@ struct Verification {
       tally.worst[error.output] = std::max(tally.worst[error.output], error.relative_norm);
     if (result.passed) return;
     ++tally.failed;
-    if (hooks.say) hooks.say(fmt::format("FAILED {} {}", entry.full_name(), what) + to_text(result));
+    if (hooks.say) hooks.say("FAILED " + what + to_text(result));
   }
 };
 

@@ -21,8 +21,8 @@ struct Tally {
 struct VerifyHooks {
   // Told what failed, in some lines. May be empty.
   std::function<void(const std::string&)> say = {};
-  // Called before every case; what it throws ends the work. May be empty.
-  std::function<void()> poll = {};
+  // Told before every case what it is, in some lines; what it throws ends the work. May be empty.
+  std::function<void(const std::string&)> begin = {};
   std::uint64_t seed = 0;  // of the random inputs; 0: of the time
 };
 

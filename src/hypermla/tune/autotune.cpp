@@ -93,6 +93,7 @@ AutotuneResult::Stage tune_kernel(TiledKernel& kernel, KernelPlan& plan, Executa
       kernel.set_tiling(tiling);
       executable.prepare(compiler, device);
       loaded = true;
+      if (options.begin) options.begin(plan, executable);
       const Timing timing = measure_hot(
           device, [&](StreamHandle stream) { executable.run(stream); }, tuner.samples_wanted(*index));
       tuner.record(*index, timing.seconds);

@@ -25,6 +25,8 @@ struct AutotuneOptions {
     double best_seconds = 0;  // 0: none yet
   };
   std::function<void(const Progress&)> progress;
+  // Told before kernels run, with their present tilings; may be empty.
+  std::function<void(KernelPlan&, Executable&)> begin;
   // Called several times a second while compilers are waited for, and between measurements. What it throws ends the
   // tuning; what was measured is remembered. May be empty.
   std::function<void()> poll;

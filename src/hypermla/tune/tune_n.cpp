@@ -118,6 +118,7 @@ TunedN tune_n(const KernelEntry& entry, const PlannedDevice& planned, const Json
       const AllocatedTensors tensors(*plan, device, seed);
       const std::unique_ptr<Executable> executable = plan->plan(tensors.tensors());
       autotune(*plan, *executable, compiler, *device, planned.spec, of_tilings);
+      if (options.begin) options.begin(*plan, *executable);
       const Timing timing = measure_hot(
           *device, [&](StreamHandle stream) { executable->run(stream); }, tuner.samples_wanted(*index));
       tuner.record(*index, timing.seconds);
