@@ -383,7 +383,8 @@ class EngineTest(unittest.TestCase):
         absorbed = torch.einsum("thc,hcl->thl", q[..., :NOPE].float(), w_uk.float()).bfloat16()
         expected = projected(batch.expected((absorbed, q[..., NOPE:]), cache)[0])
         with (mock.patch.object(prefixes, "saved_us", lambda heads, queries, tokens: queries * tokens - 100),
-              mock.patch.object(mla_attention.MLAAttention, "forward_impl", attend)):
+              mock.patch.multiple(mla_attention.MLAAttention, forward_impl=attend,
+                                  process_weights_after_loading=lambda *_: None)):
             builder_of(config, impl=impl)  # which vLLM makes to measure memory
             layers = config.compilation_config.static_forward_context
             builder = Builder(types.SimpleNamespace(block_size=16, dtype=torch.bfloat16), list(layers), config,
@@ -402,6 +403,8 @@ class EngineTest(unittest.TestCase):
                 layer.forward_impl(q, None, None, cache, metadata, output=output)
                 self.assertTrue(torch.allclose(output.view(5, HEADS, 128).float(), expected.float(), atol=2e-2))
             layer.forward_impl(q, None, None, cache, None, output=output)
+            layer.process_weights_after_loading(torch.bfloat16)  # new ones
+            self.assertIs(builder._prefix._host_pages, None)
             with self.assertRaisesRegex(NotImplementedError, "adds to outputs of torch.bfloat16, not of"):
                 layer.forward_impl(q, None, None, cache, metadata, output=output.to(torch.float8_e4m3fn))
 
@@ -743,11 +746,14 @@ class EngineTest(unittest.TestCase):
             with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
                 self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons(kv_cache_dtype=cache))
         for wrong, name in ((dict(hypermla_shared_prefixes=True), "hypermla_shared_prefixes"),
-                            (dict(drafts=3), "drafters with layers")):
+                            (dict(drafts=3), "drafters that are models")):
             with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
                 self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons())
-        with set_current_vllm_config(config_of(drafts=3, method="ngram", hypermla_prefix_cache=1)):
+        config = config_of(drafts=3, method="ngram", hypermla_prefix_cache=1)
+        with set_current_vllm_config(config):
             self.assertEqual(reasons(), "")
+            config.model_config.enable_sleep_mode = True
+            self.assertIn("hypermla_prefix_cache is not for sleep mode", reasons())
         with self.assertRaisesRegex(ValueError, "hypermla_prefix_cache='4 GB' is no number; give it GiB"):
             impl_of(config_of(hypermla_prefix_cache="4 GB"))
         with self.assertRaisesRegex(ValueError, "room for 246 tokens in each of 2 layers; give it 0.01 GiB at least"):

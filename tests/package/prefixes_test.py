@@ -67,20 +67,26 @@ class Engine:
         self.fills += 1
         self.layer.fill(self.cache, pages, self.project)
 
-    def step(self, queries=1, pad=0):
-        """How far outputs are from those without a prefix, and how many tokens MlaDecode had less to attend to."""
+    def step(self, queries=1, pad=0, prefilling=()):
+        """How far outputs are from those without a prefix, and how many tokens MlaDecode had less to attend to.
+        prefilling: requests behind those that decode, [pages, tokens, queries]."""
         for request in self.requests:
             request[1] += queries
         integers = lambda values: torch.tensor(values, dtype=torch.int32)
         count = len(self.requests)
-        table = integers([pages for pages, _ in self.requests] + [[-1] * WIDTH] * pad)
-        lengths = integers([tokens for _, tokens in self.requests] + [0] * pad)
-        starts = integers([min(i, count) * queries for i in range(count + pad + 1)])
+        decodes = count + pad
+        table = integers([pages for pages, _ in self.requests] + [[-1] * WIDTH] * pad + [one[0] for one in prefilling])
+        lengths = integers([tokens for _, tokens in self.requests] + [0] * pad + [one[1] for one in prefilling])
+        starts = [min(i, count) * queries for i in range(decodes + 1)]
+        for *_, more in prefilling:
+            starts.append(starts[-1] + more)
+        starts = integers(starts)
         q = torch.randn(count * queries, HEADS, 192).bfloat16()
         absorbed = torch.einsum("thc,hcl->thl", q[..., :128].float(), self.w_uk.float()).bfloat16(), q[..., 128:]
         projected = lambda o: torch.einsum("thl,hlv->thv", o.float(), self.w_uv.float()).bfloat16()
 
-        own_table, own = self.shared.plan(table, lengths, starts, self.fill)
+        own_table, own = self.shared.plan(table, lengths, starts, decodes, self.fill)
+        table, lengths, starts = table[:decodes], lengths[:decodes], starts[:decodes + 1]
         self.decode.plan(own, starts)
         o, lse = self.decode.run(absorbed, self.cache, own_table)
         out = projected(o)
@@ -123,6 +129,9 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(self.steps(engine, 1, pad=2), [0] * 8)  # which is looked at before the next one
         self.assertEqual(self.steps(engine, 1, pad=2), [0, *[5 * PAGE] * 4, 0, 0, 0])
         self.assertEqual(self.steps(engine, 6, queries=3, pad=1), [0, *[5 * PAGE] * 4, 0, 0])
+        engine.requests.pop()
+        longer = engine.requests[-1][0], 6 * PAGE, 20  # it shares the prefix, and is no decode
+        self.assertEqual(self.steps(engine, 1, prefilling=[longer]), [0, *[5 * PAGE] * 4])
         self.assertEqual(engine.fills, 1)
 
     def test_few_queries_or_tokens_share_nothing(self):
@@ -149,6 +158,31 @@ class SharedPrefix(unittest.TestCase):
                 engine.write(page)
             self.assertEqual(self.steps(engine, 5), [5 * PAGE] * 4)  # all of them right
         self.assertEqual(engine.fills, 3)
+
+    def test_pages_that_a_request_writes_are_not_taken_for_the_prefix(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        # All of them ended; one writes the last page anew, and others have it from the prefix cache in the same step.
+        own = engine.requests.pop()[0][5:]
+        for request in engine.requests:
+            request[1] = 5 * PAGE
+        engine.write(prompt[-1])
+        self.assertEqual(self.steps(engine, 1, prefilling=[(prompt + own, 5 * PAGE, PAGE)]), [0] * 3)
+        self.assertEqual(self.steps(engine, 5), [5 * PAGE] * 3)
+        self.assertEqual(engine.fills, 2)
+
+    def test_steps_get_smaller(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        self.steps(engine, 4, queries=3)  # no copy is under way
+        engine.shared.drop()
+        del engine.requests[1:]
+        self.assertEqual(self.steps(engine, 3), [0])
 
     def test_a_prefix_that_pays_no_more_is_left(self):
         engine = Engine()
@@ -202,7 +236,7 @@ class SharedPrefix(unittest.TestCase):
             engine.add(prompt, -PAGE // 2)  # the last page is not full
         self.assertEqual(self.steps(engine, 4), [3 * PAGE] * 4)
         engine.add(prompt, -3 * PAGE // 2)
-        self.assertEqual(self.steps(engine, 1), [3 * PAGE] * 4 + [0])
+        self.assertEqual(self.steps(engine, 1), [0] * 5)  # as if that one wrote the pages
 
 
 class SharedPrefixOnAGpu(SharedPrefix):

@@ -278,8 +278,10 @@ class HyperMLABackend(MLACommonBackend):
                 "hypermla_shared_prefixes": _asked(config, "shared_prefixes"),
                 "a cache that other engines fill": getattr(config, "kv_transfer_config", None) is not None,
                 "micro-batches": getattr(config.parallel_config, "use_ubatching", False),
-                "drafters with layers of attention": (config.speculative_config is not None
-                                                      and config.speculative_config.method in MODELS)})):
+                "sleep mode": any(getattr(config.model_config, f"enable_{name}", False)
+                                  for name in ("sleep_mode", "cumem_allocator")),
+                "drafters that are models": (config.speculative_config is not None
+                                             and config.speculative_config.method not in LOOKUPS)})):
             if wrong := [name for name, asked in (apart | more).items() if asked and _asked(config, option)]:
                 return f"hypermla_{option} is not for {wrong[0]}; leave one of them out"
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
@@ -393,7 +395,7 @@ def _add_prefix(layer, shared):
     layer.impl.prefix.shared = shared
     if again:
         return
-    attend = layer.forward_impl
+    attend, loaded = layer.forward_impl, layer.process_weights_after_loading
 
     def forward_impl(q, k_c_normed, k_pe, kv_cache, attn_metadata, output, **named):
         given = attend(q, k_c_normed, k_pe, kv_cache, attn_metadata, output=output, **named)
@@ -406,7 +408,11 @@ def _add_prefix(layer, shared):
             prefix.shared.attend(prefix, q[:count], output[:count].view(count, -1, VALUE), layer.impl.lse)
         return given
 
-    layer.forward_impl = forward_impl
+    def process_weights_after_loading(*arguments, **named):
+        loaded(*arguments, **named)
+        layer.impl.prefix.shared.drop()  # keys and values are those of other weights
+
+    layer.forward_impl, layer.process_weights_after_loading = forward_impl, process_weights_after_loading
 
 
 @dataclass
@@ -484,13 +490,15 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                 _add_prefix(layer, self._prefix)
         elif any(one is not None for one in rows):
             logger.warning_once("HyperMLA leaves hypermla_prefix_cache alone: layers differ, or attend by themselves")
+            for layer in layers:
+                layer.impl.prefix = None
 
     def _fill_prefix(self, pages):
         for layer in self._layers:
             layer.impl.prefix.fill(layer.kv_cache, pages, lambda latents: layer.impl.kv_b_proj(latents)[0])
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        common = common_attn_metadata
+        common = self._step = common_attn_metadata
         self._causal, self._longest = common.causal is not False, common.max_query_len
         if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
                 and not self.use_pcp and common.num_reqs == common.seq_lens.size(0)
@@ -522,8 +530,9 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             if longest > self._usual.queries:
                 capacity = self._long
         if self._prefix is not None:
-            block_table_tensor, seq_lens_device = self._prefix.plan(block_table_tensor, seq_lens_device,
-                                                                    query_start_loc_device, self._fill_prefix)
+            step = self._step  # the requests that are no decodes, too
+            block_table_tensor, seq_lens_device = self._prefix.plan(
+                step.block_table_tensor, step.seq_lens, step.query_start_loc, len(seq_lens_device), self._fill_prefix)
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,

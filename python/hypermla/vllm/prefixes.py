@@ -12,6 +12,7 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 LEAST_TOKENS = 1024  # for which there must be room
 STEPS = 16  # from one look at what requests share to the next
 BETTER = 1.25  # by so much more time saved another prefix takes the place of one that is still shared
+LENGTHS = 16  # of prefixes that a look compares, at most twice as many
 FILLED_AT_ONCE = 1024  # tokens
 
 
@@ -58,8 +59,10 @@ class SharedPrefix:
 
     Which prefix it is follows from block tables that were copied to the host some steps before, so that nothing waits.
     Whether a request still has it is seen on the device in each step, by the pages at the begin of its block table. A
-    page that some request keeps from step to step is not written again, so keys and values are right as long as each
-    step has a request that shares them; from the first one that has none on they are not used any more.
+    page that some request keeps from step to step is not written again. One that nobody kept may be, and another
+    request, which has it from vLLM's prefix cache, may decode in the step that writes it. So keys and values are right
+    as long as each step has a request that shares them and none that has the pages and not yet their tokens; from the
+    first other step on they are not used any more.
     """
 
     def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, layers, device):
@@ -70,6 +73,7 @@ class SharedPrefix:
         # A step as it was given, how many requests that are none lie behind it, and what is left for MlaDecode.
         self._given = zeros(requests, width), zeros(requests), zeros(requests + 1)
         self._table, self._lengths, self._before = zeros(requests, width), zeros(requests), 0
+        self._decodes, self._host_decodes = zeros(), 0  # of the requests that were given: the first ones
         # Two groups of queries, of which the second has the prefix.
         self._query_starts, self._token_starts = zeros(3), zeros(3)
         # The prefix's pages, how many there are, and whether keys and values are theirs.
@@ -91,8 +95,10 @@ class SharedPrefix:
         """Plans the prefix for the step that was given, and leaves the rest to MlaDecode."""
         (table, lengths, starts), at, tokens = self._given, self._numbers, self._count * self._page
         others = self._columns[:len(self._pages)] >= self._count
-        shares = ((table[:, :len(self._pages)] == self._pages) | others).all(1)
-        shares &= (lengths > 0) & (lengths - starts.diff() >= tokens)
+        has = ((table[:, :len(self._pages)] == self._pages) | others).all(1) & (lengths > 0)
+        computed = lengths - starts.diff() >= tokens
+        shares = has & computed & (at < self._decodes)
+        self._holds.logical_and_(~(has & ~computed).any())  # some request writes the pages
         # Neighbours alone are one group: the longest run of them.
         run, end = (at - torch.where(shares, -1, at).cummax(0).values).max(0)
         self._holds.logical_and_(run > 0)
@@ -112,21 +118,23 @@ class SharedPrefix:
         if self._host_pages is not None:
             self._host_pages = None
             self._holds.zero_()
+            self._given[2].zero_()  # a later step may have fewer queries
             self._replay()  # nothing is added any more
 
     def _replay(self):
         self._divides.replay() if self._divides else self._divide()
 
-    def plan(self, block_table, lengths, query_starts, fill):
-        """Of a step: int32 [requests, pages], [requests] and [requests + 1]. Returns a block table and lengths without
-        the prefix, in memory that does not change. fill: a function that is called with the pages of a new prefix."""
+    def plan(self, block_table, lengths, query_starts, decodes, fill):
+        """Of a step: int32 [requests, pages], [requests] and [requests + 1]; the first requests are decodes. Returns a
+        block table and lengths of these without the prefix, in memory that does not change. fill: a function that is
+        called with the pages of a new prefix."""
         block_table = block_table[:, :self._table.shape[1]]
-        self._look(block_table, lengths, query_starts, fill)
+        self._look(block_table[:decodes], lengths[:decodes], query_starts[:decodes + 1], fill)
         requests, width = block_table.shape
-        own_table, own = self._table[:requests, :width], self._lengths[:requests]
+        own_table, own = self._table[:decodes, :width], self._lengths[:decodes]
         if self._host_pages is None:
-            own_table.copy_(block_table)
-            own.copy_(lengths)
+            own_table.copy_(block_table[:decodes])
+            own.copy_(lengths[:decodes])
             return own_table, own
         given_table, given, starts = self._given
         given_table[:requests, :width].copy_(block_table)
@@ -135,6 +143,9 @@ class SharedPrefix:
         if requests < self._before:
             given[requests:self._before].zero_()
         self._before = requests
+        if decodes != self._host_decodes:
+            self._decodes.fill_(decodes)
+            self._host_decodes = decodes
         self._replay()
         return own_table, own
 
@@ -177,10 +188,11 @@ class SharedPrefix:
         queries = query_starts[1:] - query_starts[:-1]
         whole = ((lengths - queries) // self._page).clip(0, table.shape[1])  # pages before the queries
         # The first pages that a request shares with the one before it.
-        alike = (table[1:] == table[:-1]).cumprod(1).sum(1)
+        differ = table[1:] != table[:-1]
+        alike = numpy.where(differ.any(1), differ.argmax(1), table.shape[1])
         alike = alike.clip(max=whole[1:]).clip(max=whole[:-1])
-        best, pages = 0, None
-        for count in sorted(set(alike[alike > 0].tolist())):
+        best, pages, counts = 0, None, numpy.unique(alike[alike > 0])
+        for count in counts[::-max(len(counts) // LENGTHS, 1)].tolist():
             shares = numpy.diff(alike >= count, prepend=False, append=False).nonzero()[0]
             for begin, end in shares.reshape(-1, 2):  # requests, the last one included
                 saved = saved_us(self._heads, int(query_starts[end + 1] - query_starts[begin]), count * self._page)
