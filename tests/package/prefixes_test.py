@@ -106,6 +106,14 @@ def saved_us(heads, queries, tokens):
 class SharedPrefix(unittest.TestCase):
     device = "cpu"
 
+    def samples(self):
+        """An engine with four samples of a prompt, and its pages."""
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for tokens in (3, 1, 40, 17):
+            engine.add(prompt, tokens)
+        return engine, prompt
+
     def steps(self, engine, count, **of_step):
         """What the last of these steps left out for MlaDecode; all of them are right."""
         for _ in range(count):
@@ -143,10 +151,7 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(engine.fills, 0)
 
     def test_pages_that_are_given_to_others_are_not_taken_for_the_prefix(self):
-        engine = Engine()
-        prompt = engine.prompt(5)
-        for tokens in (3, 1, 40, 17):
-            engine.add(prompt, tokens)
+        engine, prompt = self.samples()
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
         # A step without these requests, or without any.
         for end in (lambda: self.steps(engine, 1), engine.shared.drop):
@@ -160,10 +165,7 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(engine.fills, 3)
 
     def test_pages_that_a_request_writes_are_not_taken_for_the_prefix(self):
-        engine = Engine()
-        prompt = engine.prompt(5)
-        for tokens in (3, 1, 40, 17):
-            engine.add(prompt, tokens)
+        engine, prompt = self.samples()
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
         # All of them ended; one writes the last page anew, and others have it from the prefix cache in the same step.
         own = engine.requests.pop()[0][5:]
@@ -175,20 +177,14 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(engine.fills, 2)
 
     def test_steps_get_smaller(self):
-        engine = Engine()
-        prompt = engine.prompt(5)
-        for tokens in (3, 1, 40, 17):
-            engine.add(prompt, tokens)
+        engine, prompt = self.samples()
         self.steps(engine, 4, queries=3)  # no copy is under way
         engine.shared.drop()
         del engine.requests[1:]
         self.assertEqual(self.steps(engine, 3), [0])
 
     def test_a_prefix_that_pays_no_more_is_left(self):
-        engine = Engine()
-        prompt = engine.prompt(5)
-        for tokens in (3, 1, 40, 17):
-            engine.add(prompt, tokens)
+        engine, prompt = self.samples()
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
         del engine.requests[2:]
         self.assertEqual(self.steps(engine, 1), [5 * PAGE] * 2)
