@@ -2,6 +2,7 @@
 installed."""
 
 import pathlib
+import random
 import sys
 import unittest
 from unittest import mock
@@ -141,6 +142,37 @@ class SharedPrefix(unittest.TestCase):
         longer = engine.requests[-1][0], 6 * PAGE, 20  # it shares the prefix, and is no decode
         self.assertEqual(self.steps(engine, 1, prefilling=[longer]), [0, *[5 * PAGE] * 4])
         self.assertEqual(engine.fills, 1)
+
+    def test_any_stream_of_steps(self):
+        """Requests come, end and change places, and pages go from prompt to prompt."""
+        shared = 0
+        for seed in range(3):
+            dice, engine, prompts = random.Random(seed), Engine(), []
+            for _ in range(30):
+                turn = dice.random()
+                if turn < 0.3 and len(engine.requests) < REQUESTS and len(engine.free) > 2 * WIDTH:
+                    prompts.append(engine.prompt(dice.randint(1, 6)) if dice.random() < 0.3 or not prompts
+                                   else dice.choice(prompts))
+                    engine.add(prompts[-1][:dice.randint(1, 6)], dice.randint(0, 40))
+                elif turn < 0.45 and engine.requests:
+                    engine.requests.pop(dice.randrange(len(engine.requests)))
+                elif turn < 0.55:
+                    dice.shuffle(engine.requests)
+                elif turn < 0.7 and prompts:  # all that have it end, and a step later others have its pages
+                    given = dice.choice(prompts)
+                    ended = [one for one in engine.requests if one[0][0] == given[0]]
+                    engine.requests = [one for one in engine.requests if one not in ended]
+                    self.steps(engine, 1) if engine.requests else engine.shared.drop()
+                    for page in given:
+                        engine.write(page)
+                    engine.requests += ended
+                engine.requests = [one for one in engine.requests if one[1] < WIDTH * PAGE - 4]
+                if engine.requests:
+                    shared += sum(self.steps(engine, 1, queries=dice.randint(1, 3),
+                                             pad=dice.randint(0, REQUESTS - len(engine.requests))))
+                else:
+                    engine.shared.drop()
+        self.assertGreater(shared, 20 * PAGE)
 
     def test_few_queries_or_tokens_share_nothing(self):
         engine = Engine()
