@@ -29,9 +29,9 @@ import tempfile
 import time
 from xml.etree import ElementTree
 
+from bench_vllm import ENVIRONMENT, FLASH_ATTN, FLASHMLA, OURS, write_record
 from vllm_worker import machine, missing_plugins, without_paths
 
-OURS = "CUSTOM"
 BENCHMARK = "benchmarks/attention_benchmarks"
 TESTS = {"backends": "tests/v1/attention/test_mla_backends.py",
          "determinism": "tests/v1/determinism/test_batch_invariance.py"}
@@ -101,7 +101,7 @@ def run_tests(what, at):
     """The row of a record."""
     from vllm_model import write_checkpoint, write_model
 
-    test, environment = at.source / TESTS[what], os.environ | {"HF_HUB_OFFLINE": "1"}
+    test, environment = at.source / TESTS[what], ENVIRONMENT | os.environ
     places = [str(place) for place in (pathlib.Path(__file__).resolve().parent, at.source, test.parent)]
     if what == "backends":
         # Its tests name the model, which is looked for below the working directory before it is on the network.
@@ -113,8 +113,7 @@ def run_tests(what, at):
     else:
         model = write_checkpoint(at.work, at.heads, 2, 8192)
         write_byte_tokenizer(model, 8192)
-        environment |= {"VLLM_TEST_MODEL": model, "VLLM_BATCH_INVARIANT": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                        "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"VLLM_TEST_MODEL": model, "VLLM_BATCH_INVARIANT": "1"}
     report, log = at.work / f"{what}.xml", at.work / f"{what}.log"
     report.unlink(missing_ok=True)
     (at.work / "pytest.ini").write_text("[pytest]\n")  # not vLLM's, which asks for plug-ins
@@ -187,7 +186,7 @@ def measure(at, record, end):
             except Exception as error:  # whatever a backend does not do
                 row["error"] = without_paths(str(error).split("\n")[0][:200])
             rows.append(row)
-            write(at.record, record)
+            write_record(at.record, record)
             print(json.dumps(row), flush=True)
     return left
 
@@ -197,12 +196,6 @@ def measure(at, record, end):
 
 def stop(sentence):
     sys.exit(f"vllm_own.py: {sentence}")
-
-
-def write(path, record):
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(scratch, path)
 
 
 def main():
@@ -235,7 +228,7 @@ def main():
     record |= machine() | {"date": datetime.date.today().isoformat()}
     failed, end = 0, time.time() + at.seconds
     for what in at.what:
-        at.backends = asked or ([OURS, "FLASHMLA", "FLASH_ATTN_MLA"] if what == "benchmark" else [OURS])
+        at.backends = asked or ([OURS, FLASHMLA, FLASH_ATTN] if what == "benchmark" else [OURS])
         if what == "benchmark":
             left = measure(at, record, end)
             print(f"{left} rows are left for the next call", flush=True)
@@ -243,7 +236,7 @@ def main():
         row = run_tests(what, at)
         record["tests"] = [one for one in record["tests"]
                            if any(one.get(key) != row.get(key) for key in ("what", "heads"))] + [row]
-        write(at.record, record)
+        write_record(at.record, record)
         print(json.dumps(row), flush=True)
         failed += row["failed"]
     return 1 if failed else 0

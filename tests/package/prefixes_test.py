@@ -38,7 +38,7 @@ class Engine:
         self.requests, self.fills = [], 0
         self.layer = prefixes.Decompressed(tokens, HEADS, torch.bfloat16, device)
         self.shared = prefixes.SharedPrefix(HEADS, REQUESTS, 3 * REQUESTS, WIDTH, PAGE, torch.bfloat16, SCALE,
-                                            [self.layer], device)
+                                            tokens, device)
         new = lambda: hypermla.MlaDecode(heads=HEADS, max_requests=REQUESTS, max_queries=3, max_tokens=PAGE * WIDTH,
                                          page=PAGE, device=device)
         self.decode, self.whole = new(), new()

@@ -484,8 +484,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             self._layers = layers
             self._prefix = SharedPrefix(
                 heads, self._usual.requests, max(self._usual.query_tokens, self._long.query_tokens),
-                -(-self._usual.tokens // self.page_size), self.page_size, self._kinds[0][2], self._kinds[0][3], rows,
-                name)
+                -(-self._usual.tokens // self.page_size), self.page_size, self._kinds[0][2], self._kinds[0][3],
+                rows[0].tokens, name)
             for layer in layers:
                 _add_prefix(layer, self._prefix)
         elif any(one is not None for one in rows):
@@ -498,7 +498,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             layer.impl.prefix.fill(layer.kv_cache, pages, lambda latents: layer.impl.kv_b_proj(latents)[0])
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        common = self._step = common_attn_metadata
+        common = self._common = common_attn_metadata
         self._causal, self._longest = common.causal is not False, common.max_query_len
         if not (self._causal and self._longest <= self.reorder_batch_threshold and self.dcp_world_size == 1
                 and not self.use_pcp and common.num_reqs == common.seq_lens.size(0)
@@ -530,9 +530,10 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             if longest > self._usual.queries:
                 capacity = self._long
         if self._prefix is not None:
-            step = self._step  # the requests that are no decodes, too
+            common = self._common  # with the requests that are no decodes
             block_table_tensor, seq_lens_device = self._prefix.plan(
-                step.block_table_tensor, step.seq_lens, step.query_start_loc, len(seq_lens_device), self._fill_prefix)
+                common.block_table_tensor, common.seq_lens, common.query_start_loc, len(seq_lens_device),
+                self._fill_prefix)
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,

@@ -65,10 +65,10 @@ class SharedPrefix:
     first other step on they are not used any more.
     """
 
-    def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, layers, device):
-        """layers: Decompressed of each, all of as many tokens; width: pages of a block table, at most."""
+    def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, tokens, device):
+        """tokens: for which each layer's Decompressed has room; width: pages of a block table, at most."""
         self._heads, self._page = heads, page
-        most = min(layers[0].tokens // page, width)  # pages
+        most = min(tokens // page, width)  # pages
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
         # A step as it was given, how many requests that are none lie behind it, and what is left for MlaDecode.
         self._given = zeros(requests, width), zeros(requests), zeros(requests + 1)
