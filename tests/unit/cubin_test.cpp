@@ -91,6 +91,16 @@ std::string timer(unsigned result) {
   return raw(std::uint64_t{0x7805} | std::uint64_t{result} << 16) + raw(std::uint64_t{0x000fe20000015200});
 }
 
+TEST(Cubin, TwoKernelsAreRefused) {
+  const std::vector<Section> one = {{".text.one", "code"}, {".nv.constant0.one", "arguments"}};
+  EXPECT_EQ(read_cubin(elf(one)).function, "one");
+  std::vector<Section> two = one;
+  two.push_back({".text.two", "code"});
+  EXPECT_EQ(error_of([&] { read_cubin(elf(two)); }), "");  // a function that it calls
+  two.push_back({".nv.constant0.two", "arguments"});
+  EXPECT_TRUE(contains(error_of([&] { read_cubin(elf(two)); }), "two kernels, the second of them two; give each"));
+}
+
 TEST(Cubin, AKernelMayFindItsOwnCode) {
   const std::string other = raw(std::uint64_t{0x000000000200798f}) + raw(std::uint64_t{0x000fe20000800100}),
                     clock = raw(std::uint64_t{0x0000000000047805}) + raw(std::uint64_t{0x000fe20000015000});

@@ -5,6 +5,8 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "hypermla/base/error.h"
@@ -19,6 +21,7 @@ constexpr unsigned char kAttributeRegisterCount = 0x2f;
 // u32, or, in the newer attribute, a u16.
 constexpr unsigned char kAttributeParameter = 0x17, kAttributeParameter2 = 0x45;
 constexpr const char* kAllocation = "__cuda_syscall_aligned_malloc";  // the driver's function
+constexpr std::string_view kArguments = ".nv.constant0.";             // the section of a kernel's arguments
 constexpr unsigned char kFormatSized = 0x04;  // the payload follows; otherwise the u16 is the value
 
 template <class T>
@@ -76,8 +79,14 @@ bool name_code_range(std::string& cubin) {
 
 CubinResources read_cubin(const std::string& cubin) {
   CubinResources result;
+  std::string kernel;  // each has a section of arguments
   for_each_section(cubin, [&](const std::string& name, const Elf64_Shdr& section) {
     if (name.rfind(".text.", 0) == 0) result.function = name.substr(6);
+    if (name.rfind(kArguments, 0) == 0 && !std::exchange(kernel, name.substr(kArguments.size())).empty())
+      fail(
+          "there are two kernels, the second of them {}; give each a file of its own, or make those that are not asked "
+          "for templates",
+          kernel);
     if (name == ".strtab")
       result.allocates = cubin.substr(section.sh_offset, section.sh_size).find(kAllocation) != std::string::npos;
     if (name.rfind(".nv.shared.", 0) == 0 && name != ".nv.shared.reserved.0")
