@@ -93,5 +93,5 @@ float scale_of(double scale);
 // Adds the type MlaDecode (mla_decode.cpp); false with a Python exception.
 bool add_mla_decode(PyObject* module);
 bool add_mla_prefill(PyObject* module);  // the type MlaPrefill (mla_prefill.cpp)
-bool add_mla_cache(PyObject* module);    // merge_states, append, decompress_prefix (mla_cache.cpp)
+bool add_mla_cache(PyObject* module);    // merge_states, append, decompress_prefix, split_prefixes (mla_cache.cpp)
 bool add_runs(PyObject* module);         // kernels, check, verify, profile (runs.cpp)

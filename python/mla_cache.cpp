@@ -1,5 +1,5 @@
-// hypermla._hypermla.merge_states, append and decompress_prefix: include/hypermla/mla_cache.h for Python. They take the
-// tensors themselves, as MlaDecode does.
+// hypermla._hypermla.merge_states, append, decompress_prefix and split_prefixes: include/hypermla/mla_cache.h for
+// Python. They take the tensors themselves, as MlaDecode does.
 #include "hypermla/mla_cache.h"
 
 #include <map>
@@ -18,10 +18,7 @@ struct CacheOps {
   ElementType type;
   DLDevice device;
 };
-CacheOps cache_ops_for(const char* name, const TensorView& tensor) {
-  const bool bfloat16 = tensor.code == kBfloat || tensor.code == kUInt;
-  if (tensor.bits != 16 || (!bfloat16 && tensor.code != kFloat))
-    hypermla::fail("{} must be of bfloat16 or float16, not {}", name, tensor.said());
+CacheOps cache_ops_for(const TensorView& tensor, bool bfloat16) {
   const bool gpu = tensor.device.type == kCuda || tensor.device.type == kCudaManaged;
   const DLDevice device = {gpu ? kCuda : kCpu, gpu ? tensor.device.id : 0};
   static auto& made = *new std::map<std::pair<bool, int>, MlaCacheOps>;
@@ -32,6 +29,12 @@ CacheOps cache_ops_for(const char* name, const TensorView& tensor) {
                                           hypermla::DeviceHandle(gpu ? fmt::format("cuda:{}", device.id) : "cpu")))
                 .first;
   return {&found->second, bfloat16 ? ElementType::bfloat16 : ElementType::float16, device};
+}
+CacheOps cache_ops_for(const char* name, const TensorView& tensor) {
+  const bool bfloat16 = tensor.code == kBfloat || tensor.code == kUInt;
+  if (tensor.bits != 16 || (!bfloat16 && tensor.code != kFloat))
+    hypermla::fail("{} must be of bfloat16 or float16, not {}", name, tensor.said());
+  return cache_ops_for(tensor, bfloat16);
 }
 
 bool is_true(PyObject* value) {
@@ -218,9 +221,90 @@ PyObject* cache_decompress_prefix(PyObject*, PyObject* const* arguments, Py_ssiz
   });
 }
 
+// split_prefixes(block_table, lengths, query_starts, requests, slots, page, prefixes, prefix_pages, owners, found,
+// own_table, own_lengths, shared_starts, query_rows, stream or None)
+PyObject* cache_split_prefixes(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!gets_arguments(given, 15)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto integer = [&](int i) {
+      const long value = PyLong_AsLong(arguments[i]);
+      if (value == -1 && PyErr_Occurred()) throw PythonError();
+      return std::int64_t{value};
+    };
+    const TensorView table = view_of("block_table", arguments[0]), lengths = view_of("lengths", arguments[1]),
+                     starts = view_of("query_starts", arguments[2]), slots = view_of("slots", arguments[4]),
+                     prefixes = view_of("prefixes", arguments[6]), pages = view_of("prefix_pages", arguments[7]),
+                     owners = view_of("owners", arguments[8]), found = view_of("found", arguments[9]),
+                     own_table = view_of("own_table", arguments[10]), own = view_of("own_lengths", arguments[11]),
+                     shared = view_of("shared_starts", arguments[12]), rows = view_of("query_rows", arguments[13]);
+    const std::int64_t requests = integer(3), page = integer(5);
+    const CacheOps of = cache_ops_for(lengths, true);
+    const auto take = [&](const char* name, const TensorView& view, std::initializer_list<WantedAxis> shape,
+                          ElementType type = ElementType::int32) {
+      require(name, view, type, shape, of.device);
+      require_dense_columns(name, view);
+    };
+    take("block_table", table, {"requests", "pages"});
+    take("lengths", lengths, {"requests"});
+    take("query_starts", starts, {"requests + 1"});
+    take("slots", slots, {"tokens"}, ElementType::int64);
+    take("prefixes", prefixes, {"prefixes", 4});
+    const std::int64_t count = prefixes.shape[0];
+    if (count > 1 && prefixes.strides[0] != 4) hypermla::fail("prefixes must be dense");
+    take("prefix_pages", pages, {count, "pages"});
+    take("owners", owners, {"pages"});
+    take("found", found, {"requests"});
+    take("own_table", own_table, {"requests", "pages"});
+    take("own_lengths", own, {"requests"});
+    take("shared_starts", shared, {2, 2 * count});
+    take("query_rows", rows, {"queries"});
+    for (const auto& [name, view] : {std::pair("prefixes", &prefixes),
+                                     {"found", &found},
+                                     {"own_table", &own_table},
+                                     {"own_lengths", &own},
+                                     {"shared_starts", &shared},
+                                     {"query_rows", &rows}})
+      require_output(name, *view);
+    for (const auto& [name, there] : {std::pair("block_table", table.shape[0]),
+                                      {"lengths", lengths.shape[0]},
+                                      {"query_starts", starts.shape[0] - 1},
+                                      {"found", found.shape[0]},
+                                      {"own_table", own_table.shape[0]},
+                                      {"own_lengths", own.shape[0]}})
+      if (requests < 0 || requests > there)
+        hypermla::fail("requests={} is not supported: {} has room for 0 to {}", requests, name, there);
+    const auto integers = [](const TensorView& view) { return static_cast<int*>(view.data); };
+    of.ops->split_prefixes({.block_table = integers(table),
+                            .table_stride = table.strides[0],
+                            .width = extent("pages", std::min(table.shape[1], own_table.shape[1])),
+                            .lengths = integers(lengths),
+                            .query_starts = integers(starts),
+                            .requests = extent("requests", requests),
+                            .slots = static_cast<const std::int64_t*>(slots.data),
+                            .tokens = extent("tokens", slots.shape[0]),
+                            .page = extent("page", page),
+                            .prefixes = static_cast<MlaCacheOps::Prefix*>(prefixes.data),
+                            .prefix_pages = integers(pages),
+                            .prefix_pages_stride = pages.strides[0],
+                            .count = extent("prefixes", count),
+                            .owners = static_cast<const unsigned*>(owners.data),
+                            .cache_pages = owners.shape[0],
+                            .found = static_cast<unsigned*>(found.data),
+                            .own_table = integers(own_table),
+                            .own_table_stride = own_table.strides[0],
+                            .own_lengths = integers(own),
+                            .shared_query_starts = integers(shared),
+                            .shared_token_starts = integers(shared) + shared.strides[0],
+                            .query_rows = integers(rows)},
+                           stream_of(arguments[14], lengths));
+    Py_RETURN_NONE;
+  });
+}
+
 PyMethodDef cache_functions[] = {{"merge_states", fast_function(cache_merge_states), METH_FASTCALL, nullptr},
                                  {"append", fast_function(cache_append), METH_FASTCALL, nullptr},
                                  {"decompress_prefix", fast_function(cache_decompress_prefix), METH_FASTCALL, nullptr},
+                                 {"split_prefixes", fast_function(cache_split_prefixes), METH_FASTCALL, nullptr},
                                  {}};
 
 }  // namespace

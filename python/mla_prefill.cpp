@@ -20,16 +20,16 @@ PrefillObject& as_prefill(PyObject* self) { return *reinterpret_cast<PrefillObje
 hypermla::MlaPrefill& prefill_of(PyObject* self) { return *as_prefill(self).prefill; }
 
 // MlaPrefill(device, workspace or None, dtype, (heads, max_requests, max_query_tokens, max_tokens), scale, (causal,
-// lse_base2, empty_lse_positive, accumulate, batch_invariant))
+// lse_base2, empty_lse_positive, accumulate, batch_invariant, query_rows))
 PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   const char *device, *dtype;
   PyObject* workspace;
   hypermla::MlaPrefillOptions at;
   double scale;
-  int causal, base2, positive, accumulate, invariant;
-  if (!PyArg_ParseTuple(arguments, "sOs(iiii)d(ppppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
+  int causal, base2, positive, accumulate, invariant, rows;
+  if (!PyArg_ParseTuple(arguments, "sOs(iiii)d(pppppp)", &device, &workspace, &dtype, &at.heads, &at.max_requests,
                         &at.max_query_tokens, &at.max_tokens, &scale, &causal, &base2, &positive, &accumulate,
-                        &invariant))
+                        &invariant, &rows))
     return nullptr;
   return guarded([&]() -> PyObject* {
     at.dtype = half_precision(dtype);
@@ -39,6 +39,7 @@ PyObject* prefill_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     at.empty_lse_positive = positive;
     at.accumulate = accumulate;
     at.batch_invariant = invariant;
+    at.query_rows = rows;
     std::unique_ptr<hypermla::DeviceHandle> handle;
     std::unique_ptr<hypermla::MlaPrefill> prefill;
     without_lock([&] { handle = std::make_unique<hypermla::DeviceHandle>(device); });
@@ -79,9 +80,9 @@ PyObject* prefill_check(PyObject* self, PyObject*) {
   });
 }
 
-// plan(query_starts, token_starts, stream or None)
+// plan(query_starts, token_starts, stream or None, query_rows or None)
 PyObject* prefill_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
-  if (!gets_arguments(given, 3)) return nullptr;
+  if (!gets_arguments(given, 4)) return nullptr;
   return guarded([&]() -> PyObject* {
     const PrefillObject& of = as_prefill(self);
     const TensorView queries = view_of("query_starts", arguments[0]), tokens = view_of("token_starts", arguments[1]);
@@ -90,8 +91,15 @@ PyObject* prefill_plan(PyObject* self, PyObject* const* arguments, Py_ssize_t gi
     require_dense_columns("query_starts", queries);
     require_dense_columns("token_starts", tokens);
     if (queries.shape[0] == 0) hypermla::fail("query_starts is empty; without requests it holds a 0");
+    const int* query_rows = nullptr;
+    if (arguments[3] != Py_None) {
+      const TensorView rows = view_of("query_rows", arguments[3]);
+      require("query_rows", rows, ElementType::int32, {"queries"}, of.device);
+      require_dense_columns("query_rows", rows);
+      query_rows = static_cast<const int*>(rows.data);
+    }
     prefill_of(self).plan(static_cast<const int*>(queries.data), static_cast<const int*>(tokens.data),
-                          extent("requests", queries.shape[0] - 1), stream_of(arguments[2], queries));
+                          extent("requests", queries.shape[0] - 1), query_rows, stream_of(arguments[2], queries));
     Py_RETURN_NONE;
   });
 }

@@ -358,7 +358,17 @@ def cache():
     return table(["call", "bytes moved", "GFLOP", "us", "of a copy or product of the run"],
                  [[f"`{row['row']}`", f"{row['bytes'] / 1e6:.1f} MB",
                    f"{row['flops'] / 1e9:.0f}" if row["flops"] else "", f"{row['burst_us']:.1f}", row["of_ceiling"]]
-                  for row in record("cache")["rows"] if row["way"] == "ours"])
+                  for row in record("cache")["rows"] if row["way"] == "ours" and not row["row"].startswith("shared")])
+
+
+def cache_shared():
+    """Decoding over a shared prefix, ours beside MlaDecode over all tokens."""
+    found = {(row["row"], row["way"]): row for row in record("cache")["rows"]}
+    names = dict.fromkeys(name for name, _ in found if name.startswith("shared prefix"))
+    cells = {name: [found[name, way]["burst_us"] for way in ("ours", "MlaDecode over all")] for name in names}
+    return table(["requests, prefix + own tokens", "us", "MlaDecode over all tokens, us"],
+                 [[name.removeprefix("shared prefix ").replace(" ", ", "), f"{ours:.0f}", f"{whole:.0f}"]
+                  for name, (ours, whole) in cells.items()])
 
 
 def sparse():
@@ -661,13 +671,17 @@ def vllm_samples(name="vllm", heads="16"):
         if run.get("samples") and run["heads"] == int(heads):
             backend = run["backend"].replace("/", ", ") + ", shared prefixes" * run.get("shares", False)
             said = {key: agreement(run[key]) for key in ("alone", "against") if key in run}
-            texts.setdefault(backend, {}).update(said)
+            texts.setdefault(backend, {}).update(said if "prompts" not in run else {})
             for row in run["rows"]:
-                shapes.setdefault(row["batch"], {}).setdefault(backend, []).append(row)
-    rows = [(str(batch), vllm_whole(of)) for batch, of in sorted(shapes.items())]
+                shapes.setdefault((run.get("prompts", 1), row["batch"]), {}).setdefault(backend, []).append(row)
+    rows = [(samples_said(*shape), vllm_whole(of)) for shape, of in sorted(shapes.items())]
     rows += [(name, {backend: said[key] for backend, said in texts.items() if key in said})
              for key, name in (("alone", "alone, in a batch"), ("against", "against CUSTOM"))]
     return table(["samples", *texts], [[name, *(of.get(backend, "") for backend in texts)] for name, of in rows])
+
+
+def samples_said(prompts, batch):
+    return f"{batch} of {prompts}" if prompts > 1 else str(batch)
 
 
 def vllm_samples_attention(name):
@@ -675,13 +689,14 @@ def vllm_samples_attention(name):
     shapes = {}
     for run in record(name)["runs"]:
         for row in run["rows"] if run.get("samples") else ():
-            of = shapes.setdefault((-run["heads"], row["batch"]), {})
+            of = shapes.setdefault((-run["heads"], run.get("prompts", 1), row["batch"]), {})
             of[run["backend"].replace("/", ", ")] = row["attention_ms"]
     columns = list(dict.fromkeys(column for of in shapes.values() for column in of))
     least = next(column for column in columns if "cache" in column)
     return table(["heads, samples", *columns],
-                 [[f"{-heads}, {samples}", *(f"{of[one]:.3f}" + (f", {of[one] / of[least]:.2f}" if one != least else "")
-                                             for one in columns)] for (heads, samples), of in sorted(shapes.items())])
+                 [[f"{-heads}, {samples_said(*samples)}",
+                   *("" if one not in of else f"{of[one]:.3f}" + f", {of[one] / of[least]:.2f}" * (one != least)
+                     for one in columns)] for (heads, *samples), of in sorted(shapes.items())])
 
 
 def vllm_engine(name, kind="plain"):
@@ -881,8 +896,8 @@ def gains():
 TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours, envelope_prefixes, engine_best,
                                            engine_how, engine_in_all, engine_behind, engine_plans, engine_equal,
                                            engine_other, engine_few, engine_between, engine_pairs_in_all,
-                                           engine_pairs, engine_fp8, prefill, cache, sparse, kernel_files, vllm,
-                                           vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
+                                           engine_pairs, engine_fp8, prefill, cache, cache_shared, sparse, kernel_files,
+                                           vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_samples_attention, vllm_engine, vllm_prompts,
                                            vllm_server, vllm_attention, sglang_steps, sglang_beside, sglang_prompts,
                                            sglang_agreement, sparse_bf16, context_parallel, waiting, runs)}

@@ -181,7 +181,7 @@ typedef struct hypermla_prefill_options {
   int32_t empty_lse_positive;
   int32_t accumulate;
   int32_t batch_invariant;
-  int32_t reserved; /* 0; so that a member which a later version adds makes the struct larger */
+  int32_t query_rows;
 } hypermla_prefill_options;
 
 /* The tensors of one layer: members and their rules are those of MlaPrefillTensors in mla_prefill.h. Strides count
@@ -235,6 +235,10 @@ HYPERMLA_C_API void hypermla_prefill_destroy(hypermla_prefill* prefill);
  * where each request begins and where the last one ends. */
 HYPERMLA_C_API hypermla_status hypermla_prefill_plan(hypermla_prefill* prefill, const int32_t* query_starts,
                                                      const int32_t* token_starts, int32_t requests, void* stream);
+/* With the option query_rows: int32, where each query of the plan lies in q, o and lse. */
+HYPERMLA_C_API hypermla_status hypermla_prefill_plan_rows(hypermla_prefill* prefill, const int32_t* query_starts,
+                                                          const int32_t* token_starts, const int32_t* query_rows,
+                                                          int32_t requests, void* stream);
 HYPERMLA_C_API hypermla_status hypermla_prefill_run(hypermla_prefill* prefill, const hypermla_prefill_tensors* tensors,
                                                     void* stream);
 HYPERMLA_C_API hypermla_status hypermla_prefill_check(hypermla_prefill* prefill);
@@ -326,9 +330,45 @@ typedef struct hypermla_decompress_arguments {
   int64_t v_head_stride;
 } hypermla_decompress_arguments;
 
+/* MlaCacheOps::Prefix: a prefix whose keys and values are kept decompressed, in the device's memory. */
+typedef struct hypermla_prefix {
+  int32_t pages;
+  int32_t first_token;
+  int32_t least_queries;
+  int32_t valid;
+} hypermla_prefix;
+
+/* MlaCacheOps::Split: the requests of a step, divided between kept prefixes and their own tokens. */
+typedef struct hypermla_split_arguments {
+  size_t size;                /* of this struct in bytes */
+  const int32_t* block_table; /* [requests, width] */
+  int64_t table_stride;
+  int64_t width;
+  const int32_t* lengths;      /* [requests] */
+  const int32_t* query_starts; /* [requests + 1] */
+  int64_t requests;
+  const int64_t* slots; /* [tokens] */
+  int64_t tokens;
+  int64_t page;                /* by default 64 */
+  hypermla_prefix* prefixes;   /* [count], aligned to 16 bytes */
+  const int32_t* prefix_pages; /* [count, pages] */
+  int64_t prefix_pages_stride;
+  int64_t count;
+  const uint32_t* owners; /* [cache_pages] */
+  int64_t cache_pages;
+  uint32_t* found;    /* [requests] */
+  int32_t* own_table; /* [requests, width] */
+  int64_t own_table_stride;
+  int32_t* own_lengths;         /* [requests] */
+  int32_t* shared_query_starts; /* [2 count] */
+  int32_t* shared_token_starts; /* [2 count] */
+  int32_t* query_rows;          /* [queries] */
+} hypermla_split_arguments;
+
 HYPERMLA_C_API void hypermla_append_arguments_init(hypermla_append_arguments* arguments, size_t size);
 HYPERMLA_C_API void hypermla_merge_arguments_init(hypermla_merge_arguments* arguments, size_t size);
 HYPERMLA_C_API void hypermla_decompress_arguments_init(hypermla_decompress_arguments* arguments, size_t size);
+HYPERMLA_C_API void hypermla_split_arguments_init(hypermla_split_arguments* arguments, size_t size);
 
 /* A cache [pages, page, 576], or of the append arguments' cache_format, all dense: sets the members that describe it in
  * initialised arguments. */
@@ -343,13 +383,15 @@ typedef struct hypermla_cache_ops hypermla_cache_ops;
 HYPERMLA_C_API hypermla_status hypermla_cache_ops_create(int32_t dtype, const char* device, hypermla_cache_ops** ops);
 HYPERMLA_C_API void hypermla_cache_ops_destroy(hypermla_cache_ops* ops);
 
-/* MlaCacheOps::append(), merge_states() and decompress_prefix(). */
+/* MlaCacheOps::append(), merge_states(), decompress_prefix() and split_prefixes(). */
 HYPERMLA_C_API hypermla_status hypermla_append(hypermla_cache_ops* ops, const hypermla_append_arguments* arguments,
                                                void* stream);
 HYPERMLA_C_API hypermla_status hypermla_merge_states(hypermla_cache_ops* ops, const hypermla_merge_arguments* arguments,
                                                      void* stream);
 HYPERMLA_C_API hypermla_status hypermla_decompress_prefix(hypermla_cache_ops* ops,
                                                           const hypermla_decompress_arguments* arguments, void* stream);
+HYPERMLA_C_API hypermla_status hypermla_split_prefixes(hypermla_cache_ops* ops,
+                                                       const hypermla_split_arguments* arguments, void* stream);
 
 #ifdef __cplusplus
 }

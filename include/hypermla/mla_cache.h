@@ -1,5 +1,6 @@
 // What a serving engine does around attention with Multi-head Latent Attention: it writes new tokens to the paged
-// cache, merges partial results, and makes keys and values of a prefix that many requests share.
+// cache, merges partial results, makes keys and values of a prefix that many requests share, and finds in each step who
+// shares it.
 //
 //   hypermla::MlaCacheOps ops;                                                // compiles and loads, once
 //   ops.append({.latent = .., .rope = .., .slots = .., .cache = ..}, stream);
@@ -101,6 +102,49 @@ class HYPERMLA_API MlaCacheOps {
     MlaRows<void> v = {};       // [tokens, heads, 128]
   };
 
+  // A prefix whose keys and values are kept decompressed, in the device's memory.
+  struct Prefix {
+    int pages = 0;          // whole ones; 0: there is none
+    int first_token = 0;    // of its keys and values among those of all prefixes, which do not overlap
+    int least_queries = 0;  // of a step that share it, below which it is left alone
+    int valid = 0;          // whether keys and values are those of the pages: split_prefixes() makes it 0
+  };
+  static constexpr int kMaxPrefixes = 16;
+
+  // Divides the requests of a step that decode between kept prefixes, for MlaPrefill to attend to, and the tokens
+  // behind them, for MlaDecode (docs/shared-prefixes.md). A request shares the longest valid prefix whose pages its
+  // block table begins with, if all of their tokens come before its queries. It may lie anywhere in the batch.
+  //
+  // Keys and values are valid until a step writes to the pages, so every step that writes to the cache comes by, with
+  // the slots that it writes; what it writes to is not valid in the same step any more.
+  struct Split {
+    const int* block_table = nullptr;  // [requests, width] pages
+    std::int64_t table_stride = 0;     // from a request to the next
+    int width = 0;
+    const int* lengths = nullptr;         // [requests] tokens, the step's included; 0: it shares nothing
+    const int* query_starts = nullptr;    // [requests + 1]
+    int requests = 0;                     // those that decode; the step's others count by their slots alone
+    const std::int64_t* slots = nullptr;  // [tokens] of all requests, as append() has them; others are no slots
+    int tokens = 0;
+    int page = 64;
+    Prefix* prefixes = nullptr;         // [count]
+    const int* prefix_pages = nullptr;  // [count, pages]
+    std::int64_t prefix_pages_stride = 0;
+    int count = 0;                     // at most kMaxPrefixes; 0: tables and lengths are copied
+    const unsigned* owners = nullptr;  // [pages of the cache]: bit p says that a page belongs to prefix p
+    std::int64_t cache_pages = 0;
+    unsigned* found = nullptr;  // [requests], for the call itself
+    // What is written. Of a block table only entries of the own tokens.
+    int* own_table = nullptr;  // [requests, width]: pages behind the prefix
+    std::int64_t own_table_stride = 0;
+    int* own_lengths = nullptr;  // [requests]: tokens behind the prefix
+    // For MlaPrefill::plan() of 2 count - 1 requests: the prefixes by rising first_token, places that hold none before
+    // them, and what lies between.
+    int* shared_query_starts = nullptr;  // [2 count]
+    int* shared_token_starts = nullptr;  // [2 count]
+    int* query_rows = nullptr;           // [queries]: those that share a prefix, prefix by prefix; the rest is left
+  };
+
   // `dtype`: of all 16-bit tensors, bfloat16 or float16. Compiles (or finds in the cache) and loads the kernels.
   explicit MlaCacheOps(DType dtype = DType::bfloat16, const DeviceHandle& device = DeviceHandle());
   ~MlaCacheOps();
@@ -111,6 +155,7 @@ class HYPERMLA_API MlaCacheOps {
   void merge_states(const Merge& with, void* stream = nullptr);
   void append(const Append& with, void* stream = nullptr);
   void decompress_prefix(const Decompress& with, void* stream = nullptr);
+  void split_prefixes(const Split& with, void* stream = nullptr);
 
  private:
   struct State;

@@ -43,6 +43,8 @@ struct MlaPrefillOptions {
   // keep their values, but that those of an infinite lse among the first max_query_tokens become empty rows. The
   // workspace holds an output of max_query_tokens, too.
   bool accumulate = false;
+  // plan() is told where its queries are: they may lie anywhere among those of q, o and lse. On Hopper and on a CPU.
+  bool query_rows = false;
   // The bits of a request's output depend neither on its place nor on its batch mates. Else, where a step has few
   // queries and heads, the tokens of its requests are cut, for which the workspace holds 26 MB on 132 multiprocessors.
   bool batch_invariant = false;
@@ -75,8 +77,8 @@ struct MlaPrefillTensors {
 
 class HYPERMLA_API MlaPrefill {
  public:
-  // The largest capacity. On Hopper a workspace has 32 bytes for each request, nothing for queries and tokens unless
-  // `accumulate` is on.
+  // The largest capacity. On Hopper a workspace has 32 bytes for each request, for queries with `accumulate` an output
+  // and with `query_rows` 4 bytes, for tokens nothing.
   static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueryTokens = 1 << 24, kMaxTokens = 1 << 20;
 
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,
@@ -98,6 +100,11 @@ class HYPERMLA_API MlaPrefill {
   // that goes beyond max_query_tokens is left out, and where query_starts fall all may be; on a CPU it throws. Throws
   // Error unless 0 <= requests <= max_requests.
   void plan(const int* query_starts, const int* token_starts, int requests, void* stream = nullptr);
+  // The same of an object with the option query_rows: query i of the plan is row query_rows[i] of q, o and lse, in any
+  // order, none of them twice. query_rows: int32, of which query_starts[requests] are read. A row that is negative or
+  // not below max_query_tokens check() reports, and no request has queries then; one that the tensors of a run do not
+  // have is not stored. On a CPU both throw.
+  void plan(const int* query_starts, const int* token_starts, int requests, const int* query_rows, void* stream);
 
   // Attention of one layer over the requests of the last plan(); with query_tokens 0 nothing is done or looked at.
   // Throws Error for tensors that it cannot take, and before the first plan(). Any thread may call, one at a time,

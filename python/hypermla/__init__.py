@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hypermla import _hypermla
 from hypermla._errors import raises_error
 from hypermla._hypermla import Error, list
-from hypermla.mla_cache import append, decompress_prefix, merge_states
+from hypermla.mla_cache import append, decompress_prefix, merge_states, split_prefixes
 from hypermla.mla_decode import MlaDecode
 from hypermla.mla_prefill import MlaPrefill
 from hypermla.runs import CheckedOutput, CheckResult, ListedKernel, VerifyResult, check, kernels, profile, verify
@@ -30,7 +30,8 @@ __version__ = _hypermla.VERSION
 
 __all__ = ["Bottleneck", "CheckResult", "CheckedOutput", "Choice", "Error", "Kernel", "ListedKernel", "Metric",
            "MlaDecode", "MlaPrefill", "Opportunity", "Profile", "StageProfile", "TensorInfo", "Times", "VerifyResult",
-           "append", "check", "choose", "decompress_prefix", "kernels", "list", "merge_states", "profile", "verify"]
+           "append", "check", "choose", "decompress_prefix", "kernels", "list", "merge_states", "profile",
+           "split_prefixes", "verify"]
 
 
 class TensorInfo(NamedTuple):

@@ -1,4 +1,5 @@
-"""What an engine does around attention: merge_states, append and decompress_prefix (include/hypermla/mla_cache.h).
+"""What an engine does around attention: merge_states, append, decompress_prefix and split_prefixes
+(include/hypermla/mla_cache.h).
 
 Tensors are PyTorch's, on one device; on a CPU NumPy's arrays, too, where uint16 stands for bfloat16. Strides are taken
 from them: the last dimension of 16-bit tensors is dense, their other strides are multiples of 8. Calls neither allocate
@@ -98,3 +99,31 @@ def decompress_prefix(cache, block_table, tokens, w_uk, w_uv, out=None, rope=Tru
     else:
         _hypermla.decompress_prefix(cache, block_table, tokens, w_uk, w_uv, k, v, stream)
     return k, v
+
+
+def split_prefixes(block_table, lengths, query_starts, slots, prefixes, prefix_pages, owners, found, own_table,
+                   own_lengths, shared_starts, query_rows, requests=None, page=64, stream=None):
+    """Divides the requests of a step that decode between prefixes that are kept decompressed and the tokens behind
+    them: once per step, before MlaDecode.plan() and MlaPrefill.plan() (docs/shared-prefixes.md).
+
+    The step: block_table: int32 [requests, pages] of any row stride; lengths: int32 [requests], the step's tokens
+    included; query_starts: int32 [requests + 1]; slots: int64, which the step writes, as append() has them.
+    requests: how many decode, the first ones; None: all.
+    The prefixes, up to 16: prefixes: int32 [count, 4]: pages (0: there is none), first token among the kept keys and
+    values, least queries for which it is attended to, and whether it is valid, which becomes 0 where a slot is one of
+    its pages; prefix_pages: int32 [count, pages]; owners: int32, for each page of the cache the bits of the prefixes
+    that have it.
+    What is written: found: int32 [requests], for the call itself; own_table and own_lengths: those behind the prefixes;
+    shared_starts: int32 [2, 2 * count], query and token starts for MlaPrefill.plan(); query_rows: int32, room for all
+    queries, its rows. They may be larger than a step is.
+    """
+    if requests is None:
+        requests = _tensors.shape_of("lengths", lengths)[0]
+    requests, page = integers(requests=requests, page=page)
+    if _tensors.is_compiling():
+        _operators(stream).split_prefixes(block_table, lengths, query_starts, requests, slots, page, prefixes,
+                                          prefix_pages, owners, found, own_table, own_lengths, shared_starts,
+                                          query_rows)
+    else:
+        _hypermla.split_prefixes(block_table, lengths, query_starts, requests, slots, page, prefixes, prefix_pages,
+                                 owners, found, own_table, own_lengths, shared_starts, query_rows, stream)

@@ -27,7 +27,7 @@ class MlaPrefill(Planned):
     log-sum-exp in base 2. empty_lse_positive: +inf instead of -inf for a query that sees no token. accumulate: run()
     merges into what `out` and `lse` hold, attention of the same queries over other tokens. batch_invariant: the bits of
     a request's output do not depend on its batch; else tokens are cut where a step has few queries and heads, for which
-    there are 26 MB on 132 multiprocessors.
+    there are 26 MB on 132 multiprocessors. query_rows: plan() is told in which rows of the tensors its queries are.
     workspace: a tensor of workspace_bytes of another MlaPrefill of the same options, aligned to 256 bytes; None: memory
     of its own. device: as MlaDecode's.
 
@@ -40,21 +40,23 @@ class MlaPrefill(Planned):
     @raises_error
     def __init__(self, heads=128, max_requests=1, max_query_tokens=8192, max_tokens=131072, dtype="bfloat16",
                  causal=True, scale=0.0, lse_base2=False, empty_lse_positive=False, device="auto", workspace=None,
-                 accumulate=False, batch_invariant=False):
+                 accumulate=False, batch_invariant=False, query_rows=False):
         self._workspace = workspace
         self._heads, self._accumulate = heads, accumulate
         self._take(_hypermla.MlaPrefill(
             _tensors.device_name(device), workspace, _tensors.dtype_name(dtype),
             integers(heads=heads, max_requests=max_requests, max_query_tokens=max_query_tokens, max_tokens=max_tokens),
             scale, booleans(causal=causal, lse_base2=lse_base2, empty_lse_positive=empty_lse_positive,
-                            accumulate=accumulate, batch_invariant=batch_invariant)))
+                            accumulate=accumulate, batch_invariant=batch_invariant, query_rows=query_rows)))
 
-    def plan(self, query_starts, token_starts, stream=None):
+    def plan(self, query_starts, token_starts, stream=None, query_rows=None):
         """Divides a step's work. query_starts, token_starts: int32 [requests + 1], as engines' cu_seqlens_q and
-        cu_seqlens_k. stream: an address or an object with .cuda_stream; None: PyTorch's current stream."""
+        cu_seqlens_k. query_rows: with the option of that name, int32: the row of q, out and lse of each query, in any
+        order. stream: an address or an object with .cuda_stream; None: PyTorch's current stream."""
         if _tensors.is_compiling():
-            return self._operators(stream).mla_prefill_plan(self.handle, self.order, query_starts, token_starts)
-        self._kernels.plan(query_starts, token_starts, stream)
+            return self._operators(stream).mla_prefill_plan(self.handle, self.order, query_starts, token_starts,
+                                                            query_rows)
+        self._kernels.plan(query_starts, token_starts, stream, query_rows)
 
     def run(self, q, k, v, out=None, lse=None, stream=None):
         """Attention of one layer; returns (out, lse).

@@ -61,8 +61,8 @@ def _decode_run(handle, order, q, q_rope, cache, cache_rope, block_table, out, l
                q_scale)
 
 
-def _prefill_plan(handle, order, query_starts, token_starts):
-    _named(handle, _hypermla.MlaPrefill).plan(query_starts, token_starts, None)
+def _prefill_plan(handle, order, query_starts, token_starts, query_rows=None):
+    _named(handle, _hypermla.MlaPrefill).plan(query_starts, token_starts, None, query_rows)
 
 
 def _prefill_run(handle, order, q, q_rope, k, k_rope, v, out, lse):
@@ -81,6 +81,10 @@ def _decompress_prefix(cache, cache_rope, *arguments):
     _hypermla.decompress_prefix(_pair(cache, cache_rope), *arguments, None)
 
 
+def _split_prefixes(*arguments):
+    _hypermla.split_prefixes(*arguments, None)
+
+
 def _define(name, arguments, kernel):
     _library.define(f"{name}({arguments}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
@@ -92,7 +96,8 @@ _define("mla_decode_plan", "SymInt handle, Tensor(a!) order, Tensor? lengths, Te
 _define("mla_decode_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor cache, "
         "Tensor? cache_rope, Tensor block_table, Tensor(b!) out, Tensor(c!) lse, Tensor? sinks=None, "
         "Tensor? cache_scale=None, Tensor? q_scale=None", _decode_run)
-_define("mla_prefill_plan", "SymInt handle, Tensor(a!) order, Tensor query_starts, Tensor token_starts", _prefill_plan)
+_define("mla_prefill_plan", "SymInt handle, Tensor(a!) order, Tensor query_starts, Tensor token_starts, "
+        "Tensor? query_rows=None", _prefill_plan)
 _define("mla_prefill_run", "SymInt handle, Tensor(a!) order, Tensor q, Tensor? q_rope, Tensor k, Tensor? k_rope, "
         "Tensor v, Tensor(b!) out, Tensor(c!) lse", _prefill_run)
 _define("merge_states", "Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
@@ -101,4 +106,8 @@ _define("append", "Tensor rows, Tensor? rows_rope, Tensor(a!) cache, Tensor(b!)?
         "Tensor? cache_scale=None", _append)
 _define("decompress_prefix", "Tensor cache, Tensor? cache_rope, Tensor block_table, SymInt tokens, Tensor w_uk, "
         "Tensor w_uv, Tensor(a!) k, Tensor(b!) v", _decompress_prefix)
+_define("split_prefixes", "Tensor block_table, Tensor lengths, Tensor query_starts, SymInt requests, Tensor slots, "
+        "SymInt page, Tensor(a!) prefixes, Tensor prefix_pages, Tensor owners, Tensor(b!) found, "
+        "Tensor(c!) own_table, Tensor(d!) own_lengths, Tensor(e!) shared_starts, Tensor(f!) query_rows",
+        _split_prefixes)
 _tensors.is_compiling = torch.compiler.is_compiling

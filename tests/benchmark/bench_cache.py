@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""append, merge_states, decompress_prefix and decoding over a shared prefix as an engine calls them, beside PyTorch and
-this device's ceilings.
+"""append, merge_states, decompress_prefix, split_prefixes and decoding over a shared prefix as an engine calls them,
+beside PyTorch and this device's ceilings.
 
     tests/benchmark/bench_cache.py --record=out/bench_cache.json
 
@@ -85,12 +85,13 @@ class AppendFp8(Append):
     def __init__(self, device, tokens):
         super().__init__(device, tokens)
         self.cache = torch.zeros(len(self.cache), 64, self.WIDTH, dtype=torch.uint8, device=device)
+        self.largest = torch.full((), 448.0, device=device)  # PyTorch would multiply by the inverse of a number
         self.outputs = [self.cache]
         self.bytes = self.kv_c.nbytes + self.k_pe.nbytes + tokens * self.WIDTH + self.slots.nbytes
 
     def rounded(self):
         groups = self.kv_c.float().view(-1, 4, 128)
-        factors = groups.abs().amax(-1) / 448
+        factors = groups.abs().amax(-1) / self.largest
         codes = (groups / factors[..., None]).to(torch.float8_e4m3fn).view(-1, 512).view(torch.uint8)
         return torch.cat((codes, factors.view(torch.uint8), self.k_pe.view(torch.uint8)), 1)
 
@@ -153,6 +154,57 @@ class Decompress:
         both = torch.matmul(rows[:, :512], self.weight.float().view(-1, 512).T).view(-1, self.heads, 256)
         return worst(self.k[..., :128] - both[..., :128], self.v - both[..., 128:],
                      self.k[..., 128:] - rows[:, None, 512:])
+
+
+class Split:
+    """A step of requests of one query each, of which three of four share a prefix, wherever they are."""
+
+    def __init__(self, device, requests, prefix, own):
+        pages, self.own_pages = -(-prefix // 64), -(-own // 64)
+        integers = lambda values: torch.tensor(values, dtype=torch.int32, device=device)
+        zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
+        cached, self.whole, self.requests = pages + requests * (pages + self.own_pages), pages * 64, requests
+        order = torch.randperm(cached, dtype=torch.int32, device=device)
+        self.table = order[pages:].view(requests, -1).clone()
+        self.shares = torch.arange(requests, device=device) % 4 > 0
+        self.table[self.shares, :pages] = order[:pages]
+        self.lengths, self.starts = integers([pages * 64 + own] * requests), integers(range(requests + 1))
+        last = self.table[:, pages + self.own_pages - 1].long()
+        self.slots = last * 64 + (own - 1) % 64
+        self.prefixes, self.pages = integers([[pages, 0, 1, 1]]), order[None, :pages].clone()
+        self.owners = zeros(cached).index_fill_(0, order[:pages].long(), 1)
+        self.found, self.own_table, self.own = zeros(requests), zeros(requests, pages + self.own_pages), zeros(requests)
+        self.shared_starts, self.rows = zeros(2, 2), zeros(requests)
+        self.flops, self.bytes = 0, self.table.nbytes + requests * (self.own_pages * 4 + 24)
+        self.outputs = [self.own_table, self.own, self.shared_starts, self.rows]
+        self.ways = {"ours": self.ours, "torch": self.torch}
+
+    def ours(self):
+        hypermla.split_prefixes(self.table, self.lengths, self.starts, self.slots, self.prefixes, self.pages,
+                                self.owners, self.found, self.own_table, self.own, self.shared_starts, self.rows)
+
+    def torch(self):
+        """The same for one prefix, whose valid mark it leaves alone."""
+        pages = self.pages.shape[1]
+        has = ((self.table[:, :pages] == self.pages).all(1)
+               & (self.lengths - self.starts.diff() >= self.whole)).to(torch.int32)
+        self.written = self.owners[self.slots // 64].any()
+        torch.sub(self.lengths, has * self.whole, out=self.own)
+        columns = torch.arange(self.table.shape[1], device=self.table.device) + (has * pages)[:, None]
+        torch.gather(self.table, 1, columns.clamp_(max=self.table.shape[1] - 1), out=self.own_table)
+        self.order = torch.argsort(has, descending=True, stable=True)
+        self.shared_starts[0, 1:] = has.sum()
+        self.shared_starts[1, 1:] = self.whole
+
+    def error(self):
+        """How many integers are wrong."""
+        pages, count = self.pages.shape[1], int(self.shares.sum())
+        begins = torch.where(self.shares, pages, 0)
+        columns = torch.arange(self.own_pages, device=self.table.device) + begins[:, None]
+        return sum((one != other).sum().item() for one, other in (
+            (self.own, self.lengths - begins * 64), (self.own_table[:, :self.own_pages], self.table.gather(1, columns)),
+            (self.rows[:count], self.shares.nonzero()[:, 0]), (self.shared_starts[0], torch.tensor(
+                [0, count], device=self.table.device)), (self.prefixes[:, 3], 1)))
 
 
 class SharedPrefix:
@@ -226,6 +278,9 @@ def rows(device, part):
     for requests in (32, 128):
         yield (f"shared prefix {requests} 8192+1024",
                lambda requests=requests: SharedPrefix(device, shape(requests), shape(8192), shape(1024), heads), 0.01)
+    for requests in (32, 512):
+        yield (f"split_prefixes {requests} 8192+1024",
+               lambda requests=requests: Split(device, shape(requests), shape(8192), shape(1024)), 0)
     yield "decompress_prefix 8192x128", lambda: Decompress(device, shape(8192), heads), 0.04
 
 

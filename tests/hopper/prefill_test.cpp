@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "emulated_hopper.h"
@@ -22,6 +23,7 @@ struct Case {
   std::vector<Request> requests;
   int heads = 2, blocks = 2;
   bool growing = false;  // the largest scores lie in the block that is walked last
+  int seed = 0;          // of the rows in which queries lie, if the problem has any: 0: they follow each other
 
   template <PrefillProblem problem>
   void check() const {
@@ -37,13 +39,19 @@ struct Case {
       for (int i = 0; i < n; ++i) to[i] = from_float(scale * normal(random), dtype);
     };
 
+    // Of each query its row; a few are left free before and between them.
+    std::vector<int> places(rows);
+    std::iota(places.begin(), places.end(), problem.rows ? 3 : 0);
+    for (int& place : places) place %= rows;
+    if (problem.rows && seed > 0) std::shuffle(places.begin(), places.end(), std::mt19937(unsigned(seed)));
+
     std::vector<PrefillList> memory(1 + (requests.size() * sizeof(PrefillItem) + 255) / 256);
     PrefillList& list = memory[0];
     list = {};
     auto* const items = reinterpret_cast<PrefillItem*>(&list + 1);
     int query = 0, token = 0, slots = 0;
     for (const Request& of : requests) {
-      fill(&q[query * heads * 192], of.queries * heads * 192, 1);
+      for (int i = 0; i < of.queries; ++i) fill(&q[places[query + i] * heads * 192], heads * 192, 1);
       for (int t = 0; t < of.tokens; ++t) {
         const float scale = growing ? 8 - 7.0f * float(t) / float(of.tokens) : 1;
         for (int head = 0; head < heads; ++head) {
@@ -72,18 +80,24 @@ struct Case {
     std::vector<float> parts_o((slots + 1) * kRows * kPartColumns, std::nanf("")),
         parts_lse((slots + 1) * kRows, std::nanf(""));
     std::vector<unsigned long long> arrived(slots + 1);
-    const auto map = [&](const std::uint16_t* data, int n, int stride, int columns, int of_heads) {
+    const auto box_map = [&](const std::uint16_t* data, int n, int stride, int columns, int box_rows, int box_groups) {
       return emulated::map_of(
           {dtype,
            data,
-           {{{n, 2 * heads * stride, kRows}, {columns / 64, 128, columns / 64}, {of_heads, 2 * stride, 1}}}});
+           {{{n, 2 * heads * stride, box_rows}, {columns / 64, 128, box_groups}, {heads, 2 * stride, 1}}}});
+    };
+    const auto map = [&](const std::uint16_t* data, int n, int stride, int columns) {
+      return box_map(data, n, stride, columns, kRows, columns / 64);
     };
     PrefillArguments with;
-    with.q_map = map(q.data(), rows, 192, 128, heads);
-    with.qpe_map = map(q.data() + 128, rows, 192, 64, heads);
-    with.k_map = map(kv.data(), tokens, 256, 128, heads);
+    with.q_map = map(q.data(), rows, 192, 128);
+    with.qpe_map = map(q.data() + 128, rows, 192, 64);
+    with.k_map = map(kv.data(), tokens, 256, 128);
     with.kpe_map = emulated::map_of({dtype, rope.data(), {{{tokens, 128, kRows}, {1, 128, 1}, {1, 128, 1}}}});
-    with.v_map = map(kv.data() + 128, tokens, 256, 128, heads);
+    with.v_map = map(kv.data() + 128, tokens, 256, 128);
+    with.query_rows = places.data();
+    with.q_row_map = box_map(q.data(), rows, 192, 128, 1, 1);
+    with.qpe_row_map = box_map(q.data() + 128, rows, 192, 64, 1, 1);
     with.list = &list;
     with.parts = {parts_o.data(), parts_lse.data(), arrived.data()};
     with.o = o.data();
@@ -103,7 +117,7 @@ struct Case {
       emulated::run(blocks, kTileThreads, [&] { prefill<problem>(with); });
       EXPECT_EQ(list.drawn, 0);
       for (const unsigned long long count : arrived) EXPECT_EQ(count, 0u);
-      compare<problem>(q, kv, rope, o, lse);
+      compare<problem>(q, kv, rope, o, lse, places);
     }
   }
 
@@ -118,14 +132,15 @@ struct Case {
   template <PrefillProblem problem>
   void compare(const std::vector<std::uint16_t>& q, const std::vector<std::uint16_t>& kv,
                const std::vector<std::uint16_t>& rope, const std::vector<std::uint16_t>& o,
-               const std::vector<float>& lse) const {
+               const std::vector<float>& lse, const std::vector<int>& places) const {
     const auto value = [](std::uint16_t x) { return double(to_float(x, problem.dtype)); };
     int query = 0, token = 0;
     for (const Request& of : requests) {
       for (int i = 0; i < of.queries; i += i < 3 || i > of.queries - 4 ? 1 : 29)
         for (int head = 0; head < heads; ++head) {
           const int seen = problem.causal ? std::max(0, of.tokens - of.queries + i + 1) : of.tokens;
-          const std::uint16_t* const row = &q[((query + i) * heads + head) * 192];
+          const int place = places[query + i];
+          const std::uint16_t* const row = &q[(place * heads + head) * 192];
           std::vector<double> scores(seen), expected(128);
           double top = -1e300, sum = 0;
           for (int t = 0; t < seen; ++t) {
@@ -141,12 +156,12 @@ struct Case {
               expected[c] += weight * value(kv[((token + t) * heads + head) * 256 + 128 + c]);
           }
           for (int c = 0; c < 128; ++c) {
-            const double got = value(o[((query + i) * heads + head) * 128 + c]);
+            const double got = value(o[(place * heads + head) * 128 + c]);
             const double wanted = seen ? expected[c] / sum : 0;
             ASSERT_TRUE(std::abs(got - wanted) <= 0.015 * (1 + std::abs(wanted)))
                 << "query " << query + i << ", head " << head << ", column " << c << ": " << got << ", not " << wanted;
           }
-          const float got = lse[(query + i) * heads + head];
+          const float got = lse[place * heads + head];
           if (seen) {
             ASSERT_TRUE(std::abs(got - (top + std::log(sum))) <= 2e-3) << query + i;
           } else {
@@ -156,11 +171,13 @@ struct Case {
       query += of.queries;
       token += of.tokens;
     }
-    for (std::size_t i = std::size_t(query) * heads * 128; i < o.size(); ++i) ASSERT_EQ(o[i], 0x7fff);
+    for (std::size_t free = query; free < places.size(); ++free)
+      for (int i = 0; i < heads * 128; ++i) ASSERT_EQ(o[places[free] * heads * 128 + i], 0x7fff);
   }
 };
 
-constexpr PrefillProblem kCausal{DType::bfloat16, true}, kChunk{DType::float16, false};
+constexpr PrefillProblem kCausal{DType::bfloat16, true}, kChunk{DType::float16, false},
+    kOfRows{DType::bfloat16, false, true};
 
 TEST(HopperKernels, PrefillIsTheDefinition) {
   const Case of{{{150, 300, 1}, {3, 0, 1}, {0, 40, 1}, {5, 131, 1}}};
@@ -187,6 +204,12 @@ TEST(HopperKernels, PrefillTilesOfFewRows) {
   of.check<kChunk>();
   of.growing = true;
   of.check<kCausal>();
+}
+
+// Tiles of one-row copies, and of boxes where the rows follow each other.
+TEST(HopperKernels, PrefillQueriesAnywhere) {
+  Case of{{{140, 300, 1}, {3, 0, 1}, {5, 131, 1}, {40, 700, 3}, {2, 520, 2}}};
+  for (of.seed = 0; of.seed < 3; ++of.seed) of.check<kOfRows>();
 }
 
 TEST(HopperKernels, PrefillMergesParts) {

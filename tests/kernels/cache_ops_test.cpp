@@ -1,4 +1,4 @@
-// merge_states, append, append_fp8 and append_fp8_576 for GPUs, run as C++ threads over the cases of the CPU.
+// The kernels of MlaCacheOps that are no product, for GPUs, run as C++ threads over the cases of the CPU.
 #include "../unit/cache_cases.h"
 #include "cute/cache/cache_plan.h"
 #include "hopper/fragments.h"  // stands in for CUDA, which the kernels below need
@@ -6,7 +6,9 @@
 #include "cache/append.cuh"
 #include "cache/append_fp8.cuh"
 #include "cache/append_fp8_576.cuh"
+#include "cache/match_prefixes.cuh"
 #include "cache/merge_states.cuh"
+#include "cache/split_requests.cuh"
 
 namespace hypermla::cute {
 namespace {
@@ -63,6 +65,19 @@ TEST(CacheKernels, AppendInFp8WithOneFactor) {
     block.run(int(fp8_576_blocks_of(with)), [&] {
       of.dtype == DType::bfloat16 ? append_fp8_576<DType::bfloat16>(with) : append_fp8_576<DType::float16>(with);
     });
+    of.compare(bytes);
+  }
+}
+
+TEST(CacheKernels, SplitPrefixes) {
+  device_threads::Block matching(kMatchThreads), splitting(kSplitThreads);
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    SplitCase of(seed);
+    std::vector<unsigned char> bytes = of.memory.bytes;
+    const SplitArguments with = arguments_of(of.on(reinterpret_cast<char*>(bytes.data())));
+    if (with.count > 0) matching.run(int(match_blocks_of(with)), [&] { match_prefixes(with); });
+    splitting.run(int(split_blocks_of(with)), [&] { split_requests(with); });
     of.compare(bytes);
   }
 }

@@ -436,6 +436,26 @@ class Prefill(unittest.TestCase):
         self.assertLessEqual(numpy.abs(again_lse - lse).max(), 1e-4)
         self.assertLessEqual(numpy.abs(again.astype(numpy.float32) - o.astype(numpy.float32)).max(), 4e-3)
 
+    def test_queries_lie_anywhere(self):
+        q, k, v = self.tensors()
+        prefill, anywhere = self.prefill(), self.prefill(query_rows=True, max_query_tokens=9)
+        prefill.plan(self.QUERIES, self.TOKENS)
+        o, lse = prefill.run(q, k, v)
+        rows = numpy.array([4, 8, 0, 1, 7, 2, 3, 77], numpy.int32)  # of seven queries
+        scattered, out, its_lse = (numpy.full((9, *one.shape[1:]), 7, one.dtype) for one in (q, o, lse))
+        scattered[rows[:7]] = q
+        anywhere.plan(self.QUERIES, self.TOKENS, query_rows=rows)
+        anywhere.run(scattered, k, v, out, its_lse)
+        self.assertTrue((out[rows[:7]] == o).all() and (its_lse[rows[:7]] == lse).all())
+        self.assertTrue((out[5:7] == 7).all() and (its_lse[5:7] == 7).all())
+        for wrong, said in ((lambda: prefill.plan(self.QUERIES, self.TOKENS, query_rows=rows), "made without"),
+                            (lambda: anywhere.plan(self.QUERIES, self.TOKENS), "query_rows is missing"),
+                            (lambda: anywhere.plan(self.QUERIES, self.TOKENS, query_rows=rows + 2), r"\[1\] is 10"),
+                            (lambda: anywhere.plan(self.QUERIES, self.TOKENS, query_rows=rows * 1.0), "must be int32"),
+                            (lambda: self.prefill(query_rows="x"), "^query_rows cannot be 'x'")):
+            with self.assertRaisesRegex(hypermla.Error, said):
+                wrong()
+
     def test_one_token_with_a_rope_key_of_all_heads(self):
         q, k, v = self.tensors()
         prefill = self.prefill()
@@ -482,7 +502,8 @@ class Prefill(unittest.TestCase):
 
 @unittest.skipUnless(numpy, "NumPy is not installed")
 class CacheOperations(unittest.TestCase):
-    """append, decompress_prefix and merge_states on NumPy's arrays and, where it is installed, PyTorch's tensors."""
+    """append, decompress_prefix, merge_states and split_prefixes on NumPy's arrays and, where it is installed,
+    PyTorch's tensors."""
 
     def bits(self, *shape):
         values = numpy.random.default_rng(sum(shape)).standard_normal(shape, numpy.float32)
@@ -583,6 +604,59 @@ class CacheOperations(unittest.TestCase):
                         self.assertLessEqual(numpy.abs(self.floats(got) - want).max(), 0.5)  # of values around 22
                     self.assertTrue((k[..., 128:] == cache[[2, 0]].reshape(32, 576)[:20, None, 512:]).all())
                     self.assertEqual(tuple(hypermla.decompress_prefix(*given, rope=False)[0].shape), (20, 2, 128))
+
+    def step_with_prefixes(self):
+        """Five requests, whose pages have 16 tokens: prefix 0 is shared by the first and the fourth, prefix 1, which
+        begins like it, by the third and the last, which has no room for its query behind it. The second has none."""
+        integers = lambda values: numpy.array(values, numpy.int32)
+        zeros = lambda *shape: numpy.zeros(shape, numpy.int32)
+        given = dict(
+            block_table=integers([[3, 4, 7, 8], [5, 4, 0, 1], [3, 4, 6, 2], [3, 4, 9, 9], [3, 4, 6, 9]]),
+            lengths=integers([50, 20, 49, 40, 48]), query_starts=integers([0, 1, 2, 3, 5, 6]),
+            slots=numpy.array([8 * 16 + 1, 4 * 16 * 9, -1]), prefixes=integers([[2, 48, 1, 1], [3, 0, 1, 1]]),
+            prefix_pages=integers([[3, 4, 0], [3, 4, 6]]), owners=integers([0, 0, 0, 3, 3, 0, 2, 0, 0, 0]))
+        results = dict(found=zeros(5), own_table=zeros(6, 5), own_lengths=zeros(5), shared_starts=zeros(2, 4),
+                       query_rows=zeros(9))
+        return given, results
+
+    def test_a_step_is_split_at_its_prefixes(self):
+        for name, tensor in self.libraries():
+            with self.subTest(name):
+                given, results = self.step_with_prefixes()
+                tensors = {key: tensor(array) for key, array in (given | results).items()}
+                hypermla.split_prefixes(**tensors, page=16)
+                self.assertEqual(results["own_lengths"].tolist(), [18, 20, 1, 8, 16])
+                self.assertEqual([row[:2] for row in results["own_table"][:5].tolist()],
+                                 [[7, 8], [5, 4], [2, 0], [9, 0], [6, 0]])
+                # By rising first token: prefix 1, then prefix 0, which the last request shares, too.
+                self.assertEqual(results["shared_starts"].tolist(), [[0, 1, 1, 5], [0, 48, 48, 80]])
+                self.assertEqual(results["query_rows"][:5].tolist(), [2, 0, 3, 4, 5])
+                self.assertEqual(given["prefixes"][:, 3].tolist(), [1, 1])
+                given["slots"][2] = 6 * 16  # of prefix 1
+                hypermla.split_prefixes(**tensors, page=16, requests=4)
+                self.assertEqual(given["prefixes"][:, 3].tolist(), [1, 0])
+                self.assertEqual(results["own_lengths"].tolist(), [18, 20, 17, 8, 16])
+                self.assertEqual(results["shared_starts"].tolist(), [[0, 0, 0, 4], [0, 48, 48, 80]])
+                self.assertEqual(results["query_rows"][:4].tolist(), [0, 2, 3, 4])
+                for nothing in ("prefixes", "prefix_pages"):
+                    tensors[nothing] = tensors[nothing][:0]
+                tensors["shared_starts"] = tensors["shared_starts"][:, :0]
+                hypermla.split_prefixes(**tensors, page=16)
+                self.assertEqual(results["own_lengths"].tolist(), given["lengths"].tolist())
+                self.assertEqual(results["own_table"][0, :4].tolist(), given["block_table"][0].tolist())
+
+    def test_what_cannot_be_split_is_refused(self):
+        for change, said in ((dict(requests=6), "block_table has room for 0 to 5"), (dict(page=0), "pages of 0 tokens"),
+                             (dict(page="x"), "page"), (dict(requests=-1), "requests=-1"),
+                             (dict(prefixes=numpy.zeros((2, 5), numpy.int32)), "prefixes must be"),
+                             (dict(owners=numpy.zeros(9)), "owners must be int32"),
+                             (dict(slots=numpy.zeros(2, numpy.int32)), "slots must be int64"),
+                             (dict(own_table=numpy.zeros((4, 4), numpy.int32)), "own_table has room for 0 to 4"),
+                             (dict(shared_starts=numpy.zeros((2, 2), numpy.int32)), "shared_starts must be")):
+            given, results = self.step_with_prefixes()
+            with self.subTest(said), self.assertRaisesRegex((hypermla.Error, TypeError), said):
+                hypermla.split_prefixes(**(given | results | dict(page=16) | change))
+            self.assertFalse(any(array.any() for array in results.values()))
 
     def test_states_merge(self):
         a, b = self.bits(5, 3, 128), self.bits(5, 3, 136)[..., :128]

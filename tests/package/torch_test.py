@@ -279,18 +279,23 @@ class Prefill(unittest.TestCase):
         lse = torch.zeros(7, HEADS, device=self.DEVICE)
         named = self.prefill.handle, self.prefill.order
         torch.library.opcheck(ops.mla_prefill_plan.default, (*named, self.queries, self.tokens))
+        of_rows = self.new_prefill(causal=False, query_rows=True)
+        rows = torch.tensor([6, 0, 1, 2, 3, 4, 5], dtype=torch.int32, device=self.DEVICE)
+        torch.library.opcheck(ops.mla_prefill_plan.default,
+                              (of_rows.handle, of_rows.order, self.queries, self.tokens, rows))
         pairs = (self.q[..., :128], self.q[..., 128:]), (self.k[0], self.k[1].contiguous())
         for q, k in (((self.q, None), (keys, None)), pairs):
             torch.library.opcheck(ops.mla_prefill_run.default, (*named, *q, *k, self.v, out, lse))
 
     def test_a_compiled_step_gives_the_same(self):
         """Two plans in one graph, and a run that merges into the outputs of the one before."""
-        more = self.new_prefill(causal=False, accumulate=True)
+        more = self.new_prefill(causal=False, accumulate=True, query_rows=True)
+        rows = torch.arange(6, -1, -1, dtype=torch.int32, device=self.DEVICE)
 
         def step(q, tokens):
             self.prefill.plan(self.queries, tokens)
             o, lse = self.prefill.run(q, self.k, self.v)
-            more.plan(self.queries, tokens)
+            more.plan(self.queries, tokens, query_rows=rows)
             more.run(q * 2, torch.cat(self.k, -1), self.v, o, lse)
             self.prefill.plan(self.queries, tokens // 2)
             return self.prefill.run((q[..., :128], q[..., 128:]), self.k, self.v)[0] * 2, o, lse
@@ -443,6 +448,11 @@ class CacheOperators(unittest.TestCase):
         torch.library.opcheck(ops.append.default,
                               (self.rows, None, packed[..., :576].clone(), None, self.slots, torch.ones(1)))
         torch.library.opcheck(ops.decompress_prefix.default, (self.cache, None, self.table, 20, *self.weights, k, v))
+        integers = lambda values: torch.tensor(values, dtype=torch.int32)
+        torch.library.opcheck(ops.split_prefixes.default, (
+            integers([[2, 0], [2, 1]]), integers([20, 30]), integers([0, 1, 2]), 2, torch.tensor([3, 21]), PAGE,
+            integers([[1, 0, 1, 1]]), integers([[2]]), integers([0, 0, 1]), *(torch.zeros(shape, dtype=torch.int32)
+                                                                             for shape in (2, (2, 2), 2, (2, 2), 2))))
 
     def test_a_compiled_step_gives_the_same(self):
         """What is appended is decompressed, and a state is merged in place: nothing may be dropped or moved."""

@@ -434,7 +434,7 @@ TEST(CApiPrefill, EveryMemberOfTheOptionsArrives) {
   EXPECT_TRUE(contains(refused([](auto& at) { at.max_tokens = -1; }), "max_tokens=-1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.dtype = 2; }), "HYPERMLA_FLOAT16"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.scale = -1; }), "scale=-1"));
-  EXPECT_TRUE(contains(refused([](auto& at) { at.reserved = 1; }), "options->reserved is 1"));
+  EXPECT_TRUE(contains(refused([](auto& at) { at.query_rows = 2; }), "query_rows=2"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.size = 0; }), "hypermla_prefill_options_init()"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.causal = 2; }), "causal=2 is not supported: it must be 0 or 1"));
   EXPECT_TRUE(contains(refused([](auto& at) { at.lse_base2 = 2; }), "lse_base2=2"));
@@ -465,6 +465,19 @@ TEST(CApiPrefill, EveryMemberOfTheOptionsArrives) {
   EXPECT_EQ(o[128], 0x4000);
   EXPECT_EQ(o[2 * 128], 0x3c00);
   EXPECT_EQ(o[3 * 128], 0);
+  hypermla_prefill_destroy(prefill);
+
+  // The second query before the first.
+  options.accumulate = 0;
+  options.query_rows = 1;
+  const std::vector<int> rows = {1, 0};
+  ASSERT_EQ(hypermla_prefill_create(&options, "cpu", nullptr, &prefill), HYPERMLA_OK) << hypermla_last_error();
+  ASSERT_EQ(hypermla_prefill_plan_rows(prefill, query_starts.data(), token_starts.data(), rows.data(), 2, nullptr),
+            HYPERMLA_OK);
+  ASSERT_EQ(hypermla_prefill_run(prefill, &tensors, nullptr), HYPERMLA_OK) << hypermla_last_error();
+  EXPECT_EQ(lse, (std::vector<float>{infinity, infinity, 3, 3}));
+  EXPECT_TRUE(contains(refusal(hypermla_prefill_plan(prefill, query_starts.data(), token_starts.data(), 2, nullptr)),
+                       "query_rows is missing"));
   hypermla_prefill_destroy(prefill);
 }
 
@@ -652,6 +665,63 @@ TEST_F(CApiCache, APrefixIsDecompressedAsByMlaCacheOps) {
   EXPECT_EQ(k[191], cache[16 * 576 + 575]) << "the RoPE key of page 1's first token";
   with.tokens = std::int64_t{1} << 40;
   EXPECT_TRUE(contains(refusal(hypermla_decompress_prefix(ops_, &with, nullptr)), "tokens=1099511627776"));
+}
+
+TEST_F(CApiCache, AStepIsSplitAsByMlaCacheOps) {
+  const std::vector<int> table = {3, 4, 7, 5, 4, 0}, lengths = {40, 20}, starts = {0, 1, 3}, pages = {3, 4};
+  const std::vector<std::int64_t> slots = {7 * 16 + 7, 4 * 16 + 3};
+  const std::vector<unsigned> owners = {0, 0, 0, 1, 1, 0, 0, 0};
+  for (const std::int64_t tokens : {1, 2}) {  // the second slot is the prefix's
+    std::vector<unsigned> found(2);
+    std::vector<int> own_table(6), own(2), query_starts(2), token_starts(2), rows(3);
+    alignas(16) MlaCacheOps::Prefix same_prefix = {2, 64, 1, 1};
+    auto same_found = found;
+    auto same_table = own_table, same_own = own, same_queries = query_starts, same_tokens = token_starts,
+         same_rows = rows;
+    hypermla_split_arguments with;
+    hypermla_split_arguments_init(&with, sizeof with);
+    EXPECT_EQ(with.page, 64);
+    alignas(16) hypermla_prefix aligned = {2, 64, 1, 1};
+    with.block_table = table.data(), with.table_stride = with.width = with.own_table_stride = 3;
+    with.lengths = lengths.data(), with.query_starts = starts.data(), with.requests = 2;
+    with.slots = slots.data(), with.tokens = tokens, with.page = 16;
+    with.prefixes = &aligned, with.prefix_pages = pages.data(), with.prefix_pages_stride = 2, with.count = 1;
+    with.owners = owners.data(), with.cache_pages = 8, with.found = found.data();
+    with.own_table = own_table.data(), with.own_lengths = own.data(), with.query_rows = rows.data();
+    with.shared_query_starts = query_starts.data(), with.shared_token_starts = token_starts.data();
+    ASSERT_EQ(hypermla_split_prefixes(ops_, &with, nullptr), HYPERMLA_OK) << hypermla_last_error();
+    same_.split_prefixes({.block_table = table.data(),
+                          .table_stride = 3,
+                          .width = 3,
+                          .lengths = lengths.data(),
+                          .query_starts = starts.data(),
+                          .requests = 2,
+                          .slots = slots.data(),
+                          .tokens = int(tokens),
+                          .page = 16,
+                          .prefixes = &same_prefix,
+                          .prefix_pages = pages.data(),
+                          .prefix_pages_stride = 2,
+                          .count = 1,
+                          .owners = owners.data(),
+                          .cache_pages = 8,
+                          .found = same_found.data(),
+                          .own_table = same_table.data(),
+                          .own_table_stride = 3,
+                          .own_lengths = same_own.data(),
+                          .shared_query_starts = same_queries.data(),
+                          .shared_token_starts = same_tokens.data(),
+                          .query_rows = same_rows.data()});
+    EXPECT_EQ(own, same_own);
+    EXPECT_EQ(own_table, same_table);
+    EXPECT_EQ(query_starts, same_queries);
+    EXPECT_EQ(token_starts, same_tokens);
+    EXPECT_EQ(rows, same_rows);
+    EXPECT_EQ(aligned.valid, tokens < 2);
+    EXPECT_EQ(own[0], tokens < 2 ? 8 : 40);
+    with.count = 17;
+    EXPECT_TRUE(contains(refusal(hypermla_split_prefixes(ops_, &with, nullptr)), "count=17"));
+  }
 }
 
 class CApiOnHopper : public testing_support::OnHopper {};

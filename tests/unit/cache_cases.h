@@ -59,7 +59,7 @@ class Case {
     std::vector<unsigned char> left = memory.bytes;
     int wrong = 0;
     for (const Expected& one : expected_) {
-      std::copy_n(&after[one.at], one.bytes, &left[one.at]);
+      std::copy_n(&after[one.at], one.bytes == kInteger ? 4 : one.bytes, &left[one.at]);
       double value = e4m3_to_float(after[one.at]);
       if (one.bytes == 4) {
         float read;
@@ -69,6 +69,11 @@ class Case {
         std::uint16_t bits;
         std::memcpy(&bits, &after[one.at], 2);
         value = to_float(bits, one.type);
+      }
+      if (one.bytes == kInteger) {
+        int read;
+        std::memcpy(&read, &after[one.at], 4);
+        value = read;
       }
       const bool same = std::isfinite(one.value) ? std::abs(value - one.value) <= one.tolerance
                         : std::isnan(one.value)  ? std::isnan(value)
@@ -109,6 +114,10 @@ class Case {
   void expect_lse(std::size_t at, std::int64_t i, double value) {
     expected_.push_back({at + 4 * i, 4, value, 1e-5 * (1 + std::abs(value)), dtype});
   }
+  void expect_integer(std::size_t at, std::int64_t i, int value) {
+    expected_.push_back({at + 4 * i, kInteger, double(value), 0, dtype});
+  }
+  void expect_any(std::size_t at, std::int64_t i) { expected_.push_back({at + 4 * i, kInteger, 0, INFINITY, dtype}); }
   // As `from` has them, bit by bit unless they are NaN.
   void expect_copy(std::size_t at, std::int64_t i, std::size_t from, std::int64_t j, int columns) {
     for (int c = 0; c < columns; ++c) expected_.push_back({at + 2 * (i + c), 2, value(from, j + c), 0, dtype});
@@ -153,9 +162,11 @@ class Case {
   std::mt19937 shape_, content_;
 
  private:
+  static constexpr int kInteger = 32;  // 4 bytes
+
   struct Expected {
     std::size_t at;
-    int bytes;  // 4: fp32, 2: of the type, 1: e4m3
+    int bytes;  // 4: fp32, 2: of the type, 1: e4m3, kInteger
     double value, tolerance;
     DType type;
   };
@@ -409,6 +420,150 @@ struct DecompressCase : CacheCase {
             .k = k.on<void>(base),
             .k_rope = rope_wanted ? k_rope.on<void>(base) : MlaRows<void>{},
             .v = v.on<void>(base)};
+  }
+};
+
+// Requests whose tables begin with prefixes, parts of them, several or none; some prefixes are not valid, are written
+// to, or are shared by too few.
+struct SplitCase : Case {
+  static constexpr int kPages[] = {64, 16, 1, 48}, kCachePages = 1000;
+  int requests, width, page, count, tokens, prefix_width;
+  std::size_t table_at, lengths_at, starts_at, slots_at, prefixes_at, prefix_pages_at, owners_at;
+  std::size_t found_at, own_table_at, own_lengths_at, query_starts_at, token_starts_at, rows_at;
+  std::int64_t table_stride, own_stride, prefix_stride;
+
+  explicit SplitCase(unsigned shape, unsigned content = 0) : Case(shape, content) {
+    requests = pick(4) ? pick(30) : pick(2100), width = 1 + pick(20), page = kPages[pick(4)], count = pick(8);
+    if (count == 7) count = MlaCacheOps::kMaxPrefixes;
+    tokens = pick(3) ? pick(40) : pick(9000), prefix_width = 1 + pick(12);
+    table_stride = width + pick(5), own_stride = width + pick(5), prefix_stride = prefix_width + pick(3);
+    table_at = memory.add(4 * requests * table_stride), own_table_at = memory.add(4 * requests * own_stride);
+    lengths_at = memory.add(4 * requests), own_lengths_at = memory.add(4 * requests);
+    starts_at = memory.add(4 * requests + 4), slots_at = memory.add(8 * tokens), found_at = memory.add(4 * requests);
+    prefixes_at = memory.add(16 * count), prefix_pages_at = memory.add(4 * count * prefix_stride);
+    owners_at = memory.add(4 * kCachePages);
+    query_starts_at = memory.add(8 * count), token_starts_at = memory.add(8 * count),
+    rows_at = memory.add(16 * requests);
+
+    const auto dice = [&](int sides) { return int(content_() % unsigned(sides)); };
+    std::vector<MlaCacheOps::Prefix> prefixes(count);
+    std::vector<std::vector<int>> pages(count);
+    std::vector<int> places(count);
+    for (int p = 0; p < count; ++p) places[p] = p;
+    std::shuffle(places.begin(), places.end(), content_);
+    for (int page_number = 0; page_number < kCachePages; ++page_number) element<unsigned>(owners_at, page_number) = 0;
+    for (int p = 0; p < count; ++p) {
+      if (p > 0 && dice(2)) pages[p] = pages[dice(p)];  // begins as another does, or ends where it does
+      if (!pages[p].empty() && dice(3) == 0) pages[p].resize(1 + dice(int(pages[p].size())));
+      const int wanted = dice(5) ? 1 + dice(prefix_width) : 0;
+      while (int(pages[p].size()) < wanted) pages[p].push_back(dice(kCachePages));
+      prefixes[p] = {.pages = int(pages[p].size()),
+                     .first_token = places[p] * prefix_width * page,
+                     .least_queries = dice(2) ? 0 : dice(2 * requests + 2),
+                     .valid = dice(5) > 0};
+      element<MlaCacheOps::Prefix>(prefixes_at, p) = prefixes[p];
+      for (std::size_t i = 0; i < pages[p].size(); ++i) {
+        element<int>(prefix_pages_at, p * prefix_stride + int(i)) = pages[p][i];
+        element<unsigned>(owners_at, pages[p][i]) |= 1u << p;
+      }
+    }
+    for (int i = 0; i < tokens; ++i) {
+      const int which = count > 0 && dice(4 * tokens) == 0 ? dice(count) : -1;
+      const int to =
+          which >= 0 && !pages[which].empty() ? pages[which][dice(int(pages[which].size()))] : dice(kCachePages + 50);
+      const unsigned owners = to < kCachePages ? element<unsigned>(owners_at, to) : 0;
+      const bool writes = (which >= 0 || owners == 0) && dice(9) > 0;
+      element<std::int64_t>(slots_at, i) = writes ? std::int64_t{to} * page + dice(page) : -1 - dice(2);
+      for (int p = 0; p < count && writes; ++p)
+        if (owners >> p & 1) prefixes[p].valid = 0;
+    }
+    for (int p = 0; p < count; ++p) expect_integer(prefixes_at + 12, 4 * p, prefixes[p].valid);
+
+    std::vector<int> lengths(requests), starts{0}, found(requests, -1), queries(count);
+    for (int r = 0; r < requests; ++r) {
+      for (int i = 0; i < table_stride; ++i) element<int>(table_at, r * table_stride + i) = dice(kCachePages);
+      const int like = count > 0 && dice(5) ? dice(count) : -1, of_request = dice(4);
+      lengths[r] = dice(width * page + 1);
+      if (like >= 0) {
+        const int same = dice(8) ? int(pages[like].size()) : dice(int(pages[like].size()) + 1);
+        for (int i = 0; i < std::min(same, width); ++i) element<int>(table_at, r * table_stride + i) = pages[like][i];
+        // As many tokens, one less, or more: those of the step are not counted.
+        if (dice(4))
+          lengths[r] = std::min(same * page + of_request - (dice(3) == 0) + (dice(2) ? dice(page) : 0), width * page);
+      }
+      lengths[r] = dice(10) ? std::max(lengths[r], 0) : 0;
+      element<int>(lengths_at, r) = lengths[r];
+      starts.push_back(starts.back() + of_request);
+      for (int p = 0; p < count; ++p) {
+        const int n = int(pages[p].size());
+        bool has = n > 0 && n <= width && prefixes[p].valid && n * page <= lengths[r] - of_request;
+        for (int i = 0; i < n && has; ++i) has = element<int>(table_at, r * table_stride + i) == pages[p][i];
+        if (has && (found[r] < 0 || n > int(pages[found[r]].size()))) found[r] = p;
+      }
+      if (found[r] >= 0) queries[found[r]] += of_request;
+    }
+    for (int r = 0; r <= requests; ++r) element<int>(starts_at, r) = starts[r];
+    for (int p = 0; p < count; ++p)
+      if (dice(2))  // exactly as many as it takes, or one too few
+        element<MlaCacheOps::Prefix>(prefixes_at, p).least_queries = prefixes[p].least_queries = queries[p] + dice(2);
+    for (int p = 0; p < count; ++p)
+      if (queries[p] < prefixes[p].least_queries) queries[p] = 0;
+    for (int r = 0; r < requests; ++r) {
+      if (found[r] >= 0 && queries[found[r]] == 0) found[r] = -1;
+      const int taken = found[r] < 0 ? 0 : int(pages[found[r]].size()), own = lengths[r] - taken * page;
+      expect_integer(own_lengths_at, r, own);
+      if (count > 0) expect_any(found_at, r);
+      for (int i = 0; i * page < own; ++i)
+        expect_integer(own_table_at, r * own_stride + i, element<int>(table_at, r * table_stride + taken + i));
+    }
+    std::vector<int> order;
+    for (int p = 0; p < count; ++p) order.push_back(p);
+    const auto first = [&](int p) { return pages[p].empty() ? -1 : prefixes[p].first_token; };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first(a) < first(b); });
+    int at = 0, last_token = 0;
+    for (int i = 0; i < count; ++i) {
+      const int p = order[i];
+      expect_integer(query_starts_at, 2 * i, at);
+      for (int r = 0; r < requests; ++r)
+        for (int query = starts[r]; query < starts[r + 1] && found[r] == p; ++query)
+          expect_integer(rows_at, at++, query);
+      expect_integer(query_starts_at, 2 * i + 1, at);
+      const int begin = std::max(first(p), 0), end = begin + int(pages[p].size()) * page;
+      expect_integer(token_starts_at, 2 * i, begin);
+      expect_integer(token_starts_at, 2 * i + 1, end);
+      if (last_token > begin) ADD_FAILURE() << "token starts fall";
+      last_token = end;
+    }
+  }
+  template <class T>
+  T& element(std::size_t at, std::int64_t i) {
+    return memory.element<T>(at, i);
+  }
+  void run(MlaCacheOps& ops, char* base, void* stream) const { ops.split_prefixes(on(base), stream); }
+  MlaCacheOps::Split on(char* base) const {
+    const auto integers = [&](std::size_t at) { return reinterpret_cast<int*>(base + at); };
+    return {.block_table = integers(table_at),
+            .table_stride = table_stride,
+            .width = width,
+            .lengths = integers(lengths_at),
+            .query_starts = integers(starts_at),
+            .requests = requests,
+            .slots = reinterpret_cast<const std::int64_t*>(base + slots_at),
+            .tokens = tokens,
+            .page = page,
+            .prefixes = reinterpret_cast<MlaCacheOps::Prefix*>(base + prefixes_at),
+            .prefix_pages = integers(prefix_pages_at),
+            .prefix_pages_stride = prefix_stride,
+            .count = count,
+            .owners = reinterpret_cast<const unsigned*>(base + owners_at),
+            .cache_pages = kCachePages,
+            .found = reinterpret_cast<unsigned*>(base + found_at),
+            .own_table = integers(own_table_at),
+            .own_table_stride = own_stride,
+            .own_lengths = integers(own_lengths_at),
+            .shared_query_starts = integers(query_starts_at),
+            .shared_token_starts = integers(token_starts_at),
+            .query_rows = integers(rows_at)};
   }
 };
 

@@ -78,11 +78,19 @@ TEST(MlaCacheOps, DecompressesAPrefix) {
   }
 }
 
+TEST(MlaCacheOps, SplitsPrefixes) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    check_on_cpu(SplitCase(seed));
+  }
+}
+
 TEST(MlaCacheOps, NothingToDoIsNoError) {
   MlaCacheOps& ops = on_cpu(DType::bfloat16);
   ops.merge_states({.heads = 128});
   ops.append({});
   ops.decompress_prefix({.heads = 128});
+  ops.split_prefixes({.width = 1});
 }
 
 TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
@@ -177,6 +185,28 @@ TEST(MlaCacheOps, WhatHasNoMeaningIsRefused) {
       contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_656; }), "656 bytes"));
   EXPECT_TRUE(
       contains(refused_decompress([](auto& with) { with.cache.format = MlaCacheFormat::fp8_576; }), "576 bytes"));
+
+  unsigned split_seed = 0;
+  while (SplitCase(split_seed).requests < 2 || SplitCase(split_seed).count < 2 || SplitCase(split_seed).tokens < 1)
+    ++split_seed;
+  SplitCase split(split_seed);
+  const auto refused_split = [&](auto change) {
+    MlaCacheOps::Split with = split.on(reinterpret_cast<char*>(split.memory.bytes.data()));
+    change(with);
+    return error_of([&] { on_cpu(split.dtype).split_prefixes(with); });
+  };
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.count = 17; }), "count=17"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.width = 0; }), "0 pages of"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.table_stride = with.width - 1; }), "table_stride="));
+  EXPECT_TRUE(
+      contains(refused_split([](auto& with) { with.own_table = (int*)with.block_table; }), "own_table overlaps"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.own_lengths = (int*)with.lengths; }), "own_lengths overl"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.found = nullptr; }), "found must point"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.query_rows = nullptr; }), "query_rows must point"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.owners = nullptr; }), "owners must point"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.cache_pages = 0; }), "cache_pages=0"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.prefix_pages_stride = 0; }), "prefix_pages_stride=0"));
+  EXPECT_TRUE(contains(refused_split([](auto& with) { with.prefixes[1].pages = 99; }), "prefixes[1] has 99 pages"));
   EXPECT_TRUE(merge.memory.bytes == before);
 }
 
@@ -189,7 +219,7 @@ TEST(MlaCacheOps, KernelsCompileWithoutSpills) {
   for (const std::string arch : {"sm_80", "sm_90", "sm_120"})
     for (const DType dtype : {DType::bfloat16, DType::float16}) {
       const std::vector<KernelSource> sources = cache_sources(dtype, arch);
-      EXPECT_EQ(sources.size(), arch == "sm_90" ? 5u : 7u);
+      EXPECT_EQ(sources.size(), arch == "sm_90" ? 7u : 9u);
       for (const KernelSource& source : sources) {
         const CacheEntry entry = compiler.compile(source, arch);  // which compares the arguments
         EXPECT_EQ(entry.report.at("frame_bytes"), 0) << source.instance << " for " << arch;
@@ -246,6 +276,13 @@ TEST_F(MlaCacheOnAGpu, AppendsInFp8) {
       SCOPED_TRACE(testing::Message() << int(format) << ' ' << seed);
       check<AppendCase>({AppendCase(seed, 0, false, format), AppendCase(seed, 1, true, format)});
     }
+}
+
+TEST_F(MlaCacheOnAGpu, SplitsPrefixes) {
+  for (unsigned seed = 0; seed < 400 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    check<SplitCase>({SplitCase(seed), SplitCase(seed, 1), SplitCase(seed, 2)});
+  }
 }
 
 TEST_F(MlaCacheOnAGpu, DecompressesAPrefix) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "hypermla/api/shared.h"
@@ -53,17 +54,30 @@ struct Batch {
       query_starts.push_back(query_starts.back() + of.queries[r]);
       token_starts.push_back(token_starts.back() + of.tokens[r]);
     }
-    const std::int64_t h = at.heads, rows = of.query_rows, tokens = of.token_rows;
+    const int all = query_starts.back(), spare = of.query_rows - all;
+    rows.resize(all);
+    std::iota(rows.begin(), rows.end(), 0);
+    if (options.query_rows) {  // rising with gaps, falling, one after the other, or anyhow
+      std::mt19937 dice(seed);
+      std::vector<int> places(of.query_rows);
+      std::iota(places.begin(), places.end(), 0);
+      if (seed % 4 != 2) std::shuffle(places.begin(), places.end(), dice);
+      std::copy_n(places.begin() + (seed % 4 == 2 ? spare / 2 : 0), all, rows.begin());
+      if (seed % 4 == 0) std::sort(rows.begin(), rows.end());
+      if (seed % 4 == 1) std::sort(rows.rbegin(), rows.rend());
+    }
+    const std::int64_t h = at.heads, all_rows = of.query_rows, tokens = of.token_rows;
     const auto buffer = [&](std::int64_t elements) {
       buffers.emplace_back(elements, kNan);
       return int(buffers.size()) - 1;
     };
     if (layout == Layout::heads_first) {
       const auto apart = [&](std::int64_t n, int width) { return Place{buffer(h * n * width), 0, width, n * width}; };
-      q_nope = apart(rows, 136), q_rope = apart(rows, 72), k_nope = apart(tokens, 128), k_rope = apart(tokens, 80);
-      v = apart(tokens, 144), o = apart(rows, 136);
+      q_nope = apart(all_rows, 136), q_rope = apart(all_rows, 72), k_nope = apart(tokens, 128),
+      k_rope = apart(tokens, 80);
+      v = apart(tokens, 144), o = apart(all_rows, 136);
     } else {
-      const int q = buffer(rows * h * 192);
+      const int q = buffer(all_rows * h * 192);
       q_nope = {q, 0, h * 192, 192}, q_rope = {q, 128, h * 192, 192};
       if (layout == Layout::dense) {
         const int k = buffer(tokens * h * 192);
@@ -72,11 +86,11 @@ struct Batch {
         const int kv = buffer(tokens * h * 256);
         k_nope = {kv, 0, h * 256, 256}, v = {kv, 128, h * 256, 256}, k_rope = {buffer(tokens * 64), 0, 64, 0};
       }
-      o = {buffer(rows * h * 128), 0, h * 128, 128};
+      o = {buffer(all_rows * h * 128), 0, h * 128, 128};
     }
-    lse.assign(rows * h, std::nanf(""));
+    lse.assign(all_rows * h, std::nanf(""));
     lse_token_stride = layout == Layout::heads_first ? 1 : h;
-    lse_head_stride = layout == Layout::heads_first ? rows : 1;
+    lse_head_stride = layout == Layout::heads_first ? all_rows : 1;
 
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -87,7 +101,7 @@ struct Batch {
       if (of.queries[r] == 0 || of.tokens[r] == 0) continue;  // the other side is not read
       for (int head = 0; head < at.heads; ++head) {
         for (int i = query_starts[r]; i < query_starts[r + 1]; ++i)
-          fill(q_nope, i, head, 128, 1), fill(q_rope, i, head, 64, 1);
+          fill(q_nope, rows[i], head, 128, 1), fill(q_rope, rows[i], head, 64, 1);
         // Blocks of tokens are walked backwards: the largest scores come last.
         for (int i = 0; i < of.tokens[r]; ++i) {
           const float scale = growing ? 1 + 7 * (1 - float(i) / of.tokens[r]) : 1;
@@ -130,7 +144,11 @@ struct Batch {
   // Attends on the CPU.
   void run() {
     MlaPrefill prefill(at, DeviceHandle("cpu"));
-    prefill.plan(query_starts.data(), token_starts.data(), int(sizes.queries.size()));
+    const int requests = int(sizes.queries.size());
+    if (at.query_rows)
+      prefill.plan(query_starts.data(), token_starts.data(), requests, rows.data(), nullptr);
+    else
+      prefill.plan(query_starts.data(), token_starts.data(), requests);
     prefill.run(tensors());
   }
   // Compares the outputs with double precision.
@@ -147,11 +165,16 @@ struct Batch {
         const auto joined = [&](const Place& nope, const Place& rope, int first, int count) {
           return join_columns(read(nope, first, count, 128), read(rope, first, count, 64), 128, 64);
         };
+        std::vector<float> q;
+        for (int i = query_starts[r]; i < query_starts[r + 1]; ++i) {
+          const std::vector<float> one = joined(q_nope, q_rope, rows[i], 1);
+          q.insert(q.end(), one.begin(), one.end());
+        }
         const AttentionReference expected =
-            attention_reference(joined(q_nope, q_rope, query_starts[r], n), joined(k_nope, k_rope, token_starts[r], m),
-                                read(v, token_starts[r], m, 128), n, m, 192, 128, 1 / std::sqrt(192.0), at.causal);
+            attention_reference(q, joined(k_nope, k_rope, token_starts[r], m), read(v, token_starts[r], m, 128), n, m,
+                                192, 128, 1 / std::sqrt(192.0), at.causal);
         for (int i = 0; i < n; ++i) {
-          const int row = query_starts[r] + i;
+          const int row = rows[query_starts[r] + i];
           const double unit = at.lse_base2 ? 1 / std::log(2.0) : 1;
           const float got = lse[row * lse_token_stride + head * lse_head_stride];
           if (std::isinf(expected.lse[i]))
@@ -167,13 +190,15 @@ struct Batch {
           EXPECT_TRUE(worst <= 0.02) << "request " << r << " query " << i << " head " << head << ": " << worst;
         }
       }
-    for (std::int64_t row = query_starts.back(); row < sizes.query_rows; ++row)
-      EXPECT_TRUE(std::isnan(lse[row * lse_token_stride])) << "written behind the last query";
+    for (std::int64_t row = 0; row < sizes.query_rows; ++row)
+      EXPECT_TRUE(std::count(rows.begin(), rows.end(), row) || std::isnan(lse[row * lse_token_stride]))
+          << "row " << row << " is no query's, and was written";
   }
 
   MlaPrefillOptions at;
   Sizes sizes;
   std::vector<int> query_starts = {0}, token_starts = {0};
+  std::vector<int> rows;  // of the tensors, of each query
   std::vector<std::vector<std::uint16_t>> buffers;
   Place q_nope, q_rope, k_nope, k_rope, v, o;
   std::vector<float> lse;
@@ -196,6 +221,47 @@ TEST(MlaPrefill, TheReferenceAttendsToAnyMixOfRequestsAndLayouts) {
       batch.run();
       batch.check();
     }
+}
+
+TEST(MlaPrefill, QueriesMayLieAnywhere) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    const MlaPrefillOptions options = {.heads = 2,
+                                       .max_requests = 4,
+                                       .max_query_tokens = 40,
+                                       .max_tokens = 90,
+                                       .causal = seed % 3 == 0,
+                                       .query_rows = true};
+    Batch batch(options, Layout(seed % 3), {{9, 0, 3, 12}, {33, 8, 90, 4}, 40, 140}, seed);
+    batch.run();
+    batch.check();
+  }
+}
+
+TEST(MlaPrefill, RowsOfOthersKeepWhatTheyHold) {
+  const MlaPrefillOptions options = {.heads = 2,
+                                     .max_requests = 1,
+                                     .max_query_tokens = 9,
+                                     .max_tokens = 50,
+                                     .causal = false,
+                                     .accumulate = true,
+                                     .query_rows = true};
+  Batch batch(options, Layout::dense, {{5}, {50}, 9, 50}, 3), alone = batch;
+  alone.at.accumulate = false;
+  alone.run();
+  for (int row = 0; row < 9; ++row)
+    for (int head = 0; head < 2; ++head) {
+      batch.lse[row * 2 + head] = float(row);
+      std::fill_n(batch.element(batch.o, row, head, 0), 128, to_half_bits(1.0f, options.dtype));
+    }
+  batch.run();
+  for (int row = 0; row < 9; ++row) {
+    const bool own = std::count(batch.rows.begin(), batch.rows.end(), row);
+    const float wanted = own ? std::log(std::exp(float(row)) + std::exp(alone.lse[row * 2])) : float(row);
+    EXPECT_NEAR(batch.lse[row * 2], wanted, 1e-4) << row;
+    const float share = own ? std::exp(alone.lse[row * 2] - wanted) : 0;
+    const float other = own ? from_half_bits(*alone.element(alone.o, row, 0, 5), options.dtype) : 0;
+    EXPECT_NEAR(from_half_bits(*batch.element(batch.o, row, 0, 5), options.dtype), 1 - share + share * other, 1e-2);
+  }
 }
 
 TEST(MlaPrefill, PartsOfTheTokensMergeToTheWhole) {
@@ -310,6 +376,22 @@ TEST(MlaPrefill, WhatHasNoMeaningIsRefused) {
   EXPECT_TRUE(contains(refused_run([](auto& with) { with.lse_head_stride = 3; }), "lse with a token stride of 2"));
   EXPECT_EQ(refused_run([](auto&) {}), "");
   batch.check();
+
+  MlaPrefill of_rows({.heads = 2, .max_requests = 2, .max_query_tokens = 4, .max_tokens = 20, .query_rows = true},
+                     DeviceHandle("cpu"));
+  const auto refused_rows = [&](MlaPrefill& with, const std::vector<int>& rows) {
+    return error_of([&] {
+      with.plan(batch.query_starts.data(), batch.token_starts.data(), 2, rows.empty() ? nullptr : rows.data(), nullptr);
+    });
+  };
+  EXPECT_TRUE(contains(refused_rows(prefill, {3, 1, 0, 2}), "made without the option query_rows"));
+  EXPECT_TRUE(contains(refused_rows(of_rows, {}), "query_rows is missing"));
+  EXPECT_TRUE(contains(refused_rows(of_rows, {3, 1, 4, 2}), "query_rows[2] is 4"));
+  EXPECT_TRUE(contains(refused_rows(of_rows, {3, 1, -1, 2}), "query_rows[2] is -1"));
+  EXPECT_EQ(refused_rows(of_rows, {3, 1, 0, 2}), "");
+  MlaPrefillTensors few = batch.tensors();
+  few.query_tokens = 3;
+  EXPECT_TRUE(contains(error_of([&] { of_rows.run(few); }), "the plan has 4 queries"));
 }
 
 TEST(MlaPrefill, AStepWithoutRequestsOrTokensIsNoError) {
@@ -339,8 +421,8 @@ TEST(MlaPrefill, KernelsAndWorkspaceFollowFromTheCapacity) {
   EXPECT_TRUE(contains(sources[0].instance, "plan_prefill<hypermla::cute::PlanPrefillTiling{"));
   EXPECT_TRUE(contains(sources[1].instance,
                        "prefill<hypermla::PrefillProblem{.dtype = hypermla::DType::float16, "
-                       ".causal = true}>"));
-  EXPECT_EQ(prefill_sources(*plan, DType::float16).size(), 4u);  // both of causal and not
+                       ".causal = true, .rows = false}>"));
+  EXPECT_EQ(prefill_sources(*plan, DType::float16).size(), 6u);  // both of causal, not, and of rows
   EXPECT_FALSE(Registry::instance().find("cute.mla.flash_mla", "v0").make()->prefill(options));
 }
 
@@ -355,7 +437,7 @@ struct Portable {
     kernels->prepare(shared().compiler, *device, workspace.data());
   }
   void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream = nullptr) {
-    kernels->plan(query_starts, token_starts, requests, stream);
+    kernels->plan({query_starts, token_starts, nullptr, requests}, stream);
   }
   void run(const MlaPrefillTensors& tensors, StreamHandle stream = nullptr) { kernels->run(tensors, stream); }
   void check() const { EXPECT_EQ(kernels->status(), 0); }
@@ -414,7 +496,7 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
   // A step on the device, recorded once for batches of the same sizes of tensors.
   struct Step {
     std::vector<Buffer> buffers;
-    Buffer lse, query_starts, token_starts;
+    Buffer lse, query_starts, token_starts, rows;
     std::unique_ptr<Recording> recording;
   };
   template <class Prefill>
@@ -428,14 +510,18 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
     step.lse = copy_of(batch.lse);
     step.query_starts = copy_of(batch.query_starts);
     step.token_starts = copy_of(batch.token_starts);
+    if (batch.at.query_rows) step.rows = Buffer(device_, sizeof(int) * batch.sizes.query_rows);
     const MlaPrefillTensors tensors = batch.tensors(memory, static_cast<float*>(step.lse.data()));
-    step.recording =
-        device_->record([&prefill, tensors, requests = int(batch.sizes.queries.size()),
-                         query_starts = static_cast<const int*>(step.query_starts.data()),
-                         token_starts = static_cast<const int*>(step.token_starts.data())](StreamHandle stream) {
-          prefill.plan(query_starts, token_starts, requests, stream);
-          for (int layer = 0; layer < 2; ++layer) prefill.run(tensors, stream);
-        });
+    step.recording = device_->record([&prefill, tensors, requests = int(batch.sizes.queries.size()),
+                                      query_starts = static_cast<const int*>(step.query_starts.data()),
+                                      token_starts = static_cast<const int*>(step.token_starts.data()),
+                                      rows = static_cast<const int*>(step.rows.data())](StreamHandle stream) {
+      if constexpr (std::is_same_v<Prefill, MlaPrefill>) {
+        if (rows) prefill.plan(query_starts, token_starts, requests, rows, stream);
+      }
+      if (!rows) prefill.plan(query_starts, token_starts, requests, stream);
+      for (int layer = 0; layer < 2; ++layer) prefill.run(tensors, stream);
+    });
     return step;
   }
   // Replays over the contents of `batch`, which still has its poison, and compares with the CPU: what that leaves
@@ -447,6 +533,8 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
     copy(step.lse, batch.lse);
     copy(step.query_starts, batch.query_starts);
     copy(step.token_starts, batch.token_starts);
+    if (batch.at.query_rows && !batch.rows.empty())
+      device_->copy_to_device(step.rows.data(), batch.rows.data(), sizeof(int) * batch.rows.size());
     step.recording->replay(device_->stream());
     device_->synchronize();
     prefill.check();
@@ -578,6 +666,51 @@ TEST_F(MlaPrefillOnHopper, ARecordingFollowsItsStarts) {
       compare(prefill, step, now);
     }
   }
+}
+
+// Tiles of one-row copies and of whole boxes, whole and cut into parts.
+TEST_F(MlaPrefillOnHopper, QueriesMayLieAnywhere) {
+  std::mt19937 random(4);
+  for (int i = 0; i < 4; ++i) {
+    const MlaPrefillOptions options = {.heads = 1 + i,
+                                       .max_requests = 12,
+                                       .max_query_tokens = 2000,
+                                       .max_tokens = 30000,
+                                       .dtype = i == 1 ? DType::float16 : DType::bfloat16,
+                                       .causal = false,
+                                       .query_rows = true,
+                                       .batch_invariant = i == 2};
+    MlaPrefill prefill(options, DeviceHandle("cuda"));
+    const auto batch = [&](const Sizes& sizes, unsigned seed) { return Batch(options, Layout(i % 3), sizes, seed); };
+    const auto sizes = [&](int round) {
+      if (round % 3 < 2) return random_sizes(random, 12, 2000, 31000);
+      return Sizes{{0, 7, 0, 130, 0, 64, 0, 1, 0, 0, 0, 0}, {0, 8000, 0, 3000, 0, 5000, 0, 9000}, 2000, 31000};
+    };
+    const Step step = record(prefill, batch(random_sizes(random, 12, 2000, 31000), 100));
+    for (int round = 0; round < 8; ++round) {
+      SCOPED_TRACE(testing::Message() << "object " << i << ", round " << round);
+      Sizes of = sizes(round);
+      of.tokens.resize(12);
+      Batch now = batch(of, 100 + round);
+      compare(prefill, step, now);
+    }
+  }
+}
+
+TEST_F(MlaPrefillOnHopper, RowsBeyondTheCapacityAreReported) {
+  const MlaPrefillOptions options = {
+      .heads = 2, .max_requests = 2, .max_query_tokens = 10, .max_tokens = 100, .causal = false, .query_rows = true};
+  MlaPrefill prefill(options, DeviceHandle("cuda"));
+  const Buffer starts = copy_of(std::vector<int>{0, 4, 6}), tokens = copy_of(std::vector<int>{0, 90, 95});
+  const auto reported = [&](const std::vector<int>& rows) {
+    const Buffer on_device = copy_of(rows);
+    prefill.plan(static_cast<const int*>(starts.data()), static_cast<const int*>(tokens.data()), 2,
+                 static_cast<const int*>(on_device.data()), nullptr);
+    return error_of([&] { prefill.check(); });
+  };
+  EXPECT_EQ(reported({9, 0, 3, 5, 1, 2}), "");
+  EXPECT_TRUE(contains(reported({9, 0, 3, 5, 1, 10}), "query_rows"));
+  EXPECT_TRUE(contains(reported({9, 0, -3, 5, 1, 2}), "query_rows"));
 }
 
 TEST_F(MlaPrefillOnHopper, AStepWithoutTokensIsAnswered) {

@@ -38,6 +38,30 @@ struct AppendArguments {
   const float* scale;  // of append_fp8_576 only
 };
 
+inline constexpr int kMatchRequests = 4, kMatchThreads = 32 * kMatchRequests;  // of a block of match_prefixes
+// Of split_requests: the first block tells MlaPrefill, the others take as many requests each.
+inline constexpr int kSplitThreads = 256, kSplitRequests = 4;
+inline constexpr int kMostPrefixes = 16;
+// As MlaCacheOps::Prefix.
+struct alignas(16) KeptPrefix {
+  int pages, first_token, least_queries, valid;
+};
+struct SplitArguments {
+  const int* block_table;
+  long long table_stride;
+  const int *lengths, *query_starts;
+  const long long* slots;
+  KeptPrefix* prefixes;
+  const int* prefix_pages;
+  long long prefix_pages_stride;
+  const unsigned* owners;
+  unsigned* found;
+  int* own_table;
+  long long own_table_stride;
+  int *own_lengths, *shared_query_starts, *shared_token_starts, *query_rows;
+  int width, requests, tokens, page, count, cache_pages;
+};
+
 // What a block of decompress_prefix makes, of a number of heads: 128 tokens of both products of 128 columns. It reads
 // the weights in steps of 64 latent columns.
 inline constexpr int kPrefixTokens = 128, kPrefixSteps = 8, kPrefixStages = 3;

@@ -1,5 +1,6 @@
 #include "cute/cache/cache_plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -80,6 +81,39 @@ unsigned blocks_of(const AppendArguments& of) { return (of.tokens * kRowVectors 
 unsigned fp8_blocks_of(const AppendArguments& of) { return (of.tokens - 1) / (kCopyThreads / 32) + 1; }
 unsigned fp8_576_blocks_of(const AppendArguments& of) { return (of.tokens * kFp8RowVectors - 1) / kCopyThreads + 1; }
 
+SplitArguments arguments_of(const MlaCacheOps::Split& with) {
+  static_assert(sizeof(KeptPrefix) == sizeof(MlaCacheOps::Prefix) && kMostPrefixes == MlaCacheOps::kMaxPrefixes);
+  return {.block_table = with.block_table,
+          .table_stride = with.table_stride,
+          .lengths = with.lengths,
+          .query_starts = with.query_starts,
+          .slots = reinterpret_cast<const long long*>(with.slots),
+          .prefixes = reinterpret_cast<KeptPrefix*>(with.prefixes),
+          .prefix_pages = with.prefix_pages,
+          .prefix_pages_stride = with.prefix_pages_stride,
+          .owners = with.owners,
+          .found = with.found,
+          .own_table = with.own_table,
+          .own_table_stride = with.own_table_stride,
+          .own_lengths = with.own_lengths,
+          .shared_query_starts = with.shared_query_starts,
+          .shared_token_starts = with.shared_token_starts,
+          .query_rows = with.query_rows,
+          .width = with.width,
+          .requests = with.requests,
+          .tokens = with.tokens,
+          .page = with.page,
+          .count = with.count,
+          .cache_pages = int(with.cache_pages)};
+}
+unsigned match_blocks_of(const SplitArguments& of) {
+  constexpr int kSlots = 4 * kMatchThreads;  // of a block, where there are not too many
+  return unsigned(std::clamp(std::max((of.requests - 1) / kMatchRequests, (of.tokens - 1) / kSlots) + 1, 1, 512));
+}
+unsigned split_blocks_of(const SplitArguments& of) {
+  return 1 + unsigned(of.requests + kSplitRequests - 1) / kSplitRequests;
+}
+
 namespace {
 
 // How far it is in memory from a latent column to the next, and from a column of the head.
@@ -139,9 +173,12 @@ std::vector<KernelSource> own_sources(DType dtype, const std::string& arch) {
     const std::string dtypes = of_dtype ? fmt::format("<hypermla::DType::{}>", dtype_name(dtype)) : "";
     return KernelSource{name, "cute/cache/" + name + ".cuh", "hypermla::cute::" + name + dtypes, {int(bytes)}};
   };
-  std::vector<KernelSource> sources = {
-      source("merge_states", true, sizeof(MergeStatesArguments)), source("append", false, sizeof(AppendArguments)),
-      source("append_fp8", true, sizeof(AppendArguments)), source("append_fp8_576", true, sizeof(AppendArguments))};
+  std::vector<KernelSource> sources = {source("merge_states", true, sizeof(MergeStatesArguments)),
+                                       source("append", false, sizeof(AppendArguments)),
+                                       source("append_fp8", true, sizeof(AppendArguments)),
+                                       source("append_fp8_576", true, sizeof(AppendArguments)),
+                                       source("match_prefixes", false, sizeof(SplitArguments)),
+                                       source("split_requests", false, sizeof(SplitArguments))};
   if (architecture(arch).runs_cute)
     sources.push_back(source("decompress_prefix", true, sizeof(DecompressPrefixArguments)));
   return sources;
@@ -151,9 +188,14 @@ class CacheOps : public CacheKernels {
  public:
   CacheOps(DType dtype, Compiler& compiler, Device& device) : dtype_(dtype), processors_(device.info().processors) {
     const std::string& arch = device.info().arch;
-    functions_ = load_all(
-        compiler, device, own_sources(dtype, arch),
-        {{kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kCopyThreads}, {kPrefixThreads, kPrefixSharedBytes}});
+    functions_ = load_all(compiler, device, own_sources(dtype, arch),
+                          {{kCopyThreads},
+                           {kCopyThreads},
+                           {kCopyThreads},
+                           {kCopyThreads},
+                           {kMatchThreads},
+                           {kSplitThreads},
+                           {kPrefixThreads, kPrefixSharedBytes}});
     if (!architecture(arch).runs_cute) portable_ = std::make_unique<PortableDecompress>(dtype, compiler, device);
   }
 
@@ -183,6 +225,12 @@ class CacheOps : public CacheKernels {
     launch(kDecompress, blocks_of(arguments), arguments, stream);
   }
 
+  void split_prefixes(const MlaCacheOps::Split& with, StreamHandle stream) override {
+    SplitArguments arguments = arguments_of(with);
+    if (with.count > 0) launch(kMatch, match_blocks_of(arguments), arguments, stream);
+    launch(kSplit, split_blocks_of(arguments), arguments, stream);
+  }
+
  private:
   template <class Arguments>
   void launch(int function, unsigned blocks, Arguments& arguments, StreamHandle stream) {
@@ -192,7 +240,7 @@ class CacheOps : public CacheKernels {
 
   DType dtype_;
   int processors_;
-  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kDecompress };  // as own_sources() has them
+  enum { kMerge, kAppend, kAppendFp8, kAppendFp8_576, kMatch, kSplit, kDecompress };  // as own_sources() has them
   std::vector<std::unique_ptr<Function>> functions_;
   std::unique_ptr<PortableDecompress> portable_;  // in place of kDecompress
 };

@@ -14,6 +14,9 @@ AppendArguments arguments_of(const MlaCacheOps::Append& with);
 unsigned blocks_of(const AppendArguments& of);      // of append
 unsigned fp8_blocks_of(const AppendArguments& of);  // of append_fp8
 unsigned fp8_576_blocks_of(const AppendArguments& of);
+SplitArguments arguments_of(const MlaCacheOps::Split& with);
+unsigned match_blocks_of(const SplitArguments& of);
+unsigned split_blocks_of(const SplitArguments& of);
 // Without the maps of the weights, which are of these shapes: w_uk (0) and w_uv (1).
 DecompressPrefixArguments arguments_of(const MlaCacheOps::Decompress& with, int processors);
 unsigned blocks_of(const DecompressPrefixArguments& of);

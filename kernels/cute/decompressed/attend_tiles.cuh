@@ -37,6 +37,7 @@
 //   seen(tile, row), seen_by_all(tile, first_row)
 //                       how many tokens a row sees, and every row from first_row on
 //   is_followed(tile)   whether anything but zeros may lie behind the tokens of the request
+//   query(tile, row)    which one of all, -1: there is none; asked for by has_other_rows and may_be_half
 //   place(tile, row)    of a row's outputs, -1: there are none; o(tile, place) and lse(tile, place) are their addresses
 //   lse_of(maximum, sum), empty_lse()
 //                       log-sum-exps as they are stored
@@ -115,7 +116,10 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
 
   auto row = [&] { return group * kGroupRows + static_cast<int>(((thread_id() >> 5) & 3) * 16 + (lane_id() >> 2)); };
   auto has_rows = [&](const Tile& of, int of_group) {
-    return !Tiles::may_be_half || tiles.place(of, of_group * kGroupRows) >= 0;
+    if constexpr (!Tiles::may_be_half)
+      return true;
+    else
+      return tiles.query(of, of_group * kGroupRows) >= 0;
   };
   auto take_turn = [&] { named_sync(kTurn0 + group, 256); };
   auto pass_turn = [&] { named_arrive(kTurn0 + 1 - group, 256); };
@@ -144,7 +148,7 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     for (int i = 0; i < 12; ++i) load_matrices(q + 4 * i, (from ^ (i % 4 << 5)) + i / 4 * kKeyBox);
     // Rows of another request become zeros, so that they do not decide when maxima are raised.
     if constexpr (Tiles::has_other_rows) {
-      const bool first = tiles.place(of, row()) >= 0, second = tiles.place(of, row() + 8) >= 0;
+      const bool first = tiles.query(of, row()) >= 0, second = tiles.query(of, row() + 8) >= 0;
 #pragma unroll
       for (int i = 0; i < 48; ++i) q[i] = (i % 2 ? second : first) ? q[i] : 0;
     }

@@ -3,7 +3,7 @@
 // Requests are sorted by their tokens, roughly: into classes of lengths that differ by at most an eighth. Which of a
 // class comes first is left to chance; it changes no result. Starts that are negative or go beyond the capacity are cut
 // to it and reported. Where query starts fall there are no tiles: requests would share queries, and have more tiles in
-// all than an integer holds.
+// all than an integer holds. Nor are there any where a query's row is none of the capacity.
 //
 // Tiles are cut into parts where that lets the thread blocks end sooner, by an estimate that counts blocks of tokens.
 // Each warp makes it for another length of parts.
@@ -16,7 +16,7 @@
 namespace hypermla::cute {
 
 inline constexpr int kLengthClasses = 128;
-inline constexpr int kFalls = 4;  // beside the bits of PrefillStatus, and in no status
+inline constexpr int kNoTiles = 4;  // beside the bits of PrefillStatus, and in no status
 
 // Class 0 are requests without tokens. Blocks up to 8192 have 3 bits behind the leading one.
 __device__ __forceinline__ int length_class(int tokens) {
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
              .tokens = used,
              .parts = 1,
              .first_slot = 0},
-            (fit ? 0 : kWrongQueryStarts) | (falls ? kFalls : 0) | (used == tokens ? 0 : kWrongTokenStarts)};
+            (fit ? 0 : kWrongQueryStarts) | (falls ? kNoTiles : 0) | (used == tokens ? 0 : kWrongTokenStarts)};
   };
 
   launch_next();
@@ -145,6 +145,17 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
       atomicMax(&most_tokens, item.tokens);
     }
     if (cut) atomicOr(&wrong, cut);
+  }
+  if (with.query_rows) {  // who names no row has no place
+    const int first = b > 0 ? max(with.query_starts[0], 0) : 0;
+    const int last = b > 0 ? min(with.query_starts[b], with.all_queries) : 0;
+    bool beyond = false;
+#pragma unroll 1
+    for (int i = first + thread; i < last; i += kThreads) {
+      const int row = with.planned_rows[i] = with.query_rows[i];
+      beyond |= row < 0 || row >= with.all_queries;
+    }
+    if (beyond) atomicOr(&wrong, kWrongQueryStarts | kNoTiles);
   }
   __syncthreads();
   const int own_class = kLengthClasses - 1 - thread;  // long requests first
@@ -177,7 +188,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     __syncthreads();
   }
 
-  const int items = wrong & kFalls ? 0 : of_class[0];  // behind the last of the last class
+  const int items = wrong & kNoTiles ? 0 : of_class[0];  // behind the last of the last class
   const int each = (items + kThreads - 1) / kThreads, first = min(items, thread * each),
             last = min(items, first + each);
   auto planned = [&](int i) {
@@ -208,7 +219,7 @@ __global__ void __launch_bounds__(tiling.threads, 1) plan_prefill(const __grid_c
     at += tiles_of(item);
     slot += slots_of(item);
   }
-  if (thread == kThreads - 1) *with.list = {.drawn = 0, .tiles = at, .items = items, .status = wrong & ~kFalls};
+  if (thread == kThreads - 1) *with.list = {.drawn = 0, .tiles = at, .items = items, .status = wrong & ~kNoTiles};
 }
 
 }  // namespace hypermla::cute

@@ -5,6 +5,9 @@
 // A tile's boxes may reach into the next request: rows of queries that are not the tile's become zeros and are not
 // stored, keys behind the request's end are masked, and values there are overwritten with zeros.
 //
+// With problem.rows queries lie anywhere in the tensors: where those of a tile do not follow each other, each comes by
+// copies of its own.
+//
 // Where there are few tiles, the planner cuts the tokens of each into parts, which prefill_parts.cuh merges.
 //
 // grid = multiprocessors; kTileThreads threads, kTileSharedBytes of dynamic shared memory.
@@ -26,6 +29,19 @@ struct PrefillTiles {
   int item = 0;  // of the last tile that was drawn
 
   __device__ __forceinline__ int count() const { return with.list->tiles; }
+  // A tile's rows, for take_queries(): all of them, or the complement of the first, where the others follow it.
+  __device__ __forceinline__ void find_rows(Shared& shared, const PrefillTile& tile) const {
+    const int* const rows = with.query_rows + tile.query;
+    const int first = tile.rows > 0 ? rows[0] : 0;
+    bool follow = true;
+    for (int i = lane_id(); i < tile.rows; i += 32) {
+      const int row = rows[i];
+      shared.heads[i] = row;
+      follow &= row == first + i;
+    }
+    follow = __all_sync(~0u, follow);
+    if (lane_id() == 0 && follow) shared.heads[0] = ~first;
+  }
   __device__ __forceinline__ int draw(Shared& shared, int index) {
     PrefillTile& tile = *reinterpret_cast<PrefillTile*>(shared.tile);
     if (index >= count()) {
@@ -37,14 +53,39 @@ struct PrefillTiles {
     if (lane_id() == 0) {
       const unsigned part = index - of.first_tile, parts = of.parts, number = part / parts;
       tile = prefill_tile(of, number, with.heads, causal);
-      tile.rows = min(tile.rows, with.query_tokens - tile.query);
+      if constexpr (!problem.rows) tile.rows = min(tile.rows, with.query_tokens - tile.query);
       if (parts > 1) cut_tile(tile, of, number, part - number * parts, count() <= static_cast<int>(gridDim.x));
     }
     __syncwarp();
+    if constexpr (problem.rows) {
+      find_rows(shared, tile);
+      __syncwarp();
+    }
     return tile.head;
   }
   __device__ __forceinline__ void take_queries(Shared& shared, Ring<kKeyStages>& ring, const Tile& tile) const {
-    if (tile.blocks > 0) load_rows(shared, ring, with.q_map, with.qpe_map, tile.query, tile.head, tile.head);
+    if (tile.blocks <= 0) return;
+    int first = tile.query;
+    if constexpr (problem.rows) {
+      const int* const rows = shared.heads;
+      if (rows[0] >= 0) {
+        const u32 full = ring.full();
+        u32 to = shared.keys[ring.stage];
+        ring.wait_until_empty();
+        barrier_expect(full, tile.rows * 384);
+#pragma unroll 1
+        for (int i = 0; i < tile.rows; ++i, to += 128) {
+          const int row = rows[i];
+          tma_load(to, with.q_row_map, row, 0, tile.head, full);
+          tma_load(to + kKeyBox, with.q_row_map, row, 1, tile.head, full);
+          tma_load(to + 2 * kKeyBox, with.qpe_row_map, row, 0, tile.head, full);
+        }
+        ring.next();
+        return;
+      }
+      first = ~rows[0];
+    }
+    load_rows(shared, ring, with.q_map, with.qpe_map, first, tile.head, tile.head);
   }
   __device__ __forceinline__ int first_block(const Tile&) const { return 0; }
   __device__ __forceinline__ int token(const Tile& tile, int block) const { return tile.token + block * kBlock; }
@@ -55,8 +96,14 @@ struct PrefillTiles {
   }
   __device__ __forceinline__ int seen_by_all(const Tile& tile, int first_row) const { return seen(tile, first_row); }
   __device__ __forceinline__ bool is_followed(const Tile&) const { return true; }
-  __device__ __forceinline__ long long place(const Tile& tile, int row) const {
+  __device__ __forceinline__ long long query(const Tile& tile, int row) const {
     return row < tile.rows ? tile.query + row : -1;
+  }
+  __device__ __forceinline__ long long place(const Tile& tile, int row) const {
+    const long long number = query(tile, row);
+    if constexpr (!problem.rows) return number;
+    const int of_tensors = number >= 0 ? with.query_rows[number] : -1;
+    return of_tensors < with.query_tokens ? of_tensors : -1;
   }
   __device__ __forceinline__ unsigned short* o(const Tile& tile, long long query) const {
     return static_cast<unsigned short*>(with.o) + query * with.o_token_stride + tile.head * with.o_head_stride;

@@ -99,7 +99,7 @@ constexpr void cut_tile(PrefillTile& tile, const PrefillItem& item, int number, 
 struct PrefillArguments {
   // Queries, keys and values [tokens, heads, 128] and [tokens, heads, 64], boxes of 128 rows and all columns.
   TensorMap q_map = {}, qpe_map = {}, k_map = {}, kpe_map = {}, v_map = {};
-  PrefillList* list = nullptr;  // and the items behind it
+  PrefillList* list = nullptr;                 // and the items behind it
   PrefillParts parts;
   void* o = nullptr;     // [query_tokens, heads, 128]
   float* lse = nullptr;  // [query_tokens, heads]
@@ -108,8 +108,11 @@ struct PrefillArguments {
   float lse_unit = 0;    // of lse per log2: ln 2 for natural logarithms
   float empty_lse = 0;   // of rows that see no token
   int heads = 0;
-  int rope_heads = 0;    // of the RoPE keys: heads, or 1 for all
-  int query_tokens = 0;  // of the tensors
+  int rope_heads = 0;               // of the RoPE keys: heads, or 1 for all
+  int query_tokens = 0;             // of the tensors
+  // With problem.rows: the row of each query of the plan, and boxes of one row and 64 columns.
+  const int* query_rows = nullptr;
+  TensorMap q_row_map = {}, qpe_row_map = {};
 };
 
 struct PlanPrefillTiling {
@@ -126,6 +129,8 @@ struct PlanPrefillTiling {
 struct PlanPrefillArguments {
   const int* query_starts = nullptr;      // [requests + 1]
   const int* token_starts = nullptr;      // [requests + 1]
+  const int* query_rows = nullptr;        // [query_starts[requests]], or none
+  int* planned_rows = nullptr;            // [all_queries]: where they are kept for the attention
   PrefillList* list = nullptr;            // and the items behind it
   unsigned long long* arrived = nullptr;  // of PrefillParts
   int requests = 0;

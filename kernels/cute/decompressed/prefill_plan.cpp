@@ -20,12 +20,14 @@ std::string PrefillPlan::explain() const {
       workspace_bytes() / 1e6);
 }
 
-// The list, counters of parts, and parts.
+// The list, counters of parts, rows of queries, and parts.
 std::size_t PrefillPlan::arrived_at() const {
   return sizeof(PrefillList) + std::size_t(options_.max_requests) * sizeof(PrefillItem);
 }
+std::size_t PrefillPlan::rows_at() const { return arrived_at() + slots() * sizeof(*PrefillParts{}.arrived); }
 std::size_t PrefillPlan::parts_at() const {
-  return (arrived_at() + slots() * sizeof(*PrefillParts{}.arrived) + 255) / 256 * 256;
+  const std::size_t rows = options_.query_rows ? options_.max_query_tokens * sizeof(int) : 0;
+  return (rows_at() + rows + 255) / 256 * 256;
 }
 std::size_t PrefillPlan::workspace_bytes() const {
   return parts_at() + slots() * kRows * (kPartColumns + 1) * sizeof(float);
@@ -39,9 +41,9 @@ std::vector<KernelSource> PrefillPlan::sources() const {
         "hypermla::cute::" + name + "<" + type_name(typeid(options)) + fields_initializer(options) + ">",
         {arguments}};
   };
-  return {
-      source("plan_prefill", PlanPrefillTiling{}, sizeof(PlanPrefillArguments)),
-      source("prefill", PrefillProblem{.dtype = options_.dtype, .causal = options_.causal}, sizeof(PrefillArguments))};
+  return {source("plan_prefill", PlanPrefillTiling{}, sizeof(PlanPrefillArguments)),
+          source("prefill", PrefillProblem{options_.dtype, options_.causal, options_.query_rows},
+                 sizeof(PrefillArguments))};
 }
 
 void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
@@ -53,7 +55,9 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
   attention_ = std::move(functions[1]);
   device.fill(workspace, 0, sizeof(PrefillList));  // without a plan there are no tiles
   const MlaPrefillOptions& at = options_;
-  plan_ = {.list = static_cast<PrefillList*>(workspace),
+  int* const rows = reinterpret_cast<int*>(static_cast<char*>(workspace) + rows_at());
+  plan_ = {.planned_rows = rows,
+           .list = static_cast<PrefillList*>(workspace),
            .arrived = reinterpret_cast<unsigned long long*>(static_cast<char*>(workspace) + arrived_at()),
            .heads = at.heads,
            .all_queries = at.max_query_tokens,
@@ -67,13 +71,15 @@ void PrefillPlan::prepare(Compiler& compiler, Device& device, void* workspace) {
            .scale_log2 = at.scale * std::numbers::log2e_v<float>,
            .lse_unit = at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
            .empty_lse = (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(),
-           .heads = at.heads};
+           .heads = at.heads,
+           .query_rows = rows};
 }
 
-void PrefillPlan::plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) {
-  plan_.query_starts = query_starts;
-  plan_.token_starts = token_starts;
-  plan_.requests = requests;
+void PrefillPlan::plan(const PrefillStep& step, StreamHandle stream) {
+  plan_.query_starts = step.query_starts;
+  plan_.token_starts = step.token_starts;
+  plan_.query_rows = step.query_rows;
+  plan_.requests = step.requests;
   void* arguments[] = {&plan_};
   planner_->launch({1, 1, 1}, arguments, stream);
 }
@@ -87,16 +93,23 @@ void PrefillPlan::set(const MlaPrefillTensors& with) {
   const int tokens = any ? with.tokens : with.query_tokens;
   const Rows &k_nope = any ? with.k_nope : with.q_nope, &k_rope = any ? with.k_rope : with.q_rope,
              &v = any ? with.v : with.q_nope;
-  const auto map = [&](const Rows& of, int rows, int columns, int of_heads) {
+  const auto box_map = [&](const Rows& of, int rows, int columns, int of_heads, int box_rows, int box_groups) {
     const std::int64_t head_stride = of_heads > 1 ? of.head_stride : columns;  // of one head it may be anything
     return maps_.of(
         {options_.dtype,
          of.data,
-         {{{rows, 2 * of.token_stride, kRows}, {columns / 64, 128, columns / 64}, {of_heads, 2 * head_stride, 1}}}});
+         {{{rows, 2 * of.token_stride, box_rows}, {columns / 64, 128, box_groups}, {of_heads, 2 * head_stride, 1}}}});
+  };
+  const auto map = [&](const Rows& of, int rows, int columns, int of_heads) {
+    return box_map(of, rows, columns, of_heads, kRows, columns / 64);
   };
   with_.rope_heads = k_rope.head_stride == 0 ? 1 : heads;
   with_.q_map = map(with.q_nope, with.query_tokens, 128, heads);
   with_.qpe_map = map(with.q_rope, with.query_tokens, 64, heads);
+  if (options_.query_rows) {
+    with_.q_row_map = box_map(with.q_nope, with.query_tokens, 128, heads, 1, 1);
+    with_.qpe_row_map = box_map(with.q_rope, with.query_tokens, 64, heads, 1, 1);
+  }
   with_.k_map = map(k_nope, tokens, 128, heads);
   with_.kpe_map = map(k_rope, tokens, 64, with_.rope_heads);
   with_.v_map = map(v, tokens, 128, heads);

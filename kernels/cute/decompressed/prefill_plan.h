@@ -17,15 +17,16 @@ class PrefillPlan : public PrefillKernels {
   std::size_t workspace_bytes() const override;
   std::vector<KernelSource> sources() const override;
   void prepare(Compiler& compiler, Device& device, void* workspace) override;
-  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) override;
+  void plan(const PrefillStep& step, StreamHandle stream) override;
   void run(const MlaPrefillTensors& tensors, StreamHandle stream) override;
   int status() const override;
 
  private:
   void set(const MlaPrefillTensors& with);
   std::size_t slots() const { return options_.batch_invariant ? 0 : prefill_slots(processors_); }
-  // Bytes of the workspace before the counters of parts, and before the parts.
+  // Bytes of the workspace before the counters of parts, the queries' rows, and the parts.
   std::size_t arrived_at() const;
+  std::size_t rows_at() const;
   std::size_t parts_at() const;
 
   MlaPrefillOptions options_;

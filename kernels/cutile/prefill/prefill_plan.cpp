@@ -36,8 +36,8 @@ class PortablePrefill : public PrefillKernels {
     places_ = reinterpret_cast<int*>(static_cast<char*>(workspace) + kPlacesAt);
   }
 
-  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) override {
-    place_->launch({1, 1, 1}, place_arguments(query_starts, token_starts, requests).pointers(), stream);
+  void plan(const PrefillStep& step, StreamHandle stream) override {
+    place_->launch({1, 1, 1}, place_arguments(step.query_starts, step.token_starts, step.requests).pointers(), stream);
   }
 
   void run(const MlaPrefillTensors& given, StreamHandle stream) override {

@@ -9,11 +9,13 @@ namespace hypermla {
 struct PrefillProblem {
   DType dtype = DType::bfloat16;
   bool causal = true;
+  bool rows = false;
 
   template <class Self, class Visitor>
   static constexpr void fields(Self& self, Visitor&& field) {
     field("dtype", self.dtype, "element type of all tensors but the log-sum-exp");
     field("causal", self.causal, "query i of n sees the tokens up to tokens - n + i only");
+    field("rows", self.rows, "the plan says in which rows of the tensors its queries are");
   }
 };
 

@@ -23,6 +23,11 @@ hypermla_decompress_arguments default_decompress() {
   at.page = MlaCache().page;
   return at;
 }
+hypermla_split_arguments default_split() {
+  hypermla_split_arguments at = {};
+  at.page = MlaCacheOps::Split().page;
+  return at;
+}
 
 hypermla_append_arguments arguments_of(const hypermla_append_arguments* given) {
   return of_caller(given, default_append(), "arguments", "hypermla_append_arguments_init");
@@ -32,6 +37,9 @@ hypermla_merge_arguments arguments_of(const hypermla_merge_arguments* given) {
 }
 hypermla_decompress_arguments arguments_of(const hypermla_decompress_arguments* given) {
   return of_caller(given, default_decompress(), "arguments", "hypermla_decompress_arguments_init");
+}
+hypermla_split_arguments arguments_of(const hypermla_split_arguments* given) {
+  return of_caller(given, default_split(), "arguments", "hypermla_split_arguments_init");
 }
 
 static_assert(int(MlaCacheFormat::as_queries) == HYPERMLA_CACHE_AS_QUERIES &&
@@ -84,6 +92,9 @@ void hypermla_merge_arguments_init(hypermla_merge_arguments* arguments, size_t s
 }
 void hypermla_decompress_arguments_init(hypermla_decompress_arguments* arguments, size_t size) {
   initialise(arguments, default_decompress(), size);
+}
+void hypermla_split_arguments_init(hypermla_split_arguments* arguments, size_t size) {
+  initialise(arguments, default_split(), size);
 }
 
 hypermla_status hypermla_append_arguments_fused(hypermla_append_arguments* arguments, void* cache, int64_t pages,
@@ -155,5 +166,41 @@ hypermla_status hypermla_decompress_prefix(hypermla_cache_ops* ops, const hyperm
              .k_rope = {with.k_rope, with.k_rope_token_stride, with.k_rope_head_stride},
              .v = {with.v, with.v_token_stride, with.v_head_stride}},
             stream);
+  });
+}
+
+hypermla_status hypermla_split_prefixes(hypermla_cache_ops* ops, const hypermla_split_arguments* arguments,
+                                        void* stream) {
+  return guarded_call([&] {
+    using Prefix = MlaCacheOps::Prefix;
+    static_assert(sizeof(hypermla_prefix) == sizeof(Prefix) &&
+                  offsetof(hypermla_prefix, first_token) == offsetof(Prefix, first_token) &&
+                  offsetof(hypermla_prefix, least_queries) == offsetof(Prefix, least_queries) &&
+                  offsetof(hypermla_prefix, valid) == offsetof(Prefix, valid));
+    const hypermla_split_arguments with = arguments_of(arguments);
+    required(ops, "ops")
+        .ops.split_prefixes({.block_table = with.block_table,
+                             .table_stride = with.table_stride,
+                             .width = count_of("width", with.width),
+                             .lengths = with.lengths,
+                             .query_starts = with.query_starts,
+                             .requests = count_of("requests", with.requests),
+                             .slots = with.slots,
+                             .tokens = count_of("tokens", with.tokens),
+                             .page = count_of("page", with.page),
+                             .prefixes = reinterpret_cast<Prefix*>(with.prefixes),
+                             .prefix_pages = with.prefix_pages,
+                             .prefix_pages_stride = with.prefix_pages_stride,
+                             .count = count_of("count", with.count),
+                             .owners = with.owners,
+                             .cache_pages = with.cache_pages,
+                             .found = with.found,
+                             .own_table = with.own_table,
+                             .own_table_stride = with.own_table_stride,
+                             .own_lengths = with.own_lengths,
+                             .shared_query_starts = with.shared_query_starts,
+                             .shared_token_starts = with.shared_token_starts,
+                             .query_rows = with.query_rows},
+                            stream);
   });
 }

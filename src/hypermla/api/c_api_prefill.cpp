@@ -23,7 +23,7 @@ hypermla_prefill_options default_prefill_options() {
           at.empty_lse_positive,
           at.accumulate,
           at.batch_invariant,
-          0};
+          at.query_rows};
 }
 
 hypermla_prefill_tensors tensors_of(const hypermla_prefill_tensors* given) {
@@ -31,11 +31,10 @@ hypermla_prefill_tensors tensors_of(const hypermla_prefill_tensors* given) {
 }
 
 MlaPrefillOptions options_of(const hypermla_prefill_options* given) {
-  static_assert(offsetof(hypermla_prefill_options, reserved) + sizeof(std::int32_t) ==
+  static_assert(offsetof(hypermla_prefill_options, query_rows) + sizeof(std::int32_t) ==
                 sizeof(hypermla_prefill_options));
   const hypermla_prefill_options at =
       of_caller(given, default_prefill_options(), "options", "hypermla_prefill_options_init");
-  if (at.reserved) fail("options->reserved is {}; it must be 0", at.reserved);
   return {.heads = at.heads,
           .max_requests = at.max_requests,
           .max_query_tokens = at.max_query_tokens,
@@ -46,6 +45,7 @@ MlaPrefillOptions options_of(const hypermla_prefill_options* given) {
           .lse_base2 = flag_of("lse_base2", at.lse_base2),
           .empty_lse_positive = flag_of("empty_lse_positive", at.empty_lse_positive),
           .accumulate = flag_of("accumulate", at.accumulate),
+          .query_rows = flag_of("query_rows", at.query_rows),
           .batch_invariant = flag_of("batch_invariant", at.batch_invariant)};
 }
 
@@ -113,6 +113,13 @@ void hypermla_prefill_destroy(hypermla_prefill* prefill) { delete prefill; }
 hypermla_status hypermla_prefill_plan(hypermla_prefill* prefill, const int32_t* query_starts,
                                       const int32_t* token_starts, int32_t requests, void* stream) {
   return guarded_call([&] { required(prefill, "prefill").prefill.plan(query_starts, token_starts, requests, stream); });
+}
+
+hypermla_status hypermla_prefill_plan_rows(hypermla_prefill* prefill, const int32_t* query_starts,
+                                           const int32_t* token_starts, const int32_t* query_rows, int32_t requests,
+                                           void* stream) {
+  return guarded_call(
+      [&] { required(prefill, "prefill").prefill.plan(query_starts, token_starts, requests, query_rows, stream); });
 }
 
 hypermla_status hypermla_prefill_run(hypermla_prefill* prefill, const hypermla_prefill_tensors* tensors, void* stream) {

@@ -36,4 +36,9 @@ void MlaCacheOps::decompress_prefix(const Decompress& with, void* stream) {
   if (with.tokens && with.heads) state_->kernels->decompress_prefix(with, stream);
 }
 
+void MlaCacheOps::split_prefixes(const Split& with, void* stream) {
+  validate(with);
+  if (with.requests || with.count) state_->kernels->split_prefixes(with, stream);
+}
+
 }  // namespace hypermla

@@ -18,6 +18,9 @@ std::unique_ptr<PrefillKernels> attention_for(const MlaPrefillOptions& options, 
     plan->target = target;
     if (std::unique_ptr<PrefillKernels> kernels = plan->prefill(options)) return kernels;
   }
+  if (options.query_rows)
+    fail("query_rows needs a Hopper GPU or a CPU, not {} ({}); leave it out, and let queries follow each other",
+         device.info().name, target.arch);
   fail("there are no prefill kernels for {} ({}); take a CPU, or a GPU that `hypermla --list` has kernels for",
        device.info().name, target.arch);
 }
@@ -57,14 +60,24 @@ std::size_t MlaPrefill::workspace_bytes(const MlaPrefillOptions& options, const 
 std::size_t MlaPrefill::workspace_bytes() const { return state_->kernels->workspace_bytes(); }
 
 void MlaPrefill::plan(const int* query_starts, const int* token_starts, int requests, void* stream) {
+  plan(query_starts, token_starts, requests, nullptr, stream);
+}
+
+void MlaPrefill::plan(const int* query_starts, const int* token_starts, int requests, const int* query_rows,
+                      void* stream) {
   if (requests < 0 || requests > state_->options.max_requests)
     fail("{} requests are not supported: this MlaPrefill is for 0 to max_requests={}", requests,
          state_->options.max_requests);
   if (requests > 0 && (!query_starts || !token_starts))
     fail("{} is missing: give the address of requests + 1 integers", query_starts ? "token_starts" : "query_starts");
+  if (query_rows && !state_->options.query_rows)
+    fail("query_rows is given, but this MlaPrefill was made without the option query_rows; set it, or leave them out");
+  if (!query_rows && state_->options.query_rows && requests > 0)
+    fail("query_rows is missing: with the option of that name plan() is given the row of each query");
+  require_aligned("query_rows", query_rows, 4);
   require_aligned("query_starts", query_starts, 4);
   require_aligned("token_starts", token_starts, 4);
-  state_->kernels->plan(query_starts, token_starts, requests, stream);
+  state_->kernels->plan({query_starts, token_starts, query_rows, requests}, stream);
   state_->planned = true;
 }
 
@@ -83,8 +96,8 @@ void MlaPrefill::check() const {
         state_->options.max_tokens);
   if (status & kWrongQueryStarts)
     fail(
-        "the last plan had query_starts that fall, are negative or go beyond max_query_tokens={}; those requests were "
-        "left out, and where query_starts fall others may have been, too",
+        "the last plan had query_starts that fall, or these or query_rows that are negative or go beyond "
+        "max_query_tokens={}; those requests were left out, and where query_starts fall others may have been, too",
         state_->options.max_query_tokens);
 }
 

@@ -30,10 +30,10 @@ class AccumulatingPrefill : public PrefillKernels {
   }
 
   // Queries that this plan does not have get no attention: their parts are empty until the next plan.
-  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) override {
+  void plan(const PrefillStep& step, StreamHandle stream) override {
     constexpr float kEmpty = -std::numeric_limits<float>::infinity();
     device_->fill_words(lse_, std::bit_cast<std::uint32_t>(kEmpty), rows(), stream);
-    attention_->plan(query_starts, token_starts, requests, stream);
+    attention_->plan(step, stream);
   }
 
   void run(const MlaPrefillTensors& with, StreamHandle stream) override {

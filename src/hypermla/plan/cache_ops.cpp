@@ -138,6 +138,61 @@ class CacheReference : public CacheKernels {
     }
   }
 
+  void split_prefixes(const MlaCacheOps::Split& with, StreamHandle) override {
+    for (int p = 0; p < with.count; ++p) {
+      const MlaCacheOps::Prefix& of = with.prefixes[p];
+      if (of.pages < 0 || of.pages > with.prefix_pages_stride)
+        fail("prefixes[{}] has {} pages; prefix_pages has room for 0 to {}", p, of.pages, with.prefix_pages_stride);
+    }
+    for (int i = 0; i < with.tokens && with.count > 0; ++i) {
+      const std::int64_t page = with.slots[i] < 0 ? -1 : with.slots[i] / with.page;
+      for (int p = 0; p < with.count && page >= 0 && page < with.cache_pages; ++p)
+        if (with.owners[page] >> p & 1) with.prefixes[p].valid = 0;
+    }
+    constexpr unsigned kNone = ~0u;
+    std::vector<int> order, queries(with.count);
+    for (int r = 0; r < with.requests; ++r) {
+      const int* const table = with.block_table + r * with.table_stride;
+      const int of_request = with.query_starts[r + 1] - with.query_starts[r];
+      int longest = 0;
+      with.found[r] = kNone;
+      for (int p = 0; p < with.count; ++p) {
+        const MlaCacheOps::Prefix& of = with.prefixes[p];
+        const int* const pages = with.prefix_pages + p * with.prefix_pages_stride;
+        if (of.valid && of.pages > longest && of.pages <= with.width &&
+            (with.lengths[r] - of_request) / with.page >= of.pages && std::equal(pages, pages + of.pages, table))
+          longest = of.pages, with.found[r] = p;
+      }
+      if (longest > 0) queries[with.found[r]] += of_request;
+    }
+    for (int p = 0; p < with.count; ++p) {
+      order.push_back(p);
+      if (queries[p] < with.prefixes[p].least_queries) queries[p] = 0;
+    }
+    for (int r = 0; r < with.requests; ++r) {
+      const unsigned found = with.found[r];
+      const int pages = found != kNone && queries[found] > 0 ? with.prefixes[found].pages : 0;
+      const int* const table = with.block_table + r * with.table_stride;
+      with.own_lengths[r] = with.lengths[r] - pages * with.page;
+      const int end = std::min(pages + (std::max(with.own_lengths[r], 0) + with.page - 1) / with.page, with.width);
+      std::copy(table + pages, table + end, with.own_table + r * with.own_table_stride);
+    }
+    const auto first_token = [&](int p) { return with.prefixes[p].pages ? with.prefixes[p].first_token : -1; };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first_token(a) < first_token(b); });
+    int at = 0;
+    for (int i = 0; i < with.count; ++i) {
+      const int p = order[i];
+      with.shared_query_starts[2 * i] = at;
+      for (int r = 0; r < with.requests; ++r)
+        if (with.found[r] == unsigned(p) && queries[p] > 0)
+          for (int query = with.query_starts[r]; query < with.query_starts[r + 1]; ++query)
+            with.query_rows[at++] = query;
+      with.shared_query_starts[2 * i + 1] = at;
+      with.shared_token_starts[2 * i] = std::max(first_token(p), 0);
+      with.shared_token_starts[2 * i + 1] = std::max(first_token(p), 0) + with.prefixes[p].pages * with.page;
+    }
+  }
+
   void decompress_prefix(const MlaCacheOps::Decompress& with, StreamHandle) override {
     const MlaCache& cache = with.cache;
     for (int i = 0; i * std::int64_t{cache.page} < with.tokens; ++i)
@@ -324,6 +379,48 @@ void validate(const MlaCacheOps::Decompress& with) {
       if (overlap(memory(*before), memory(one)))
         fail("{} overlaps {}: give it memory of its own", one.name, before->name);
   }
+}
+
+void validate(const MlaCacheOps::Split& with) {
+  require_count("requests", with.requests, 1 << 16);
+  require_count("tokens", with.tokens, 1 << 24);
+  require_count("count", with.count, MlaCacheOps::kMaxPrefixes);
+  if (with.width < 1 || with.page < 1)
+    fail("block tables of {} pages of {} tokens are not supported: both must be at least 1", with.width, with.page);
+  if (with.requests > 0) {
+    require_address("block_table", with.block_table, 4);
+    require_address("own_table", with.own_table, 4);
+    require_address("lengths", with.lengths, 4);
+    require_address("query_starts", with.query_starts, 4);
+    require_address("own_lengths", with.own_lengths, 4);
+    const auto table = [&](const char* name, const int* data, std::int64_t stride) {
+      if (stride < with.width && with.requests > 1)
+        fail("{}_stride={} is not supported: a request has {} pages", name, stride, with.width);
+      return memory_rows(data, 4, with.requests, stride, 1, 0, with.width);
+    };
+    if (spans_overlap(table("table", with.block_table, with.table_stride),
+                      table("own_table", with.own_table, with.own_table_stride)))
+      fail("own_table overlaps block_table: give it memory of its own");
+    if (spans_overlap(memory_rows(with.lengths, 4, 1, 0, 1, 0, with.requests),
+                      memory_rows(with.own_lengths, 4, 1, 0, 1, 0, with.requests)))
+      fail("own_lengths overlaps lengths: give it memory of its own");
+  }
+  if (with.count == 0) return;
+  require_address("prefixes", with.prefixes);
+  require_address("prefix_pages", with.prefix_pages, 4);
+  if (with.prefix_pages_stride < 1)
+    fail("prefix_pages_stride={} is not supported: give the pages that a prefix has at most", with.prefix_pages_stride);
+  if (with.requests > 0) {
+    require_address("found", with.found, 4);
+    require_address("query_rows", with.query_rows, 4);
+  }
+  require_address("shared_query_starts", with.shared_query_starts, 4);
+  require_address("shared_token_starts", with.shared_token_starts, 4);
+  if (with.tokens == 0) return;
+  require_address("slots", with.slots, 8);
+  require_address("owners", with.owners, 4);
+  if (with.cache_pages < 1 || with.cache_pages > std::numeric_limits<int>::max())
+    fail("cache_pages={} is not supported: it must be from 1 to 2^31 - 1", with.cache_pages);
 }
 
 std::unique_ptr<CacheKernels> make_cache_reference(DType dtype, const Device& device) {

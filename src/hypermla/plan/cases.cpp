@@ -163,8 +163,9 @@ std::vector<KernelSource> kernel_sources(const KernelPlan& plan, bool candidates
 
 std::vector<KernelSource> prefill_sources(const KernelPlan& plan, DType dtype) {
   std::vector<KernelSource> sources;
-  for (const bool causal : {false, true}) {
-    MlaPrefillOptions options{.dtype = dtype, .causal = causal};
+  // Rows with what decompressed prefixes take.
+  for (const auto& [causal, rows] : {std::pair(false, false), {true, false}, {false, true}}) {
+    MlaPrefillOptions options{.dtype = dtype, .causal = causal, .query_rows = rows};
     settle(options);
     if (const std::unique_ptr<PrefillKernels> prefill = plan.prefill(options))
       for (KernelSource& source : prefill->sources()) sources.push_back(std::move(source));

@@ -1,5 +1,6 @@
 #include "hypermla/plan/prefill.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -95,7 +96,8 @@ class PrefillReference : public PrefillKernels {
   void prepare(Compiler&, Device& device, void*) override { threads_ = device.info().processors; }
   int status() const override { return 0; }
 
-  void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle) override {
+  void plan(const PrefillStep& step, StreamHandle) override {
+    const auto& [query_starts, token_starts, query_rows, requests] = step;
     for (int r = 0; r < requests; ++r) {
       const auto require = [&](const char* name, const int* starts, std::int64_t most) {
         if (starts[r] < 0 || starts[r + 1] < starts[r])
@@ -111,8 +113,15 @@ class PrefillReference : public PrefillKernels {
     if (requests > 0 && query_starts[requests] > options_.max_query_tokens)
       fail("query_starts ends with {}; a step has at most max_query_tokens={}", query_starts[requests],
            options_.max_query_tokens);
+    const int queries = requests > 0 ? query_starts[requests] : 0;
+    for (int i = requests > 0 ? query_starts[0] : 0; query_rows && i < queries; ++i)
+      if (query_rows[i] < 0 || query_rows[i] >= options_.max_query_tokens)
+        fail("query_rows[{}] is {}; it must be from 0 to max_query_tokens={} less one", i, query_rows[i],
+             options_.max_query_tokens);
     query_starts_.assign(1, 0);
     token_starts_.assign(1, 0);
+    rows_.resize(queries);
+    for (int i = 0; i < queries; ++i) rows_[i] = query_rows ? query_rows[i] : i;
     if (requests == 0) return;
     query_starts_.assign(query_starts, query_starts + requests + 1);
     token_starts_.assign(token_starts, token_starts + requests + 1);
@@ -120,9 +129,11 @@ class PrefillReference : public PrefillKernels {
 
   void run(const MlaPrefillTensors& with, StreamHandle) override {
     require_tensors(options_, with);
-    if (with.query_tokens < query_starts_.back() || with.tokens < token_starts_.back())
+    int queries = 0;
+    for (int i = query_starts_.front(); i < query_starts_.back(); ++i) queries = std::max(queries, rows_[i] + 1);
+    if (with.query_tokens < queries || with.tokens < token_starts_.back())
       fail("the plan has {} queries and {} tokens, but the tensors have {} and {}; give tensors with a row for each",
-           query_starts_.back(), token_starts_.back(), with.query_tokens, with.tokens);
+           queries, token_starts_.back(), with.query_tokens, with.tokens);
     if (query_starts_.front() == query_starts_.back()) return;  // padding only: nothing to wake threads for
     const std::uint64_t requests = query_starts_.size() - 1;
     const std::string error = pool_.run(requests * options_.heads, threads_, [&](std::uint64_t i) {
@@ -153,7 +164,7 @@ class PrefillReference : public PrefillKernels {
       read(&values[std::size_t(t) * kColumns], with.v, first_token + t, head, kColumns);
     }
     for (int i = 0; i < queries; ++i) {
-      const std::int64_t query = first + i;
+      const std::int64_t query = rows_[first + i];
       const int seen = options_.causal ? std::max(0, tokens - queries + i + 1) : tokens;
       float q[kWidth], o[kColumns] = {};
       read(q, with.q_nope, query, head, kColumns);
@@ -180,7 +191,7 @@ class PrefillReference : public PrefillKernels {
   MlaPrefillOptions options_;
   Pool pool_;
   int threads_ = 1;
-  std::vector<int> query_starts_, token_starts_;
+  std::vector<int> query_starts_, token_starts_, rows_;  // rows_: of the tensors, of each query
 };
 
 }  // namespace

@@ -13,6 +13,12 @@
 
 namespace hypermla {
 
+// What MlaPrefill::plan() is given; query_rows with MlaPrefillOptions::query_rows, else none.
+struct PrefillStep {
+  const int *query_starts, *token_starts, *query_rows;
+  int requests;  // within the capacity
+};
+
 class PrefillKernels {
  public:
   virtual ~PrefillKernels() = default;
@@ -22,8 +28,8 @@ class PrefillKernels {
   virtual std::vector<KernelSource> sources() const = 0;
   // Compiles, loads, and takes its workspace. Comes first.
   virtual void prepare(Compiler& compiler, Device& device, void* workspace) = 0;
-  // As MlaPrefill's. `requests` is within the capacity.
-  virtual void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream) = 0;
+  // As MlaPrefill's.
+  virtual void plan(const PrefillStep& step, StreamHandle stream) = 0;
   virtual void run(const MlaPrefillTensors& tensors, StreamHandle stream) = 0;
   // What the last plan found wrong, as bits of PrefillStatus. Waits for the device.
   virtual int status() const = 0;

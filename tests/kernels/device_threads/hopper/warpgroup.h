@@ -28,7 +28,7 @@ namespace device_threads {
 struct Index {
   int x = 0;
 };
-inline Index index, block_index;
+inline Index index, block_index, grid;
 
 // The threads of one block, one after the other.
 class Block {
@@ -42,6 +42,7 @@ class Block {
   void run(int blocks, std::function<void()> work) {
     work_ = std::move(work);
     present() = this;
+    grid.x = blocks;
     for (block_index.x = 0; block_index.x < blocks; ++block_index.x) {
       for (Thread& thread : threads_) {
         getcontext(&thread.context);
@@ -145,6 +146,7 @@ class Block {
 
 #define threadIdx ::device_threads::index
 #define blockIdx ::device_threads::block_index
+#define gridDim ::device_threads::grid
 
 namespace hypermla::cute {
 
@@ -184,6 +186,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     return int(votes);
   });
 }
+inline bool __all_sync(unsigned, bool vote) { return __ballot_sync(~0u, vote) == ~0u; }
 inline unsigned __match_any_sync(unsigned, int value) {
   const int lane = threadIdx.x % 32;
   return exchange(value, [=](const int* lanes) {

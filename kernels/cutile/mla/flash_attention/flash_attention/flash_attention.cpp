@@ -49,6 +49,7 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
     self.problem.s = options.max_query_tokens;
     self.use_default_tiling();
     const FlashAttentionTiling& of = self.tiling;
+    if (options.query_rows) return nullptr;
     return make_portable_prefill(options, {of.Bm, of.Bn, of.num_warps, of.occupancy});
   }
 
