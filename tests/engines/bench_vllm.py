@@ -88,6 +88,7 @@ class Part(NamedTuple):
     rounds: int = 2  # of all processes; the second in reverse order
     invariant: bool = False  # with VLLM_BATCH_INVARIANT=1
     samples: bool = False  # the requests are samples of one prompt, whose pages the prefix cache gives to all of them
+    prompts: int = 1  # or of several, in turn
     layers: int = LAYERS
     cache: str = "auto"  # vLLM's kv_cache_dtype; "fp8+queries": ours rounds queries, too, as others do it by themselves
     sparse: bool = False  # DeepSeek-V3.2's attention, by the backends of SPARSE
@@ -137,6 +138,8 @@ PARTS = (
     Part("h16-d3-fp8-queries", 16, 3, SOME, (OURS, FLASHMLA), cache="fp8+queries"),
     *(Part(f"h{heads}-samples", heads, 0, SAMPLES, (OURS, OURS_SHARED, OURS_HYBRID, FLASH_ATTN, FLASHMLA), samples=True)
       for heads in (16, 128)),
+    *(Part(f"h{heads}-samples-2", heads, 0, SAMPLES, (OURS, OURS_SHARED, OURS_HYBRID, FLASH_ATTN, FLASHMLA),
+           samples=True, prompts=2) for heads in (16, 128)),
     Part("h128-sparse", 128, 0, LISTS, sparse=True),
     Part("h128-sparse-fp8", 128, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
@@ -228,6 +231,7 @@ def merge(record, part, backend, number, found):
         run = {"part": part.name, "heads": part.heads, "drafts": part.drafts, "layers": part.layers, "backend": backend,
                "graphs": part.graphs, "round": number, "rows": []}
         run |= {name: True for name in ("samples", "sparse") if getattr(part, name)}
+        run |= {"prompts": part.prompts} if part.prompts > 1 else {}
         run |= {part.method: True} if part.method else {}
         run |= {"cache": part.cache} if part.cache != "auto" else {}
         run |= {"gpus": part.gpus, "contexts_shared": part.contexts_shared} if part.gpus > 1 else {}
@@ -312,7 +316,7 @@ class Worker:
         self.name, self.until, self.found = os.path.join(at.work, name), until, []
         asked = {"backend": SPARSE[attends] if part.sparse else attends, "sparse": part.sparse, "heads": part.heads,
                  "drafts": part.drafts, "layers": part.layers, "graphs": part.graphs, "cache": part.cache,
-                 "shapes": wanted, "agreement": agreement, "samples": part.samples,
+                 "shapes": wanted, "agreement": agreement, "samples": part.samples, "prompts": part.prompts,
                  "shares": more == SHARED, "hybrid": more == HYBRID, "gpus": part.gpus, "rank": 0,
                  "contexts_shared": part.contexts_shared, "method": part.method,
                  "drafter": "" if more in (SHARED, HYBRID) else more,
@@ -452,8 +456,9 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
 def against_ours(part, backend, found, at):
     """Compares the texts of a process with ours of as many heads and GPUs without drafts, or with drafts by the
     same method, which lie beside the model. Samples have other prompts, several GPUs and checkpoints other weights."""
-    path = os.path.join(at.work, f"texts-{part.heads}{'-samples' * part.samples}{'-sparse' * part.sparse}"
-                                 f"{f'-{part.gpus}' * (part.gpus > 1)}{f'-{part.method}' * bool(part.method)}.json")
+    kind = (f"{f'-samples-{part.prompts}' * part.samples}{'-sparse' * part.sparse}"
+            f"{f'-{part.gpus}' * (part.gpus > 1)}{f'-{part.method}' * bool(part.method)}")
+    path = os.path.join(at.work, f"texts-{part.heads}{kind}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
         if (backend == OURS and (part.drafts == 0 or part.method) and part.cache == "auto" and not part.invariant
                 and not part.contexts_shared):

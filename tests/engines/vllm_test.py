@@ -392,19 +392,21 @@ class EngineTest(unittest.TestCase):
             layer = layers["layer.0"]
             for each in layers.values():
                 vars(each)["kv_cache"] = cache
-            for shared in (0, 160, 160, 0, 160):
-                if shared == 0:  # a step of prompts alone
+            for shared, written in ((0, None), (160, None), (160, 0), (0, int(batch.table[0, 3]))):
+                if written is not None:  # a step of prompts alone, by which page
+                    prompts = Batch([300], [300]).common()
+                    prompts.slot_mapping.fill_(16 * written + 5)
                     with WithoutGpu():
-                        builder.build(0, Batch([300], [300]).common())
-                    self.assertIs(builder._prefix._host_pages, None)
+                        builder.build(0, prompts)
                 metadata = builder.build(0, batch.common())
                 left_out = torch.tensor(batch.tokens) - metadata.decode.seq_lens
                 self.assertEqual(left_out.tolist(), [shared] * 3 + [0])
                 layer.forward_impl(q, None, None, cache, metadata, output=output)
                 self.assertTrue(torch.allclose(output.view(5, HEADS, 128).float(), expected.float(), atol=2e-2))
             layer.forward_impl(q, None, None, cache, None, output=output)
+            self.assertTrue(builder._prefix._kept)
             layer.process_weights_after_loading(torch.bfloat16)  # new ones
-            self.assertIs(builder._prefix._host_pages, None)
+            self.assertFalse(builder._prefix._kept)
             with self.assertRaisesRegex(NotImplementedError, "adds to outputs of torch.bfloat16, not of"):
                 layer.forward_impl(q, None, None, cache, metadata, output=output.to(torch.float8_e4m3fn))
 

@@ -62,8 +62,9 @@ class Engine:
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
                      "additional_config": {"hypermla_shared_prefixes": at["shares"],
-                                           # GiB, of 8 layers that have some 9000 tokens
-                                           "hypermla_prefix_cache": 0.035 * at["heads"] * at["hybrid"],
+                                           # GiB, of 8 layers that have some 9000 tokens of each prompt
+                                           "hypermla_prefix_cache": (0.035 * at["heads"] * at["hybrid"]
+                                                                     * at["prompts"]),
                                            "hypermla_fp8_queries": at["cache"].endswith("+queries")},
                      "attention_config": {"backend": at["backend"]}}
         if at["graphs"] == "NONE":
@@ -249,10 +250,10 @@ class Engine:
         return {**times_of(spans, last - first), "pause_before_us": median(before), "pause_behind_us": median(behind)}
 
 
-def samples_of(prompt, tails):
-    """Requests that begin with one prompt, each with tokens of its own behind it. Entries of block tables for the whole
-    pages of the prompt are equal, since the first request puts these into the prefix cache."""
-    return [prompt + tail for tail in tails]
+def samples_of(prompts, tails):
+    """Requests that begin with one of the prompts in turn, each with tokens of its own behind it. Entries of block
+    tables for the whole pages of a prompt are equal, since its first request puts these into the prefix cache."""
+    return [prompts[i % len(prompts)] + tail for i, tail in enumerate(tails)]
 
 
 def missing_plugins(group):
@@ -416,7 +417,8 @@ def main():
 
     prompts = [tokens(count) for count in TEXT_PROMPTS]
     if at["samples"]:  # enough of them that what is shared is found
-        prompts = samples_of(tokens(4096), [tokens(1 + i % 70) for i in range(64)])
+        prompts = samples_of([tokens(4096) for _ in range(at["prompts"])],
+                             [tokens(1 + i % 70) for i in range(64 * at["prompts"])])
     if at["agreement"]:
         together = engine.texts(prompts)
         alone = []
@@ -442,7 +444,7 @@ def main():
         batch, context, engine.mixed, new = Shape(*asked["shape"])
         these = [row[:context + 1] for row in rows[:batch]]
         if at["samples"]:
-            these = samples_of(rows[0][:context], [row[:1] for row in rows[:batch]])
+            these = samples_of([row[:context] for row in rows[:at["prompts"]]], [row[:1] for row in rows[:batch]])
 
         def unseen():
             """Prompts whose contexts the prefix cache has, and nothing behind them."""

@@ -117,7 +117,8 @@ class Bench(unittest.TestCase):
         self.assertEqual(engine.tokens_a_step(2), {})
 
     def test_samples_share_the_prompt_alone(self):
-        self.assertEqual(vllm_worker.samples_of([1, 2], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
+        self.assertEqual(vllm_worker.samples_of([[1, 2]], [[3], [4, 5]]), [[1, 2, 3], [1, 2, 4, 5]])
+        self.assertEqual(vllm_worker.samples_of([[1], [2]], [[3], [4], [5]]), [[1, 3], [2, 4], [1, 5]])
 
     def test_engines_on_two_gpus_where_there_are_two(self):
         words = ["--parts", "h128-two", "h128-two-contexts", "--backends", "CUSTOM", "--batches", "1"]

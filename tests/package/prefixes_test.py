@@ -37,8 +37,8 @@ class Engine:
         self.free = torch.randperm(PAGES).tolist()
         self.requests, self.fills = [], 0
         self.layer = prefixes.Decompressed(tokens, HEADS, torch.bfloat16, device)
-        self.shared = prefixes.SharedPrefix(HEADS, REQUESTS, 3 * REQUESTS, WIDTH, PAGE, torch.bfloat16, SCALE,
-                                            tokens, device)
+        self.shared = prefixes.SharedPrefixes(HEADS, REQUESTS, 3 * REQUESTS, WIDTH, PAGE, torch.bfloat16, SCALE,
+                                              tokens, device)
         new = lambda: hypermla.MlaDecode(heads=HEADS, max_requests=REQUESTS, max_queries=3, max_tokens=PAGE * WIDTH,
                                          page=PAGE, device=device)
         self.decode, self.whole = new(), new()
@@ -64,9 +64,16 @@ class Engine:
         weights = torch.cat((self.w_uk, self.w_uv.transpose(1, 2)), 1).flatten(0, 1)
         return latents @ weights.T
 
-    def fill(self, pages):
+    def fill(self, pages, first_token):
         self.fills += 1
-        self.layer.fill(self.cache, pages, self.project)
+        self.layer.fill(self.cache, pages, first_token, self.project)
+        return PAGES
+
+    def rewrite(self, pages):
+        """A step in which a request prefills these pages anew."""
+        for page in pages:
+            self.write(page)
+        self.step(prefilling=[(pages + [-1] * (WIDTH - len(pages)), len(pages) * PAGE, len(pages) * PAGE)])
 
     def step(self, queries=1, pad=0, prefilling=()):
         """How far outputs are from those without a prefix, and how many tokens MlaDecode had less to attend to.
@@ -77,16 +84,22 @@ class Engine:
         count = len(self.requests)
         decodes = count + pad
         table = integers([pages for pages, _ in self.requests] + [[-1] * WIDTH] * pad + [one[0] for one in prefilling])
+        table = table.view(-1, WIDTH)
         lengths = integers([tokens for _, tokens in self.requests] + [0] * pad + [one[1] for one in prefilling])
         starts = [min(i, count) * queries for i in range(decodes + 1)]
         for *_, more in prefilling:
             starts.append(starts[-1] + more)
-        starts = integers(starts)
+        slots = [-1] * pad
+        for pages, tokens, new in [*((*one, queries) for one in self.requests), *prefilling]:
+            slots += [pages[at // PAGE] * PAGE + at % PAGE for at in range(tokens - new, tokens)]
+        starts, slots = integers(starts), torch.tensor(slots, dtype=torch.int64)
         q = torch.randn(count * queries, HEADS, 192).bfloat16()
         absorbed = torch.einsum("thc,hcl->thl", q[..., :128].float(), self.w_uk.float()).bfloat16(), q[..., 128:]
         projected = lambda o: torch.einsum("thl,hlv->thv", o.float(), self.w_uv.float()).bfloat16()
 
-        own_table, own = self.shared.plan(table, lengths, starts, decodes, self.fill)
+        own_table, own = self.shared.plan(table, lengths, starts, slots, decodes, self.fill)
+        if not count:
+            return 0.0, []
         table, lengths, starts = table[:decodes], lengths[:decodes], starts[:decodes + 1]
         self.decode.plan(own, starts)
         o, lse = self.decode.run(absorbed, self.cache, own_table)
@@ -104,7 +117,7 @@ def saved_us(heads, queries, tokens):
 
 
 @mock.patch.multiple(prefixes, saved_us=saved_us, STEPS=2)
-class SharedPrefix(unittest.TestCase):
+class SharedPrefixes(unittest.TestCase):
     device = "cpu"
 
     def samples(self):
@@ -145,10 +158,10 @@ class SharedPrefix(unittest.TestCase):
 
     def test_any_stream_of_steps(self):
         """Requests come, end and change places, and pages go from prompt to prompt."""
-        shared = 0
-        for seed in range(3):
-            dice, engine, prompts = random.Random(seed), Engine(), []
-            for _ in range(30):
+        shared = fills = 0
+        for seed in range(4):
+            dice, engine, prompts = random.Random(seed), Engine(8 * PAGE), []
+            for _ in range(40):
                 turn = dice.random()
                 if turn < 0.3 and len(engine.requests) < REQUESTS and len(engine.free) > 2 * WIDTH:
                     prompts.append(engine.prompt(dice.randint(1, 6)) if dice.random() < 0.3 or not prompts
@@ -158,21 +171,19 @@ class SharedPrefix(unittest.TestCase):
                     engine.requests.pop(dice.randrange(len(engine.requests)))
                 elif turn < 0.55:
                     dice.shuffle(engine.requests)
-                elif turn < 0.7 and prompts:  # all that have it end, and a step later others have its pages
+                elif turn < 0.7 and prompts:  # all that have it end, another writes its pages, some come again
                     given = dice.choice(prompts)
                     ended = [one for one in engine.requests if one[0][0] == given[0]]
                     engine.requests = [one for one in engine.requests if one not in ended]
-                    self.steps(engine, 1) if engine.requests else engine.shared.drop()
-                    for page in given:
-                        engine.write(page)
+                    if dice.random() < 0.5:
+                        engine.rewrite(given[:dice.randint(1, len(given))])
                     engine.requests += ended
                 engine.requests = [one for one in engine.requests if one[1] < WIDTH * PAGE - 4]
-                if engine.requests:
-                    shared += sum(self.steps(engine, 1, queries=dice.randint(1, 3),
-                                             pad=dice.randint(0, REQUESTS - len(engine.requests))))
-                else:
-                    engine.shared.drop()
-        self.assertGreater(shared, 20 * PAGE)
+                shared += sum(self.steps(engine, 1, queries=dice.randint(1, 3),
+                                         pad=dice.randint(0, REQUESTS - len(engine.requests))))
+            fills += engine.fills
+        self.assertGreater(shared, 40 * PAGE)
+        self.assertGreater(fills, 8)
 
     def test_few_queries_or_tokens_share_nothing(self):
         engine = Engine()
@@ -182,19 +193,27 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(self.steps(engine, 6), [0] * 6)
         self.assertEqual(engine.fills, 0)
 
+    def test_a_prefix_that_nobody_has_stays(self):
+        engine, prompt = self.samples()
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        sharing, engine.requests = engine.requests, []
+        self.steps(engine, 3)  # steps without any request
+        engine.add([], 50)
+        self.assertEqual(self.steps(engine, 3), [0])
+        engine.requests += sharing
+        self.assertEqual(self.steps(engine, 1), [0, *[5 * PAGE] * 4])
+        self.assertEqual(engine.fills, 1)
+
     def test_pages_that_are_given_to_others_are_not_taken_for_the_prefix(self):
         engine, prompt = self.samples()
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
-        # A step without these requests, or without any.
-        for end in (lambda: self.steps(engine, 1), engine.shared.drop):
+        for pages in (prompt, prompt[3:4], prompt[4:]):  # which another request has first, or all of them
             sharing, engine.requests = engine.requests, []
-            engine.add([], 50)
-            end()
+            engine.rewrite(pages)
             engine.requests = sharing
-            for page in prompt:
-                engine.write(page)
+            self.assertEqual(self.steps(engine, 1), [0] * 4)
             self.assertEqual(self.steps(engine, 5), [5 * PAGE] * 4)  # all of them right
-        self.assertEqual(engine.fills, 3)
+        self.assertEqual(engine.fills, 4)
 
     def test_pages_that_a_request_writes_are_not_taken_for_the_prefix(self):
         engine, prompt = self.samples()
@@ -208,19 +227,23 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(self.steps(engine, 5), [5 * PAGE] * 3)
         self.assertEqual(engine.fills, 2)
 
-    def test_steps_get_smaller(self):
-        engine, prompt = self.samples()
-        self.steps(engine, 4, queries=3)  # no copy is under way
-        engine.shared.drop()
-        del engine.requests[1:]
-        self.assertEqual(self.steps(engine, 3), [0])
-
-    def test_a_prefix_that_pays_no_more_is_left(self):
+    def test_new_weights(self):
         engine, prompt = self.samples()
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
-        del engine.requests[2:]
-        self.assertEqual(self.steps(engine, 1), [5 * PAGE] * 2)
-        self.assertEqual(self.steps(engine, 4), [0] * 2)
+        engine.w_uk, engine.w_uv = engine.w_uk.flip(1), engine.w_uv.flip(2)
+        engine.shared.drop()
+        self.assertEqual(self.steps(engine, 1), [0] * 4)
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        self.assertEqual(engine.fills, 2)
+
+    def test_few_of_those_that_share_it(self):
+        engine, prompt = self.samples()
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        left, engine.requests = engine.requests[2:], engine.requests[:2]
+        self.assertEqual(self.steps(engine, 1), [0] * 2)  # at once, where it does not pay
+        self.assertEqual(self.steps(engine, 4, queries=2), [5 * PAGE] * 2)
+        engine.requests += left
+        self.assertEqual(self.steps(engine, 1), [5 * PAGE] * 4)
         self.assertEqual(engine.fills, 1)
 
     def test_what_pays(self):
@@ -228,26 +251,70 @@ class SharedPrefix(unittest.TestCase):
                                              (16, 16, 8192, False), (128, 32, 8192, False), (16, 64, 512, False)):
             self.assertEqual(WHAT_PAYS(heads, queries, tokens) > 0, pays, (heads, queries, tokens))
 
-    def test_neighbours_alone_share(self):
-        engine = Engine()
-        prompt = engine.prompt(4)
+    def test_requests_anywhere_share(self):
+        engine = Engine(9 * PAGE)
+        first, second = engine.prompt(4), engine.prompt(5)
         for number in range(8):
-            engine.add(prompt if number not in (2, 6) else [], 33)
-        self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[4 * PAGE] * 3, 0, 0])
-        engine.requests.pop(2)  # now five are neighbours
-        self.assertEqual(self.steps(engine, 1), [*[4 * PAGE] * 5, 0, 0])
-        self.assertEqual(engine.fills, 1)
+            engine.add((first, second, [])[number % 3] if number < 7 else second, 33)
+        wanted = [4 * PAGE, 5 * PAGE, 0, 4 * PAGE, 5 * PAGE, 0, 4 * PAGE, 5 * PAGE]
+        self.assertEqual(self.steps(engine, 6), wanted)
+        self.assertEqual(self.steps(engine, 1, queries=3), wanted)
+        engine.requests.reverse()
+        self.assertEqual(self.steps(engine, 1), wanted[::-1])
+        self.assertEqual(engine.fills, 2)
 
-    def test_the_prefix_that_saves_most_is_kept(self):
-        engine = Engine()
+    def test_the_prefix_that_saves_most_has_the_room(self):
+        engine = Engine()  # for one of both
         first, second = engine.prompt(3), engine.prompt(5)
         for prompt in (first, first, first, second, second, second):
             engine.add(prompt, 2 * PAGE + 20)
         self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[5 * PAGE] * 3])
         self.assertEqual(self.steps(engine, 4), [0, 0, 0, *[5 * PAGE] * 3])
         engine.requests = engine.requests[:4]
-        self.assertEqual(self.steps(engine, 1), [0, 0, 0, 5 * PAGE])  # still right, if few
-        self.assertEqual(self.steps(engine, 4), [*[3 * PAGE] * 3, 0])
+        self.assertEqual(self.steps(engine, 4), [*[3 * PAGE] * 3, 0])  # of the other, one is too few
+        self.assertEqual(engine.fills, 2)
+
+    def test_the_oldest_makes_room(self):
+        engine = Engine(9 * PAGE)
+        prompts = [engine.prompt(3) for _ in range(4)]
+        for prompt in (*prompts, prompts[1], prompts[0]):  # the first goes when the fourth comes
+            engine.requests.clear()
+            engine.free = [page for page in range(PAGES) if page not in sum(prompts, [])]
+            self.steps(engine, 1)
+            for _ in range(3):
+                engine.add(prompt, 20)
+            self.assertEqual(self.steps(engine, 4), [3 * PAGE] * 3)
+        self.assertEqual(engine.fills, 5)
+
+    def test_looks_are_rare_where_nothing_changes(self):
+        engine, prompt = self.samples()
+        self.steps(engine, 4)
+        with mock.patch.object(engine.shared, "_choose", side_effect=engine.shared._choose) as choose:
+            self.steps(engine, 2 * prefixes.QUIET)
+            self.assertIn(choose.call_count, (1, 2))
+            engine.requests.pop()
+            self.steps(engine, 4)
+            self.assertIn(choose.call_count, (2, 3))
+
+    def test_a_longer_prefix_takes_the_place_of_a_shorter_one(self):
+        engine = Engine()
+        prompt = engine.prompt(5)
+        for _ in range(3):
+            engine.add(prompt[:3], 20)
+        self.assertEqual(self.steps(engine, 4), [3 * PAGE] * 3)
+        engine.requests.clear()
+        for _ in range(4):
+            engine.add(prompt, 20)
+        self.assertEqual(self.steps(engine, 1), [3 * PAGE] * 4)
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        self.assertEqual(engine.fills, 2)
+
+    def test_a_prefix_of_prefixes(self):
+        engine = Engine(9 * PAGE)
+        prompt = engine.prompt(5)
+        for pages in (5, 5, 5, 3, 3, 3):
+            engine.add(prompt[:pages], 20)
+        self.assertEqual(self.steps(engine, 8), [*[5 * PAGE] * 3, *[3 * PAGE] * 3])
         self.assertEqual(engine.fills, 2)
 
     def test_a_prefix_has_as_many_tokens_as_there_is_room_for(self):
@@ -267,7 +334,7 @@ class SharedPrefix(unittest.TestCase):
         self.assertEqual(self.steps(engine, 1), [0] * 5)  # as if that one wrote the pages
 
 
-class SharedPrefixOnAGpu(SharedPrefix):
+class SharedPrefixesOnAGpu(SharedPrefixes):
     device = "cuda"
 
     def steps(self, engine, count, **of_step):

@@ -31,7 +31,7 @@ from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 from hypermla.vllm import BACKEND, PREFILL_BACKEND
 from hypermla.vllm.plans import Capacity, Plans
 from hypermla.vllm.prefill import HyperMLAPrefill
-from hypermla.vllm.prefixes import LEAST_TOKENS, Decompressed, SharedPrefix, bytes_of_token
+from hypermla.vllm.prefixes import LEAST_TOKENS, Decompressed, SharedPrefixes, bytes_of_token
 
 logger = init_logger("vllm.hypermla")  # below the one that vLLM shows
 
@@ -366,7 +366,7 @@ def _kind(config, heads, page, scale, cache, rounded):
 
 
 def _prefix_of_layer(config, heads, dimensions):
-    """A layer's part of the room for a decompressed prefix that --additional-config asks for, in GiB of all layers of
+    """A layer's part of the room for decompressed prefixes that --additional-config asks for, in GiB of all layers of
     this device; None: it does not. dimensions: columns of NoPE, RoPE and values."""
     if config is None or config.model_config is None or not _asked(config, "prefix_cache"):
         return None
@@ -382,7 +382,7 @@ def _prefix_of_layer(config, heads, dimensions):
         least = LEAST_TOKENS * bytes_of_token(heads) * layers / 2**30
         raise ValueError(f"hypermla_prefix_cache={asked} has room for {tokens} tokens in each of {layers} layers; give "
                          f"it {math.ceil(100 * least) / 100} GiB at least, for {LEAST_TOKENS} tokens, or leave it out")
-    return Decompressed(min(tokens, model.max_model_len), heads, model.dtype, config.device_config.device)
+    return Decompressed(tokens, heads, model.dtype, config.device_config.device)
 
 
 # What HyperMLAImpl.reserve_workspace() holds until there is a builder: Plans by device, and backends of prefills.
@@ -390,7 +390,7 @@ _reserved = {}
 
 
 def _add_prefix(layer, shared):
-    """Has a layer add a SharedPrefix to the outputs of its decodes, behind its projection of values."""
+    """Has a layer add SharedPrefixes to the outputs of its decodes, behind its projection of values."""
     again = layer.impl.prefix.shared is not None  # vLLM may make a builder to measure, and then another
     layer.impl.prefix.shared = shared
     if again:
@@ -482,7 +482,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._prefix, rows = None, [getattr(getattr(layer, "impl", None), "prefix", None) for layer in layers]
         if rows and None not in rows and self._layers_pass and len(self._kinds) == 1:
             self._layers = layers
-            self._prefix = SharedPrefix(
+            self._prefix = SharedPrefixes(
                 heads, self._usual.requests, max(self._usual.query_tokens, self._long.query_tokens),
                 -(-self._usual.tokens // self.page_size), self.page_size, self._kinds[0][2], self._kinds[0][3],
                 rows[0].tokens, name)
@@ -493,9 +493,17 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             for layer in layers:
                 layer.impl.prefix = None
 
-    def _fill_prefix(self, pages):
+    def _fill_prefix(self, pages, first_token):
         for layer in self._layers:
-            layer.impl.prefix.fill(layer.kv_cache, pages, lambda latents: layer.impl.kv_b_proj(latents)[0])
+            layer.impl.prefix.fill(layer.kv_cache, pages, first_token, lambda latents: layer.impl.kv_b_proj(latents)[0])
+        return len(layer.kv_cache)
+
+    def _split(self, decodes):
+        """The tables and lengths of a step's first requests, which decode, without what MlaPrefill attends to. Every
+        step comes by, since it may write to the pages of a prefix."""
+        common = self._common
+        return self._prefix.plan(common.block_table_tensor, common.seq_lens, common.query_start_loc,
+                                 common.slot_mapping, decodes, self._fill_prefix)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = self._common = common_attn_metadata
@@ -508,7 +516,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                 common = prefill.take_contexts(common, self.reorder_batch_threshold, self.chunked_prefill_workspace)
             metadata = super().build(common_prefix_len, common, fast_build)
             if self._prefix is not None and not metadata.num_decodes:
-                self._prefix.drop()
+                self._split(0)
             return metadata
         # Nothing but decodes: what vLLM's builder makes of them, without views of tensors that are whole.
         decode = self._build_decode(common.block_table_tensor, common.seq_lens, common.query_start_loc_cpu,
@@ -530,10 +538,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             if longest > self._usual.queries:
                 capacity = self._long
         if self._prefix is not None:
-            common = self._common  # with the requests that are no decodes
-            block_table_tensor, seq_lens_device = self._prefix.plan(
-                common.block_table_tensor, common.seq_lens, common.query_start_loc, len(seq_lens_device),
-                self._fill_prefix)
+            block_table_tensor, seq_lens_device = self._split(len(seq_lens_device))
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,

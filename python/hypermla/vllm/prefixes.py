@@ -1,18 +1,26 @@
-"""The hybrid: of the prefix that most requests of a step share, keys and values are decompressed once and attended for
-all of their queries at once, and MlaDecode attends to what lies behind it (docs/shared-prefixes.md). Nothing of vLLM is
+"""The hybrid: of prefixes that many requests of a step share, keys and values are decompressed once and attended for
+all of their queries at once, and MlaDecode attends to what lies behind them (docs/prefix-cache.md). Nothing of vLLM is
 here.
 """
+
+import bisect
+from dataclasses import dataclass
 
 import numpy
 import torch
 
+from hypermla.mla_cache import split_prefixes
 from hypermla.mla_decode import LATENT, ROPE
 from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
 LEAST_TOKENS = 1024  # for which there must be room
 STEPS = 16  # from one look at what requests share to the next
-BETTER = 1.25  # by so much more time saved another prefix takes the place of one that is still shared
+QUIET = 8  # times as many, where a look found nothing new, and since then no request began or ended
+BETTER = 1.25  # by so much more time saved another prefix takes the place of those that are still shared
 LENGTHS = 16  # of prefixes that a look compares, at most twice as many
+MOST = 16  # prefixes that are kept at once
+PAID_AFTER = 100  # steps that save what it takes to fill the room of a prefix, which else is not worth it
+FILL_US = 5.2e-4  # of a token and head: 2^17 products at 500 TFLOP/s
 FILLED_AT_ONCE = 1024  # tokens
 
 
@@ -31,146 +39,118 @@ def saved_us(heads, queries, tokens):
 
 
 class Decompressed:
-    """A layer's room for the keys and values of a prefix."""
+    """A layer's room for keys and values of prefixes."""
 
     def __init__(self, tokens, heads, dtype, device):
         self.both = torch.empty(tokens, heads, NOPE + VALUE, dtype=dtype, device=device)
         self.rope = torch.empty(tokens, 1, ROPE, dtype=dtype, device=device)
-        self.shared = None  # the SharedPrefix whose it is
+        self.shared = None  # the SharedPrefixes whose it is
 
     @property
     def tokens(self):
         return len(self.both)
 
-    def fill(self, cache, pages, project):
-        """With the tokens of these pages of a cache [pages, page, 576]. project: a function of latents [tokens, 512] to
-        keys without RoPE and values, [tokens, heads * 256]."""
+    def fill(self, cache, pages, first_token, project):
+        """From first_token on, with the tokens of these pages of a cache [pages, page, 576]. project: a function of
+        latents [tokens, 512] to keys without RoPE and values, [tokens, heads * 256]."""
         each = max(FILLED_AT_ONCE // cache.shape[1], 1)
         for begin in range(0, len(pages), each):
             rows = cache[pages[begin:begin + each]].flatten(0, 1)
-            at = slice(begin * cache.shape[1], begin * cache.shape[1] + len(rows))
+            at = slice(first_token, first_token + len(rows))
+            first_token += len(rows)
             self.both[at] = project(rows[:, :LATENT]).view(len(rows), *self.both.shape[1:])
             self.rope[at, 0] = rows[:, LATENT:]
 
 
-class SharedPrefix:
-    """The prefix of a stream of steps. plan() takes a step's requests and returns what MlaDecode is to attend to;
-    attend() adds the prefix to a layer's outputs.
+@dataclass
+class Kept:
+    """A prefix, as the host knows it."""
 
-    Which prefix it is follows from block tables that were copied to the host some steps before, so that nothing waits.
-    Whether a request still has it is seen on the device in each step, by the pages at the begin of its block table. A
-    page that some request keeps from step to step is not written again. One that nobody kept may be, and another
-    request, which has it from vLLM's prefix cache, may decode in the step that writes it. So keys and values are right
-    as long as each step has a request that shares them and none that has the pages and not yet their tokens; from the
-    first other step on they are not used any more.
+    pages: numpy.ndarray
+    first_token: int
+    used: int  # at which step it saved time last
+    saved: float = 0.0  # us of a layer, by the last look
+
+
+class SharedPrefixes:
+    """The prefixes of a stream of steps. plan() takes a step's requests and returns what MlaDecode is to attend to;
+    attend() adds the prefixes to a layer's outputs.
+
+    Which prefixes are kept follows from block tables that were copied to the host some steps before, so that nothing
+    waits. Whether a request has one of them is seen on the device in each step, by split_prefixes(). Keys and values
+    are right until a step writes to the prefix's pages, which the device sees, too; so every step must come by. A
+    prefix that nobody has any more stays until another wants its room: what was used least recently goes first.
     """
 
     def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, tokens, device):
         """tokens: for which each layer's Decompressed has room; width: pages of a block table, at most."""
-        self._heads, self._page = heads, page
-        most = min(tokens // page, width)  # pages
+        self._heads, self._page, self._room = heads, page, tokens // page
+        self._most_queries = query_tokens
+        most = min(self._room, width)  # pages of a prefix
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
-        # A step as it was given, how many requests that are none lie behind it, and what is left for MlaDecode.
-        self._given = zeros(requests, width), zeros(requests), zeros(requests + 1)
-        self._table, self._lengths, self._before = zeros(requests, width), zeros(requests), 0
-        self._decodes, self._host_decodes = zeros(), 0  # of the requests that were given: the first ones
-        # Two groups of queries, of which the second has the prefix.
-        self._query_starts, self._token_starts = zeros(3), zeros(3)
-        # The prefix's pages, how many there are, and whether keys and values are theirs.
-        self._pages, self._count, self._holds = zeros(most), zeros(), zeros()
-        self._numbers, self._columns = torch.arange(requests, device=device), torch.arange(width, device=device)
-        self._host_pages, self._steps, self._copies = None, 0, None  # None: there is no prefix
+        self._kept = {}  # by number: Kept
+        # Of each its pages, first token, least queries, and whether it is valid.
+        self._prefixes, self._pages = zeros(MOST, 4), zeros(MOST, most)
+        self._owners = zeros(1)  # of each page of the cache
+        self._found, self._table, self._lengths = zeros(requests), zeros(requests, width), zeros(requests)
+        self._starts, self._rows = zeros(2, 2 * MOST), zeros(query_tokens)
+        self._without = self._prefixes[:0], self._pages[:0], self._starts[:, :0]
+        self._copies, self._steps, self._planned = None, 0, False
+        self._looked, self._decodes, self._quiet = -STEPS, 0, False  # at which step, for how many, and what it brought
         self._on_gpu = self._lengths.is_cuda
-        self._prefill = MlaPrefill(heads=heads, max_requests=2, max_query_tokens=query_tokens, max_tokens=most * page,
-                                   dtype=dtype, causal=False, scale=scale, accumulate=True,
-                                   device=str(self._lengths.device) if self._on_gpu else "cpu")
-        self._divide()
-        self._divides = None
-        if self._on_gpu:  # one launch, where the host would need longer for all of them than a layer takes
-            self._divides = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._divides, capture_error_mode="thread_local"):
-                self._divide()
+        self._prefill = MlaPrefill(heads=heads, max_requests=2 * MOST - 1, max_query_tokens=query_tokens,
+                                   max_tokens=most * page, dtype=dtype, causal=False, scale=scale, accumulate=True,
+                                   query_rows=True, device=str(self._lengths.device) if self._on_gpu else "cpu")
+        self._plan_prefill()
 
-    def _divide(self):
-        """Plans the prefix for the step that was given, and leaves the rest to MlaDecode."""
-        (table, lengths, starts), at, tokens = self._given, self._numbers, self._count * self._page
-        others = self._columns[:len(self._pages)] >= self._count
-        has = ((table[:, :len(self._pages)] == self._pages) | others).all(1) & (lengths > 0)
-        computed = lengths - starts.diff() >= tokens
-        shares = has & computed & (at < self._decodes)
-        self._holds.logical_and_(~(has & ~computed).any())  # some request writes the pages
-        # Neighbours alone are one group: the longest run of them.
-        run, end = (at - torch.where(shares, -1, at).cummax(0).values).max(0)
-        self._holds.logical_and_(run > 0)
-        run = run * self._holds
-        begin = end + 1 - run
-        inside = (at >= begin) & (at < begin + run)
-        self._lengths.copy_(lengths - inside * tokens)
-        columns = self._columns + (inside * self._count)[:, None]
-        torch.gather(table, 1, columns.clamp_(max=len(self._columns) - 1), out=self._table)
-        self._query_starts[1:] = starts[torch.stack((begin, begin + run))]
-        self._token_starts[2:] = tokens
-        self._prefill.plan(self._query_starts, self._token_starts)
+    def _plan_prefill(self):
+        self._prefill.plan(self._starts[0], self._starts[1], query_rows=self._rows)
 
     def drop(self):
-        """For a step that plan() is not called for, and that so has no request that shares the prefix."""
-        self._steps = 0  # who comes next may share another
-        if self._host_pages is not None:
-            self._host_pages = None
-            self._holds.zero_()
-            self._given[2].zero_()  # a later step may have fewer queries
-            self._replay()  # nothing is added any more
+        """Forgets all prefixes, as for new weights."""
+        self._kept, self._copies, self._looked, self._quiet = {}, None, self._steps - STEPS, False
+        self._prefixes.zero_()
+        self._owners.zero_()
 
-    def _replay(self):
-        self._divides.replay() if self._divides else self._divide()
-
-    def plan(self, block_table, lengths, query_starts, decodes, fill):
-        """Of a step: int32 [requests, pages], [requests] and [requests + 1]; the first requests are decodes. Returns a
-        block table and lengths of these without the prefix, in memory that does not change. fill: a function that is
-        called with the pages of a new prefix."""
-        block_table = block_table[:, :self._table.shape[1]]
-        self._look(block_table[:decodes], lengths[:decodes], query_starts[:decodes + 1], fill)
-        requests, width = block_table.shape
-        own_table, own = self._table[:decodes, :width], self._lengths[:decodes]
-        if self._host_pages is None:
-            own_table.copy_(block_table[:decodes])
-            own.copy_(lengths[:decodes])
-            return own_table, own
-        given_table, given, starts = self._given
-        given_table[:requests, :width].copy_(block_table)
-        given[:requests].copy_(lengths)
-        starts[:requests + 1].copy_(query_starts)
-        if requests < self._before:
-            given[requests:self._before].zero_()
-        self._before = requests
-        if decodes != self._host_decodes:
-            self._decodes.fill_(decodes)
-            self._host_decodes = decodes
-        self._replay()
-        return own_table, own
+    def plan(self, block_table, lengths, query_starts, slots, decodes, fill):
+        """Of a step: int32 [requests, pages], [requests] and [requests + 1], and the int64 slots of the cache that it
+        writes; the first requests are decodes. Returns a block table and lengths of these without what is shared, in
+        memory that does not change. fill: a function that is called with the pages of a new prefix and its first token,
+        and returns how many pages the cache has."""
+        self._look(block_table, lengths, query_starts, decodes, fill)
+        prefixes, pages, starts = (self._prefixes, self._pages, self._starts) if self._kept else self._without
+        split_prefixes(block_table, lengths, query_starts, slots, prefixes, pages, self._owners, self._found,
+                       self._table, self._lengths, starts, self._rows, decodes, self._page)
+        if self._kept or self._planned:
+            if not self._kept:
+                self._starts.zero_()
+            self._plan_prefill()
+            self._planned = bool(self._kept)
+        width = min(block_table.shape[1], self._table.shape[1])
+        return self._table[:decodes, :width], self._lengths[:decodes]
 
     def attend(self, layer, q, out, lse):
-        """Adds the prefix of a layer, a Decompressed, to what the requests' other tokens gave: out [queries, heads,
+        """Adds the prefixes of a layer, a Decompressed, to what the requests' other tokens gave: out [queries, heads,
         128] behind the value projection and lse [queries, heads] in the natural logarithm. q: [queries, heads, 192]."""
         keys = layer.both[..., :NOPE], layer.rope.expand(-1, layer.both.shape[1], -1)
         self._prefill.run((q[..., :NOPE], q[..., NOPE:]), keys, layer.both[..., NOPE:], out=out, lse=lse)
 
-    # --- which prefix ---
+    # --- which prefixes ---
 
-    def _look(self, block_table, lengths, query_starts, fill):
+    def _look(self, block_table, lengths, query_starts, decodes, fill):
         if self._copies is not None and self._arrived():
-            found = self._best(*(copy.numpy() for copy in self._copies[:4]))
+            found = self._choose(*(copy.numpy() for copy in self._copies[:4]))
             self._copies = None
             if found is not None:
-                self._host_pages, pages = found, self._pages[:len(found)]
-                pages.copy_(torch.from_numpy(found))
-                fill(pages)
-                self._count.fill_(len(found))
-                self._holds.fill_(1)
-        looks = self._copies is None and self._steps % STEPS == 0
-        self._steps += 1
-        if looks and len(lengths) > 1:
-            of_step = block_table[:, :len(self._pages)], lengths, query_starts, self._holds
+                self._keep(*found, fill)
+                self._quiet = False
+        changes = decodes != self._decodes or len(lengths) > decodes  # which start to decode soon
+        self._decodes, self._quiet = decodes, self._quiet and not changes
+        due = self._steps >= self._looked + STEPS * (QUIET if self._quiet else 1)
+        if self._copies is None and due and decodes > 1:
+            self._looked, self._quiet = self._steps, not changes  # unless something is found
+            of_step = (block_table[:decodes, :self._pages.shape[1]], lengths[:decodes], query_starts[:decodes + 1],
+                       self._prefixes)
             self._copies = [torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=self._on_gpu)
                             for one in of_step]
             for copy, one in zip(self._copies, of_step):
@@ -179,31 +159,101 @@ class SharedPrefix:
                 event = torch.cuda.Event()
                 event.record()
                 self._copies.append(event)
+        self._steps += 1
 
     def _arrived(self):
         return not self._on_gpu or self._copies[-1].query()
 
-    def _best(self, table, lengths, query_starts, holds):
-        """Of a step's copies: the pages of the prefix that pays most, if it pays and is not the one that is there."""
+    def _keep(self, pages, first_token, fill):
+        number = next(i for i in range(MOST) if i not in self._kept)
+        on_device = self._pages[number, :len(pages)]
+        on_device.copy_(torch.from_numpy(pages))
+        cache_pages = fill(on_device, first_token)
+        if len(self._owners) != cache_pages:
+            self._owners = torch.zeros(cache_pages, dtype=torch.int32, device=self._pages.device)
+        self._owners[on_device] |= 1 << number
+        of_prefix = [len(pages), first_token, self._least_queries(len(pages)), 1]
+        self._prefixes[number].copy_(torch.tensor(of_prefix, dtype=torch.int32))
+        self._kept[number] = Kept(pages, first_token, self._steps)
+
+    def _leave(self, number):
+        del self._kept[number]
+        self._prefixes[number].zero_()
+        self._owners &= ~(1 << number)
+
+    def _choose(self, table, lengths, query_starts, prefixes):
+        """Of a step's copies: the pages of the prefix that saves most beside those that are kept, and its first token,
+        if it saves any time and there is room. What is not valid or stands in its way is not kept any more."""
+        for number in [number for number in self._kept if not prefixes[number, 3]]:
+            self._leave(number)
         queries = query_starts[1:] - query_starts[:-1]
         whole = ((lengths - queries) // self._page).clip(0, table.shape[1])  # pages before the queries
-        # The first pages that a request shares with the one before it.
+        served, kept_pages = self._serve(table, whole, queries)
+        # Neighbours in this order begin alike, and a request shares its first pages with the one before it.
+        order = numpy.array(sorted(range(len(table)), key=[row.tobytes() for row in table].__getitem__))
+        table, whole, queries, served, kept_pages = (of[order] for of in (table, whole, queries, served, kept_pages))
         differ = table[1:] != table[:-1]
         alike = numpy.where(differ.any(1), differ.argmax(1), table.shape[1])
         alike = alike.clip(max=whole[1:]).clip(max=whole[:-1])
-        best, pages, counts = 0, None, numpy.unique(alike[alike > 0])
+        before = numpy.concatenate(([0], queries.cumsum()))
+        best, chosen, counts = 0, None, numpy.unique(alike[alike > 0])
         for count in counts[::-max(len(counts) // LENGTHS, 1)].tolist():
             shares = numpy.diff(alike >= count, prepend=False, append=False).nonzero()[0]
-            for begin, end in shares.reshape(-1, 2):  # requests, the last one included
-                saved = saved_us(self._heads, int(query_starts[end + 1] - query_starts[begin]), count * self._page)
-                if saved > best:
-                    best, pages = saved, table[begin, :count]
-        if self._host_pages is not None:
-            count = len(self._host_pages)
-            has = (table[:, :count] == self._host_pages).all(1) & (whole >= count)
-            saved = saved_us(self._heads, int(queries[has].sum()), count * self._page)
-            if not holds or saved <= 0:
-                self.drop()
-            elif best <= BETTER * saved:
+            shares = shares.reshape(-1, 2)  # requests, the last one included
+            enough = before[shares[:, 1] + 1] - before[shares[:, 0]] >= self._least_queries(count)
+            for begin, end in shares[enough]:
+                more = kept_pages[begin:end + 1] < count  # who shares a longer one already
+                own, those = queries[begin:end + 1][more], served[begin:end + 1][more]
+                # Of each kept prefix, what it goes on saving if these share the new one instead.
+                left = {number: self._saved(len(one.pages),
+                                            queries[served == number].sum() - own[those == number].sum())
+                        for number, one in self._kept.items()}
+                saved = self._saved(count, own.sum()) + sum(left.values()) - sum(
+                    one.saved for one in self._kept.values())
+                if saved > max(best, self._heads * count * self._page * FILL_US / PAID_AFTER):
+                    best, chosen = saved, (table[begin, :count].copy(), left)
+        if chosen is None:
+            return None
+        pages, left = chosen
+        first_page = self._make_room(len(pages), best, left)
+        return None if first_page is None else (pages, first_page * self._page)
+
+    def _least_queries(self, pages):
+        """That have to share a prefix of so many pages, so that it saves time."""
+        tokens = pages * self._page
+        return 1 + bisect.bisect_left(range(1, self._most_queries + 1), True,
+                                      key=lambda queries: saved_us(self._heads, queries, tokens) > 0)
+
+    def _saved(self, pages, queries):
+        """By a prefix of so many pages that so many queries share, which is attended to only where that saves time."""
+        return max(saved_us(self._heads, int(queries), pages * self._page), 0)
+
+    def _serve(self, table, whole, queries):
+        """Which kept prefix each request shares, -1: none, and how many pages that has. Notes what they save."""
+        served, kept_pages = numpy.full(len(table), -1), numpy.zeros(len(table), dtype=int)
+        for number, one in sorted(self._kept.items(), key=lambda item: len(item[1].pages)):
+            has = (table[:, :len(one.pages)] == one.pages).all(1) & (whole >= len(one.pages))
+            served[has], kept_pages[has] = number, len(one.pages)
+        for number, one in self._kept.items():
+            one.saved = self._saved(len(one.pages), queries[served == number].sum())
+            if one.saved > 0:
+                one.used = self._steps
+        return served, kept_pages
+
+    def _make_room(self, count, saved, left):
+        """The first of so many free pages for a prefix that saves so much. What was used least recently makes room, if
+        what it would go on saving is less. None: there is no room."""
+        oldest = sorted(self._kept, key=lambda number: (self._kept[number].used, left[number]))
+        for going in range(len(oldest) + 1):
+            stays = [self._kept[number] for number in oldest[going:]]
+            if going and BETTER * sum(left[number] for number in oldest[:going]) >= saved:
                 return None
-        return None if pages is None else pages.copy()
+            taken = sorted((one.first_token // self._page, len(one.pages)) for one in stays)
+            begins = [0, *(first + pages for first, pages in taken)]
+            ends = [*(first for first, _ in taken), self._room]
+            free = [begin for begin, end in zip(begins, ends) if end - begin >= count]
+            if free and len(stays) < MOST:
+                for number in oldest[:going]:
+                    self._leave(number)
+                return free[0]
+        return None
