@@ -235,7 +235,7 @@ def main():
             continue
         row = run_tests(what, at)
         record["tests"] = [one for one in record["tests"]
-                           if any(one.get(key) != row.get(key) for key in ("what", "heads"))] + [row]
+                           if any(one.get(key) != row.get(key) for key in ("what", "heads", "only"))] + [row]
         write_record(at.record, record)
         print(json.dumps(row), flush=True)
         failed += row["failed"]

@@ -392,7 +392,12 @@ class EngineTest(unittest.TestCase):
             layer = layers["layer.0"]
             for each in layers.values():
                 vars(each)["kv_cache"] = cache
+            most = config.scheduler_config.max_num_seqs
             for shared, written in ((0, None), (160, None), (160, 0), (0, int(batch.table[0, 3]))):
+                if shared:  # a step of more queries than requests share prefixes for
+                    many = Batch([300, 310, 290, 17], [1, most, 1, 1])
+                    many.table = batch.table
+                    self.assertEqual(builder.build(0, many.common()).decode.seq_lens.tolist(), many.tokens)
                 if written is not None:  # a step of prompts alone, by which page
                     prompts = Batch([300], [300]).common()
                     prompts.slot_mapping.fill_(16 * written + 5)

@@ -75,7 +75,7 @@ class Engine:
             self.write(page)
         self.step(prefilling=[(pages + [-1] * (WIDTH - len(pages)), len(pages) * PAGE, len(pages) * PAGE)])
 
-    def step(self, queries=1, pad=0, prefilling=()):
+    def step(self, queries=1, pad=0, prefilling=(), fits=True):
         """How far outputs are from those without a prefix, and how many tokens MlaDecode had less to attend to.
         prefilling: requests behind those that decode, [pages, tokens, queries]."""
         for request in self.requests:
@@ -97,7 +97,7 @@ class Engine:
         absorbed = torch.einsum("thc,hcl->thl", q[..., :128].float(), self.w_uk.float()).bfloat16(), q[..., 128:]
         projected = lambda o: torch.einsum("thl,hlv->thv", o.float(), self.w_uv.float()).bfloat16()
 
-        own_table, own = self.shared.plan(table, lengths, starts, slots, decodes, self.fill)
+        own_table, own = self.shared.plan(table, lengths, starts, slots, decodes, self.fill, fits)
         if not count:
             return 0.0, []
         table, lengths, starts = table[:decodes], lengths[:decodes], starts[:decodes + 1]
@@ -235,6 +235,17 @@ class SharedPrefixes(unittest.TestCase):
         self.assertEqual(self.steps(engine, 1), [0] * 4)
         self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
         self.assertEqual(engine.fills, 2)
+
+    def test_a_step_of_too_many_queries_shares_nothing(self):
+        engine, prompt = self.samples()
+        self.assertEqual(self.steps(engine, 4), [5 * PAGE] * 4)
+        self.assertEqual(self.steps(engine, 1, queries=3, fits=False), [0] * 4)
+        self.assertEqual(self.steps(engine, 1), [5 * PAGE] * 4)
+        engine.write(prompt[2])
+        writes = [(prompt[:3] + [-1] * (WIDTH - 3), 3 * PAGE, PAGE)]
+        self.assertEqual(self.steps(engine, 1, fits=False, prefilling=writes), [0] * 4)
+        self.assertEqual(self.steps(engine, 1), [0] * 4)  # it was seen all the same
+        self.assertEqual(engine.fills, 1)
 
     def test_few_of_those_that_share_it(self):
         engine, prompt = self.samples()

@@ -483,9 +483,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         if rows and None not in rows and self._layers_pass and len(self._kinds) == 1:
             self._layers = layers
             self._prefix = SharedPrefixes(
-                heads, self._usual.requests, max(self._usual.query_tokens, self._long.query_tokens),
-                -(-self._usual.tokens // self.page_size), self.page_size, self._kinds[0][2], self._kinds[0][3],
-                rows[0].tokens, name)
+                heads, self._usual.requests, self._usual.query_tokens, -(-self._usual.tokens // self.page_size),
+                self.page_size, self._kinds[0][2], self._kinds[0][3], rows[0].tokens, name)
             for layer in layers:
                 _add_prefix(layer, self._prefix)
         elif any(one is not None for one in rows):
@@ -498,12 +497,12 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             layer.impl.prefix.fill(layer.kv_cache, pages, first_token, lambda latents: layer.impl.kv_b_proj(latents)[0])
         return len(layer.kv_cache)
 
-    def _split(self, decodes):
+    def _split(self, decodes, fits=True):
         """The tables and lengths of a step's first requests, which decode, without what MlaPrefill attends to. Every
         step comes by, since it may write to the pages of a prefix."""
         common = self._common
         return self._prefix.plan(common.block_table_tensor, common.seq_lens, common.query_start_loc,
-                                 common.slot_mapping, decodes, self._fill_prefix)
+                                 common.slot_mapping, decodes, self._fill_prefix, fits)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = self._common = common_attn_metadata
@@ -538,7 +537,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
             if longest > self._usual.queries:
                 capacity = self._long
         if self._prefix is not None:
-            block_table_tensor, seq_lens_device = self._split(len(seq_lens_device))
+            fits = capacity is self._usual or int(query_start_loc_cpu[-1]) <= self._usual.query_tokens
+            block_table_tensor, seq_lens_device = self._split(len(seq_lens_device), fits)
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,

@@ -83,7 +83,8 @@ class SharedPrefixes:
     """
 
     def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, tokens, device):
-        """tokens: for which each layer's Decompressed has room; width: pages of a block table, at most."""
+        """query_tokens: of a step that shares prefixes, at most. width: pages of a block table, at most. tokens: for
+        which each layer's Decompressed has room."""
         self._heads, self._page, self._room = heads, page, tokens // page
         self._most_queries = query_tokens
         most = min(self._room, width)  # pages of a prefix
@@ -112,15 +113,22 @@ class SharedPrefixes:
         self._prefixes.zero_()
         self._owners.zero_()
 
-    def plan(self, block_table, lengths, query_starts, slots, decodes, fill):
+    def plan(self, block_table, lengths, query_starts, slots, decodes, fill, fits=True):
         """Of a step: int32 [requests, pages], [requests] and [requests + 1], and the int64 slots of the cache that it
         writes; the first requests are decodes. Returns a block table and lengths of these without what is shared, in
         memory that does not change. fill: a function that is called with the pages of a new prefix and its first token,
-        and returns how many pages the cache has."""
+        and returns how many pages the cache has. fits: whether the decodes have no more than query_tokens queries; else
+        they share nothing."""
         self._look(block_table, lengths, query_starts, decodes, fill)
-        prefixes, pages, starts = (self._prefixes, self._pages, self._starts) if self._kept else self._without
-        split_prefixes(block_table, lengths, query_starts, slots, prefixes, pages, self._owners, self._found,
-                       self._table, self._lengths, starts, self._rows, decodes, self._page)
+
+        def split(requests, prefixes, pages, starts):
+            split_prefixes(block_table, lengths, query_starts, slots, prefixes, pages, self._owners, self._found,
+                           self._table, self._lengths, starts, self._rows, requests, self._page)
+
+        if self._kept:
+            split(decodes if fits else 0, self._prefixes, self._pages, self._starts)
+        if not (self._kept and fits):
+            split(decodes, *self._without)
         if self._kept or self._planned:
             if not self._kept:
                 self._starts.zero_()
