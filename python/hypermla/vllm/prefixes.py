@@ -95,6 +95,8 @@ class SharedPrefixes:
         self._owners = zeros(1)  # of each page of the cache
         self._found, self._table, self._lengths = zeros(requests), zeros(requests, width), zeros(requests)
         self._starts, self._rows = zeros(2, 2 * MOST), zeros(query_tokens)
+        self._of_prefixes = self._starts.unbind()
+        self._returned, self._views = None, None  # of how many requests and pages
         self._without = self._prefixes[:0], self._pages[:0], self._starts[:, :0]
         self._copies, self._steps, self._planned = None, 0, False
         self._looked, self._decodes, self._quiet = -STEPS, 0, False  # at which step, for how many, and what it brought
@@ -105,7 +107,7 @@ class SharedPrefixes:
         self._plan_prefill()
 
     def _plan_prefill(self):
-        self._prefill.plan(self._starts[0], self._starts[1], query_rows=self._rows)
+        self._prefill.plan(*self._of_prefixes, query_rows=self._rows)
 
     def drop(self):
         """Forgets all prefixes, as for new weights."""
@@ -134,8 +136,10 @@ class SharedPrefixes:
                 self._starts.zero_()
             self._plan_prefill()
             self._planned = bool(self._kept)
-        width = min(block_table.shape[1], self._table.shape[1])
-        return self._table[:decodes, :width], self._lengths[:decodes]
+        wanted = decodes, min(block_table.shape[1], self._table.shape[1])
+        if wanted != self._returned:
+            self._returned, self._views = wanted, (self._table[:decodes, :wanted[1]], self._lengths[:decodes])
+        return self._views
 
     def attend(self, layer, q, out, lse):
         """Adds the prefixes of a layer, a Decompressed, to what the requests' other tokens gave: out [queries, heads,
