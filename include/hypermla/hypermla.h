@@ -184,7 +184,8 @@ struct VerifyOptions {
 };
 
 // `hypermla verify` in one call: all correctness cases of one version on a device or, where `name` is empty, of all
-// that run there. Takes seconds for a kernel on a GPU, and minutes on a CPU.
+// that run there. Takes seconds for a kernel on a GPU, and minutes on a CPU. Of several, a version that cannot be
+// compiled or run has failed, and is not recorded; of one this throws Error.
 HYPERMLA_API std::vector<VerifySummary> verify_kernels(const std::string& name = "",
                                                        const DeviceHandle& device = DeviceHandle(),
                                                        const VerifyOptions& options = {});

@@ -75,7 +75,8 @@ def verify(name=None, version=None, device="auto", language=None, record=None):
     """Runs all correctness cases of a version or, without `name`, of every one that runs on the device.
 
     Takes seconds for a kernel on a GPU and minutes on a CPU. `record` names a file that receives the result in the form
-    of results/verified.json; None: it is only returned.
+    of results/verified.json; None: it is only returned. Of several, a version that cannot be compiled or run has
+    failed, and is not recorded; of one this raises Error.
     """
     rows = _hypermla.verify(name or "", version or "", device, language or "", str(record or ""))
     return [VerifyResult(*row) for row in rows]

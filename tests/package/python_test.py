@@ -893,6 +893,36 @@ class OneCall(unittest.TestCase):
         with self.assertRaisesRegex(hypermla.Error, "did you mean output_decompression"):
             hypermla.verify("output_decompresion", device="cpu")
 
+    def test_one_call_verifies_those_behind_broken_ones(self):
+        """In a copy of the sources without any kernel in CUDA Tile C++ but one."""
+        kept = "prefix_decompression.cuh"
+        with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
+            root = pathlib.Path(directory) / "root"
+            for name in ("kernels", "include", "conf"):
+                shutil.copytree(CHECKOUT / name, root / name)
+            for kernel in root.glob("kernels/cutile/[mh]*/**/*.cuh"):
+                if kernel.name != kept:
+                    kernel.unlink()
+            code = """import hypermla
+for one in hypermla.verify(device="cpu", record="verified.json"):
+    print(one.kernel, one.cases, one.failed, one.failures.count(" names "))
+try:
+    hypermla.verify("flash_mla", device="cpu")
+except hypermla.Error as error:
+    print(error)"""
+            done = subprocess.run([sys.executable, "-c", code], cwd=directory, text=True, capture_output=True, env={
+                **os.environ, "PYTHONPATH": str(pathlib.Path(hypermla.__file__).parents[1]), "HYPERMLA_ROOT": str(root),
+                "HYPERMLA_CACHE_DIR": str(root / "cache")})
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            recorded = json.loads((pathlib.Path(directory) / "verified.json").read_text())
+        *all_of_them, last = done.stdout.splitlines()
+        passed = [line for line in all_of_them if not line.endswith(" 0 1 1")]
+        self.assertGreater(len(all_of_them), 5)
+        self.assertEqual(len(passed), 1)
+        self.assertRegex(passed[0], r"^cutile\.mla\.prefix_decompression \d+ 0 0$")
+        self.assertEqual(list(recorded), ["cutile.mla.prefix_decompression"])
+        self.assertRegex(last, r"^a plan names \w+\.cuh, which is not in")
+
     def test_one_call_profiles(self):
         with tempfile.TemporaryDirectory(prefix="hypermla-test-") as directory:
             out = pathlib.Path(directory) / "run"

@@ -294,13 +294,23 @@ std::vector<VerifySummary> verify_kernels(const std::string& name, const DeviceH
   std::vector<VerifySummary> all;
   for (const KernelEntry& entry : entries) {
     VerifySummary& summary = all.emplace_back();
-    const Tally tally = verify(entry, present, shared().compiler,
-                               {.say = [&](const std::string& lines) { summary.failures += lines; },
-                                .begin =
-                                    [&](const std::string&) {
-                                      if (options.stop && options.stop()) fail("the verification was stopped");
-                                    }});
     summary.kernel = entry.full_name();
+    bool stopped = false;
+    Tally tally;
+    try {
+      tally = verify(entry, present, shared().compiler,
+                     {.say = [&](const std::string& lines) { summary.failures += lines; },
+                      .begin =
+                          [&](const std::string&) {
+                            stopped = options.stop && options.stop();
+                            if (stopped) fail("the verification was stopped");
+                          }});
+    } catch (const Error& error) {
+      if (stopped || entries.size() == 1) throw;
+      summary.failed = 1;  // those behind it are verified all the same
+      summary.failures += fmt::format("FAILED {}: {}\n", summary.kernel, error.what());
+      continue;
+    }
     summary.cases = tally.cases;
     summary.failed = tally.failed;
     summary.worst_relative_errors = tally.worst;
