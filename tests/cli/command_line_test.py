@@ -273,6 +273,8 @@ class Refusals(CommandCase):
         self.succeed(*words, "--device=cpu")
         self.assertIn("NOT RECORDED", run(*words, "--records_only").out)
         text = path.read_text()
+        path.write_text(re.sub(r'"arch": "[^"]*"', '"arch": 90', text))  # nor is what some other program wrote
+        self.assertIn("NOT RECORDED", run(*words, "--records_only").out)
         path.write_text(re.sub(r'"arch": "[^"]*"', '"arch": "sm_90"', text))
         self.assertIn("recorded", self.succeed(*words, "--records_only").out)
 

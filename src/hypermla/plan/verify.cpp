@@ -136,7 +136,9 @@ Json read_records(const fs::path& path) {
 bool has_record(const Json& records, const KernelEntry& entry, const Compiler& compiler) {
   const Json by_device = records.value(entry.full_name(), Json::object()), now = sources_of(entry, compiler);
   return std::any_of(by_device.begin(), by_device.end(), [&](const Json& one) {
-    return is_of(one, now) && one.value("failed", Json()) == 0 && is_gpu_arch(one.value("arch", ""));
+    const Json arch = one.value("arch", Json());
+    return is_of(one, now) && one.value("failed", Json()) == 0 && arch.is_string() &&
+           is_gpu_arch(arch.get<std::string>());
   });
 }
 
