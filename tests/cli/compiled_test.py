@@ -49,8 +49,9 @@ class Compiled(CommandCase):
         """On a GPU that has no kernels of its own: portable ones, which do not spill there."""
         done = self.succeed("compile", "all", "--decode", "--arch=sm_120", "--forbid_spills")
         self.assertEqual({line.split()[0] for line in done.out.splitlines()[:-1]},
-                         {"append", "append_fp8", "append_fp8_576", "merge_states", "decompress_pages", "repeat_rope",
-                          "plan_step", "attend_pages", "merge_parts", "place_requests", "attend_requests"})
+                         {"append", "append_fp8", "append_fp8_576", "merge_states", "match_prefixes", "split_requests",
+                          "decompress_pages", "repeat_rope", "plan_step", "attend_pages", "merge_parts",
+                          "place_requests", "attend_requests"})
 
     def test_without_them_the_kernels_are_missed(self):
         shutil.rmtree(self.root / "compiled")
