@@ -112,7 +112,7 @@ class HYPERMLA_API MlaCacheOps {
   static constexpr int kMaxPrefixes = 16;
 
   // Divides the requests of a step that decode between kept prefixes, for MlaPrefill to attend to, and the tokens
-  // behind them, for MlaDecode (docs/shared-prefixes.md). A request shares the longest valid prefix whose pages its
+  // behind them, for MlaDecode (docs/prefix-cache.md). A request shares the longest valid prefix whose pages its
   // block table begins with, if all of their tokens come before its queries. It may lie anywhere in the batch.
   //
   // Keys and values are valid until a step writes to the pages, so every step that writes to the cache comes by, with

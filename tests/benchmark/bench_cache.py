@@ -163,7 +163,7 @@ class Split:
         pages, self.own_pages = -(-prefix // 64), -(-own // 64)
         integers = lambda values: torch.tensor(values, dtype=torch.int32, device=device)
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
-        cached, self.whole, self.requests = pages + requests * (pages + self.own_pages), pages * 64, requests
+        cached, self.whole = pages + requests * (pages + self.own_pages), pages * 64
         order = torch.randperm(cached, dtype=torch.int32, device=device)
         self.table = order[pages:].view(requests, -1).clone()
         self.shares = torch.arange(requests, device=device) % 4 > 0

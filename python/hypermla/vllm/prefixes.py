@@ -69,7 +69,8 @@ class Kept:
     pages: numpy.ndarray
     first_token: int
     used: int  # at which step it saved time last
-    saved: float = 0.0  # us of a layer, by the last look
+    queries: int = 0  # that share it, by the last look, and the us of a layer which that saves
+    saved: float = 0.0
 
 
 class SharedPrefixes:
@@ -208,6 +209,7 @@ class SharedPrefixes:
         alike = numpy.where(differ.any(1), differ.argmax(1), table.shape[1])
         alike = alike.clip(max=whole[1:]).clip(max=whole[:-1])
         before = numpy.concatenate(([0], queries.cumsum()))
+        all_saved = sum(one.saved for one in self._kept.values())
         best, chosen, counts = 0, None, numpy.unique(alike[alike > 0])
         for count in counts[::-max(len(counts) // LENGTHS, 1)].tolist():
             shares = numpy.diff(alike >= count, prepend=False, append=False).nonzero()[0]
@@ -217,11 +219,9 @@ class SharedPrefixes:
                 more = kept_pages[begin:end + 1] < count  # who shares a longer one already
                 own, those = queries[begin:end + 1][more], served[begin:end + 1][more]
                 # Of each kept prefix, what it goes on saving if these share the new one instead.
-                left = {number: self._saved(len(one.pages),
-                                            queries[served == number].sum() - own[those == number].sum())
+                left = {number: self._saved(len(one.pages), one.queries - own[those == number].sum())
                         for number, one in self._kept.items()}
-                saved = self._saved(count, own.sum()) + sum(left.values()) - sum(
-                    one.saved for one in self._kept.values())
+                saved = self._saved(count, own.sum()) + sum(left.values()) - all_saved
                 if saved > max(best, self._heads * count * self._page * FILL_US / PAID_AFTER):
                     best, chosen = saved, (table[begin, :count].copy(), left)
         if chosen is None:
@@ -241,13 +241,15 @@ class SharedPrefixes:
         return max(saved_us(self._heads, int(queries), pages * self._page), 0)
 
     def _serve(self, table, whole, queries):
-        """Which kept prefix each request shares, -1: none, and how many pages that has. Notes what they save."""
+        """Which kept prefix each request shares, -1: none, and how many pages that has. Notes who shares them, and what
+        that saves."""
         served, kept_pages = numpy.full(len(table), -1), numpy.zeros(len(table), dtype=int)
         for number, one in sorted(self._kept.items(), key=lambda item: len(item[1].pages)):
             has = (table[:, :len(one.pages)] == one.pages).all(1) & (whole >= len(one.pages))
             served[has], kept_pages[has] = number, len(one.pages)
         for number, one in self._kept.items():
-            one.saved = self._saved(len(one.pages), queries[served == number].sum())
+            one.queries = queries[served == number].sum()
+            one.saved = self._saved(len(one.pages), one.queries)
             if one.saved > 0:
                 one.used = self._steps
         return served, kept_pages
