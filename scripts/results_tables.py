@@ -664,39 +664,51 @@ def vllm_whole(of):
             + f", {statistics.median(row['builder_us'] for row in of[column]):.0f}" for column, graph in graphs.items()}
 
 
-def vllm_samples(name="vllm", heads="16"):
-    """Samples of one prompt: ours without and with its options for them, and the others; and how far texts agree."""
+def samples_kind(run):
+    """Of samples: over which cache, and by which drafter."""
+    return "".join(f", {name}" for name in ("FP8" * ("cache" in run), "MTP" * run.get("mtp", False)) if name)
+
+
+def vllm_samples(name="vllm", heads="16", other=""):
+    """Samples of one prompt: ours without and with its options for them, and the others; and how far texts agree.
+    other: those over caches in FP8 or with drafts, and no others."""
     shapes, texts = {}, {}
     for run in record(name)["runs"]:
-        if run.get("samples") and run["heads"] == int(heads):
+        if run.get("samples") and run["heads"] == int(heads) and bool(samples_kind(run)) == bool(other):
             backend = run["backend"].replace("/", ", ") + ", shared prefixes" * run.get("shares", False)
             said = {key: agreement(run[key]) for key in ("alone", "against") if key in run}
-            texts.setdefault(backend, {}).update(said if "prompts" not in run else {})
+            if "prompts" not in run:
+                texts.setdefault(samples_kind(run), {}).setdefault(backend, {}).update(said)
             for row in run["rows"]:
-                shapes.setdefault((run.get("prompts", 1), row["batch"]), {}).setdefault(backend, []).append(row)
-    rows = [(samples_said(*shape), vllm_whole(of)) for shape, of in sorted(shapes.items())]
-    rows += [(name, {backend: said[key] for backend, said in texts.items() if key in said})
+                shape = samples_kind(run), run.get("prompts", 1), row["batch"]
+                shapes.setdefault(shape, {}).setdefault(backend, []).append(row)
+    rows = [(samples_said(*shape) + kind, vllm_whole(of)) for (kind, *shape), of in sorted(shapes.items())]
+    rows += [(name + kind, {backend: said[key] for backend, said in of.items() if key in said})
+             for kind, of in sorted(texts.items())
              for key, name in (("alone", "alone, in a batch"), ("against", "against CUSTOM"))]
-    return table(["samples", *texts], [[name, *(of.get(backend, "") for backend in texts)] for name, of in rows])
+    columns = list(dict.fromkeys(backend for of in shapes.values() for backend in of))
+    return table(["samples", *columns], [[name, *(of.get(backend, "") for backend in columns)] for name, of in rows])
 
 
 def samples_said(prompts, batch):
     return f"{batch} of {prompts}" if prompts > 1 else str(batch)
 
 
-def vllm_samples_attention(name):
-    """Samples of one prompt: milliseconds of attention in a step, and over those with a prefix cache."""
+def vllm_samples_attention(name, other=""):
+    """Samples of one prompt: milliseconds of attention in a step, and over those with a prefix cache; `other` as of
+    vllm_samples()."""
     shapes = {}
     for run in record(name)["runs"]:
-        for row in run["rows"] if run.get("samples") else ():
-            of = shapes.setdefault((-run["heads"], run.get("prompts", 1), row["batch"]), {})
+        wanted = run.get("samples") and bool(samples_kind(run)) == bool(other)
+        for row in [row for row in run["rows"] if wanted and "attention_ms" in row]:  # else its profile had no time
+            of = shapes.setdefault((samples_kind(run), -run["heads"], run.get("prompts", 1), row["batch"]), {})
             of[run["backend"].replace("/", ", ")] = row["attention_ms"]
     columns = list(dict.fromkeys(column for of in shapes.values() for column in of))
     least = next(column for column in columns if "cache" in column)
     return table(["heads, samples", *columns],
-                 [[f"{-heads}, {samples_said(*samples)}",
+                 [[f"{-heads}, {samples_said(*samples)}{kind}",
                    *("" if one not in of else f"{of[one]:.3f}" + f", {of[one] / of[least]:.2f}" * (one != least)
-                     for one in columns)] for (heads, *samples), of in sorted(shapes.items())])
+                     for one in columns)] for (kind, heads, *samples), of in sorted(shapes.items())])
 
 
 def vllm_engine(name, kind="plain"):

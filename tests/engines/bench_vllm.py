@@ -140,6 +140,10 @@ PARTS = (
       for heads in (16, 128)),
     *(Part(f"h{heads}-samples-2", heads, 0, SAMPLES, (OURS, OURS_SHARED, OURS_HYBRID, FLASH_ATTN, FLASHMLA),
            samples=True, prompts=2) for heads in (16, 128)),
+    *(Part(f"h{heads}-samples-fp8", heads, 0, SAMPLES, (OURS, OURS_HYBRID, FLASHMLA), samples=True, cache=cache)
+      for heads, cache in ((16, "fp8"), (128, "fp8+queries"))),  # as ours rounds queries by itself
+    *(Part(f"h{heads}-samples-mtp3", heads, 3, shapes((32, 128), (8192,)), (OURS, OURS_HYBRID, FLASH_ATTN),
+           samples=True, method="mtp") for heads in (16, 128)),
     Part("h128-sparse", 128, 0, LISTS, sparse=True),
     Part("h128-sparse-fp8", 128, 0, LISTS, (OURS, FLASHMLA), cache="fp8_ds_mla", sparse=True),
     Part("h16-sparse", 16, 0, LISTS, sparse=True),
@@ -455,13 +459,14 @@ def run_together(part, number, backends, wanted, agreement, at, host, until):
 
 def against_ours(part, backend, found, at):
     """Compares the texts of a process with ours of as many heads and GPUs without drafts, or with drafts by the
-    same method, which lie beside the model. Samples have other prompts, several GPUs and checkpoints other weights."""
-    kind = (f"{f'-samples-{part.prompts}' * part.samples}{'-sparse' * part.sparse}"
+    same method, which lie beside the model. Samples have other prompts, several GPUs and checkpoints other weights; of
+    samples those over a cache in FP8 are compared with ours over one."""
+    kind = (f"{f'-samples-{part.prompts}-{part.cache}' * part.samples}{'-sparse' * part.sparse}"
             f"{f'-{part.gpus}' * (part.gpus > 1)}{f'-{part.method}' * bool(part.method)}")
     path = os.path.join(at.work, f"texts-{part.heads}{kind}.json")
     for texts in [one["texts"] for one in found if one["what"] == "texts"]:
-        if (backend == OURS and (part.drafts == 0 or part.method) and part.cache == "auto" and not part.invariant
-                and not part.contexts_shared):
+        if (backend == OURS and (part.drafts == 0 or part.method) and (part.cache == "auto" or part.samples)
+                and not part.invariant and not part.contexts_shared):
             with open(path, "w") as file:
                 json.dump(texts, file)
         elif os.path.exists(path):

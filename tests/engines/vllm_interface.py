@@ -72,7 +72,9 @@ def of_engine():
         importlib.import_module("hypermla.vllm.backend").MLACommonMetadata.__init__)}
     layers = importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
     methods["MLAAttention"] = {"forward_impl": parameters(layers.MLAAttention.forward_impl)}
-    methods["ModelConfig"] = {"get_num_layers": parameters(VllmConfig.__annotations__["model_config"].get_num_layers)}
+    model = VllmConfig.__annotations__["model_config"]
+    methods["ModelConfig"] = {name: parameters(getattr(model, name))
+                              for name in ("get_num_layers", "get_total_num_hidden_layers")}
     prefill = layers.MLACommonPrefillMetadata
     gather = importlib.import_module("vllm._custom_ops").gather_and_maybe_dequant_cache
     contexts = {of.__name__: parameters(of) for of in (prefill, prefill.ChunkedContextMetadata, gather)}

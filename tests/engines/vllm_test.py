@@ -55,7 +55,7 @@ def config_of(drafts=0, graphs=CUDAGraphMode.FULL_AND_PIECEWISE, shards=1, inter
     """What the classes ask a VllmConfig for. largest: tokens of a graph; sizes: of graphs; asked: options of ours."""
     model = types.SimpleNamespace(
         dtype=torch.bfloat16, max_model_len=MODEL_TOKENS, get_num_attention_heads=lambda parallel: HEADS,
-        get_num_layers=lambda parallel: 2,
+        get_num_layers=lambda parallel: 2, get_total_num_hidden_layers=lambda: 2,
         get_head_size=lambda: LATENT + ROPE, use_mla=True,
         hf_text_config=types.SimpleNamespace(q_lora_rank=None, kv_lora_rank=LATENT, qk_nope_head_dim=NOPE,
                                              qk_rope_head_dim=ROPE, v_head_dim=128))
@@ -361,9 +361,14 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(len(planned), 4)
 
     def test_a_prefix_is_decompressed_and_added(self):
+        for cache_dtype, drafts in (("auto", 0), ("fp8", 0), ("auto", 3)):
+            with self.subTest(cache_dtype=cache_dtype, drafts=drafts):
+                self.prefix_is_added(cache_dtype, drafts)
+
+    def prefix_is_added(self, cache_dtype, drafts):
         from hypermla.vllm import prefixes
 
-        config = config_of(hypermla_prefix_cache=0.02)
+        config = config_of(hypermla_prefix_cache=0.02, cache=cache_dtype, drafts=drafts)
         w_uk, w_uv = torch.randn(HEADS, NOPE, LATENT).bfloat16() / 23, torch.randn(HEADS, LATENT, 128).bfloat16() / 23
         project = torch.cat((w_uk, w_uv.transpose(1, 2)), 1).flatten(0, 1).T
         impl = impl_of(config, lambda latents: (latents @ project, None))
@@ -379,20 +384,28 @@ class EngineTest(unittest.TestCase):
         batch = Batch([300, 310, 290, 17], [1, 2, 1, 1])
         batch.table[1:3, :10] = batch.table[0, :10]
         _, cache = batch.layer()
+        given, factor = cache, torch.tensor(0.25)
+        if cache_dtype == "fp8":
+            rounded = (cache / factor).to(torch.float8_e4m3fn)
+            given, cache = rounded.view(torch.uint8), rounded.float() * factor
         q, output = torch.randn(5, HEADS, NOPE + ROPE).bfloat16(), torch.zeros(5, HEADS * 128).bfloat16()
         absorbed = torch.einsum("thc,hcl->thl", q[..., :NOPE].float(), w_uk.float()).bfloat16()
         expected = projected(batch.expected((absorbed, q[..., NOPE:]), cache)[0])
-        with (mock.patch.object(prefixes, "saved_us", lambda heads, queries, tokens: queries * tokens - 100),
+        with (mock.patch.object(prefixes, "saved_us", lambda heads, queries, tokens, fp8: queries * tokens - 100),
               mock.patch.multiple(mla_attention.MLAAttention, forward_impl=attend,
                                   process_weights_after_loading=lambda *_: None)):
             builder_of(config, impl=impl)  # which vLLM makes to measure memory
             layers = config.compilation_config.static_forward_context
-            builder = Builder(types.SimpleNamespace(block_size=16, dtype=torch.bfloat16), list(layers), config,
-                              torch.device("cpu"))
+            spec = types.SimpleNamespace(block_size=16, dtype=given.dtype)
+            new = lambda names: Builder(spec, names, config, torch.device("cpu"))
+            drafter = [f"model.layers.{number}.self_attn.attn" for number in (2, 3)[:drafts]]
+            layers |= {name: copy.copy(layers["layer.0"]) for name in drafter}
+            builder = new(list(layers))
+            drafters = new(drafter) if drafts else None
             layer = layers["layer.0"]
             for each in layers.values():
-                vars(each)["kv_cache"] = cache
-            most = config.scheduler_config.max_num_seqs
+                vars(each).update(kv_cache=given, _k_scale=factor)
+            most = config.scheduler_config.max_num_seqs * (1 + drafts)
             for shared, written in ((0, None), (160, None), (160, 0), (0, int(batch.table[0, 3]))):
                 if shared:  # a step of more queries than requests share prefixes for
                     many = Batch([300, 310, 290, 17], [1, most, 1, 1])
@@ -406,14 +419,20 @@ class EngineTest(unittest.TestCase):
                 metadata = builder.build(0, batch.common())
                 left_out = torch.tensor(batch.tokens) - metadata.decode.seq_lens
                 self.assertEqual(left_out.tolist(), [shared] * 3 + [0])
-                layer.forward_impl(q, None, None, cache, metadata, output=output)
-                self.assertTrue(torch.allclose(output.view(5, HEADS, 128).float(), expected.float(), atol=2e-2))
-            layer.forward_impl(q, None, None, cache, None, output=output)
+                steps = [(layer, metadata)]
+                if drafts:  # whose first pass may have the model's step, and others have their own builder's
+                    steps += [(layers[drafter[0]], metadata), (layers[drafter[0]], drafters.build(0, batch.common()))]
+                    self.assertEqual(steps[-1][1].decode.seq_lens.tolist(), batch.tokens)
+                for of, step in steps:
+                    output.fill_(math.nan)
+                    of.forward_impl(q, None, None, given, step, output=output)
+                    self.assertTrue(torch.allclose(output.view(5, HEADS, 128).float(), expected.float(), atol=2e-2))
+            layer.forward_impl(q, None, None, given, None, output=output)
             self.assertTrue(builder._prefix._kept)
             layer.process_weights_after_loading(torch.bfloat16)  # new ones
             self.assertFalse(builder._prefix._kept)
             with self.assertRaisesRegex(NotImplementedError, "adds to outputs of torch.bfloat16, not of"):
-                layer.forward_impl(q, None, None, cache, metadata, output=output.to(torch.float8_e4m3fn))
+                layer.forward_impl(q, None, None, given, metadata, output=output.to(torch.float8_e4m3fn))
 
     def test_a_step_of_decodes_is_as_vllm_makes_it(self):
         builder = builder_of(config_of(drafts=3))
@@ -747,18 +766,23 @@ class EngineTest(unittest.TestCase):
                 with set_current_vllm_config(config_of(**wrong)):
                     self.assertIn(said, reasons(capability))
         self.assertEqual(Backend.get_preferred_block_size(16), 64)
-        for wrong, cache, name in ((dict(), "fp8", "a cache in FP8"), (dict(shards=2), "auto", "decode context")):
-            with set_current_vllm_config(config_of(**wrong, hypermla_shared_prefixes=True)):
-                self.assertIn(f"hypermla_shared_prefixes is not for {name}", reasons(kv_cache_dtype=cache))
-            with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
-                self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons(kv_cache_dtype=cache))
+        with set_current_vllm_config(config_of(hypermla_shared_prefixes=True)):
+            self.assertIn("hypermla_shared_prefixes is not for a cache in FP8", reasons(kv_cache_dtype="fp8"))
+        for option in "hypermla_shared_prefixes", "hypermla_prefix_cache":
+            with set_current_vllm_config(config_of(shards=2, **{option: 1})):
+                self.assertIn(f"{option} is not for decode context", reasons())
         for wrong, name in ((dict(hypermla_shared_prefixes=True), "hypermla_shared_prefixes"),
-                            (dict(drafts=3), "drafters that are models")):
+                            (dict(drafts=3, method="draft_model"), "drafters but MTP, EAGLE and lookups")):
             with set_current_vllm_config(config_of(**wrong, hypermla_prefix_cache=1)):
                 self.assertIn(f"hypermla_prefix_cache is not for {name}", reasons())
-        config = config_of(drafts=3, method="ngram", hypermla_prefix_cache=1)
+        for drafts in dict(), dict(drafts=3, method="ngram"), dict(drafts=3, method="mtp"):
+            config = config_of(**drafts, hypermla_prefix_cache=1)
+            with set_current_vllm_config(config):
+                self.assertEqual(reasons() + reasons(kv_cache_dtype="fp8"), "")
         with set_current_vllm_config(config):
-            self.assertEqual(reasons(), "")
+            config.speculative_config.parallel_drafting = True
+            self.assertIn("drafters but MTP, EAGLE and lookups", reasons())
+            config.speculative_config.parallel_drafting = False
             config.model_config.enable_sleep_mode = True
             self.assertIn("hypermla_prefix_cache is not for sleep mode", reasons())
         with self.assertRaisesRegex(ValueError, "hypermla_prefix_cache='4 GB' is no number; give it GiB"):

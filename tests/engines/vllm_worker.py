@@ -62,9 +62,9 @@ class Engine:
                      "max_num_batched_tokens": 16384, "block_size": 64, "enable_prefix_caching": True,
                      "kv_cache_dtype": at["cache"].removesuffix("+queries"),
                      "additional_config": {"hypermla_shared_prefixes": at["shares"],
-                                           # GiB, of 8 layers that have some 9000 tokens of each prompt
-                                           "hypermla_prefix_cache": (0.035 * at["heads"] * at["hybrid"]
-                                                                     * at["prompts"]),
+                                           # GiB, of layers that have some 9000 tokens of each prompt
+                                           "hypermla_prefix_cache": (0.0044 * (at["layers"] + bool(at["method"]))
+                                                                     * at["heads"] * at["hybrid"] * at["prompts"]),
                                            "hypermla_fp8_queries": at["cache"].endswith("+queries")},
                      "attention_config": {"backend": at["backend"]}}
         if at["graphs"] == "NONE":

@@ -112,7 +112,7 @@ class Engine:
         return off.item(), (lengths - own).tolist()
 
 
-def saved_us(heads, queries, tokens):
+def saved_us(heads, queries, tokens, fp8):
     return queries * tokens if queries >= 3 and tokens >= 2 * PAGE else 0
 
 
@@ -258,9 +258,12 @@ class SharedPrefixes(unittest.TestCase):
         self.assertEqual(engine.fills, 1)
 
     def test_what_pays(self):
-        for heads, queries, tokens, pays in ((16, 64, 8192, True), (128, 64, 8192, True), (16, 512, 1024, True),
-                                             (16, 16, 8192, False), (128, 32, 8192, False), (16, 64, 512, False)):
-            self.assertEqual(WHAT_PAYS(heads, queries, tokens) > 0, pays, (heads, queries, tokens))
+        both, neither = (True, True), (False, False)  # over a cache of the model's type, in FP8
+        for heads, queries, tokens, pays in ((16, 64, 8192, both), (16, 512, 1024, both), (128, 128, 8192, both),
+                                             (128, 64, 8192, (True, False)), (16, 16, 8192, neither),
+                                             (128, 32, 8192, neither), (16, 64, 512, neither)):
+            found = tuple(WHAT_PAYS(heads, queries, tokens, fp8) > 0 for fp8 in (False, True))
+            self.assertEqual(found, pays, (heads, queries, tokens))
 
     def test_requests_anywhere_share(self):
         engine = Engine(9 * PAGE)

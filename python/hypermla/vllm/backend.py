@@ -8,6 +8,7 @@ attention_config names another backend of prefills.
 
 import copy
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -95,7 +96,8 @@ def _drafted_queries(config):
 FP8 = "fp8", "fp8_e4m3"  # caches of e4m3, with one factor for all tokens
 # Drafters that find more drafts for one request than for another.
 LOOKUPS = "ngram", "ngram_gpu", "suffix"
-MODELS = "mtp", "eagle", "eagle3", "draft_model"  # drafters with layers of attention like a model's
+LAYERS = "mtp", "eagle", "eagle3"  # drafters whose layers vLLM counts on behind the model's
+MODELS = *LAYERS, "draft_model"  # drafters with layers of attention like a model's
 
 
 def _largest_graph(config):
@@ -272,16 +274,17 @@ class HyperMLABackend(MLACommonBackend):
         for option in ("shared_prefixes", "prefix_cache"):
             if portable and _asked(config, option):
                 return f"hypermla_{option} needs a Hopper GPU; leave it out"
-        apart = {"a cache in FP8": kv_cache_dtype in FP8, "VLLM_BATCH_INVARIANT=1": envs.VLLM_BATCH_INVARIANT,
+        drafter = config.speculative_config
+        apart = {"VLLM_BATCH_INVARIANT=1": envs.VLLM_BATCH_INVARIANT,
                  "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1}
-        for option, more in (("shared_prefixes", {}), ("prefix_cache", {
+        for option, more in (("shared_prefixes", {"a cache in FP8": kv_cache_dtype in FP8}), ("prefix_cache", {
                 "hypermla_shared_prefixes": _asked(config, "shared_prefixes"),
                 "a cache that other engines fill": getattr(config, "kv_transfer_config", None) is not None,
                 "micro-batches": getattr(config.parallel_config, "use_ubatching", False),
                 "sleep mode": any(getattr(config.model_config, f"enable_{name}", False)
                                   for name in ("sleep_mode", "cumem_allocator")),
-                "drafters that are models": (config.speculative_config is not None
-                                             and config.speculative_config.method not in LOOKUPS)})):
+                "drafters but MTP, EAGLE and lookups": (drafter is not None and (
+                    drafter.method not in (*LOOKUPS, *LAYERS) or drafter.parallel_drafting))})):
             if wrong := [name for name, asked in (apart | more).items() if asked and _asked(config, option)]:
                 return f"hypermla_{option} is not for {wrong[0]}; leave one of them out"
         if config.scheduler_config.max_num_seqs > MlaDecode.MAX_REQUESTS:
@@ -375,6 +378,9 @@ def _prefix_of_layer(config, heads, dimensions):
                          f"{dimensions}; leave it out")
     asked, model = config.additional_config["hypermla_prefix_cache"], config.model_config
     layers = model.get_num_layers(config.parallel_config)
+    if config.speculative_config is not None and config.speculative_config.method in LAYERS:
+        drafter = config.speculative_config.draft_model_config
+        layers += drafter.get_num_layers(config.parallel_config)
     if not isinstance(asked, (int, float)):
         raise ValueError(f"hypermla_prefix_cache={asked!r} is no number; give it GiB, as 4 or 0.5")
     tokens = min(int(asked * 2**30 / layers / bytes_of_token(heads)), MlaPrefill.MAX_TOKENS)
@@ -389,8 +395,14 @@ def _prefix_of_layer(config, heads, dimensions):
 _reserved = {}
 
 
+def _is_drafters(config, layer_name):
+    """Whether vLLM made a layer for a drafter of LAYERS."""
+    number, model = re.search(r"\blayers\.(\d+)\.", layer_name), config.model_config
+    return number is not None and int(number[1]) >= model.get_total_num_hidden_layers()
+
+
 def _add_prefix(layer, shared):
-    """Has a layer add SharedPrefixes to the outputs of its decodes, behind its projection of values."""
+    """Has a layer add the SharedPrefixes of a step to the outputs of its decodes, behind its projection of values."""
     again = layer.impl.prefix.shared is not None  # vLLM may make a builder to measure, and then another
     layer.impl.prefix.shared = shared
     if again:
@@ -399,13 +411,13 @@ def _add_prefix(layer, shared):
 
     def forward_impl(q, k_c_normed, k_pe, kv_cache, attn_metadata, output, **named):
         given = attend(q, k_c_normed, k_pe, kv_cache, attn_metadata, output=output, **named)
-        if attn_metadata is not None and attn_metadata.num_decode_tokens:
+        prefix = attn_metadata.decode.prefix if attn_metadata is not None and attn_metadata.num_decode_tokens else None
+        if prefix is not None:
             if output.dtype != q.dtype:
                 raise NotImplementedError(f"hypermla_prefix_cache adds to outputs of {q.dtype}, not of {output.dtype}; "
                                           "leave it out")
             count = attn_metadata.num_decode_tokens
-            prefix = layer.impl.prefix
-            prefix.shared.attend(prefix, q[:count], output[:count].view(count, -1, VALUE), layer.impl.lse)
+            prefix.attend(layer.impl.prefix, q[:count], output[:count].view(count, -1, VALUE), layer.impl.lse)
         return given
 
     def process_weights_after_loading(*arguments, **named):
@@ -423,6 +435,7 @@ class HyperMLADecodeMetadata(MLACommonDecodeMetadata):
     capacity: Capacity
     causal: bool
     plans: Plans
+    prefix: SharedPrefixes | None = None  # what the tables and lengths leave out
 
 
 class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
@@ -480,11 +493,13 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                                  decode.explain())
 
         self._prefix, rows = None, [getattr(getattr(layer, "impl", None), "prefix", None) for layer in layers]
-        if rows and None not in rows and self._layers_pass and len(self._kinds) == 1:
+        if all(_is_drafters(vllm_config, of) for of in layer_names):
+            pass  # its layers add prefixes in steps of the model's builder alone: not all of theirs are built
+        elif rows and None not in rows and self._layers_pass and len(self._kinds) == 1:
             self._layers = layers
             self._prefix = SharedPrefixes(
                 heads, self._usual.requests, self._usual.query_tokens, -(-self._usual.tokens // self.page_size),
-                self.page_size, self._kinds[0][2], self._kinds[0][3], rows[0].tokens, name)
+                self.page_size, self._kinds[0][2], self._kinds[0][3], rows[0].tokens, name, cache in FP8)
             for layer in layers:
                 _add_prefix(layer, self._prefix)
         elif any(one is not None for one in rows):
@@ -494,7 +509,8 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     def _fill_prefix(self, pages, first_token):
         for layer in self._layers:
-            layer.impl.prefix.fill(layer.kv_cache, pages, first_token, lambda latents: layer.impl.kv_b_proj(latents)[0])
+            layer.impl.prefix.fill(layer.kv_cache, pages, first_token, lambda latents: layer.impl.kv_b_proj(latents)[0],
+                                   layer._k_scale if layer.impl.kv_cache_dtype in FP8 else None)
         return len(layer.kv_cache)
 
     def _split(self, decodes, fits=True):
@@ -542,7 +558,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         step = HyperMLADecodeMetadata(block_table=block_table_tensor, seq_lens=seq_lens_device,
                                       dcp_tot_seq_lens=dcp_tot_seq_lens_device,
                                       query_start_loc=query_start_loc_device, capacity=capacity, causal=self._causal,
-                                      plans=self._plans)
+                                      plans=self._plans, prefix=self._prefix)
         # vLLM builds every step, also before it replays a graph, which so need not hold the planner.
         for kind in self._kinds:
             self._plans.plan(step, *kind)
@@ -615,11 +631,12 @@ class HyperMLAImpl(MLACommonImpl[MLACommonMetadata]):
         if isinstance(q, tuple) and not takes_strides(*q):
             q = torch.cat(q, dim=-1)
         if self.kv_cache_dtype in FP8:
-            return step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), torch.bfloat16, self.scale,
-                                     layer._k_scale.view(1),
-                                     layer._q_scale.view(1) if self.supports_quant_query_input else None)
-        o, lse = step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
-        if self.prefix is not None:
+            o, lse = step.plans.attend(step, q, kv_c_and_k_pe_cache.view(torch.uint8), torch.bfloat16, self.scale,
+                                       layer._k_scale.view(1),
+                                       layer._q_scale.view(1) if self.supports_quant_query_input else None)
+        else:
+            o, lse = step.plans.attend(step, q, kv_c_and_k_pe_cache, kv_c_and_k_pe_cache.dtype, self.scale)
+        if step.prefix is not None:
             self.lse = lse
         return o, lse
 

@@ -29,11 +29,12 @@ def bytes_of_token(heads):
     return 2 * (heads * (NOPE + VALUE) + ROPE)
 
 
-def saved_us(heads, queries, tokens):
+def saved_us(heads, queries, tokens, fp8):
     """By a prefix of so many tokens that so many queries share, in a layer on an H200. MlaDecode takes 0.9 to 1.4 us
-    for 64 tokens and a tile of rows on each of 132 multiprocessors (docs/log/engine.md); the hybrid reads keys and
-    values at 4 TB/s or multiplies at 550 TFLOP/s, and has some launches more."""
-    decoded = queries * tokens * (0.9 if heads <= 16 else 1.4 * -(-heads // 64)) / (64 * 132)
+    for 64 tokens and a tile of rows on each of 132 multiprocessors, over a cache in FP8 1.1 (docs/log/engine.md); the
+    hybrid reads keys and values at 4 TB/s or multiplies at 550 TFLOP/s, and has some launches more."""
+    of_tile = 1.1 if fp8 else 0.9 if heads <= 16 else 1.4
+    decoded = queries * tokens * of_tile * -(-heads // 64) / (64 * 132)
     read, multiplied = tokens * bytes_of_token(heads) / 4e6, queries * tokens * heads * 640 / 550e6
     return decoded - max(read, multiplied) - 8
 
@@ -50,12 +51,14 @@ class Decompressed:
     def tokens(self):
         return len(self.both)
 
-    def fill(self, cache, pages, first_token, project):
+    def fill(self, cache, pages, first_token, project, factor=None):
         """From first_token on, with the tokens of these pages of a cache [pages, page, 576]. project: a function of
-        latents [tokens, 512] to keys without RoPE and values, [tokens, heads * 256]."""
+        latents [tokens, 512] to keys without RoPE and values, [tokens, heads * 256]. factor: of a cache in e4m3."""
         each = max(FILLED_AT_ONCE // cache.shape[1], 1)
         for begin in range(0, len(pages), each):
             rows = cache[pages[begin:begin + each]].flatten(0, 1)
+            if factor is not None:
+                rows = (rows.view(torch.float8_e4m3fn).float() * factor).to(self.both.dtype)
             at = slice(first_token, first_token + len(rows))
             first_token += len(rows)
             self.both[at] = project(rows[:, :LATENT]).view(len(rows), *self.both.shape[1:])
@@ -83,10 +86,10 @@ class SharedPrefixes:
     prefix that nobody has any more stays until another wants its room: what was used least recently goes first.
     """
 
-    def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, tokens, device):
+    def __init__(self, heads, requests, query_tokens, width, page, dtype, scale, tokens, device, fp8=False):
         """query_tokens: of a step that shares prefixes, at most. width: pages of a block table, at most. tokens: for
-        which each layer's Decompressed has room."""
-        self._heads, self._page, self._room = heads, page, tokens // page
+        which each layer's Decompressed has room. fp8: whether the cache is in FP8."""
+        self._heads, self._page, self._room, self._fp8 = heads, page, tokens // page, fp8
         self._most_queries = query_tokens
         most = min(self._room, width)  # pages of a prefix
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
@@ -234,11 +237,11 @@ class SharedPrefixes:
         """That have to share a prefix of so many pages, so that it saves time."""
         tokens = pages * self._page
         return 1 + bisect.bisect_left(range(1, self._most_queries + 1), True,
-                                      key=lambda queries: saved_us(self._heads, queries, tokens) > 0)
+                                      key=lambda queries: saved_us(self._heads, queries, tokens, self._fp8) > 0)
 
     def _saved(self, pages, queries):
         """By a prefix of so many pages that so many queries share, which is attended to only where that saves time."""
-        return max(saved_us(self._heads, int(queries), pages * self._page), 0)
+        return max(saved_us(self._heads, int(queries), pages * self._page, self._fp8), 0)
 
     def _serve(self, table, whole, queries):
         """Which kept prefix each request shares, -1: none, and how many pages that has. Notes who shares them, and what
