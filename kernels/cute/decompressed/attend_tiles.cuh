@@ -39,6 +39,7 @@
 //   is_followed(tile)   whether anything but zeros may lie behind the tokens of the request
 //   query(tile, row)    which one of all, -1: there is none; asked for by has_other_rows and may_be_half
 //   place(tile, row)    of a row's outputs, -1: there are none; o(tile, place) and lse(tile, place) are their addresses
+//   reads_places        whether place() reads memory, so that it is asked for where a tile begins
 //   lse_of(maximum, sum), empty_lse()
 //                       log-sum-exps as they are stored
 //
@@ -255,6 +256,9 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
 #pragma unroll 1
   for (;;) {                                  // the scores of the tile's first block are there
     const bool in_turns = has_rows(tile, 1);  // with the other warpgroup
+    int2 places;  // of rows r and r + 8
+    if constexpr (Tiles::reads_places)
+      places = {static_cast<int>(tiles.place(tile, row())), static_cast<int>(tiles.place(tile, row() + 8))};
     pin<64>(p);
     keys_done();
     int token = (tiles.first_block(tile) + tile.blocks - 1) * kBlock;
@@ -333,8 +337,15 @@ __device__ __forceinline__ void attend(Shared& shared, int group, const Tiles ti
     bool part = false;
     if constexpr (Tiles::has_parts) part = tiles.is_part(tile);
     if (!part) {
-      store_output(tile, inverse);
-      store_lse(tile, {tiles.lse_of(maximum.x, sum.x), tiles.lse_of(maximum.y, sum.y)});
+      if constexpr (Tiles::reads_places) {
+        store_row<dtype>(tiles.o(tile, places.x), o, 0, inverse.x, places.x >= 0);
+        store_row<dtype>(tiles.o(tile, places.y), o, 1, inverse.y, places.y >= 0);
+        if ((lane_id() & 3) == 0 && places.x >= 0) *tiles.lse(tile, places.x) = tiles.lse_of(maximum.x, sum.x);
+        if ((lane_id() & 3) == 0 && places.y >= 0) *tiles.lse(tile, places.y) = tiles.lse_of(maximum.y, sum.y);
+      } else {
+        store_output(tile, inverse);
+        store_lse(tile, {tiles.lse_of(maximum.x, sum.x), tiles.lse_of(maximum.y, sum.y)});
+      }
     } else if constexpr (Tiles::has_parts) {
       // Here, beside the products: behind them the compiler would spill registers.
       tiles.store_part(tile, row(), o, inverse, {log_sum(maximum.x, sum.x), log_sum(maximum.y, sum.y)});

@@ -24,6 +24,7 @@ struct PrefillTiles {
   using Tile = PrefillTile;
   static constexpr DType dtype = problem.dtype;
   static constexpr bool causal = problem.causal, has_other_rows = true, may_be_half = true, has_parts = true;
+  static constexpr bool reads_places = problem.rows;
 
   const PrefillArguments& with;
   int item = 0;  // of the last tile that was drawn
@@ -32,15 +33,18 @@ struct PrefillTiles {
   // A tile's rows, for take_queries(): all of them, or the complement of the first, where the others follow it.
   __device__ __forceinline__ void find_rows(Shared& shared, const PrefillTile& tile) const {
     const int* const rows = with.query_rows + tile.query;
-    const int first = tile.rows > 0 ? rows[0] : 0;
+    const int lane = lane_id();
+    int row[kRows / 32];  // all on their way at once
+#pragma unroll
+    for (int j = 0; j < kRows / 32; ++j) row[j] = 32 * j + lane < tile.rows ? rows[32 * j + lane] : 0;
+    const int first = __shfl_sync(~0u, row[0], 0);
     bool follow = true;
-    for (int i = lane_id(); i < tile.rows; i += 32) {
-      const int row = rows[i];
-      shared.heads[i] = row;
-      follow &= row == first + i;
+#pragma unroll
+    for (int j = 0; j < kRows / 32; ++j) {
+      follow &= 32 * j + lane >= tile.rows || row[j] == first + 32 * j + lane;
+      shared.heads[32 * j + lane] = row[j];
     }
-    follow = __all_sync(~0u, follow);
-    if (lane_id() == 0 && follow) shared.heads[0] = ~first;
+    if (__all_sync(~0u, follow) && lane == 0) shared.heads[0] = ~first;
   }
   __device__ __forceinline__ int draw(Shared& shared, int index) {
     PrefillTile& tile = *reinterpret_cast<PrefillTile*>(shared.tile);

@@ -20,6 +20,7 @@ template <DecompressedProblem problem>
 struct AnyTiles {
   static constexpr DType dtype = problem.dtype;
   static constexpr bool causal = problem.causal, has_other_rows = false, may_be_half = false, has_parts = false;
+  static constexpr bool reads_places = false;
 
   const FlashAttentionArguments& with;
 
