@@ -774,6 +774,23 @@ def vllm_attention(config):
     return table(["batch", *(f"{count} heads" for count in heads)], lines)
 
 
+def vllm_churn(*names):
+    """Texts of an engine with the prefix cache, and of others, against those of one without."""
+    modes = {"plain": "", "fp8": ", FP8", "mtp": ", MTP", "ngram": ", n-grams"}
+    lines, columns = [], ("another order", "with", "with, blind")
+    for name in names:
+        version = record(name)["versions"]["vllm"]
+        for mode, said in modes.items():
+            of = {row["engine"]: row for row in record(name)["rows"] if row["mode"] == mode}
+            if of:
+                ours = of["with"]
+                lines.append([version + said, f"{ours['steps_that_shared']} of {ours['steps']}",
+                              f"{ours['prefixes_kept']}, {ours['preempted']}",
+                              *(f"{of[one]['logprob_mean']:.3f} ({of[one]['logprob_max']:.2f}), {of[one]['strange']}"
+                                for one in columns)])
+    return table(["vLLM", "steps that shared", "prefixes kept, preempted", *columns], lines)
+
+
 # ---- Decoding and prefill in SGLang: tests/engines/bench_sglang.py.
 
 
@@ -911,8 +928,9 @@ TABLES = {make.__name__: make for make in (gains, envelope_peers, envelope_ours,
                                            engine_pairs, engine_fp8, prefill, cache, cache_shared, sparse, kernel_files,
                                            vllm, vllm_steps, vllm_ratios, vllm_mixed, vllm_host, vllm_agreement,
                                            vllm_samples, vllm_samples_attention, vllm_engine, vllm_prompts,
-                                           vllm_server, vllm_attention, sglang_steps, sglang_beside, sglang_prompts,
-                                           sglang_agreement, sparse_bf16, context_parallel, waiting, runs)}
+                                           vllm_server, vllm_attention, vllm_churn, sglang_steps, sglang_beside,
+                                           sglang_prompts, sglang_agreement, sparse_bf16, context_parallel, waiting,
+                                           runs)}
 OPTIONAL = {"kernel_files"}  # no page need show them
 
 

@@ -16,6 +16,7 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "engines")]
 import bench_vllm
 import bench_vllm_server
+import vllm_churn
 import vllm_worker
 
 MACHINE = {"device": {"name": "a GPU", "driver": "1"}, "versions": {"vllm": "0.26.0"}}
@@ -437,6 +438,41 @@ class ServerBench(unittest.TestCase):
         self.servers.clear()
         with self.assertRaisesRegex(SystemExit, "the server CUSTOM/3 does not say that it uses ours"):
             self.measured("CUSTOM/3", checkpoint="silent")
+
+
+class Churn(unittest.TestCase):
+    def test_both_orders_have_the_same_requests(self):
+        waves, others = vllm_churn.requests_of(200, False), vllm_churn.requests_of(200, True)
+        self.assertEqual(sum(map(len, waves)), 200)
+        for one, other in zip(waves, others, strict=True):
+            self.assertNotEqual([request[1] for request in one], [request[1] for request in other])
+            self.assertEqual([request[1:] for request in one], sorted(request[1:] for request in other))
+            self.assertEqual([request[0] for request in one], [request[0] for request in other])
+            self.assertEqual(one, sorted(one))
+            self.assertGreater(vllm_churn.TOKENS, max(len(prompt) + count for *_, prompt, count in one))
+
+    def test_what_is_strange(self):
+        likely = lambda *tokens: {str(token): -1.0 for token in tokens}
+        text = {"ids": [1, 2, 3], "logprobs": [likely(1, 5, 6, 7), likely(2, 5, 6, 7), likely(3, 5, 6, 7)]}
+        for ids, changed, found in (([1, 2, 3], {}, 0), ([1, 2, 3], {1: likely(2, 5, 8, 9)}, 0),
+                                    ([1, 2, 3], {1: likely(2, 8, 9, 10)}, 1),
+                                    ([1, 4, 3], {1: likely(4, 8, 9, 10)}, 1),  # where they part
+                                    ([1, 4, 3], {2: likely(8, 9, 10, 11)}, 0)):  # behind that
+            other = {"ids": ids, "logprobs": [changed.get(i, one) for i, one in enumerate(text["logprobs"])]}
+            self.assertEqual(vllm_churn.strange([text, text], [text, other]), found, (ids, changed))
+
+    def test_what_is_shared_and_never_strange_is_right(self):
+        text = {"ids": [1], "logprobs": [{"1": -1.0, "2": -2.0, "3": -3.0}]}
+        wrong = {"ids": [4], "logprobs": [{"4": -1.0, "5": -2.0, "6": -3.0}]}
+        for said, blind, shared, right in ((text, wrong, 10, True), (text, wrong, 0, False), (wrong, wrong, 10, False),
+                                           (text, text, 10, False)):
+            texts = {"with": said, "with, blind": blind}
+            found = {engine: {"texts": [texts.get(engine, text)], "counts": {"tokens_shared": shared}}
+                     for engine in vllm_churn.ENGINES}
+            rows, verdict = vllm_churn.rows_of("plain", found)
+            self.assertEqual(verdict, right)
+            self.assertEqual([row["engine"] for row in rows], list(vllm_churn.ENGINES))
+            self.assertNotIn("strange", rows[0])
 
 
 if __name__ == "__main__":
