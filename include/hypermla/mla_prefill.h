@@ -43,7 +43,7 @@ struct MlaPrefillOptions {
   // keep their values, but that those of an infinite lse among the first max_query_tokens become empty rows. The
   // workspace holds an output of max_query_tokens, too.
   bool accumulate = false;
-  // plan() is told where its queries are: they may lie anywhere among those of q, o and lse. On Hopper and on a CPU.
+  // plan() is told where its queries are: they may lie anywhere among those of q, o and lse.
   bool query_rows = false;
   // The bits of a request's output depend neither on its place nor on its batch mates. Else, where a step has few
   // queries and heads, the tokens of its requests are cut, for which the workspace holds 26 MB on 132 multiprocessors.
@@ -77,8 +77,8 @@ struct MlaPrefillTensors {
 
 class HYPERMLA_API MlaPrefill {
  public:
-  // The largest capacity. On Hopper a workspace has 32 bytes for each request, for queries with `accumulate` an output
-  // and with `query_rows` 4 bytes, for tokens nothing.
+  // The largest capacity. A workspace has up to 32 bytes for each request, for queries with `accumulate` an output and
+  // with `query_rows` 4 bytes, for tokens nothing.
   static constexpr int kMaxHeads = 1024, kMaxRequests = 2048, kMaxQueryTokens = 1 << 24, kMaxTokens = 1 << 20;
 
   // Compiles (or finds in the cache) and loads its kernels. `workspace`: workspace_bytes() of the device's memory,

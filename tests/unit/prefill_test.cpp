@@ -437,7 +437,10 @@ struct Portable {
     kernels->prepare(shared().compiler, *device, workspace.data());
   }
   void plan(const int* query_starts, const int* token_starts, int requests, StreamHandle stream = nullptr) {
-    kernels->plan({query_starts, token_starts, nullptr, requests}, stream);
+    plan(query_starts, token_starts, requests, nullptr, stream);
+  }
+  void plan(const int* query_starts, const int* token_starts, int requests, const int* rows, StreamHandle stream) {
+    kernels->plan({query_starts, token_starts, rows, requests}, stream);
   }
   void run(const MlaPrefillTensors& tensors, StreamHandle stream = nullptr) { kernels->run(tensors, stream); }
   void check() const { EXPECT_EQ(kernels->status(), 0); }
@@ -470,6 +473,56 @@ TEST(PortablePrefill, AttendsToAnyMixOfRequestsAndLayouts) {
         batch.check();
       }
     }
+}
+
+TEST(PortablePrefill, QueriesMayLieAnywhere) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  for (const Layout layout : {Layout::dense, Layout::views, Layout::heads_first}) {
+    const MlaPrefillOptions options = {.heads = 2,
+                                       .max_requests = 8,
+                                       .max_query_tokens = 1500,
+                                       .max_tokens = 300,
+                                       .dtype = layout == Layout::views ? DType::float16 : DType::bfloat16,
+                                       .causal = layout == Layout::dense,
+                                       .query_rows = true};
+    Portable prefill(options, device);
+    for (unsigned seed = 0; seed < 4; ++seed)
+      for (const Sizes& sizes : {Sizes{{20, 0, 3, 130, 5, 64, 0, 0}, {33, 8, 200, 140, 0, 30, 0, 0}, 230, 420},
+                                 Sizes{{1100}, {70}, 1300, 80}, Sizes{{0, 0}, {5, 0}, 3, 9}}) {
+        Batch batch(options, layout, sizes, seed);
+        const std::vector<int> rows = batch.rows;
+        prefill.plan(batch.query_starts.data(), batch.token_starts.data(), int(sizes.queries.size()), rows.data(),
+                     nullptr);
+        prefill.run(batch.tensors());
+        prefill.check();
+        batch.check();
+      }
+    prefill.plan(nullptr, nullptr, 0);
+    Batch none(options, layout, {{7}, {20}, 9, 20}, 1);
+    const auto before = none.buffers[none.o.buffer];
+    prefill.run(none.tensors());
+    prefill.check();
+    EXPECT_EQ(none.buffers[none.o.buffer], before);
+  }
+}
+
+TEST(PortablePrefill, RowsThatDoNotExistAreReported) {
+  const MlaPrefillOptions options = {
+      .heads = 1, .max_requests = 3, .max_query_tokens = 10, .max_tokens = 100, .causal = false, .query_rows = true};
+  Portable prefill(options, make_cpu_device());
+  const std::vector<int> starts = {0, 2, 4}, tokens = {0, 50, 120};
+  Batch batch(options, Layout::dense, {{2, 2}, {50, 70}, 6, 120}, 82);
+  const auto status = [&](const std::vector<int>& rows) {
+    prefill.plan(starts.data(), tokens.data(), 2, rows.data(), nullptr);
+    prefill.run(batch.tensors());
+    return prefill.kernels->status();
+  };
+  const auto before = batch.buffers[batch.o.buffer];
+  EXPECT_EQ(status({9, 0, -1, 5}), kWrongQueryStarts);
+  EXPECT_EQ(status({9, 0, 10, 5}), kWrongQueryStarts);
+  EXPECT_EQ(batch.buffers[batch.o.buffer], before);
+  EXPECT_EQ(status({9, 8, 7, 6}), 0);  // which these tensors do not have
+  EXPECT_EQ(batch.buffers[batch.o.buffer], before);
 }
 
 TEST(PortablePrefill, WhatExceedsTheCapacityIsCutAndReported) {
@@ -516,10 +569,10 @@ class MlaPrefillOnHopper : public testing_support::OnHopper {
                                       query_starts = static_cast<const int*>(step.query_starts.data()),
                                       token_starts = static_cast<const int*>(step.token_starts.data()),
                                       rows = static_cast<const int*>(step.rows.data())](StreamHandle stream) {
-      if constexpr (std::is_same_v<Prefill, MlaPrefill>) {
-        if (rows) prefill.plan(query_starts, token_starts, requests, rows, stream);
-      }
-      if (!rows) prefill.plan(query_starts, token_starts, requests, stream);
+      if (rows)
+        prefill.plan(query_starts, token_starts, requests, rows, stream);
+      else
+        prefill.plan(query_starts, token_starts, requests, stream);
       for (int layer = 0; layer < 2; ++layer) prefill.run(tensors, stream);
     });
     return step;
@@ -610,19 +663,20 @@ TEST_F(MlaPrefillOnHopper, RandomBatchesAreAsOnTheCpu) {
 TEST_F(MlaPrefillOnHopper, PortableKernelsAttendToTheSame) {
   std::vector<MlaPrefillOptions> options;
   std::vector<Portable> kernels;  // all are there before the first runs, for scripts/pack_gpu_checks.sh
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 8; ++i) {
     options.push_back({.heads = 1 + i % 3,
                        .max_requests = 12,
                        .max_query_tokens = i == 5 ? 60 : 2000,
                        .max_tokens = 3000,
-                       .dtype = i == 4 ? DType::float16 : DType::bfloat16,
+                       .dtype = i == 4 || i == 7 ? DType::float16 : DType::bfloat16,
                        .causal = i % 2 == 0,
                        .lse_base2 = i % 3 == 1,
-                       .empty_lse_positive = i == 2});
+                       .empty_lse_positive = i == 2,
+                       .query_rows = i >= 6});
     kernels.emplace_back(options.back(), device_);
   }
   std::mt19937 random(3);
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(testing::Message() << "batch " << i);
     const int rows = options[i].max_query_tokens - 10;
     const auto batch = [&](unsigned seed, bool growing) {

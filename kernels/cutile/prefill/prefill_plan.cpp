@@ -20,9 +20,9 @@ class PortablePrefill : public PrefillKernels {
     return fmt::format("cutile.mla.flash_attention, portable: tiles of {} queries and {} tokens, each over all tokens",
                        tiling_.Bm, tiling_.Bn);
   }
-  // The status, and places behind it.
+  // The status, places behind it, and rows behind these.
   std::size_t workspace_bytes() const override {
-    return kPlacesAt + std::size_t{kPlaces} * options_.max_requests * sizeof(int);
+    return rows_at() + (options_.query_rows ? std::size_t(options_.max_query_tokens) * sizeof(int) : 0);
   }
   std::vector<KernelSource> sources() const override { return {place_source(), attend_source()}; }
 
@@ -34,10 +34,13 @@ class PortablePrefill : public PrefillKernels {
     device.fill(workspace, 0, workspace_bytes());  // without a plan no request has queries
     status_ = static_cast<int*>(workspace);
     places_ = reinterpret_cast<int*>(static_cast<char*>(workspace) + kPlacesAt);
+    rows_ = reinterpret_cast<int*>(static_cast<char*>(workspace) + rows_at());
   }
 
   void plan(const PrefillStep& step, StreamHandle stream) override {
-    place_->launch({1, 1, 1}, place_arguments(step.query_starts, step.token_starts, step.requests).pointers(), stream);
+    PrefillStep with = step;
+    if (with.requests == 0) with.query_starts = with.token_starts = with.query_rows = places_;  // not used, but loaded
+    place_->launch({1, 1, 1}, place_arguments(with).pointers(), stream);
   }
 
   void run(const MlaPrefillTensors& given, StreamHandle stream) override {
@@ -58,17 +61,18 @@ class PortablePrefill : public PrefillKernels {
 
  private:
   static constexpr std::size_t kPlacesAt = 256;
+  std::size_t rows_at() const { return kPlacesAt + std::size_t{kPlaces} * options_.max_requests * sizeof(int); }
 
   // In the order of the kernels' parameters.
-  Arguments place_arguments(const int* query_starts, const int* token_starts, int requests) const {
-    return Arguments(query_starts, token_starts, requests, options_.max_requests, options_.max_query_tokens,
-                     options_.max_tokens, places_, status_);
+  Arguments place_arguments(const PrefillStep& step) const {
+    return Arguments(step.query_starts, step.token_starts, step.query_rows, step.requests, options_.max_requests,
+                     options_.max_query_tokens, options_.max_tokens, places_, rows_, status_);
   }
   Arguments attend_arguments(const MlaPrefillTensors& with) const {
     const MlaPrefillOptions& at = options_;
     return Arguments(
-        with.q_nope.data, with.q_rope.data, with.k_nope.data, with.k_rope.data, with.v.data, places_, with.o, with.lse,
-        at.scale * std::numbers::log2e_v<float>, at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
+        with.q_nope.data, with.q_rope.data, with.k_nope.data, with.k_rope.data, with.v.data, places_, rows_, with.o,
+        with.lse, at.scale * std::numbers::log2e_v<float>, at.lse_base2 ? 1.0f : std::numbers::ln2_v<float>,
         (at.empty_lse_positive ? 1 : -1) * std::numeric_limits<float>::infinity(), at.max_requests, with.query_tokens,
         with.tokens, with.q_nope.token_stride, with.q_nope.head_stride, with.q_rope.token_stride,
         with.q_rope.head_stride, with.k_nope.token_stride, with.k_nope.head_stride, with.k_rope.token_stride,
@@ -78,11 +82,11 @@ class PortablePrefill : public PrefillKernels {
   KernelSource place_source() const {
     const int most = int(std::bit_ceil(unsigned(std::max(options_.max_requests, 32))));
     return {"place_requests", "cutile/prefill/place_requests.cuh",
-            fmt::format("hypermla::place_requests<{}, {}>", most, tiling_.Bm),
-            place_arguments(nullptr, nullptr, 0).sizes()};
+            fmt::format("hypermla::place_requests<{}, {}, {}>", most, tiling_.Bm, options_.query_rows),
+            place_arguments({}).sizes()};
   }
   KernelSource attend_source() const {
-    const PrefillProblem problem{.dtype = options_.dtype, .causal = options_.causal};
+    const PrefillProblem problem{options_.dtype, options_.causal, options_.query_rows};
     return {"attend_requests", "cutile/prefill/attend_requests.cuh",
             fmt::format("hypermla::attend_requests<hypermla::PrefillProblem{}, hypermla::PrefillTiling{}>",
                         fields_initializer(problem), fields_initializer(tiling_)),
@@ -92,7 +96,7 @@ class PortablePrefill : public PrefillKernels {
   MlaPrefillOptions options_;
   PrefillTiling tiling_;
   std::shared_ptr<Device> device_;
-  int *status_ = nullptr, *places_ = nullptr;
+  int *status_ = nullptr, *places_ = nullptr, *rows_ = nullptr;
   std::unique_ptr<Function> place_, attend_;
 };
 

@@ -18,9 +18,6 @@ std::unique_ptr<PrefillKernels> attention_for(const MlaPrefillOptions& options, 
     plan->target = target;
     if (std::unique_ptr<PrefillKernels> kernels = plan->prefill(options)) return kernels;
   }
-  if (options.query_rows)
-    fail("query_rows needs a Hopper GPU or a CPU, not {} ({}); leave it out, and let queries follow each other",
-         device.info().name, target.arch);
   fail("there are no prefill kernels for {} ({}); take a CPU, or a GPU that `hypermla --list` has kernels for",
        device.info().name, target.arch);
 }

@@ -48,8 +48,8 @@ class FlashAttentionPlan : public AttentionPlan<DecompressedProblem, FlashAttent
     FlashAttentionPlan self = *this;
     self.problem.s = options.max_query_tokens;
     self.use_default_tiling();
-    const FlashAttentionTiling& of = self.tiling;
-    if (options.query_rows) return nullptr;
+    FlashAttentionTiling& of = self.tiling;
+    if (options.query_rows && !target.has_large_blocks()) of.num_warps = 8;  // 4 would keep a stack frame of 48 bytes
     return make_portable_prefill(options, {of.Bm, of.Bn, of.num_warps, of.occupancy});
   }
 
