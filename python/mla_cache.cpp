@@ -309,4 +309,7 @@ PyMethodDef cache_functions[] = {{"merge_states", fast_function(cache_merge_stat
 
 }  // namespace
 
-bool add_mla_cache(PyObject* module) { return PyModule_AddFunctions(module, cache_functions) == 0; }
+bool add_mla_cache(PyObject* module) {
+  return PyModule_AddFunctions(module, cache_functions) == 0 &&
+         PyModule_AddIntConstant(module, "MAX_PREFIXES", MlaCacheOps::kMaxPrefixes) == 0;
+}

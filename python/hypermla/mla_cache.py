@@ -19,6 +19,7 @@ from hypermla._planned import parts
 if sys.modules.get("torch"):
     import hypermla.torch_operators  # noqa: F401
 
+MAX_PREFIXES = _hypermla.MAX_PREFIXES  # of split_prefixes()
 _HEAD, _ROPE = 128, 64
 
 
@@ -109,10 +110,10 @@ def split_prefixes(block_table, lengths, query_starts, slots, prefixes, prefix_p
     The step: block_table: int32 [requests, pages] of any row stride; lengths: int32 [requests], the step's tokens
     included; query_starts: int32 [requests + 1]; slots: int64, which the step writes, as append() has them.
     requests: how many decode, the first ones; None: all.
-    The prefixes, up to 16: prefixes: int32 [count, 4]: pages (0: there is none), first token among the kept keys and
-    values, least queries for which it is attended to, and whether it is valid, which becomes 0 where a slot is one of
-    its pages; prefix_pages: int32 [count, pages]; owners: int32, for each page of the cache the bits of the prefixes
-    that have it.
+    The prefixes, up to MAX_PREFIXES: prefixes: int32 [count, 4]: pages (0: there is none), first token among the kept
+    keys and values, least queries for which it is attended to, and whether it is valid, which becomes 0 where a slot is
+    one of its pages; prefix_pages: int32 [count, pages]; owners: int32, for each page of the cache the bits of the
+    prefixes that have it.
     What is written: found: int32 [requests], for the call itself; own_table and own_lengths: those behind the prefixes;
     shared_starts: int32 [2, 2 * count], query and token starts for MlaPrefill.plan(); query_rows: int32, room for all
     queries, its rows. They may be larger than a step is.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from hypermla.mla_cache import split_prefixes
+from hypermla.mla_cache import MAX_PREFIXES, split_prefixes
 from hypermla.mla_decode import LATENT, ROPE
 from hypermla.mla_prefill import NOPE, VALUE, MlaPrefill
 
@@ -18,7 +18,6 @@ STEPS = 16  # from one look at what requests share to the next
 QUIET = 8  # times as many, where a look found nothing new, and since then no request began or ended
 BETTER = 1.25  # by so much more time saved another prefix takes the place of those that are still shared
 LENGTHS = 16  # of prefixes that a look compares, at most twice as many
-MOST = 16  # prefixes that are kept at once
 PAID_AFTER = 100  # steps that save what it takes to fill the room of a prefix, which else is not worth it
 FILL_US = 5.2e-4  # of a token and head: 2^17 products at 500 TFLOP/s
 FILLED_AT_ONCE = 1024  # tokens
@@ -95,17 +94,17 @@ class SharedPrefixes:
         zeros = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
         self._kept = {}  # by number: Kept
         # Of each its pages, first token, least queries, and whether it is valid.
-        self._prefixes, self._pages = zeros(MOST, 4), zeros(MOST, most)
+        self._prefixes, self._pages = zeros(MAX_PREFIXES, 4), zeros(MAX_PREFIXES, most)
         self._owners = zeros(1)  # of each page of the cache
         self._found, self._table, self._lengths = zeros(requests), zeros(requests, width), zeros(requests)
-        self._starts, self._rows = zeros(2, 2 * MOST), zeros(query_tokens)
+        self._starts, self._rows = zeros(2, 2 * MAX_PREFIXES), zeros(query_tokens)
         self._of_prefixes = self._starts.unbind()
         self._returned, self._views = None, None  # of how many requests and pages
         self._without = self._prefixes[:0], self._pages[:0], self._starts[:, :0]
         self._copies, self._steps, self._planned = None, 0, False
         self._looked, self._decodes, self._quiet = -STEPS, 0, False  # at which step, for how many, and what it brought
         self._on_gpu = self._lengths.is_cuda
-        self._prefill = MlaPrefill(heads=heads, max_requests=2 * MOST - 1, max_query_tokens=query_tokens,
+        self._prefill = MlaPrefill(heads=heads, max_requests=2 * MAX_PREFIXES - 1, max_query_tokens=query_tokens,
                                    max_tokens=most * page, dtype=dtype, causal=False, scale=scale, accumulate=True,
                                    query_rows=True, device=str(self._lengths.device) if self._on_gpu else "cpu")
         self._plan_prefill()
@@ -181,7 +180,7 @@ class SharedPrefixes:
         return not self._on_gpu or self._copies[-1].query()
 
     def _keep(self, pages, first_token, fill):
-        number = next(i for i in range(MOST) if i not in self._kept)
+        number = next(i for i in range(MAX_PREFIXES) if i not in self._kept)
         on_device = self._pages[number, :len(pages)]
         on_device.copy_(torch.from_numpy(pages))
         cache_pages = fill(on_device, first_token)
@@ -269,7 +268,7 @@ class SharedPrefixes:
             begins = [0, *(first + pages for first, pages in taken)]
             ends = [*(first for first, _ in taken), self._room]
             free = [begin for begin, end in zip(begins, ends) if end - begin >= count]
-            if free and len(stays) < MOST:
+            if free and len(stays) < MAX_PREFIXES:
                 for number in oldest[:going]:
                     self._leave(number)
                 return free[0]
