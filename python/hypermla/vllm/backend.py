@@ -502,6 +502,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
                 self.page_size, self._kinds[0][2], self._kinds[0][3], rows[0].tokens, name, cache in FP8)
             for layer in layers:
                 _add_prefix(layer, self._prefix)
+            logger.info_once("HyperMLA keeps shared prefixes decompressed, of %d tokens in all", rows[0].tokens)
         elif any(one is not None for one in rows):
             logger.warning_once("HyperMLA leaves hypermla_prefix_cache alone: layers differ, or attend by themselves")
             for layer in layers:
@@ -511,6 +512,7 @@ class HyperMLAMetadataBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         for layer in self._layers:
             layer.impl.prefix.fill(layer.kv_cache, pages, first_token, lambda latents: layer.impl.kv_b_proj(latents)[0],
                                    layer._k_scale if layer.impl.kv_cache_dtype in FP8 else None)
+        logger.info_once("HyperMLA has decompressed its first shared prefix")
         return len(layer.kv_cache)
 
     def _split(self, decodes, fits=True):
